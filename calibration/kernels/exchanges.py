@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from calibration.kernels.inter_node import INTER_NODE_SIGMA, rate_between_nodes
-from calibration.kernels.times import Coverage, Estimate, floor_ns
+from calibration.kernels.times import Estimate, floor_ns
 from calibration.operations import Exchange
+from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.inter_node import InterNodeConfig
 from serving.errors import UserError
@@ -86,8 +87,8 @@ def exchange_time(gpu: GpuSpec, exchange: Exchange) -> Estimate:
     within = measured & (np.asarray(exchange.elements) <= found[0].most_tokens * exchange.hidden)
     error = float(np.mean([form.error_apart if apart else form.error for form in found]))
     beyond = np.hypot(error, INTER_NODE_SIGMA if apart else _OTHERS_SIGMA)
-    coverage = np.where(within, Coverage.INTERPOLATED, Coverage.EXTRAPOLATED).astype(np.int8)
-    return Estimate(ns, np.where(within, error, beyond), coverage)
+    level = np.where(within, TrustLevel.INTERPOLATED, TrustLevel.EXTRAPOLATED).astype(np.int8)
+    return Estimate(ns, np.where(within, error, beyond), level)
 
 
 @cache

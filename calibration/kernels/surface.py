@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage
+from calibration.trust import TrustLevel
 
 Array = NDArray[np.float64]
 
@@ -24,11 +24,11 @@ _OCTAVES = 2.0  # the learnt ratio fades at this rate beyond the last knot
 
 
 class Residual(NamedTuple):
-    """The log of measured over structured time, its standard error, and a `Coverage`, in the form of the sizes."""
+    """The log of measured over structured time, its standard error, and a `TrustLevel`, in the form of the sizes."""
 
     log: Array
     sigma: Array
-    coverage: NDArray[np.int8]
+    level: NDArray[np.int8]
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class Curve:
         kept = np.exp(-np.maximum(beyond, 0.0) / _OCTAVES)
         unknown = 1.0 - (1.0 - self.unknown) * kept**2 * np.minimum(2.0 * supported, 1.0)
         far = (not self.within) | (beyond > 1e-6) | (supported < 0.5)
-        known = np.where(on_knots, Coverage.VALIDATED, Coverage.INTERPOLATED)
-        coverage = np.where(far, Coverage.EXTRAPOLATED, known).astype(np.int8)
+        known = np.where(on_knots, TrustLevel.VALIDATED, TrustLevel.INTERPOLATED)
+        level = np.where(far, TrustLevel.EXTRAPOLATED, known).astype(np.int8)
         sigma = np.sqrt(surface.error**2 * (1.0 - unknown) + (surface.error**2 + surface.spread**2) * unknown)
-        return Residual(log * kept, sigma, coverage)
+        return Residual(log * kept, sigma, level)
 
 
 def kernel(one: Array, other: Array, scales: Array) -> Array:

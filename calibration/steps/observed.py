@@ -14,15 +14,15 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, own_pairs
-from calibration.steps.coverage import NEGLIGIBLE_STEPS, interval_of, mark_of, stacked, standing, step_coverage
 from calibration.steps.features import REGIMES, feature_rows, regimes
 from calibration.steps.interval import REACH, StepInterval, factor_at, widened
 from calibration.steps.measured_domain import beyond
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.step_cost import StepCost
+from calibration.steps.step_trust import NEGLIGIBLE_STEPS, interval_of, run_level, stacked, step_trust, worst_trust
+from calibration.trust import EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
 from serving.cost_model import CostModel
 from serving.figures import shown_share
 from serving.own_cost import OwnCost
@@ -49,7 +49,7 @@ class JudgedCost(CostModel, Protocol):
         """
         ...
 
-    def provenance(self) -> tuple[Coverage, str]:
+    def trust(self) -> Trust:
         """Return how far to trust the steps priced so far, and why."""
         ...
 
@@ -142,7 +142,7 @@ class ObservedOperations(_Observed):
             self._judged = corners, interval_of(self.pure, corners)
         return self._judged[1]
 
-    def provenance(self) -> tuple[Coverage, str]:
+    def trust(self) -> Trust:
         """Return the trust in the least certain step, and the part that is the reason.
 
         A negligible share of steps beyond measured ones does not count; a larger share is named.
@@ -151,15 +151,15 @@ class ObservedOperations(_Observed):
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
         steps += [self._prompt_step(*kind) for kind in self._kinds()]
         if not steps:
-            return Coverage.UNKNOWN, "no step was priced"
-        found = step_coverage(self.pure, stacked(steps))
-        mark, reason = standing(self.pure, found.worst_alone())
-        if mark < Coverage.EXTRAPOLATED:
-            return mark, reason
-        coverage = found.coverage
+            return Trust(UNKNOWN, "no step was priced")
+        priced = step_trust(self.pure, stacked(steps))
+        worst = worst_trust(self.pure, priced.worst_alone())
+        if worst.level != EXTRAPOLATED:
+            return worst
         counts = np.array([*(self._decode_steps[rows] for rows in self._longest), *self._prompts.values()])
-        share = counts[coverage >= Coverage.EXTRAPOLATED].sum() / counts.sum()
-        return mark_of(coverage, counts), f"{shown_share(share, 1)} of the steps extrapolated: {reason}"
+        share = counts[priced.level >= TrustLevel.EXTRAPOLATED].sum() / counts.sum()
+        reason = f"{shown_share(share, 1)} of the steps extrapolated: {worst.reason}"
+        return Trust(run_level(priced.level, counts).word, reason)
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         last = sizes.decode_context + sizes.decode_rows * (steps - 1)
@@ -248,12 +248,12 @@ class ObservedPrices(_Observed):
         self._count_noted()
         return int(self._outside.sum()) / max(self._steps, 1)
 
-    def provenance(self) -> tuple[Coverage, str]:
+    def trust(self) -> Trust:
         share, known = self.extrapolated_share, self.pure.calibration
         told, rest = (f"launches take {known.launches}; ", "the rest") if self.pure.launching else ("", "it")
         if share <= NEGLIGIBLE_STEPS:
-            mark = Coverage.INTERPOLATED if self.pure.launching else Coverage.VALIDATED
-            return mark, f"{told}held-out steps of calibration {known.id} cover {rest}"
+            level = INTERPOLATED if self.pure.launching else VALIDATED
+            return Trust(level, f"{told}held-out steps of calibration {known.id} cover {rest}")
         counts = {
             f"{name} of {regime} steps" if regime in known.domain else f"{regime} steps": -int(self._outside[i, j])
             for i, regime in enumerate(REGIMES)
@@ -264,7 +264,7 @@ class ObservedPrices(_Observed):
         outside = (
             f"{shown_share(share, 1)} of the steps lie outside what calibration {known.id} measured, most by {most}"
         )
-        return Coverage.EXTRAPOLATED, told + outside
+        return Trust(EXTRAPOLATED, told + outside)
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         self._steps += int(steps.sum())
@@ -294,9 +294,9 @@ class ObservedOwn(_Observed):
         known = self.pure.interval
         return self if known is None else type(self)(self.pure.scaled(factor_at(known, share)))
 
-    def provenance(self) -> tuple[Coverage, str]:
+    def trust(self) -> Trust:
         said = "says how far off it may be" if self.pure.interval else "does not say how far off it may be"
-        return Coverage.UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}"
+        return Trust(UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}")
 
     def _note(self, plan: StepPlan) -> None:
         """Count no step, because the domain in which this model was measured is not known."""

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
 from calibration.step_operations import step_operations
-from calibration.steps.coverage import NEGLIGIBLE
 from calibration.steps.explanation import ExplainedOperation, explained
 from calibration.steps.features import REGIMES, recorded_sizes, regimes
 from calibration.steps.operation_cost import OperationCost
+from calibration.steps.step_trust import NEGLIGIBLE
 from serving.step_plan import AGGREGATES
 from traces.numeric_columns import numbers
 

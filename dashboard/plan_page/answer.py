@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from calibration.provenance import ASSUMED, Provenance
+from calibration.trust import ASSUMED, Trust
 from dashboard.blocks import BARE
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
@@ -35,7 +35,7 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
         to.text(f"**Close to it:** {tie}")
     left, right = to.beside(2)
     with left:
-        rated = words.provenance_of(answer.by_replicas, "simulated fleets")
+        rated = words.trust_in(answer.by_replicas, "simulated fleets")
         to.figure(drawn["attainment"], "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
         to.heading(words.why_not_fewer(best, answer.spares), None)
@@ -43,10 +43,10 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
         if best.breaks_first:
             grown = f"When traffic grows by more than **{best.headroom_percent} %**"
             to.text(f"{grown}, **{best.breaks_first}** breaks first.")
-        rated = words.provenance_of([best, *answer.runners_up], "fleets")
+        rated = words.trust_in([best, *answer.runners_up], "fleets")
         to.figure(drawn["prices"], "prices", "What each fleet costs", rated, small=True)
     names = [name for name in drawn if name in METRICS]
-    rated = words.provenance_of(answer.by_rate, "rates")
+    rated = words.trust_in(answer.by_rate, "rates")
     for place, name in zip(to.beside(2) if names else (), names, strict=True):
         with place:
             to.figure(drawn[name], f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
@@ -73,7 +73,7 @@ def show_others(to: Sheet, answer: PlanDocument) -> None:
 
 def show_traffic(to: Sheet, about: str, plot: go.Figure) -> None:
     """Show the lengths of prompts and outputs; `about` is a text below them."""
-    asked = Provenance(ASSUMED, "it is what the plan was asked for")
+    asked = Trust(ASSUMED, "it is what the plan was asked for")
     to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
     to.text(about, soft=True)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibration.provenance import Provenance, noted, weakest
+from calibration.trust import Trust, noted_trust, weakest
 from dashboard.shown import prose
 from dashboard.uploads import trace_name
-from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
+from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from planning.plan.headline import carriers
 from serving.deployments.hf_config import spec_from_hf_config
@@ -124,13 +124,13 @@ def _room(answer: PlanDocument, engine: str) -> dict[str, int]:
     return {column: round(candidate[name]) for column, name in ROOM.items() if candidate.get(name) is not None}
 
 
-def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:
-    return noted({"mark": point.mark, "reason": point.reason}, _UNSAID)
+def trust(point: Point | FleetPoint | LoadPoint | TrustSection) -> Trust:
+    return noted_trust(point.level, point.reason, _UNSAID)
 
 
-def provenance_of(points: Sequence[Point | FleetPoint | LoadPoint], things: str) -> Provenance:
-    """Return the provenance of a figure of several points, which are `things` (a plural)."""
-    return weakest(map(provenance, points), things)
+def trust_in(points: Sequence[Point | FleetPoint | LoadPoint], things: str) -> Trust:
+    """Return the trust in a figure of several points, which are `things` (a plural)."""
+    return weakest(map(trust, points), things)
 
 
 def plan_name(settings: Mapping[str, Any], answer: PlanDocument) -> str:
@@ -187,7 +187,7 @@ def fleet_rows(answer: PlanDocument, recommended: int | None) -> list[dict[str, 
     return [
         {
             "fleet": prose(carriers(points[at], answer.spares)),
-            "standing": provenance(points[at]).mark,
+            "trust": trust(points[at]).level,
             **costs(points[at]),
             "attainment (%)": 100 * points[at].attainment,
             "SLOs": "met" if points[at].met else "broken",

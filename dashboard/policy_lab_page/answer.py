@@ -17,7 +17,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     """Show the basis of the verdict, its figures, the simulator's errors against real runs, and every number."""
     sides = (answer.a, answer.b)
     colours, names = side_colours(*(side.deployment.policy for side in sides)), Sides(*side_names(*sides))
-    rated = words.provenance(answer)
+    rated = words.trust(answer)
     to.text(words.basis(answer), soft=True)
     for caution in (words.CARRIED_OVER if answer.units.carry_over else "", words.disturbance(answer)):
         if caution:
@@ -35,7 +35,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
             to.figure(served, "shares", "Share of each tenant", rated, metric("jain_fairness").help)
             to.text(words.fairness(answer))
     if answer.simulated is not None and answer.ranking is not None:
-        drawn, simulated = lab_charts.ranking(answer.ranking), words.provenance(answer.simulated)
+        drawn, simulated = lab_charts.ranking(answer.ranking), words.trust(answer.simulated)
         to.figure(drawn, "ranking", "Did the simulator see it?", simulated, _HELP["ranking"])
         outcome, verdict = words.ranking(answer.ranking)
         if outcome == "reversed":

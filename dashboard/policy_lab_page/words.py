@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calibration.provenance import Provenance, noted, weakest
+from calibration.trust import Trust, noted_trust, weakest
 from dashboard.policy_lab_page.charts import label
 from dashboard.trust_page.words import CANARY
 from planning.compare.comparison import ranking as rank
@@ -77,10 +77,10 @@ def disturbance(answer: ComparisonDocument) -> str:
     return f"The real runs were disturbed: {reason}. {CANARY}Part of the difference comes from the machine."
 
 
-def provenance(sides: Compared) -> Provenance:
-    """Return the provenance of figures of both sides, taken from the less certain side."""
+def trust(sides: Compared) -> Trust:
+    """Return the trust in figures of both sides, taken from the less certain side."""
     why = "the comparison does not say how far step times can be trusted"
-    return weakest((noted({"mark": side.mark, "reason": side.reason}, why) for side in (sides.a, sides.b)), "sides")
+    return weakest((noted_trust(side.level, side.reason, why) for side in (sides.a, sides.b)), "sides")
 
 
 def number_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ def _terms(claim: CheckedClaim) -> list[str]:
     of_case = [{term.name: term for term in case.terms} for case in cases]
     for name in dict.fromkeys(term.name for case in cases for term in case.terms):
         there = [terms.get(name) for terms in of_case]
-        known = next(f"{term.source}, {term.mark}" for term in there if term)
+        known = next(f"{term.source}, {term.level}" for term in there if term)
         cells = (f"{term.ms:,.1f}" if term else "-" for term in there)
         lines.append(f"| {name} | {' | '.join(cells)} | {known} |")
     return lines

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage
 from calibration.steps.correction import Correction
 from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
 from calibration.steps.evidence_calibration import correction_of
+from calibration.trust import TrustLevel
 from lab.external.lessons import FIGURES, Lesson
 from serving.deployments.gpu_spec import find_gpu
 
@@ -38,7 +38,7 @@ class Scored:
     Attributes:
         error: logarithm of predicted over measured
         sigma: standard deviation that the other groups give it
-        mark: trust in it that a user sees
+        level: trust in it that a user sees
         reach: reach of the band, in the logarithm
     """
 
@@ -47,7 +47,7 @@ class Scored:
     group: str
     error: float
     sigma: float
-    mark: Coverage = Coverage.UNKNOWN
+    level: TrustLevel = TrustLevel.UNKNOWN
     reach: float = 0.0
 
     @property
@@ -82,12 +82,12 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
                 correction_of(left[name], lesson.origin, belief, lesson.deployment, find_gpu(lesson.gpu)),
             )
         belief, correction = known[lesson.origin]
-        mark = lesson.mark(correction, left[name].untaught(lesson.origin))
+        level = lesson.level(correction, left[name].untaught(lesson.origin))
         predicted, slopes = lesson.predicted(belief.logs, correction)
         errors = np.log(predicted / lesson.measured)
         for figure, error, slope in zip(lesson.figures, errors.tolist(), slopes, strict=True):
             sigma = float(np.sqrt(belief.variance(slope) + NOISE[figure] ** 2))
-            found.append(Scored(lesson, figure, name, error, sigma, mark))
+            found.append(Scored(lesson, figure, name, error, sigma, level))
     return list(_reaching(found))
 
 
@@ -127,8 +127,8 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
     scored = [s for s in scored if s.lesson.steps is None]
     yield _cells("all", scored)
     yield _cells("vLLM", [s for s in scored if s.lesson.origin.engine == "vllm"])
-    for mark in sorted({s.mark for s in scored} - {Coverage.UNKNOWN}):
-        yield _cells(f"marked {mark.name.lower()}", [s for s in scored if s.mark is mark])
+    for level in sorted({s.level for s in scored} - {TrustLevel.UNKNOWN}):
+        yield _cells(level.word, [s for s in scored if s.level is level])
     for name in sorted({s.group for s in scored}):
         yield _cells(name, [s for s in scored if s.group == name])
     for gpu, engine in sorted({(s.lesson.origin.gpu, s.lesson.origin.engine) for s in scored}):

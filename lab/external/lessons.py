@@ -16,10 +16,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
+from calibration.kernels.times import Estimate, KernelTimes, floor_ns
 from calibration.operations import Operation, StepSizes
 from calibration.steps.correction import Correction
-from calibration.steps.coverage import mark_of, step_coverage
 from calibration.steps.draft_cost import draft_passes
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
 from calibration.steps.evidence_calibration import step_shares
@@ -27,6 +26,8 @@ from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import TypeFactors, step_parts
 from calibration.steps.predict import kernels
+from calibration.steps.step_trust import run_level, step_trust
+from calibration.trust import TrustLevel
 from calibration.validation.external.case import Case, origin_of
 from calibration.validation.external.scoring import simulated_figures
 from lab.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
@@ -115,13 +116,13 @@ class Lesson:
     def _summed(self) -> _Priced:
         return _Priced.of(self._schedule, self, kernels(self.gpu))
 
-    def mark(self, correction: Correction, untaught: str) -> Coverage:
+    def level(self, correction: Correction, untaught: str) -> TrustLevel:
         """Return the trust in its prediction that a user sees; unknown if that takes a simulation."""
         if not self._is_summed:
-            return Coverage.UNKNOWN
+            return TrustLevel.UNKNOWN
         steps, model = self._schedule, find_model(self.deployment.model)
         cost = OperationCost(model, self.deployment, kernels(self.gpu), correction, untaught=untaught)
-        return mark_of(step_coverage(cost, steps.sizes).coverage, steps.tpot + steps.ttft)
+        return run_level(step_trust(cost, steps.sizes).level, steps.tpot + steps.ttft)
 
     def at_roofline(self) -> Floats:
         """Return milliseconds of each figure, with every operation as fast as the datasheet allows."""
@@ -148,7 +149,7 @@ class Roofline:
     gpu: GpuSpec
 
     def time(self, operation: Operation) -> Estimate:
-        return Estimate(floor_ns(self.gpu, operation), 0.0, Coverage.EXTRAPOLATED)
+        return Estimate(floor_ns(self.gpu, operation), 0.0, TrustLevel.EXTRAPOLATED)
 
 
 class _Priced:

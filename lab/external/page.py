@@ -13,12 +13,12 @@ from math import inf
 
 from calibration.validation.external.report import (
     FEW,
+    LEVEL_HEADER,
     MANY,
-    MARK_HEADER,
     TARGET_HEADER,
     group_header,
     group_rows,
-    mark_rows,
+    level_rows,
     target_row,
 )
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
@@ -59,7 +59,7 @@ _LACKING = """
 def markdown(results: Sequence[CaseResult]) -> str:
     """Return the page `lab/results/external.md`."""
     parts = [_PREFACE, "## Targets\n", markdown_table(TARGET_HEADER, map(target_row, _verdicts(results))), _LACKING]
-    parts += ["\n## By how far predictions are told to be trusted\n", markdown_table(MARK_HEADER, mark_rows(results))]
+    parts += ["\n## By how far predictions are said to be trusted\n", markdown_table(LEVEL_HEADER, level_rows(results))]
     parts += _intervals(results)
     for result in results:
         parts += list(_section(result))
@@ -132,9 +132,8 @@ def _share(rows: Sequence[Row]) -> str:
 
 def _section(result: CaseResult) -> Iterator[str]:
     case = result.case
-    coverage, why = result.provenance
     yield f"\n## {case.title}\n"
-    yield f"{case.source}. {case.engine}, {case.gpu}. Step times are {coverage.name.lower()}: {why}.\n"
+    yield f"{case.source}. {case.engine}, {case.gpu}. Step times are {result.trust.level}: {result.trust.reason}.\n"
     if result.correction is not None and case.anchor is not None:
         fit = result.correction
         yield (

@@ -23,7 +23,7 @@ class Term(Part):
     name: str = fact("name of the part")
     ms: float = fact("time that it takes, mean over the requests", "ms")
     source: str = fact("source of the number", default="")
-    mark: str = fact("mark of the number: validated, interpolated, extrapolated, unknown", default="")
+    level: str = fact("trust in the number: validated, interpolated, extrapolated, unknown", default="")
 
 
 class Figure(Part):
@@ -49,8 +49,8 @@ class CheckedCase(Figure):
     """The figure of a simulation."""
 
     claim: str = fact("name of the claim")
-    mark: str = fact("mark of the case: validated, interpolated, extrapolated", default="")
-    reason: str = fact("reason of the mark", default="")
+    level: str = fact("trust in the case: validated, interpolated, extrapolated", default="")
+    reason: str = fact("reason of the level", default="")
     terms: tuple[Term, ...] = fact("parts of E2E, where the claim asks for them", default=())
 
 
@@ -139,7 +139,7 @@ class ClaimsDocument(Document):
                 if case.terms:
                     yield Text(f"    when {case.when}:")
                     for term in case.terms:
-                        yield Text(f"    {shown_time(term.ms):>10}  {term.name} ({term.mark}: {term.source})")
+                        yield Text(f"    {shown_time(term.ms):>10}  {term.name} ({term.level}: {term.source})")
             if claim.engine is not None:
                 yield Text(
                     f"    {claim.engine.number:{width}}  {WORDS[claim.engine.holds]:14}  {claim.engine.sentence}"

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from calibration.steps.interval import StepInterval
 from calibration.steps.observed import JudgedCost, ObservedOperations
+from calibration.trust import Trust
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
 from planning.plan.steady import Steady, steady
@@ -91,8 +92,7 @@ class Figures:
 
     `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound, and
     `excess` the factor by which it is (below 1: none is). `broken` has, for each bound that attainment counts, the
-    share of requests that break it. `mark` and `reason` say how far the times of its steps can be trusted, as in
-    `calibration.kernels.times.Coverage`.
+    share of requests that break it. `trust` is that in the times of its steps.
     """
 
     attainment: float
@@ -105,8 +105,7 @@ class Figures:
     excess: float
     broken: tuple[float, ...]
     unfinished: int
-    mark: str
-    reason: str
+    trust: Trust
     interval: StepInterval | None = None  # interval of step times, if it depends on which steps were priced
 
 
@@ -299,7 +298,6 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
 
 
 def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: JudgedCost) -> Figures:
-    mark, reason = cost.provenance()
     interval = cost.interval if isinstance(cost, ObservedOperations) else None
     observed = tuple(objective.observed(metrics) for objective in objectives.slos)
     excess = [objective.excess(value) for objective, value in zip(objectives.slos, observed, strict=True)]
@@ -314,8 +312,7 @@ def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: 
         excess=max(excess),
         broken=objectives.broken(metrics),
         unfinished=int((~metrics.finished).sum()),
-        mark=mark.name.lower(),
-        reason=reason,
+        trust=cost.trust(),
         interval=interval,
     )
 

@@ -17,6 +17,7 @@ from planning.sweep.dataset import ABOUT
 from serving.document import Answer
 from serving.errors import UserError
 from serving.figures import shown_number
+from serving.former_names import present_name
 from serving.json_file import parse_json
 from serving.metrics import METRICS, STATISTICS
 
@@ -125,5 +126,6 @@ def _rows(directory: Path, keys: pa.Schema) -> pa.Table:
         table = rows.to_table()
     except (OSError, pa.ArrowException) as error:
         raise UserError("sweep", directory.name, f"its runs cannot be read: {error}") from None
+    table = table.rename_columns([present_name(name) for name in table.column_names])
     first = [*keys.names, *(name for name in table.column_names if name not in keys.names)]
     return table.select(first)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.collectives import COLLECTIVES, ClosedForm, Line, collectives_of
-from calibration.kernels.times import Coverage, floor_ns
+from calibration.kernels.times import floor_ns
 from calibration.operations import Collective, Elementwise, StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.predict import kernels
+from calibration.trust import TrustLevel
 from lab.kernels.aiconfigurator import Measured, measurements
 from lab.kernels.collective_fit import fit_form
 from serving.deployments.config import Deployment
@@ -56,7 +57,7 @@ def test_without_peer_access_pcie_is_dearer() -> None:
     message = Collective("c", "all_reduce", 2, np.array([4096.0 * rows for rows in (1, 32, 128, 2048)]))
     ratio = collectives_of(staged).time(message).ns / peers.time(message).ns
     assert np.all((ratio > 1.7) & (ratio < 4.0))
-    assert np.all(collectives_of(staged).time(message).coverage == Coverage.EXTRAPOLATED)
+    assert np.all(collectives_of(staged).time(message).level == TrustLevel.EXTRAPOLATED)
 
 
 def test_boards_differ_among_more_than_two_devices_over_pcie() -> None:

@@ -101,7 +101,7 @@ def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
     found = calm([[real], [real]], [scenario, scenario])
     assert found is not None and found.disturbed and "as long as predicted" in found.evidence
     side = recorded_side([real], found)
-    assert (side.mark, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
-    assert recorded_side([real], None).mark == "measured"
+    assert (side.level, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
+    assert recorded_side([real], None).level == "measured"
     bare = calm([[real], [real]])
     assert bare is not None and bare.evidence == "the canary step took 10–13 ms (30 % apart)"

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage
 from calibration.operations import uniform_step
 from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Missed, Origin, Taught, reach_of
 from calibration.steps.evidence_calibration import transferred
@@ -239,8 +238,8 @@ def test_left_out_groups_have_a_table() -> None:
     assert all(s.covered == (abs(s.error) <= s.reach) and s.reach >= s.sigma for s in scored)
     rows = list(table(scored))
     assert {len(row) for row in rows} == {len(HEADER)} and [row[0] for row in rows][-2:] == ["B200", "H100"]
-    marks = {"marked extrapolated": 4}  # nobody taught Hopper what B200 needs, nor the other way round
-    assert {row[0]: 2 * int(row[1]) for row in rows if row[0].startswith("marked")} == marks
+    levels = {"extrapolated": 4}  # nobody taught Hopper what B200 needs, nor the other way round
+    assert {row[0]: 2 * int(row[1]) for row in rows if row[0].endswith("polated")} == levels
     bold = left_out_section({"gpu": [("all", "2", "8.1", "20.0", "9", "9"), ("of these, x", "2", "9", "", "84", "90")]})
     assert "| **8.1** | 20.0 | 9 | 9 |" in bold and "| 9 |  | **84** | 90 |" in bold
 
@@ -277,8 +276,8 @@ def test_a_calibration_of_another_configuration_is_refused_or_widened() -> None:
     assert low < plain.known_interval.decode[0] and high > plain.known_interval.decode[1]
     judged = observed(split)
     judged.step_ns(plan)
-    coverage, why = judged.provenance()
-    assert coverage is Coverage.EXTRAPOLATED and why.endswith("it was learnt as tensor_parallel_size 1")
+    level, why = judged.trust()
+    assert level == "extrapolated" and why.endswith("it was learnt as tensor_parallel_size 1")
     for gpu, model in (("B200", "Llama-3.1-8B"), ("H100", "Qwen3-8B")):
         with pytest.raises(UserError, match="is not what the calibration was learnt on"):
             transferred(learnt, find_gpu(gpu), deployment(model=model), learnt, learnt)

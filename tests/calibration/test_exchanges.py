@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.exchanges import read_exchanges
-from calibration.kernels.times import Coverage, KernelTimes
+from calibration.kernels.times import KernelTimes
 from calibration.operations import Collective, Exchange, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
 from calibration.steps.predict import predicted_cost
+from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.inter_node import InterNodeConfig
@@ -45,7 +46,7 @@ def exchange(mode: str, kind: str, nodes: int, tokens: float, link: str = "infin
 def test_measured_exchanges_are_found_again(mode, kind, nodes, tokens, measured_us, within):
     found = KERNELS["H100"].time(exchange(mode, kind, nodes, tokens))
     assert float(found.ns) / 1e3 == pytest.approx(measured_us, rel=within)
-    assert found.coverage == Coverage.INTERPOLATED
+    assert found.level == TrustLevel.INTERPOLATED
 
 
 @given(
@@ -95,8 +96,8 @@ def test_what_no_table_has_is_extrapolated_and_less_sure() -> None:
         ("A100-80G", exchange("low_latency", "dispatch", 1, 64.0)),
     ):
         found = KERNELS[gpu].time(other)
-        assert found.coverage == Coverage.EXTRAPOLATED and found.sigma > sure.sigma
-    assert KERNELS["H100"].time(exchange("low_latency", "dispatch", 1, 64.0)).coverage == Coverage.INTERPOLATED
+        assert found.level == TrustLevel.EXTRAPOLATED and found.sigma > sure.sigma
+    assert KERNELS["H100"].time(exchange("low_latency", "dispatch", 1, 64.0)).level == TrustLevel.INTERPOLATED
 
 
 def deepseek(**more: Any) -> Deployment:

@@ -12,15 +12,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.observed import observed
 from calibration.steps.predict import kernels
+from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target, load_case, load_cases
 from calibration.validation.external.correction import Corrected, Correction
 from calibration.validation.external.predictor import Prediction, Predictor
-from calibration.validation.external.report import as_dict, mark_rows
+from calibration.validation.external.report import as_dict, level_rows
 from calibration.validation.external.scoring import Row, score
 from calibration.validation.external.steps import score_steps
 from lab.external.cases import FOLDER
@@ -44,7 +44,7 @@ BASE_NS, TOKEN_NS, PAIR_PS = 5_000_000, 40_000, 2_000
 
 
 class Sure:
-    """Any cost model, with the interval and the provenance that a predictor's has."""
+    """Any cost model, with the interval and the trust that a predictor's has."""
 
     def __init__(self, cost: CostModel, interval: tuple[float, float] = (1.0, 1.0)) -> None:
         self._cost, self._interval = cost, interval
@@ -54,8 +54,8 @@ class Sure:
         fast, slow = (Corrected(self._cost, Correction(decode=f, prefill=f)) for f in self._interval)
         return fast, slow
 
-    def provenance(self) -> tuple[Coverage, str]:
-        return Coverage.EXTRAPOLATED, "made up"
+    def trust(self) -> Trust:
+        return Trust(EXTRAPOLATED, "made up")
 
 
 def predictor(cost: CostModel, interval: tuple[float, float] = (1.0, 1.0), client_ms: float = 0.0) -> Predictor:
@@ -377,7 +377,7 @@ def test_many_runs_are_summed_up_and_doubts_counted(tmp_path: Path) -> None:
     page = markdown([result])
     assert "| model | a | 12 |" in page and "| concurrency | 4 | 8 |" in page
     assert "disagree" in page and "row7" not in page and "| marked | figures | median error |" in page
-    assert [(cells[0], cells[1]) for cells in mark_rows([result])] == [("extrapolated", "48")]
+    assert [(cells[0], cells[1]) for cells in level_rows([result])] == [("extrapolated", "48")]
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, cost: CostModel, *args: str) -> Any:

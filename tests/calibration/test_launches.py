@@ -11,10 +11,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, uniform_step
 from calibration.step_operations import step_operations
-from calibration.steps.coverage import provenance_of
 from calibration.steps.explanation import explain
 from calibration.steps.launches import PUBLISHED, UNKNOWN, LaunchCost, launches, measured_launches
 from calibration.steps.observed import ObservedPrices
@@ -22,6 +20,8 @@ from calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
+from calibration.steps.step_trust import trust_within
+from calibration.trust import TrustLevel
 from planning.costs import priced
 from planning.measure.calibrator import fit_recordings
 from serving.deployments.config import Deployment
@@ -158,9 +158,9 @@ def test_launches_are_a_part_of_a_step_that_was_measured_nowhere() -> None:
     one = explain(cost, uniform_step(1, 100, 0, 0, 0))
     assert one.parts_ns[WAITING] > 0
     assert one.step_ns == pytest.approx(PUBLISHED_NS * 293)
-    assert (one.coverage, one.why) == (Coverage.EXTRAPOLATED, WAITING)
+    assert (one.level, one.why) == (TrustLevel.EXTRAPOLATED, WAITING)
     assert WAITING not in explain(cost, uniform_step(64, 8000, 0, 0, 0)).parts_ns
-    assert provenance_of(cost, [uniform_step(64, 8000, 0, 0, 0)])[0] == Coverage.INTERPOLATED
+    assert trust_within(cost, [uniform_step(64, 8000, 0, 0, 0)]).level == "interpolated"
     assert WAITING not in OperationCost(LLAMA, deployment(), Roofline()).parts(uniform_step(1, 1, 0, 0, 0))
 
 
@@ -210,7 +210,7 @@ def test_measured_launches_price_eager_steps_and_are_named() -> None:
     first, second = explain(published, sizes), explain(own, sizes)
     assert (first.launches, first.launch_ns, first.launch_source) == (293, PUBLISHED_NS, PUBLISHED.source)
     assert (second.launch_ns, second.launch_source) == (60_000.0, measured.source)
-    assert (first.coverage, second.coverage) == (Coverage.EXTRAPOLATED, Coverage.INTERPOLATED)
+    assert (first.level, second.level) == (TrustLevel.EXTRAPOLATED, TrustLevel.INTERPOLATED)
     assert second.interval[1] - second.interval[0] < first.interval[1] - first.interval[0]
     assert explain(predicted_cost("H100", deployment(model="Llama-3.1-8B")), sizes).launches == 0
 

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes
 from calibration.steps.correction import Correction
-from calibration.steps.coverage import provenance_of, step_coverage
 from calibration.steps.explanation import explain
 from calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
 from calibration.steps.measured_domain import beyond, factor_beyond, first_reason
@@ -16,6 +14,8 @@ from calibration.steps.observed import ObservedPrices, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
+from calibration.steps.step_trust import step_trust, trust_within
+from calibration.trust import TrustLevel
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.speculative import SpeculativeConfig
@@ -133,13 +133,13 @@ def of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str
 
 @examples(0.06)
 @given(many=st.lists(SIZES, min_size=1, max_size=8))
-def test_many_steps_are_marked_as_each_alone(predicted, many):
+def test_many_steps_are_trusted_as_each_alone(predicted, many):
     each = [of(*size) for size in many]
-    found = step_coverage(predicted, StepSizes(**{name: np.array([float(s[name]) for s in each]) for name in each[0]}))
+    found = step_trust(predicted, StepSizes(**{name: np.array([float(s[name]) for s in each]) for name in each[0]}))
     for at, sizes in enumerate(each):
         alone = explain(predicted, StepSizes(**sizes))
-        told, _ = provenance_of(predicted, [StepSizes(**sizes)])
-        assert found.coverage[at] == max(alone.coverage, Coverage.INTERPOLATED) == told
+        level = trust_within(predicted, [StepSizes(**sizes)]).level
+        assert found.level[at] == max(alone.level, TrustLevel.INTERPOLATED) == TrustLevel[level.upper()]
         errors, times = sum(o.sigma * o.ns for o in alone.operations), sum(o.ns for o in alone.operations)
         assert found.sigma[at] == pytest.approx(errors / times, rel=1e-9)
 
@@ -149,15 +149,15 @@ def test_a_run_is_as_sure_as_its_steps_and_not_as_one_that_never_was() -> None:
     cost = observed(predicted_cost("H100", deployment(**PLAIN)))
     for rows, context in ((256, 300), (1, 16_000)):
         cost.decode_run_ns(rows, rows * context, rows * context**2, 1)
-    assert provenance_of(cost.pure, [StepSizes(**of(256, 16_000, 0, 0, 0))])[0] == Coverage.EXTRAPOLATED
-    assert cost.provenance()[0] == Coverage.INTERPOLATED
+    assert trust_within(cost.pure, [StepSizes(**of(256, 16_000, 0, 0, 0))]).level == "extrapolated"
+    assert cost.trust().level == "interpolated"
     cost.decode_run_ns(256, 256 * 16_000, 256 * 16_000**2, 1)
-    assert cost.provenance()[0] == Coverage.EXTRAPOLATED
+    assert cost.trust().level == "extrapolated"
 
 
 def test_what_measured_steps_cover_is_validated(predicted: OperationCost) -> None:
     covered = Correction(domain={"tokens": (1, 64), "decode rows": (1, 64), "decode context": (1, 64_000)}, source="us")
     cost = OperationCost(predicted.model, predicted.deployment, predicted.kernels, covered)
     rows = np.array([1.0, 64.0, 65.0])
-    marks = step_coverage(cost, StepSizes(decode_rows=rows, decode_context=1000 * rows, sampled_rows=rows))
-    assert marks.coverage[:2].tolist() == [Coverage.VALIDATED] * 2 and marks.coverage[2] > Coverage.VALIDATED
+    trust = step_trust(cost, StepSizes(decode_rows=rows, decode_context=1000 * rows, sampled_rows=rows))
+    assert trust.level[:2].tolist() == [TrustLevel.VALIDATED] * 2 and trust.level[2] > TrustLevel.VALIDATED

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calibration.provenance import MARKS
+from calibration.trust import LEVELS
 from lab.claims.break_even import break_even
 from lab.claims.check import check
 from lab.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
@@ -220,8 +220,8 @@ def test_the_terms_of_a_request_are_its_time_and_each_says_what_it_is_known_from
     known = {"client and network": 1.0, "tokenise": 4.0, "detokenise and write the last chunk": 0.3}
     known |= {"from the engine to the API server": 0.0, "end the answer": 0.0, "engine slowed by the API server": 2.0}
     assert {term.name: term.ms for term in split} == pytest.approx(known)  # 400 prompt tokens, 20 output tokens
-    assert {(term.source, term.mark) for term in split} == {("two runs", "measured")}
-    assert all(term.source and term.mark in MARKS for term in (*inside, outside))
+    assert {(term.source, term.level) for term in split} == {("two runs", "measured")}
+    assert all(term.source and term.level in LEVELS for term in (*inside, outside))
 
 
 def test_every_bundled_claim_has_an_experiment_on_the_engine_or_says_why_not() -> None:

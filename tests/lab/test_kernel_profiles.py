@@ -8,9 +8,9 @@ import pytest
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.surfaces import KernelSurfaces, is_whole
-from calibration.kernels.times import Coverage
 from calibration.kernels.transfer import TransferredKernels
 from calibration.operations import DecodeAttention, Experts, Gemm
+from calibration.trust import TrustLevel
 from lab.kernels.fit import fit_profiles
 from lab.kernels.llmservingsim import profiled
 from serving.deployments.gpu_spec import find_gpu
@@ -57,7 +57,7 @@ def test_what_was_not_profiled_is_transferred() -> None:
     experts = Experts("", 64.0, 2048, 768, 8, 128)
     assert kernels.time(experts).ns == transferred.time(experts).ns
     known, other = (kernels.time(Gemm("", 64.0, n, 4096)) for n in (6144, 1536))
-    assert known.coverage == Coverage.VALIDATED and other.coverage == Coverage.EXTRAPOLATED
+    assert known.level == TrustLevel.VALIDATED and other.level == TrustLevel.EXTRAPOLATED
     assert other.sigma > known.sigma
 
 

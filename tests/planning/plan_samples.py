@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.kernels.times import Coverage
 from calibration.steps.interval import factor_at
+from calibration.trust import INTERPOLATED, Trust
 from planning.plan.candidates import Engine
 from planning.plan.objectives import parse_objectives
 from planning.plan.trial import Question, try_fleet
@@ -33,8 +33,8 @@ class Steps(TokenCost):
     def at(self, share: float) -> Steps:
         return self if self.interval is None else Steps(self.speed / factor_at(self.interval, share))
 
-    def provenance(self) -> tuple[Coverage, str]:
-        return Coverage.INTERPOLATED, "made up"
+    def trust(self) -> Trust:
+        return Trust(INTERPOLATED, "made up")
 
 
 @dataclass(frozen=True)

@@ -241,13 +241,13 @@ def write_text(option: str, path: Path, text: str) -> None:
 def print_results(results: list[CaseResult]) -> None:
     """Print every case as a table, long ones summed up by group, and then the targets."""
     from calibration.validation.external.report import (
+        LEVEL_HEADER,
         MANY,
-        MARK_HEADER,
         ROW_HEADER,
         TARGET_HEADER,
         group_header,
         group_rows,
-        mark_rows,
+        level_rows,
         row_cells,
         target_row,
     )
@@ -259,10 +259,9 @@ def print_results(results: list[CaseResult]) -> None:
         filled = [any(cells[at] not in ("", NOTHING) for cells in rows) for at in range(len(header))]
         shown = (tuple(compress(cells, filled)) for cells in rows)
         print_table(tuple(compress(header, filled)), shown, result.case.title)
-        coverage, why = result.provenance
-        print(f"{coverage.name.lower()}: {why}")
+        print(f"{result.trust.level}: {result.trust.reason}")
     if len(results) > 1:
-        print_table(MARK_HEADER, mark_rows(results), "by how far predictions are told to be trusted")
+        print_table(LEVEL_HEADER, level_rows(results), "by how far predictions are said to be trusted")
     targets = [target_row((result, verdict)) for result in results for verdict in result.verdicts]
     if targets:
         print_table(TARGET_HEADER, ([cell.replace("**", "") for cell in cells] for cells in targets), "targets")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from calibration.kernels.times import Coverage
+from calibration.trust import Trust, least_certain
 from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target
 from calibration.validation.external.correction import Corrected, Correction, fit_correction
@@ -70,15 +70,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A scored case; `marks` are the marks of the runs for users, `provenance` the worst mark with its reason."""
+    """A scored case; `levels` say how far to trust each run, and `trust` is that in the least certain one."""
 
     case: Case
     rows: Sequence[Row]
     verdicts: Sequence[Verdict]
     runs: Sequence[MeasuredRun]
     correction: Correction | None
-    provenance: tuple[Coverage, str]
-    marks: Mapping[str, Coverage]
+    trust: Trust
+    levels: Mapping[str, str]
 
     def median_error_pct(self, figure: str, runs: Sequence[str]) -> float | None:
         """Return the median absolute error of a figure over some runs, as predicted blind."""
@@ -99,9 +99,9 @@ def score(case: Case, data: Path, predictor: Predictor) -> CaseResult:
     runs = [each.run for each in ready]
     scored = [run.name for run in runs if case.anchor is None or run.name != case.anchor.run]
     verdicts = [_judge(case, target, rows, scored) for target in case.targets]
-    found = {each.run.name: each.prediction.cost.provenance() for each in ready}
-    marks = {name: mark for name, (mark, _) in found.items()}
-    return CaseResult(case, rows, verdicts, runs, correction, max(found.values(), key=lambda one: one[0]), marks)
+    trusts = [each.prediction.cost.trust() for each in ready]
+    levels = {run.name: trust.level for run, trust in zip(runs, trusts, strict=True)}
+    return CaseResult(case, rows, verdicts, runs, correction, least_certain(trusts), levels)
 
 
 def simulated_figures(

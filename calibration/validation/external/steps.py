@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from calibration.steps.coverage import interval_of, provenance_of
 from calibration.steps.features import REGIMES, regimes
 from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
 from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.predict import blind, kernels
+from calibration.steps.step_trust import interval_of, trust_within
 from calibration.validation.external.case import Case, Target, origin_of
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from serving.deployments.config import parse
@@ -51,8 +51,8 @@ def score_steps(case: Case, data: Path) -> CaseResult:
         columns[end] = priced.predict(known.correction.scaled(decode, prompts), middle)
     rows = list(_rows(found.measured_ns, columns, regimes(found.sizes)))
     verdicts = [_judge(case, target, errors[target.column]) for target in case.targets]
-    provenance = provenance_of(cost, corners)
-    return CaseResult(case, rows, verdicts, [], None, provenance, {row.run: provenance[0] for row in rows})
+    trust = trust_within(cost, corners)
+    return CaseResult(case, rows, verdicts, [], None, trust, {row.run: trust.level for row in rows})
 
 
 def _rows(
