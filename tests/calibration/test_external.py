@@ -376,7 +376,7 @@ def test_many_runs_are_summed_up_and_doubts_counted(tmp_path: Path) -> None:
     assert len(result.rows) == 48
     page = markdown([result])
     assert "| model | a | 12 |" in page and "| concurrency | 4 | 8 |" in page
-    assert "disagree" in page and "row7" not in page and "| marked | figures | median error |" in page
+    assert "disagree" in page and "row7" not in page and "| trust | figures | median error |" in page
     assert [(cells[0], cells[1]) for cells in level_rows([result])] == [("extrapolated", "48")]
 
 
