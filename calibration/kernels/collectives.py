@@ -128,12 +128,12 @@ class Collectives:
         if operation.nodes > 1:
             return self._on_several_nodes(operation)
         elements = np.asarray(operation.elements, dtype=np.float64)
-        found = [self._of(forms, operation) for forms in self._counting(operation)]
-        logs = np.array([np.log(ns) for ns, _ in found])
+        estimates = [self._of(forms, operation) for forms in self._counting(operation)]
+        logs = np.array([np.log(ns) for ns, _ in estimates])
         ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(self.gpu, operation))
-        error = np.array([error for _, error in found]).mean(axis=0)
-        if not over_nvlink(self.gpu) and len(found) > 1:  # one more board, like the known ones
-            error = np.hypot(_HOST_SIGMA, logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(found)))
+        error = np.array([error for _, error in estimates]).mean(axis=0)
+        if not over_nvlink(self.gpu) and len(estimates) > 1:  # one more board, like the known ones
+            error = np.hypot(_HOST_SIGMA, logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(estimates)))
         elif not self.own and self.forms[0]:
             error = np.hypot(_NVLINK_SIGMA, logs.std(axis=0))
         nccl = self.forms[0].get(_nccl(operation))
@@ -161,11 +161,11 @@ class Collectives:
 
     def _by_nccl(self, operation: Collective) -> Any:
         """Return NCCL's nanoseconds within a node."""
-        found = [
+        fitted = [
             self._of({key: form for key, form in forms.items() if "nccl/" in key}, operation)[0]
             for forms in self._counting(operation)
         ]
-        return np.exp(np.log(found).mean(axis=0))
+        return np.exp(np.log(fitted).mean(axis=0))
 
     def fuses(self, operation: Collective) -> Any:
         """Return whether the kernel of this all-reduce also does the norm behind it."""

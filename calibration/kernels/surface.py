@@ -56,14 +56,14 @@ class Surface:
     spread: float
     _curves: dict[tuple[float, ...], Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def of(self, shape: tuple[float, ...]) -> Curve:
+    def curve(self, shape: tuple[float, ...]) -> Curve:
         """Return the surface over sizes at one shape."""
         curve = self._curves.get(shape)
         if curve is None:
-            curve = self._curves[shape] = self._curve(np.log2(np.asarray(shape, dtype=np.float64)))
+            curve = self._curves[shape] = self._curve_at(np.log2(np.asarray(shape, dtype=np.float64)))
         return curve
 
-    def _curve(self, at: Array) -> Curve:
+    def _curve_at(self, at: Array) -> Curve:
         near = kernel(at[None], self.shapes, self.scales)[0]
         weights = np.linalg.solve(self._covariance, near)  # scipy's factors would take as long to import
         mean = self.values.mean(axis=0)
@@ -89,7 +89,7 @@ class Curve:
     within: bool
     measured: bool
 
-    def at(self, *sizes: Any) -> Residual:
+    def residual(self, *sizes: Any) -> Residual:
         """Return the residual at sizes, which are numbers or arrays and are broadcast together."""
         surface = self.surface
         at = [np.log2(np.maximum(size, 1e-9)) for size in np.broadcast_arrays(*sizes)]

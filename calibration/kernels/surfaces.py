@@ -44,7 +44,7 @@ def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[floa
     """Return the times of `operation` by `fit`, at its own shape or at `shape`; never below the roofline."""
     structure = structure_of(operation)
     sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
-    residual = fit.surface.of(shape or structure.shape(operation)).at(*sizes)
+    residual = fit.surface.curve(shape or structure.shape(operation)).residual(*sizes)
     ns = structure.ns(gpu, operation, fit.efficiency) * np.exp(residual.log)
     return Estimate(np.maximum(ns, floor_ns(gpu, operation)), residual.sigma, residual.level)
 
@@ -79,9 +79,9 @@ class KernelSurfaces:
         for similar in similar_types:
             fit = self.fits.get(f"{kind}/{similar}")
             if fit is not None:
-                found = fitted(self.gpu, operation, fit)
-                sigma = np.hypot(found.sigma, _STAND_IN_SIGMA)
-                return Estimate(found.ns, sigma, np.full_like(found.level, TrustLevel.EXTRAPOLATED))
+                time = fitted(self.gpu, operation, fit)
+                sigma = np.hypot(time.sigma, _STAND_IN_SIGMA)
+                return Estimate(time.ns, sigma, np.full_like(time.level, TrustLevel.EXTRAPOLATED))
         return self._plain(operation) if self.others is None else self._others.time(operation)
 
     @cached_property

@@ -91,12 +91,12 @@ def _mean_square(anchors: KernelSurfaces, donor: KernelSurfaces) -> float:
 
     Every kind of kernel counts alike.
     """
-    found = []
+    squares = []
     for key, fit in anchors.fits.items():
         misses = []
         for number, shape in enumerate(np.exp2(fit.surface.shapes).tolist()):
             sizes, ns = measured_at(anchors.gpu, key, fit, number)
             predicted = donor.time(operation_at(key, shape, sizes)).ns
             misses.append(np.nanmean(np.square(np.log(predicted / ns))))
-        found.append(float(np.mean(misses)))
-    return float(np.mean(found))
+        squares.append(float(np.mean(misses)))
+    return float(np.mean(squares))

@@ -89,10 +89,10 @@ def explained(
     cost: OperationCost, operation: Operation, name: str, there: NDArray[np.bool_], weight: float = 1.0
 ) -> ExplainedOperation:
     """Return the sum of an operation over the steps where it is `there`, `weight` times."""
-    gpu, estimate, each = cost.kernels.gpu, never_slower(operation, cost.kernels), weight * operation.count
+    gpu, estimate, times = cost.kernels.gpu, never_slower(operation, cost.kernels), weight * operation.count
 
     def total(amount: Any) -> float:
-        return each * float(np.sum(np.where(there, amount, 0.0)))
+        return times * float(np.sum(np.where(there, amount, 0.0)))
 
     ns, flops, moved = total(estimate.ns), total(operation.flops), total(operation.bytes)
     return ExplainedOperation(

@@ -158,7 +158,7 @@ class Beyond(NamedTuple):
     time: float
 
     @classmethod
-    def of(cls, out: NDArray[np.bool_], took_ns: Floats) -> Beyond:
+    def from_steps(cls, out: NDArray[np.bool_], took_ns: Floats) -> Beyond:
         return cls(float(out.mean()) if out.size else 0.0, float(took_ns[out].sum() / max(took_ns.sum(), 1.0)))
 
     def __str__(self) -> str:
@@ -171,7 +171,7 @@ def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
     for steps in recording.pieces("steps", ["start_ns", "end_ns", *AGGREGATES], _AT_ONCE):
         out.append(step_trust(cost, recorded_sizes(steps)).level >= TrustLevel.EXTRAPOLATED)
         took_ns.append(pc.subtract(steps["end_ns"], steps["start_ns"]).cast("float64").to_numpy())
-    return Beyond.of(np.concatenate(out), np.concatenate(took_ns)) if out else None
+    return Beyond.from_steps(np.concatenate(out), np.concatenate(took_ns)) if out else None
 
 
 def _covered(cost: OperationCost, sizes: StepSizes) -> NDArray[np.bool_]:

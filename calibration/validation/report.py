@@ -263,8 +263,8 @@ def _ladder(report: ValidationReport) -> Iterator[RenderableType]:
     if report.rungs.experts is not None:
         yield from map(Text, _balance(report.rungs.experts))
     if run is not None:
-        each = replay.requests // max(len(report.recordings.real), 1) if replay is not None else 0
-        yield Text(f"\nrung 3, the run{f' of {each} requests' if each else ''}", style="italic")
+        requests = replay.requests // max(len(report.recordings.real), 1) if replay is not None else 0
+        yield Text(f"\nrung 3, the run{f' of {requests} requests' if requests else ''}", style="italic")
         yield _run(run.rows)
         if run.covered is not None:
             same = "" if run.weather_covered is None else f"; {shown_share(run.weather_covered)} in the same weather"

@@ -179,7 +179,7 @@ class _MeasuredDomain:
         every = beyond(self._calibration, steps.step, steps.regime)
         self.out = np.asarray(every.any(axis=1))
         self.beyond, self.reason = (
-            Beyond.of(self.out, steps.step_ns),
+            Beyond.from_steps(self.out, steps.step_ns),
             first_reason(self._calibration, every, steps.regime),
         )
         self.level = TrustLevel.EXTRAPOLATED if self.beyond.steps > NEGLIGIBLE else TrustLevel.VALIDATED
@@ -242,7 +242,7 @@ class _KernelDomain:
         levels = step_trust(self._cost, sizes).level
         took = column(table, "end_ns") - column(table, "start_ns")
         self.out, self.level = levels >= TrustLevel.EXTRAPOLATED, TrustLevel(int(levels.max()))
-        self.beyond = Beyond.of(self.out, took)
+        self.beyond = Beyond.from_steps(self.out, took)
         self.reason = f"{self._weakest(sizes, took)}, beyond measured shapes" if self.out.any() else ""
         self.about = (
             f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'nothing learnt from steps'}"

@@ -115,7 +115,7 @@ def _without_host(
     structure = structure_of(measured[0].operation)
     predicted = []
     for m in measured:
-        log = like.surface.of(structure.shape(m.operation)).at(*structure.sizes(m.operation)).log
+        log = like.surface.curve(structure.shape(m.operation)).residual(*structure.sizes(m.operation)).log
         predicted.append(structure.ns(gpu, m.operation, like.efficiency) * np.exp(log))
     host = np.quantile(np.concatenate([m.ns for m in measured]), 0.1)
     real = [  # long, and no delay of the host in front of a short kernel

@@ -21,7 +21,7 @@ def test_expected_worth_of_a_lognormal_band_is_its_closed_form(bound: float, sig
     """TPOT = 10 exp(sigma z), worth 1 / TPOT up to the bound: the integral is exp(sigma^2 / 2) Phi(b + sigma) / 10."""
     centre = np.array([10.0])
     band = Band(centre * exp(-REACH * sigma), centre, centre * exp(REACH * sigma))
-    tpot = band.at(errors(["one"], draws=400_000))
+    tpot = band.drawn(errors(["one"], draws=400_000))
     kept = tpot <= bound
     b = log(bound / 10) / sigma
     assert kept.mean() == pytest.approx(normal(b), abs=0.003)

@@ -28,9 +28,9 @@ class Steps(TokenCost):
         self.speed, self.interval = speed, interval
 
     def ends(self) -> tuple[Steps, Steps]:
-        return self.at(0.05), self.at(0.95)
+        return self.at_share(0.05), self.at_share(0.95)
 
-    def at(self, share: float) -> Steps:
+    def at_share(self, share: float) -> Steps:
         return self if self.interval is None else Steps(self.speed / factor_at(self.interval, share))
 
     def trust(self) -> Trust:
