@@ -78,8 +78,8 @@ def _ratios(gpu: str, model: ModelSpec, rows: Any, kind: str, long_ms: float) ->
         ratios.append(ns / 1e6 / row.latency)
         measured_ms.append(row.latency)
     spread = [np.quantile(of, [0.1, 0.5, 0.9]) for of in (ratios, np.array(ratios)[np.array(measured_ms) > long_ms])]
-    told = f"; over {long_ms} ms ".join(" ".join(f"{ratio:.2f}" for ratio in of) for of in spread)
-    return f"all {told}"
+    ranges = f"; over {long_ms} ms ".join(" ".join(f"{ratio:.2f}" for ratio in of) for of in spread)
+    return f"all {ranges}"
 
 
 if __name__ == "__main__":

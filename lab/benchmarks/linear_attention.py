@@ -40,9 +40,9 @@ def main(gpu: str) -> None:
         kind, tokens = (LinearPrefill, rows * length) if phase == "context" else (LinearDecode, rows)
         ms = sum(parts.values())
         ratios.setdefault(phase, []).append((ms, float(kernels.time(kind("", rows, tokens, *shape)).ns) / 1e6 / ms))
-    for phase, found in ratios.items():
+    for phase, points in ratios.items():
         for what, least in (("all", 0.0), ("over 0.1 ms", 0.1)):
-            low, middle, high = np.quantile([ratio for ms, ratio in found if ms >= least], (0.1, 0.5, 0.9))
+            low, middle, high = np.quantile([ratio for ms, ratio in points if ms >= least], (0.1, 0.5, 0.9))
             print(f"{gpu} {phase}, {what}: {middle:.2f} ({low:.2f} to {high:.2f})")
 
 

@@ -81,7 +81,7 @@ def measured(out: Path, seconds: float) -> None:
 
 def speeds(out: Path) -> list[str]:
     """Return Markdown rows: each run's output tokens a second, and the computing thread's CPU time per token."""
-    found = []
+    lines = []
     for name in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / name).glob("at-once-*"))]
         tokens = [pc.sum(run.requests["output_tokens"]).as_py() for run in runs]
@@ -90,13 +90,13 @@ def speeds(out: Path) -> list[str]:
         steps = sum(run.steps.num_rows for run in runs)
         alike = sum(replay_decisions(run).identical for run in runs)
         cells = [", ".join(f"{value:.1f}" for value in values) for values in (per_s, cpu_ms)]
-        found.append(f"| {name} | {cells[0]} | {cells[1]} | {alike} of {steps} |")
-    return found
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {alike} of {steps} |")
+    return lines
 
 
 def errors(out: Path) -> list[str]:
     """Return Markdown rows with errors of real latencies as predicted by each engine's calibration, and their noise."""
-    found = []
+    lines = []
     for real in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / real).glob("arriving-*"))]
         seen = [RunMetrics.from_recording(run) for run in runs]
@@ -110,8 +110,8 @@ def errors(out: Path) -> list[str]:
                     off = 100 * (predicted.distribution(metric).as_dict()[stat] / mean(values) - 1)
                     apart = 100 * (max(values) - min(values)) / mean(values)
                     cells.append(f"{off:+.1f} ({apart:.1f})")
-            found.append(f"| {real} | {by} | " + " | ".join(cells) + " |")
-    return found
+            lines.append(f"| {real} | {by} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def main(out: Path, seconds: float) -> None:

@@ -30,7 +30,7 @@ def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
         ]
         return central(sides, known)
 
-    def crossing(bound: float) -> float:
+    def place_of(bound: float) -> float:
         low, high = of.least, of.most
         wide = low > 0 and high >= _WIDE * low
         begins = figure(low) >= bound
@@ -46,8 +46,8 @@ def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
         up = 1 if first <= last else -1  # the figure comes from beyond `enters`, and may go beyond `leaves`
         if up * last < up * enters or up * first > up * leaves:
             return "nowhere"
-        start = crossing(enters) if up * first < up * enters else None
-        stop = crossing(leaves) if up * last > up * leaves else None
+        start = place_of(enters) if up * first < up * enters else None
+        stop = place_of(leaves) if up * last > up * leaves else None
         if start is None:
             return "everywhere" if stop is None else f"below about {_short(stop)}"
         return f"above about {_short(start)}" if stop is None else f"from about {_short(start)} to {_short(stop)}"

@@ -62,17 +62,17 @@ def measured(experiment: Experiment, known: Known | None = None) -> Measured:
 
     Sides that are already `known` are not measured again.
     """
-    found = [_known(_figures, side, {} if known is None else known) for side in experiment.sides]
-    ways = list(found[0][0])
-    if len(found) == 2:
-        ways = [gain(experiment.figure, *pair) for pair in zip(*(ends for ends, _ in found), strict=True)]
-    return Measured(ways[0], min(ways), max(ways), *least_certain(trust for _, trust in found))
+    figures = [_known(_figures, side, {} if known is None else known) for side in experiment.sides]
+    ways = list(figures[0][0])
+    if len(figures) == 2:
+        ways = [gain(experiment.figure, *pair) for pair in zip(*(ends for ends, _ in figures), strict=True)]
+    return Measured(ways[0], min(ways), max(ways), *least_certain(trust for _, trust in figures))
 
 
 def central(sides: Sequence[Experiment], known: Known) -> float:
     """Return the figure of one side, or the gain of the second of two sides, at the centre of step times alone."""
-    found = [_known(_centre, side, known) for side in sides]
-    return found[0] if len(found) == 1 else gain(sides[0].figure, *found)
+    figures = [_known(_centre, side, known) for side in sides]
+    return figures[0] if len(figures) == 1 else gain(sides[0].figure, *figures)
 
 
 def gain(figure: str, baseline: float, change: float) -> float:
@@ -155,15 +155,15 @@ def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
     if side.longest_prompt is not None:
         run = RunMetrics(requests.filter(pc.less_equal(requests["prompt_tokens"], side.longest_prompt)), slo=side.slo)
     name, _, statistic = side.figure.partition(".")
-    found: Any
+    value: Any
     if statistic in _PERCENTILES and metric(name).scope in ("request", "token"):
-        found = getattr(run.distribution(name), statistic)
+        value = getattr(run.distribution(name), statistic)
     else:
-        found = run.scalars().get(side.figure)
-    if found is None or math.isnan(found):
+        value = run.scalars().get(side.figure)
+    if value is None or math.isnan(value):
         known = f"a metric with one of {', '.join(_PERCENTILES)}, one of a run, request_rate, {', '.join(_OF_SHAPES)}"
         raise UserError("experiment.figure", side.figure, f"is not measured there; give {known}")
-    return float(found)
+    return float(value)
 
 
 def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> float:

@@ -39,13 +39,13 @@ def terms_of(experiment: Experiment, front_door: FrontDoor | None = None) -> tup
     learnt = "extrapolated" if known.untaught else "interpolated"
     steps = scenario.trust().level
     sources = {"host and launch": (_OF_ENGINES, learnt), WAITING: (cost.host.launches.source, steps)}
-    found = [("until its first step", before, _OF_ENGINES, learnt)]
+    terms = [("until its first step", before, _OF_ENGINES, learnt)]
     for regime, parts in explain_run(cost, sink.steps).parts_ns.items():
         for part, ns in sorted(parts.items(), key=lambda item: -item[1]):
-            found.append((f"{regime}: {part}", ns, *sources.get(part, (f"kernels of {experiment.gpu}", steps))))
-    found.append(("between its steps", whole - sum(ns for _, ns, *_ in found), _OF_ENGINES, learnt))
+            terms.append((f"{regime}: {part}", ns, *sources.get(part, (f"kernels of {experiment.gpu}", steps))))
+    terms.append(("between its steps", whole - sum(ns for _, ns, *_ in terms), _OF_ENGINES, learnt))
     inside = [
-        Term(name=name, ms=ns / count / 1e6, source=source, level=level) for name, ns, source, level in found if ns > 0
+        Term(name=name, ms=ns / count / 1e6, source=source, level=level) for name, ns, source, level in terms if ns > 0
     ]
     prompt, output = (float(np.mean(numbers(sink.requests, f"{of}_tokens"))) for of in ("prompt", "output"))
     outside = _served(known, learnt) if front_door is None else _measured(front_door, prompt, output)

@@ -37,7 +37,7 @@ class Linearised:
 
     def taught(self) -> list[Taught]:
         """Return the normal equations of every origin."""
-        found, rows_of = [], Counter(lesson.origin.source for lesson in self.lessons)
+        taught, rows_of = [], Counter(lesson.origin.source for lesson in self.lessons)
         for origin, at in self.logs.items():
             information, vector, rows = np.zeros((len(at), len(at))), np.zeros(len(at)), 0
             mine = [lesson for lesson in self.lessons if lesson.origin == origin]
@@ -50,8 +50,8 @@ class Linearised:
                     information += weight * np.outer(slope, slope)
                     vector += weight * slope * (slope @ at - error)
                     rows += 1
-            found.append(Taught(origin, information, vector, rows))
-        return found
+            taught.append(Taught(origin, information, vector, rows))
+        return taught
 
 
 def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str], None] | None = None) -> Evidence:
@@ -67,9 +67,9 @@ def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str]
     evidence = Evidence([], spreads)
     for round_ in range(_ROUNDS):
         evidence = Evidence(Linearised(used, logs).taught(), spreads)
-        found = {origin: evidence.belief(origin).logs for origin in logs}
-        moved = max(float(np.abs(found[origin] - logs[origin]).max()) for origin in logs)
-        logs = {origin: np.clip(found[origin], at - _FURTHEST, at + _FURTHEST) for origin, at in logs.items()}
+        moved_to = {origin: evidence.belief(origin).logs for origin in logs}
+        moved = max(float(np.abs(moved_to[origin] - logs[origin]).max()) for origin in logs)
+        logs = {origin: np.clip(moved_to[origin], at - _FURTHEST, at + _FURTHEST) for origin, at in logs.items()}
         if say:
             say(f"round {round_}: numbers moved by {moved:.3f} at most")
     return evidence

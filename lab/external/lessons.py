@@ -84,7 +84,7 @@ class Lesson:
         """
         if self._is_summed:
             wider = correction.by_type if correction else {}
-            priced = _Priced.of(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
+            priced = _Priced.from_schedule(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
             return priced.predicted(logs, self.figures, self.run.by_client)
         at = self._simulated(logs, kernels(self.gpu), correction)
         if "slopes" not in self._kept:  # slopes take many simulations, and change little
@@ -114,7 +114,7 @@ class Lesson:
 
     @cached_property
     def _summed(self) -> _Priced:
-        return _Priced.of(self._schedule, self, kernels(self.gpu))
+        return _Priced.from_schedule(self._schedule, self, kernels(self.gpu))
 
     def level(self, correction: Correction, untaught: str) -> TrustLevel:
         """Return the trust in its prediction that a user sees; unknown if that takes a simulation."""
@@ -130,7 +130,7 @@ class Lesson:
         logs = np.array([-np.log(PRIORS[PLACE[name]]) if name in PARTS else -np.inf for name in NUMBERS])
         if not self._is_summed:
             return self._simulated(logs, ideal)
-        priced = _Priced.of(self._schedule, self, ideal)
+        priced = _Priced.from_schedule(self._schedule, self, ideal)
         return priced.predicted(logs, self.figures, self.run.by_client)[0]
 
     def _simulated(self, logs: Floats, times: KernelTimes, correction: Correction | None = None) -> Floats:
@@ -138,8 +138,8 @@ class Lesson:
         model = find_model(self.deployment.model)
         cost = OperationCost(model, self.deployment, times, correction or belief.correction(""), belief.host)
         outside_ms = belief.values["request"] / 1e6 if self.run.by_client else 0.0
-        found = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
-        return np.array([found[name] for name in self.figures])
+        figures = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
+        return np.array([figures[name] for name in self.figures])
 
 
 @dataclass
@@ -159,14 +159,14 @@ class _Priced:
         self._gpu_ns, self._cpu_ns, self._weights, self._overlapped = gpu_ns, cpu_ns, weights, overlapped
 
     @classmethod
-    def of(
+    def from_schedule(
         cls, steps: Schedule, lesson: Lesson, times: KernelTimes, factors: TypeFactors = MappingProxyType({})
     ) -> _Priced:
         deployment, sizes = lesson.deployment, steps.sizes
         kinds = len(steps.dense)
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
-        for count, of, as_run_by, dense, each in _passes(deployment, steps):
-            for run, taken in (dense, False), (each, True):
+        for count, of, as_run_by, dense, sizes_of_pass in _passes(deployment, steps):
+            for run, taken in (dense, False), (sizes_of_pass, True):
                 for part, ns in step_parts(of, as_run_by, times, run, factors).items():
                     if part in PARTS and (part in _ATTENTION) == taken:
                         gpu_ns[:, PLACE[PARTS[part]]] += count * ns
@@ -209,8 +209,8 @@ def _passes(
     yield 1, spec, deployment, _padded(sizes, steps.dense), sizes
     if drafts := deployment.scheduler.speculative:
         module, alone = draft_module(spec), module_deployment(deployment)
-        for count, each in draft_passes(sizes, drafts.num_speculative_tokens - 1):
-            yield count, module, alone, _padded(each, as_run(np.asarray(each.tokens))), each
+        for count, drafted in draft_passes(sizes, drafts.num_speculative_tokens - 1):
+            yield count, module, alone, _padded(drafted, as_run(np.asarray(drafted.tokens))), drafted
 
 
 def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
@@ -226,7 +226,7 @@ def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
 
 def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
     """Return the runs that can be predicted, and why each of the others cannot; raise UserError for a wrong file."""
-    found, skipped = [], []
+    taken, skipped = [], []
     if case.is_of_steps:
         return list(log_lessons(case, data)), []
     for run in case.format.read(data):
@@ -234,10 +234,10 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
             skipped.append(run.skipped)
             continue
         try:
-            found.append(lesson_of(case, run))
+            taken.append(lesson_of(case, run))
         except UserError as error:
             skipped.append(str(error))
-    return found, skipped
+    return taken, skipped
 
 
 def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
@@ -268,8 +268,8 @@ def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
         raise UserError(run.name, None, "cannot teach: its workers are searched; score its case")
     if run.skipped:
         raise UserError(run.name, None, f"cannot be simulated: {run.skipped}")
-    told, stated = case.deployment_of(run)
-    deployment = with_known_states(told)
+    deployment, stated = case.deployment_of(run)
+    deployment = with_known_states(deployment)
     gpu = run.gpu or case.gpu
     model = find_model(deployment.model)
     if not stated:

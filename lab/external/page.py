@@ -96,8 +96,8 @@ def _against_targets(row: Sequence[str]) -> tuple[str, ...]:
     name, count, *cells = row
     low, high = _IN_BAND_PCT if name.startswith("of these") else (0.0, 100.0)
     bounds = [*((0.0, most) for most in _MEDIANS_PCT.get(name, (inf, inf))), (low, high), (low, high)]
-    held = (not cell or least <= float(cell) <= most for cell, (least, most) in zip(cells, bounds, strict=True))
-    return name, count, *(cell if ok else f"**{cell}**" for cell, ok in zip(cells, held, strict=True))
+    within = (not cell or least <= float(cell) <= most for cell, (least, most) in zip(cells, bounds, strict=True))
+    return name, count, *(cell if ok else f"**{cell}**" for cell, ok in zip(cells, within, strict=True))
 
 
 def with_section(page: str, section: str) -> str:
@@ -152,14 +152,14 @@ def _section(result: CaseResult) -> Iterator[str]:
 
 def _by_run(result: CaseResult) -> Iterator[str]:
     """Yield a table with a line for each run and a cell for each figure that any run has."""
-    found: dict[str, dict[str, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for row in result.rows:
         errors = (row.error_pct(column) for column in ("blind", "anchored"))
         blind, *anchored = (shown_change(error, unit="") for error in errors if error is not None)
         cell = (shown_number(row.measured), blind if row.covered else f"**{blind}**", *anchored)
-        found.setdefault(row.run, {})[row.figure] = ", ".join(cell)
+        rows.setdefault(row.run, {})[row.figure] = ", ".join(cell)
     figures = list(dict.fromkeys(row.figure for row in result.rows))
-    yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in found.items()))
+    yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in rows.items()))
 
 
 def _summed_up(result: CaseResult) -> Iterator[str]:

@@ -26,14 +26,14 @@ _KEPT = Path(__file__).parents[2] / "calibration" / "steps" / "blind.json"
 
 def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> list[Lesson]:
     """Return the lessons of every case; runs that cannot be represented are counted by reason."""
-    found: list[Lesson] = []
+    every: list[Lesson] = []
     for case in cases:
         taken, skipped = lessons(case, data)
-        found += taken
+        every += taken
         say(f"{case.name}: {len(taken)} runs")
         for why in dict.fromkeys(skipped):
             say(f"  {skipped.count(why)} left out: {why}")
-    return found
+    return every
 
 
 def teach(taken: Sequence[Lesson], say: Callable[[str], None]) -> Evidence:

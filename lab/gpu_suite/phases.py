@@ -36,20 +36,20 @@ from serving.deployments.config import Deployment
 
 def environment(work: Work) -> None:
     """Note machine and versions."""
-    found: dict[str, Any] = dict(describe(work.sizes.device))
-    found |= {
+    about: dict[str, Any] = dict(describe(work.sizes.device))
+    about |= {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": work.commit,
         "platform": platform.platform(),
         "dry_run": work.sizes.dry_run,
     }
     if work.sizes.device == "cuda":
-        found["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
-        found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
+        about["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
+        about["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
         command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
         with suppress(OSError):  # an image without nvidia-smi
-            found["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    work.results.set("environment", found)
+            about["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    work.results.set("environment", about)
 
 
 def _benchmark(work: Work, which: str, kinds: tuple[str, ...], warm: bool = True) -> None:
@@ -86,8 +86,8 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
 
 def _kernel_table(work: Work) -> None:
     """Write the measured kernels, whether the phase came to its end or not."""
-    found = work.results.found
-    write_grid(found.get("kernels", []), work.out / "kernels.parquet", found.get("environment", {}))
+    results = work.results.values
+    write_grid(results.get("kernels", []), work.out / "kernels.parquet", results.get("environment", {}))
 
 
 def validation(work: Work) -> None:

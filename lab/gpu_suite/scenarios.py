@@ -45,8 +45,8 @@ def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int)
     usual = usual_lengths(longest)
     rows = max(config.max_num_seqs // 2, 1)
     at_once = 0.7 * usual[1] * pace.decode_step_ns / _request_ns(pace, rows, *usual)
-    held = _TIGHT_SHARE * at_once * (usual[0] + usual[1] / 2)
-    tight_blocks = max(blocks_for(longest, config.block_size), int(held) // config.block_size) + 1
+    kept_tokens = _TIGHT_SHARE * at_once * (usual[0] + usual[1] / 2)
+    tight_blocks = max(blocks_for(longest, config.block_size), int(kept_tokens) // config.block_size) + 1
     tight: dict[str, int | bool] = {
         "num_blocks": min(tight_blocks, config.num_blocks),
         "scheduler_reserve_full_isl": False,

@@ -54,10 +54,10 @@ def _operation(row: dict[str, Any]) -> Operation | None:
     rows, tokens, context = row["rows"], row["tokens"], row["context"]
     if row["op"] == "attention_decode":
         return DecodeAttention("decode attention", rows, rows * context, *heads)
-    each = tokens / rows
-    past = context - each
+    length = tokens / rows
+    past = context - length
     return PrefillAttention(
-        "prefill attention", rows, tokens, rows * past, tokens * past + tokens * (each + 1) / 2, *heads
+        "prefill attention", rows, tokens, rows * past, tokens * past + tokens * (length + 1) / 2, *heads
     )
 
 

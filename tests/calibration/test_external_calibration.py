@@ -126,7 +126,7 @@ def test_iterations_of_qwen3_32b_are_predicted_from_those_before_and_after() -> 
     assert len(log) == 6850
     priced = PricedLog(log, find_model("Qwen/Qwen3-32B"), deployment(), kernels("B300"))
     middle = middle_third(log)
-    found = priced.score(priced.fit(~middle, "first and last third"), middle)
-    assert found["decode"].median_pct < 2.0
-    assert found["mixed"].median_pct < 6.0
-    assert found["mixed"].p95_pct < 20.0
+    errors = priced.score(priced.fit(~middle, "first and last third"), middle)
+    assert errors["decode"].median_pct < 2.0
+    assert errors["mixed"].median_pct < 6.0
+    assert errors["mixed"].p95_pct < 20.0

@@ -99,9 +99,9 @@ def test_experts_of_deepseek_are_among_the_public_tables() -> None:
 def test_so_is_its_attention_and_other_sizes_are_not(name: str) -> None:
     kernels = load_kernels(find_gpu("H200"))
     steps = step_operations(find_model(name), deployment(), uniform_step(64, 4000, 2, 512, 0))
-    found = [op for op in steps if isinstance(op, HeadGemm | LatentDecode | LatentPrefill)]
-    assert len(found) == 4
-    for operation in found:
+    operations = [op for op in steps if isinstance(op, HeadGemm | LatentDecode | LatentPrefill)]
+    assert len(operations) == 4
+    for operation in operations:
         assert kernels.time(operation).level < TrustLevel.EXTRAPOLATED
         other = {"k": 1024} if isinstance(operation, HeadGemm) else {"head_dim": 640}
         assert kernels.time(replace(operation, **other)).level == TrustLevel.EXTRAPOLATED

@@ -82,7 +82,7 @@ def test_without_fusion_a_layer_is_28_kernels_more_and_every_step_takes_longer()
     apart = deployment(fusion=False)
     for step in ((1, 100, 0, 0, 0), (64, 4000, 1, 512, 0)):
         sizes = uniform_step(*step)
-        fused, plain = (step_operations(LLAMA, each, sizes) for each in (deployment(), apart))
+        fused, plain = (step_operations(LLAMA, engine, sizes) for engine in (deployment(), apart))
         assert int(launches(plain)) - int(launches(fused)) == 28 * 32
         more = sum(b.count * b.bytes - a.count * a.bytes for a, b in zip(fused, plain, strict=True))
         kept = 2 * 34 * 4096 + (16 * 32 + 20 * 8) * 128 + 4 * 14336  # bytes of a token in a layer
@@ -182,9 +182,9 @@ def recorded(
 @pytest.mark.parametrize("launch_ns", [6_000, 28_000, 70_000])
 def test_the_launch_cost_that_is_in_a_log_is_found_again(launch_ns: float) -> None:
     engine = deployment(model="Llama-3.1-8B")
-    found = measured_launches(recorded(launch_ns, engine), engine, "NVIDIA H200")
-    assert found.ns == pytest.approx(launch_ns, rel=0.03)
-    assert found.source == "200 eager steps on NVIDIA H200"
+    cost = measured_launches(recorded(launch_ns, engine), engine, "NVIDIA H200")
+    assert cost.ns == pytest.approx(launch_ns, rel=0.03)
+    assert cost.source == "200 eager steps on NVIDIA H200"
 
 
 def test_a_log_that_cannot_tell_launches_says_why() -> None:
@@ -198,14 +198,14 @@ def test_a_log_that_cannot_tell_launches_says_why() -> None:
         (recorded(28_000, engine), engine.rescheduled(speculative=drafting), "kernels that are not counted"),
         (recorded(28_000, engine), engine.model_copy(update={"model": "random:llama"}), "not a known model"),
     ):
-        found = measured_launches(log, of, "NVIDIA H200")
-        assert found.ns is None and why in found.source
+        cost = measured_launches(log, of, "NVIDIA H200")
+        assert cost.ns is None and why in cost.source
 
 
 def test_measured_launches_price_eager_steps_and_are_named() -> None:
     engine = deployment(model="Llama-3.1-8B", enforce_eager=True)
     sizes, measured = uniform_step(1, 100, 0, 0, 0), LaunchCost(60_000.0, 0.05, "200 eager steps on NVIDIA H200")
-    published, own = (predicted_cost("H100", engine, launches=each) for each in (UNKNOWN, measured))
+    published, own = (predicted_cost("H100", engine, launches=known) for known in (UNKNOWN, measured))
     assert own.step_ns(plan(1, 100)) == 60_000 * 293
     first, second = explain(published, sizes), explain(own, sizes)
     assert (first.launches, first.launch_ns, first.launch_source) == (293, PUBLISHED_NS, PUBLISHED.source)
@@ -224,15 +224,15 @@ TRAFFIC = {"requests": 60, "seed": 3, "arrivals": {"kind": "closed", "concurrenc
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """Logs of an engine whose host takes `LAUNCH_NS` a kernel, with and without CUDA graphs, by whether it is eager."""
-    found, workload = {}, synthesise(parse_spec(TRAFFIC))
+    paths, workload = {}, synthesise(parse_spec(TRAFFIC))
     for eager in (False, True):
-        found[eager] = folder = tmp_path_factory.mktemp("logs") / "run"
+        paths[eager] = folder = tmp_path_factory.mktemp("logs") / "run"
         engine = deployment(model="Llama-3.1-8B", attention="hybrid", enforce_eager=eager)
         cost = OperationCost(LLAMA, engine, Roofline(), host=HostTimes(0, 0, taking(LAUNCH_NS)))
         simulate_to(folder, workload, engine, cost)
         _overwrite(folder / "steps.parquet", graph=not eager)
         _overwrite(folder / "runs.parquet", clock="wall", hardware='{"gpu": "NVIDIA H200"}')
-    return found
+    return paths
 
 
 def _overwrite(file: Path, **values: object) -> None:
@@ -268,13 +268,13 @@ def test_the_launches_of_a_log_price_every_command_s_steps_without_graphs(
 
     (tmp_path / "eager.yaml").write_text(eager.model_dump_json())
     for name, more in (("graphs", []), ("eager", ["-d", "eager.yaml"])):
-        told = run("simulate", logs[True], "-c", "c", "-o", name, *more)
-        assert ("launches take 60.0 µs a kernel (" in told) == (name == "eager")
+        result = run("simulate", logs[True], "-c", "c", "-o", name, *more)
+        assert ("launches take 60.0 µs a kernel (" in result) == (name == "eager")
     graphs, waited, ran = StepCost(learnt), 0, Recording.load(tmp_path / "eager").steps.to_pylist()
     for step in ran:
-        held = {name: step[name] or 0 for name in AGGREGATES}
-        kernels = launches(step_operations(LLAMA_8B, learnt.learnt_as, StepSizes(**held)))
-        took, alike = step["end_ns"] - step["start_ns"], graphs.step_ns(StepPlan.of(**held))
+        amounts = {name: step[name] or 0 for name in AGGREGATES}
+        kernels = launches(step_operations(LLAMA_8B, learnt.learnt_as, StepSizes(**amounts)))
+        took, alike = step["end_ns"] - step["start_ns"], graphs.step_ns(StepPlan.of(**amounts))
         assert took == max(alike, int(learnt.launches.ns * kernels))
         waited += took > alike
     assert 0.5 < waited / len(ran) < 1

@@ -77,7 +77,7 @@ def test_a_recording_is_outside_where_its_cost_model_said_so(seed, rows, context
         "mixed": {"prefill_tokens": (4.0, float(tokens)), "decode_context": (0.0, 4.0 * context)},
         "prefill": {"prefill_tokens": (4.0, float(tokens))},
     }
-    known = calibration(**{regime: found for regime, found in ranges.items() if regime != left_out})
+    known = calibration(**{regime: limits for regime, limits in ranges.items() if regime != left_out})
     cost = ObservedPrices(StepCost(known))
     steps = simulated(cost, seed)
     out = beyond(known, steps.step, steps.regime)
@@ -94,11 +94,11 @@ def test_the_reason_is_what_puts_most_steps_outside() -> None:
 
 
 def test_how_far_beyond_is_the_farthest_of_all_amounts() -> None:
-    found = factor_beyond(
+    factor = factor_beyond(
         {"rows": (2, 8), "context": (100, 1000)},
         {"rows": np.array([1.0, 4.0, 16.0]), "context": np.array([[100.0], [4000.0]])},
     )
-    np.testing.assert_allclose(found, [[2, 1, 2], [4, 4, 4]])
+    np.testing.assert_allclose(factor, [[2, 1, 2], [4, 4, 4]])
     assert factor_beyond({"rows": (1, 8)}, {"rows": np.array([0.0])}) == [np.inf]
 
 
@@ -118,7 +118,7 @@ def predicted(request: pytest.FixtureRequest) -> OperationCost:
     return predicted_cost("L40S", deployment(**request.param))
 
 
-def of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str, float]:
+def sizes_of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str, float]:
     n = prompts * chunk
     return {
         "decode_rows": rows,
@@ -134,14 +134,14 @@ def of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str
 @examples(0.06)
 @given(many=st.lists(SIZES, min_size=1, max_size=8))
 def test_many_steps_are_trusted_as_each_alone(predicted, many):
-    each = [of(*size) for size in many]
-    found = step_trust(predicted, StepSizes(**{name: np.array([float(s[name]) for s in each]) for name in each[0]}))
-    for at, sizes in enumerate(each):
+    steps = [sizes_of(*size) for size in many]
+    trust = step_trust(predicted, StepSizes(**{name: np.array([float(s[name]) for s in steps]) for name in steps[0]}))
+    for at, sizes in enumerate(steps):
         alone = explain(predicted, StepSizes(**sizes))
         level = trust_within(predicted, [StepSizes(**sizes)]).level
-        assert found.level[at] == max(alone.level, TrustLevel.INTERPOLATED) == TrustLevel[level.upper()]
+        assert trust.level[at] == max(alone.level, TrustLevel.INTERPOLATED) == TrustLevel[level.upper()]
         errors, times = sum(o.sigma * o.ns for o in alone.operations), sum(o.ns for o in alone.operations)
-        assert found.sigma[at] == pytest.approx(errors / times, rel=1e-9)
+        assert trust.sigma[at] == pytest.approx(errors / times, rel=1e-9)
 
 
 def test_a_run_is_as_sure_as_its_steps_and_not_as_one_that_never_was() -> None:
@@ -149,7 +149,7 @@ def test_a_run_is_as_sure_as_its_steps_and_not_as_one_that_never_was() -> None:
     cost = observed(predicted_cost("H100", deployment(**PLAIN)))
     for rows, context in ((256, 300), (1, 16_000)):
         cost.decode_run_ns(rows, rows * context, rows * context**2, 1)
-    assert trust_within(cost.pure, [StepSizes(**of(256, 16_000, 0, 0, 0))]).level == "extrapolated"
+    assert trust_within(cost.pure, [StepSizes(**sizes_of(256, 16_000, 0, 0, 0))]).level == "extrapolated"
     assert cost.trust().level == "interpolated"
     cost.decode_run_ns(256, 256 * 16_000, 256 * 16_000**2, 1)
     assert cost.trust().level == "extrapolated"

@@ -110,6 +110,6 @@ def test_another_projects_profiles_agree_with_nvidias_tables() -> None:
     off: dict[str, list[np.ndarray]] = {}
     for m in profiled(PROFILES / "RTXPRO6000"):
         off.setdefault(m.key, []).append(np.abs(kernels.time(m.operation).ns / m.ns - 1))
-    medians = {key: float(np.median(np.concatenate(each))) for key, each in off.items()}
+    medians = {key: float(np.median(np.concatenate(parts))) for key, parts in off.items()}
     assert medians["gemm/bfloat16"] < 0.06 and medians["experts/bfloat16"] < 0.12
     assert medians["prefill/bfloat16"] < 0.1 and medians["decode/bfloat16"] < 0.12
