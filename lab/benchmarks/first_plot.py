@@ -20,10 +20,9 @@ from statistics import median
 from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
-from rich.console import Console
-from rich.table import Table
 
 from tests.dashboard.browser import chromium, dashboard
+from tokentwin.tables import print_table
 
 PAGES = ("plan", "frontier", "policy-lab", "run", "step", "trust", "calibration", "sweeps")
 SEEN = """
@@ -86,13 +85,12 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="a server of its own for each opening")
     options = parser.parse_args()
     openings = measure(options.pages.split(","), options.rounds, options.runs, options.query, options.cold)
-    table = Table(title=f"medians of {options.rounds}; load {os.getloadavg()[0]:.1f}", title_justify="left")
-    for heading in ("page", "title (s)", "first plot (s)", "main (CPU s)", "fetched (MB)"):
-        table.add_column(heading, justify="right" if "(" in heading else "left")
+    rows = []
     for name in options.pages.split(","):
-        rows = [row for row in openings if row["page"] == name]
-        table.add_row(name, *(f"{median(row[measured] for row in rows):.2f}" for measured in MEASURED))
-    Console(width=120).print(table)
+        mine = [row for row in openings if row["page"] == name]
+        rows.append((name, *(f"{median(row[measured] for row in mine):.2f}" for measured in MEASURED)))
+    figures = ("title (s)", "first plot (s)", "main (CPU s)", "fetched (MB)")
+    print_table(("page", *figures), rows, f"medians of {options.rounds}; load {os.getloadavg()[0]:.1f}", figures)
     print(json.dumps({"load": os.getloadavg(), "opened": openings}))
 
 

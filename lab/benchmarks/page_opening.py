@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from streamlit.testing.v1 import AppTest
+
+from tokentwin.tables import print_table
 
 TARGET_S = 3.0
 PAGES = ("plan", "frontier", "policy_lab", "run", "step", "trust", "calibration", "sweeps", "glossary")
@@ -72,13 +72,9 @@ def main() -> None:
     if (options.runs is None) != (options.name is None):
         parser.error("give both RUNS and NAME, or neither")
     measured = measure(options.runs, options.name)
-    table = Table(title=f"target {TARGET_S:g} s", title_justify="left")
-    for heading in ("page", "visit", "waited (s)", "user (s)", "system (s)"):
-        table.add_column(heading, justify="right" if "(" in heading else "left")
-    for row in measured:
-        times = (f"{row[name]:.2f}" for name in ("wall_s", "user_s", "system_s"))
-        table.add_row(row["page"], row["visit"], *times)
-    Console(width=120).print(table)
+    times = {"waited (s)": "wall_s", "user (s)": "user_s", "system (s)": "system_s"}
+    rows = ((row["page"], row["visit"], *(f"{row[name]:.2f}" for name in times.values())) for row in measured)
+    print_table(("page", "visit", *times), rows, f"target {TARGET_S:g} s", times)
     peak_mb = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     print(json.dumps({"target_s": TARGET_S, "peak_rss_mb": peak_mb, "opened": measured}))
 

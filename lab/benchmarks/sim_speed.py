@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -29,6 +27,7 @@ from serving.deployments.fleet import FleetConfig
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.router import ROUTERS
+from tokentwin.tables import print_table
 
 FLEETS = (1, 10, 100, 1000)
 RATE_PER_S = 9.0  # requests at each replica
@@ -110,10 +109,7 @@ def main() -> None:
     elif options.fleets:
         sizes, routers = [(20_000, replicas) for replicas in FLEETS], list(ROUTERS)
     results = [measure(*size, router) for router in options.router or routers for size in sizes]
-    table = Table(*results[0])
-    for result in results:
-        table.add_row(*map(str, result.values()))
-    Console(width=120).print(table)
+    print_table(list(results[0]), (list(map(str, result.values())) for result in results))
     print(json.dumps(results))
 
 

@@ -246,7 +246,7 @@ def add_rms_norm(
 
         return Prepared(make, call, error)
 
-    what = f"{tokens} x {size}{'' if add else ', no residual'}{', to fp8' if fp8 else ''}"
+    what = f"{tokens} x {size}" + ", no residual" * (not add) + ", to fp8" * fp8
     cost, about = Cost(2 * size * (4 * tokens + 1)), on.about(tokens, size, size)
     return Operation("add_rms_norm", what, dtype, LIMIT[_FP8 if fp8 else dtype], prepare, cost, about)
 

@@ -118,7 +118,9 @@ def lines(results: dict[str, Any]) -> list[Line]:
     for target in TARGETS:
         value = target.find(results)
         stood_in = target.ceiling in stand_ins(results)
-        text = UNMEASURED if value is None else f"{_figure(value)}{target.unit}{' (of a stand-in)' if stood_in else ''}"
+        text = UNMEASURED if value is None else f"{_figure(value)}{target.unit}"
+        if stood_in and value is not None:
+            text += " (of a stand-in)"
         made.append(Line(target.name, target.says(), text, None if value is None or dry else target.met(value)))
     return made
 
@@ -153,10 +155,7 @@ def page(results: dict[str, Any]) -> str:
     text = [f"# Measured on {real.get('environment', {}).get('gpu', 'a GPU')}", ""]
     text += ["```", "python -m lab.gpu_suite --out DIR"]
     text += ["python -m lab.gpu_suite.page --results DIR --write PAGE", "```"]
-    text += [
-        "The first command measures, the second writes this page ([how](gpu-suite.md)).",
-        "",
-    ]
+    text += ["The first command measures, the second writes this page ([how](gpu-suite.md)).", ""]
     if not real:
         text += ["**No GPU has run the suite yet.** A test runs all of it in miniature on the CPU.", ""]
     else:
@@ -231,7 +230,7 @@ def _in_unit(name: str, value: object) -> object:
 
 
 def _word(met: bool | None) -> str:
-    return "-" if met is None else "yes" if met else "NO"
+    return {None: "-", True: "yes", False: "NO"}[met]
 
 
 def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:

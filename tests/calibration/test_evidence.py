@@ -21,11 +21,11 @@ from calibration.validation.external.case import Case
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.trust_page.results import covered, load_external
-from lab.external.fitting import fit
 from lab.external.leave_out import HEADER, leave_out, table
 from lab.external.lessons import Lesson, lessons
 from lab.external.page import left_out_section
 from lab.external.schedule import schedule
+from lab.external.teaching import fit
 from serving.deployments.config import Deployment, parse
 from serving.deployments.engine_name import EngineName
 from serving.deployments.gpu_spec import find_gpu

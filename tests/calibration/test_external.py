@@ -381,7 +381,7 @@ def test_many_runs_are_summed_up_and_doubts_counted(tmp_path: Path) -> None:
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, cost: CostModel, *args: str) -> Any:
-    monkeypatch.setattr(validate_external, "_predictor", lambda: predictor(cost))
+    monkeypatch.setattr("calibration.validation.external.predictor.blind", predictor(cost))
     return CliRunner().invoke(validate, ["external", *args])
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from calibration.trust import LEVELS
-from lab.claims.break_even import break_even
-from lab.claims.check import check
+from lab.claims.check import break_even, check
 from lab.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
 from lab.claims.figures import measured
 from lab.claims.page import page as as_markdown

@@ -17,9 +17,8 @@ from lab.gpu_suite.__main__ import _commit, main
 from lab.gpu_suite.engine_benchmark import decode_weight_bytes, idle_share, prefill_flops, usual_workload
 from lab.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
 from lab.gpu_suite.phases import GROUPS, PHASES, chosen
-from lab.gpu_suite.recorded_runs import pace_of, record_runs
+from lab.gpu_suite.recorded_runs import Pace, pace_of, record_runs, scenarios
 from lab.gpu_suite.results import Results, load
-from lab.gpu_suite.scenarios import Pace, scenarios
 from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
 from realengine.engine import Engine
 from realengine.hardware import _driver

@@ -8,8 +8,7 @@ import pytest
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.operations import DecodeAttention, Gemm, PrefillAttention
-from lab.kernels.fit import main
-from lab.kernels.own_tables import agreement, own_measurements
+from lab.kernels.fit import agreement, main, own_measurements
 from serving.deployments.gpu_spec import find_gpu
 
 H200 = find_gpu("H200")
