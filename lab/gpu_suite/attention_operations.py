@@ -20,7 +20,7 @@ from lab.gpu_suite.ragged_batch import (
     pool_blocks,
     random_cache,
 )
-from lab.gpu_suite.references import attended, relative_error
+from lab.gpu_suite.references import attended, relative_error, rotated
 from realengine.kernels.attention_shapes import Shape
 from realengine.kv_cache import LayerKv
 from realengine.layer_ops import HeadNorms
@@ -145,11 +145,8 @@ def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Op
 
         return Prepared(make, call, error)
 
-    head_norms, pairs = (
-        "head norms" if spec.qk_norm else "no norms",
-        "interleaved" if spec.rope_interleaved else "halves",
-    )
-    kind = f"{head_norms}, {pairs}"
+    kind = "head norms" if spec.qk_norm else "no norms"
+    kind += ", interleaved" if spec.rope_interleaved else ", halves"
     tokens, merged = sum(count for _, count in rows), (heads[0] + 2 * heads[1]) * shape.dim
     norms = 2 * 2 * shape.dim if spec.qk_norm else 0
     cost = Cost(tokens * (2 * 2 * merged + 4 * shape.dim + 8) + norms)
