@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from simpy.events import Event, ProcessGenerator
+
 from serving.front_door import FrontDoor
 from serving.request import Request
 from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
-from sim.clock import ARRIVAL, Alarm, VirtualClock
+from sim.clock import ARRIVAL, VirtualClock
 from sim.run_log import RunSink
 
 _CLIENTS_OWN = ("request_id", "tenant", "slo_class", "priority", "status", "reason", "prompt_tokens", "output_tokens")
@@ -22,11 +24,12 @@ _CLIENTS_OWN = ("request_id", "tenant", "slo_class", "priority", "status", "reas
 class _Visit:
     """A request, from its client's sending until it has left and its row is written; `texts_ns` are of its tokens."""
 
-    __slots__ = ("ends", "received_ns", "sent_ns", "texts_ns")
+    __slots__ = ("ends", "left", "received_ns", "sent_ns", "texts_ns")
 
-    def __init__(self, sent_ns: int) -> None:
+    def __init__(self, sent_ns: int, received_ns: int, left: Event) -> None:
         self.sent_ns = sent_ns
-        self.received_ns = sent_ns
+        self.received_ns = received_ns
+        self.left = left  # happens when the gateway has no more to do with the request
         self.texts_ns: list[int] = []
         self.ends = 0
 
@@ -63,13 +66,21 @@ class ApiServer:
     def send(self, request: WorkloadRequest) -> None:
         """Let a client send `request` now."""
         self.under_way += 1
-        visit = self._visits[request.id] = _Visit(self._clock.now_ns)
-        visit.received_ns = self._clock.now_ns + round(self._times.client_ns)
-        Alarm(self._clock, visit.received_ns, ARRIVAL, lambda _: self._received(request))
+        now = self._clock.now_ns
+        visit = self._visits[request.id] = _Visit(now, now + round(self._times.client_ns), self._clock.event())
+        self._clock.start(self._serve(request, visit))
 
-    def _received(self, request: WorkloadRequest) -> None:
-        work_ns = self._times.request_ns + self._times.prompt_token_ns * request.prompt_len
-        Alarm(self._clock, self._done(self._clock.now_ns, work_ns), ARRIVAL, lambda _: self._offer(request))
+    def _serve(self, request: WorkloadRequest, visit: _Visit) -> ProcessGenerator:
+        clock, times = self._clock, self._times
+        yield clock.until(visit.received_ns, ARRIVAL)
+        work_ns = times.request_ns + times.prompt_token_ns * request.prompt_len
+        yield clock.until(self._done(clock.now_ns, work_ns), ARRIVAL)
+        self._offer(request)
+        yield visit.left
+        answered_ns = visit.texts_ns[-1] + round(times.last_ns) if visit.texts_ns else clock.now_ns
+        yield clock.until(answered_ns, ARRIVAL)
+        self.under_way -= 1
+        self._on_answered(request)
 
     def sampled(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
         """Make text of the tokens that a step sampled for `requests`: see `sim.run_log.TokenObserver`."""
@@ -86,10 +97,7 @@ class ApiServer:
 
     def left(self, request: WorkloadRequest) -> None:
         """Answer the client: the gateway has no more to do with `request`."""
-        at_ns = self._clock.now_ns
-        if texts_ns := self._ending(request.id).texts_ns:
-            at_ns = max(at_ns, texts_ns[-1] + round(self._times.last_ns))
-        Alarm(self._clock, at_ns, ARRIVAL, lambda _: self._answered(request))
+        self._ending(request.id).left.succeed()
 
     def _ending(self, id: int) -> _Visit:
         """Return the visit, which ends twice: the request leaves, and its row is written, in either order."""
@@ -98,10 +106,6 @@ class ApiServer:
         if visit.ends == 2:
             del self._visits[id]
         return visit
-
-    def _answered(self, request: WorkloadRequest) -> None:
-        self.under_way -= 1
-        self._on_answered(request)
 
     # Rows
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simpy import Interrupt
+from simpy.events import ProcessGenerator
+
 from serving.clients import Clients
 from serving.workload import WorkloadRequest
-from sim.clock import ARRIVAL, Alarm, VirtualClock
+from sim.clock import ARRIVAL, VirtualClock
+
+_NEVER = 1 << 62
 
 
 class Arrivals:
-    """The offers of the requests of `clients`. There is one alarm, for the next request that is due."""
+    """The process that offers the requests of `clients`."""
 
     def __init__(self, clock: VirtualClock, clients: Clients, offer: Callable[[WorkloadRequest], None]) -> None:
         self._clock = clock
         self._clients = clients
         self._offer = offer
-        self._alarm: Alarm | None = None
-        self._alarm_ns = 0
-        self._await_next()
+        self._waits_until_ns = 0
+        self._process = clock.start(self._arrive())
 
     @property
     def exhausted(self) -> bool:
@@ -28,20 +32,20 @@ class Arrivals:
     def ended(self, request: WorkloadRequest) -> None:
         """Record that `request` has left, now."""
         self._clients.ended(request, self._clock.now_ns)
-        self._await_next()
-
-    def _await_next(self) -> None:
         next_ns = self._clients.next_ns
-        if next_ns is None or (self._alarm is not None and self._alarm_ns <= next_ns):
-            return
-        self._alarm_ns = max(next_ns, self._clock.now_ns)
-        self._alarm = Alarm(self._clock, self._alarm_ns, ARRIVAL, self._release)
+        if next_ns is not None and next_ns < self._waits_until_ns:
+            self._waits_until_ns = next_ns
+            self._process.interrupt()
 
-    def _release(self, alarm: Alarm) -> None:
-        if alarm is not self._alarm:
-            return
-        now = self._clock.now_ns
-        while (next_ns := self._clients.next_ns) is not None and next_ns <= now:
-            self._offer(self._clients.pop())
-        self._alarm = None
-        self._await_next()
+    def _arrive(self) -> ProcessGenerator:
+        clock, clients = self._clock, self._clients
+        while not clients.exhausted:
+            next_ns = clients.next_ns
+            self._waits_until_ns = _NEVER if next_ns is None else next_ns
+            try:
+                yield clock.event() if next_ns is None else clock.until(next_ns, ARRIVAL)
+            except Interrupt:
+                continue  # the end of a request has made another due sooner
+            self._waits_until_ns = 0
+            while (next_ns := clients.next_ns) is not None and next_ns <= clock.now_ns:
+                self._offer(clients.pop())

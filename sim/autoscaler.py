@@ -7,11 +7,10 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
-from typing import Any
 
-from simpy import Event
+from simpy.events import ProcessGenerator
 
 from serving.deployments.fleet import AutoscalerConfig
 from sim.clock import VirtualClock, from_seconds
@@ -19,9 +18,7 @@ from sim.fleet import Fleet, Life
 from sim.run_log import RunLog
 
 
-def autoscaling(
-    clock: VirtualClock, scalers: Sequence[Autoscaler], for_ever: bool = False
-) -> Generator[Event, Any, None]:
+def autoscaling(clock: VirtualClock, scalers: Sequence[Autoscaler], for_ever: bool = False) -> ProcessGenerator:
     """Let each autoscaler review its pool when it is due, in the order of `scalers`: a process on the clock.
 
     It ends when nothing else is left to happen on the clock, unless `for_ever`. One process has all autoscalers, so

@@ -1,7 +1,7 @@
 """The virtual clock, and the order of its events.
 
-What happens rarely is a SimPy process, which waits by `yield clock.until(at_ns)`. What happens at every step or request
-is an `Alarm`, which takes a shorter way.
+What happens is a SimPy process, which waits by `yield clock.until(at_ns)`. Only the steps of replicas, most of all
+events, are `Alarm`s, which take a shorter way.
 
 Events at one timestamp happen in a stated order: steps end (by replica), then transfers of KV, then the fleet changes,
 then requests arrive or are given up, then schedulers plan. SimPy orders equal times by priority, then by age, so the
@@ -43,11 +43,12 @@ class VirtualClock(simpy.core.Environment):
         self._now = self.now_ns = at_ns
         alarm.callback(alarm)
 
-    def start(self, process: Generator[simpy.events.Event, Any, None]) -> None:
+    def start(self, generator: Generator[simpy.events.Event, Any, None]) -> simpy.events.Process:
         """Start a process now. An exception of it is raised as it is; SimPy would raise a copy."""
-        callbacks = self.process(process).callbacks
-        assert callbacks is not None
-        callbacks.append(_raise_failure)
+        process = self.process(generator)
+        assert process.callbacks is not None
+        process.callbacks.append(_raise_failure)
+        return process
 
     def until(self, at_ns: int, order: int = FLEET) -> simpy.events.Event:
         """Return the event of the time `at_ns`, now at the earliest, for a process to wait for.

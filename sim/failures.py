@@ -5,11 +5,10 @@ Each failure is a process on the clock. A failure of a replica that does not exi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from random import Random
-from typing import Any
 
-from simpy import Event
+from simpy.events import ProcessGenerator
 
 from serving.deployments.fleet import Crash, FleetConfig, LinkLoss, Slowdown
 from serving.errors import UserError
@@ -55,19 +54,19 @@ class Failures:
                 for life in fleet.living(pool):
                     self._begin_to_wear(life)
 
-    def _crash(self, crash: Crash) -> Generator[Event, Any, None]:
+    def _crash(self, crash: Crash) -> ProcessGenerator:
         yield self._clock.until(from_seconds(crash.at_s))
         if (life := self._serving(crash)) is not None:
             self._fleet.crash(life, None if crash.recovery_s is None else from_seconds(crash.recovery_s))
 
-    def _slow_down(self, slowdown: Slowdown) -> Generator[Event, Any, None]:
+    def _slow_down(self, slowdown: Slowdown) -> ProcessGenerator:
         yield self._clock.until(from_seconds(slowdown.at_s))
         if (life := self._serving(slowdown)) is not None:
             life.replica.slow_down(slowdown.factor)
             yield self._clock.until(self._clock.now_ns + from_seconds(slowdown.for_s))
             life.replica.speed_up(slowdown.factor)
 
-    def _lose_link(self, loss: LinkLoss, links: Links) -> Generator[Event, Any, None]:
+    def _lose_link(self, loss: LinkLoss, links: Links) -> ProcessGenerator:
         yield self._clock.until(from_seconds(loss.at_s))
         if (life := self._serving(loss)) is not None:
             links.lose(life.replica.index)
@@ -82,7 +81,7 @@ class Failures:
     def _begin_to_wear(self, life: Life) -> None:
         self._clock.start(self._wear_out(life))
 
-    def _wear_out(self, life: Life) -> Generator[Event, Any, None]:
+    def _wear_out(self, life: Life) -> ProcessGenerator:
         """Crash a replica after a time that is drawn for its place, whatever else the fleet has."""
         failures = self._config.failures
         assert failures.mtbf_s is not None

@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simpy.events import ProcessGenerator
+
 from serving.deployments.node_groups import nodes_of
 from serving.own_contract import contract_with
 from serving.request import Request
 from serving.scheduler import find_policy
 from serving.workload import WorkloadRequest
-from sim.clock import FLEET, Alarm, VirtualClock
+from sim.clock import VirtualClock
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
 from sim.lockstep import Lockstep, Rank, steps_together
@@ -148,7 +150,11 @@ class Fleet:
     def start(self, pool: int, cold_start_ns: int, after: Life | None = None) -> None:
         """Start one replica more in `pool`, as a successor of `after` if given, ready after `cold_start_ns`."""
         life = self._new(pool, after)
-        Alarm(self._clock, self._clock.now_ns + cold_start_ns, FLEET, lambda _: self._ready(life))
+        self._clock.start(self._warm_up(life, cold_start_ns))
+
+    def _warm_up(self, life: Life, cold_start_ns: int) -> ProcessGenerator:
+        yield self._clock.until(self._clock.now_ns + cold_start_ns)
+        self._ready(life)
 
     def drain(self, life: Life) -> None:
         """Give the replica no more requests, and end it when it has none; end one that still starts now."""

@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
+from simpy.events import ProcessGenerator
+
 from serving.deployments.fleet import AdmissionConfig, Patience, Retry
 from serving.request import Request, Status
 from serving.workload import STOPPED, WorkloadRequest
-from sim.clock import ARRIVAL, TRANSFER_ENDS, Alarm, VirtualClock, from_seconds
+from sim.clock import ARRIVAL, TRANSFER_ENDS, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 from sim.kv_transfers import KvTransfers
 from sim.replica import Replica
@@ -79,12 +81,9 @@ class Gateway:
         """Take `request`, which arrives now."""
         visit = self._visits[request.id] = _Visit(request, self._clock.now_ns)
         if self._patience is not None:
-            waits_ns = from_seconds(patience_s(self._patience, request.id))
-            Alarm(self._clock, self._clock.now_ns + waits_ns, ARRIVAL, lambda _: self._impatient(visit))
-        if (leaves_ns := request.leaves_ns) is not None:
-            end = ("cancelled", "its client hung up") if request.stop_ns is None else ("finished", STOPPED)
-            at_ns = max(leaves_ns, self._clock.now_ns)
-            Alarm(self._clock, at_ns, ARRIVAL, lambda _: self.give_up(request.id, *end))
+            self._clock.start(self._lose_patience(visit, self._patience))
+        if request.leaves_ns is not None:
+            self._clock.start(self._hang_up(request, request.leaves_ns))
         self._attempt(visit)
 
     def open_requests(self) -> list[int]:
@@ -115,9 +114,7 @@ class Gateway:
 
     def prefilled(self, request: Request) -> None:
         """Let a decode replica take `request` over; its first token is on a prefill replica that keeps its KV."""
-        visit = self._visits[request.id]
-        # Take over after all steps have ended that end now: a router may look at them.
-        Alarm(self._clock, self._clock.now_ns, TRANSFER_ENDS, lambda _: self._take_over(visit, request))
+        self._clock.start(self._hand_over(self._visits[request.id], request))
 
     def lost(self, requests: Sequence[Request]) -> None:
         """Start `requests` again, whose replica crashed."""
@@ -139,9 +136,7 @@ class Gateway:
     def _attempt(self, visit: _Visit) -> None:
         visit.attempts += 1
         if self._timeout_ns is not None:
-            attempt = visit.attempts
-            at_ns = self._clock.now_ns + self._timeout_ns
-            Alarm(self._clock, at_ns, ARRIVAL, lambda _: self._waited_long(visit, attempt))
+            self._clock.start(self._time_out(visit, visit.attempts, self._timeout_ns))
         self._place(visit)
 
     def _place(self, visit: _Visit) -> None:
@@ -158,6 +153,11 @@ class Gateway:
             visit.replica = replica
             offered = self._fleet.offered_to(replica, visit.request)
             visit.live = replica.offer(offered, visit.arrival_ns, visit.attempts)
+
+    def _hand_over(self, visit: _Visit, request: Request) -> ProcessGenerator:
+        """Let `request` be taken over after all steps have ended that end now: a router may look at them."""
+        yield self._clock.until(self._clock.now_ns, TRANSFER_ENDS)
+        self._take_over(visit, request)
 
     def _take_over(self, visit: _Visit, request: Request) -> None:
         if visit.live is not request or self._visits.get(request.id) is not visit:
@@ -187,18 +187,20 @@ class Gateway:
         """End an attempt that failed; perhaps there is another."""
         request = visit.request
         if visit.attempts < self._retry.max_attempts:
-            again_ns = self._clock.now_ns + from_seconds(backoff_s(self._retry, request.id, visit.attempts))
-            Alarm(self._clock, again_ns, ARRIVAL, lambda _: self._again(visit))
+            self._clock.start(self._try_again(visit, from_seconds(backoff_s(self._retry, request.id, visit.attempts))))
         else:
             self._leave(visit, status, reason)
 
-    def _again(self, visit: _Visit) -> None:
+    def _try_again(self, visit: _Visit, backoff_ns: int) -> ProcessGenerator:
+        yield self._clock.until(self._clock.now_ns + backoff_ns, ARRIVAL)
         if self._visits.get(visit.request.id) is visit:
             self._attempt(visit)
 
     # Giving up
 
-    def _waited_long(self, visit: _Visit, attempt: int) -> None:
+    def _time_out(self, visit: _Visit, attempt: int, timeout_ns: int) -> ProcessGenerator:
+        """End attempt number `attempt` if it is still queued after `timeout_ns`."""
+        yield self._clock.until(self._clock.now_ns + timeout_ns, ARRIVAL)
         if self._visits.get(visit.request.id) is not visit or visit.attempts != attempt:
             return
         if visit.live is not None:
@@ -209,14 +211,21 @@ class Gateway:
             self._held.remove(visit)
         else:
             return  # refused, and not back yet
-        self._failed(visit, "timed_out", f"waited {(self._timeout_ns or 0) / 1e9:g} s in the queue")
+        self._failed(visit, "timed_out", f"waited {timeout_ns / 1e9:g} s in the queue")
 
-    def _impatient(self, visit: _Visit) -> None:
-        assert self._patience is not None
+    def _hang_up(self, request: WorkloadRequest, at_ns: int) -> ProcessGenerator:
+        yield self._clock.until(at_ns, ARRIVAL)
+        if request.stop_ns is None:
+            self.give_up(request.id, "cancelled", "its client hung up")
+        else:
+            self.give_up(request.id, "finished", STOPPED)
+
+    def _lose_patience(self, visit: _Visit, patience: Patience) -> ProcessGenerator:
+        yield self._clock.until(self._clock.now_ns + from_seconds(patience_s(patience, visit.request.id)), ARRIVAL)
         if self._visits.get(visit.request.id) is not visit:
             return
         live, now = visit.live, self._clock.now_ns
-        if live is not None and self._patience.until == "first-token" and self._got(live):
+        if live is not None and patience.until == "first-token" and self._got(live):
             return
         self.give_up(visit.request.id, "cancelled", f"its user gave up after {(now - visit.arrival_ns) / 1e9:.3g} s")
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simpy.events import ProcessGenerator
+
 from serving.deployments.config import Deployment
 from serving.deployments.kv_bytes import kv_bytes_per_token
 from serving.kv.content import segment_content
 from serving.kv.tiered_blocks import TieredBlocks
 from serving.request import Request
-from sim.clock import TRANSFER_ENDS, Alarm, VirtualClock
+from sim.clock import TRANSFER_ENDS, VirtualClock
 from sim.fifo_link import FifoLink
 from sim.replica import Replica
 from sim.run_log import RunLog
@@ -55,7 +57,11 @@ class TieredKv(TieredBlocks):
         self._loads_until(request, ends_ns)
 
     def _loads_until(self, request: Request, ends_ns: int) -> None:
-        Alarm(self._clock, ends_ns, TRANSFER_ENDS, lambda _: self._replica.loaded(request))
+        self._clock.start(self._load(request, ends_ns))
+
+    def _load(self, request: Request, ends_ns: int) -> ProcessGenerator:
+        yield self._clock.until(ends_ns, TRANSFER_ENDS)
+        self._replica.loaded(request)
 
     def admitted(self, request: Request) -> None:
         """Do nothing: the request's blocks count as used when it ends."""
@@ -67,8 +73,12 @@ class TieredKv(TieredBlocks):
     def _keeps_until(self, request: Request, written_ns: int) -> bool:
         if written_ns <= self._clock.now_ns:
             return False
-        Alarm(self._clock, written_ns, TRANSFER_ENDS, lambda _: self._replica.release(request))
+        self._clock.start(self._keep(request, written_ns))
         return True
+
+    def _keep(self, request: Request, written_ns: int) -> ProcessGenerator:
+        yield self._clock.until(written_ns, TRANSFER_ENDS)
+        self._replica.release(request)
 
     # Transfers
 

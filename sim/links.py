@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
 
-from sim.clock import SECOND_NS, TRANSFER_ENDS, Alarm, VirtualClock
+from simpy import Interrupt, Process
+from simpy.events import ProcessGenerator
+
+from sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
 
 _FINE = 1_000_000  # rates are in millionths of a byte a second: shares are rounded down to one
 
@@ -30,15 +32,20 @@ class Port:
 class Flow:
     """One transfer: each nanosecond takes `rate` off `left`, since `since_ns`."""
 
-    __slots__ = ("alarm", "left", "on_end", "ports", "rate", "since_ns", "size")
+    __slots__ = ("cancelled", "left", "ports", "process", "rate", "since_ns", "size")
 
-    def __init__(self, size: int, ports: tuple[Port, ...], on_end: Callable[[], None]) -> None:
+    def __init__(self, size: int, ports: tuple[Port, ...]) -> None:
         self.size = self.left = size
         self.ports = ports
-        self.on_end = on_end
         self.rate = 0
         self.since_ns = 0
-        self.alarm: Alarm | None = None  # alarm of its begin or end; None while it stands still
+        self.cancelled = False
+        self.process: Process | None = None
+
+    @property
+    def ends_ns(self) -> int:
+        """The time when all its bytes have arrived, at the rate that it has."""
+        return self.since_ns - (-self.left // self.rate)
 
 
 class Links:
@@ -63,18 +70,33 @@ class Links:
     def start(self, source: int, destination: int, size: int, on_end: Callable[[], None]) -> Flow:
         """Send `size` bytes, beginning after the latency; `on_end` is called when all of them have arrived."""
         ports = (self._of(source)[0], self._of(destination)[1], *self._fabric)
-        flow = Flow(size * _FINE * SECOND_NS, ports, on_end)
-        begins_ns = self._clock.now_ns + self._latency_ns
-        flow.alarm = Alarm(self._clock, begins_ns, TRANSFER_ENDS, partial(self._begin, flow))
+        flow = Flow(size * _FINE * SECOND_NS, ports)
+        flow.process = self._clock.start(self._carry(flow, on_end))
         return flow
+
+    def _carry(self, flow: Flow, on_end: Callable[[], None]) -> ProcessGenerator:
+        clock = self._clock
+        yield clock.until(clock.now_ns + self._latency_ns, TRANSFER_ENDS)
+        if flow.cancelled:
+            return
+        for port in flow.ports:
+            port.flows[flow] = None
+        self._share(flow.ports)
+        while not flow.cancelled:
+            try:
+                yield clock.until(flow.ends_ns, TRANSFER_ENDS) if flow.rate else clock.event()
+            except Interrupt:
+                continue  # it has another rate, or is cancelled
+            self._leave(flow)
+            on_end()
+            return
 
     def cancel(self, flow: Flow) -> None:
         """Stop `flow`; nothing happens if it has ended."""
-        flow.alarm = None
+        flow.cancelled = True
         if flow in flow.ports[0].flows:
-            for port in flow.ports:
-                del port.flows[flow]
-            self._share(flow.ports)
+            self._leave(flow)
+            self._wake(flow)
 
     def lose(self, replica: int) -> None:
         """Cut `replica` off until `restore`. Flows that were on their way start over then."""
@@ -82,7 +104,8 @@ class Links:
         for port in self._of(replica):
             port.capacity = 0
             for flow in port.flows:
-                flow.left, flow.rate, flow.alarm = flow.size, 0, None
+                flow.left, flow.rate = flow.size, 0
+                self._wake(flow)
         self._share(self._of(replica))
 
     def restore(self, replica: int) -> None:
@@ -114,17 +137,15 @@ class Links:
             self._ports[replica] = Port(self._nic), Port(self._nic)
         return self._ports[replica]
 
-    def _begin(self, flow: Flow, alarm: Alarm) -> None:
-        if alarm is flow.alarm:
-            flow.alarm = None
-            for port in flow.ports:
-                port.flows[flow] = None
-            self._share(flow.ports)
+    def _leave(self, flow: Flow) -> None:
+        for port in flow.ports:
+            del port.flows[flow]
+        self._share(flow.ports)
 
-    def _end(self, flow: Flow, alarm: Alarm) -> None:
-        if alarm is flow.alarm:
-            self.cancel(flow)
-            flow.on_end()
+    def _wake(self, flow: Flow) -> None:
+        """Let the process of `flow` look at it again, unless that process is the one that runs."""
+        if flow.process is not None and flow.process is not self._clock.active_process:
+            flow.process.interrupt()
 
     def _share(self, touched: Iterable[Port]) -> None:
         """Set new rates for flows through the ports `touched`, and for all that share a port with such a flow."""
@@ -133,10 +154,8 @@ class Links:
             if rate == flow.rate:
                 continue  # the flow ends when it would have
             flow.left = max(flow.left - flow.rate * (now - flow.since_ns), 0)
-            flow.since_ns, flow.rate, flow.alarm = now, rate, None
-            if rate:
-                ends_ns = now + -(-flow.left // rate)
-                flow.alarm = Alarm(self._clock, ends_ns, TRANSFER_ENDS, partial(self._end, flow))
+            flow.since_ns, flow.rate = now, rate
+            self._wake(flow)
 
 
 def max_min_rates(ports: list[Port]) -> dict[Flow, int]:

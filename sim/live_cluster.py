@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from simpy.events import ProcessGenerator
+
 from serving.call_limit import watching
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
 from serving.request import Request
 from serving.workload import WorkloadRequest
-from sim.clock import ARRIVAL, Alarm
+from sim.clock import ARRIVAL
 from sim.cluster import Cluster, Simulated
 from sim.fleet import Life
 from sim.remote_prefills import RemotePrefills
@@ -63,7 +65,7 @@ class LiveCluster(Cluster):
                 while clock.peek() <= at_ns:
                     self._until(at_ns)
                     at_ns += 1
-                Alarm(clock, at_ns, ARRIVAL, lambda _: _all(inputs, at_ns))
+                clock.start(self._put(inputs, at_ns))
                 self._until(at_ns)
 
     def offer(self, request: WorkloadRequest) -> None:
@@ -101,6 +103,11 @@ class LiveCluster(Cluster):
         self.advance(to_ns, [self._give_all_up])
         return replace(self._end(), duration_ns=self._emptied_ns)
 
+    def _put(self, inputs: Iterable[Callable[[int], None]], at_ns: int) -> ProcessGenerator:
+        yield self._clock.until(at_ns, ARRIVAL)
+        for put in inputs:
+            put(at_ns)
+
     def _give_all_up(self, at_ns: int) -> None:
         for id in self._gateway.open_requests():
             self.give_up(id, "unfinished", "the server ended")
@@ -115,8 +122,3 @@ class LiveCluster(Cluster):
             self._emptied_ns = self._clock.now_ns
             if self._changes != self._fleet.changes:
                 self._lives, self._changes = self._fleet.record(), self._fleet.changes
-
-
-def _all(inputs: Iterable[Callable[[int], None]], at_ns: int) -> None:
-    for put in inputs:
-        put(at_ns)

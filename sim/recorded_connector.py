@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from simpy.events import ProcessGenerator
+
 from serving.request import Request
-from sim.clock import TRANSFER_ENDS, Alarm, VirtualClock
+from sim.clock import TRANSFER_ENDS, VirtualClock
 from sim.replica import Replica
 
 
@@ -49,10 +51,10 @@ class RecordedConnector:
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         if not self.synchronous:
-            ends_ns = self._clock.now_ns + self._outside.base_ns + self._outside.per_token_ns * tokens
-            Alarm(self._clock, ends_ns, TRANSFER_ENDS, lambda _: self._ends(request))
+            self._clock.start(self._load(request, self._outside.base_ns + self._outside.per_token_ns * tokens))
 
-    def _ends(self, request: Request) -> None:
+    def _load(self, request: Request, ns: int) -> ProcessGenerator:
+        yield self._clock.until(self._clock.now_ns + ns, TRANSFER_ENDS)
         if request.id in self._outside.failing:
             self._failed.add(request.id)
             self._replica.load_failed(request)

@@ -14,6 +14,7 @@ from math import prod
 from typing import Protocol
 
 from mypy_extensions import mypyc_attr
+from simpy.events import ProcessGenerator
 
 from serving.contract import Contract
 from serving.cost_model import CostModel
@@ -157,14 +158,15 @@ class Replica:
         self._known_tokens += request.known
         if compile_ns := request.arrived.grammar_compile_ns:
             request.await_grammar()
-            Alarm(self._clock, self._clock.now_ns + compile_ns, ARRIVAL, lambda _: self._compiled(request))
+            self._clock.start(self._compile(request, compile_ns))
         for listener in self.listeners:
             listener.loaded(self)
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
-    def _compiled(self, request: Request) -> None:
-        """Let `request` run: its grammar is compiled now."""
+    def _compile(self, request: Request, ns: int) -> ProcessGenerator:
+        """Let `request` run when its grammar has been compiled."""
+        yield self._clock.until(self._clock.now_ns + ns, ARRIVAL)
         if not request.ended:
             self._wake()
             request.compiling = False

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.clock import FLEET, Alarm, VirtualClock
+from sim.clock import VirtualClock
 from sim.links import Flow, Links, Port, max_min_rates
 
 GB, MS, S = 1_000_000_000, 1_000_000, 1_000_000_000
@@ -21,12 +21,17 @@ class Transfers:
         self.links = Links(self.clock, latency, nic, fabric)
         self.flows, self.ends = {}, {}
         for number, flow in enumerate(flows):
-            Alarm(self.clock, flow[0], FLEET, lambda _, number=number, flow=flow: self._start(number, *flow[1:]))
+            self.clock.start(self._start(number, *flow))
         for at_ns, what in then:
-            Alarm(self.clock, at_ns, FLEET, lambda _, what=what: what(self))
+            self.clock.start(self._then(at_ns, what))
         self.clock.run()
 
-    def _start(self, number, source, destination, size):
+    def _then(self, at_ns, what):
+        yield self.clock.until(at_ns)
+        what(self)
+
+    def _start(self, number, at_ns, source, destination, size):
+        yield self.clock.until(at_ns)
         ended = lambda: self.ends.__setitem__(number, self.clock.now_ns)  # noqa: E731
         self.flows[number] = self.links.start(source, destination, size, ended)
 
@@ -95,7 +100,7 @@ def test_rates_are_max_min_fair(flows, fabric):
     made = []
     for _, source, destination, _ in flows:
         through = tuple(ports[name] for name in (source, destination, *names[8:]))
-        made.append(Flow(1, through, lambda: None))
+        made.append(Flow(1, through))
         for port in through:
             port.flows[made[-1]] = None
     rates = max_min_rates(list(ports.values()))

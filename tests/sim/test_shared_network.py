@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simpy.events import ProcessGenerator
 
 from calibration.steps.predict import predicted_cost
 from planning.diagnose.lifted_costs import with_free_prefill, without_cpu_time
@@ -15,7 +16,7 @@ from serving.deployments.fleet import FleetConfig, LinksConfig, PoolConfig
 from serving.deployments.kv_groups import states_bytes
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
-from sim.clock import FLEET, Alarm, VirtualClock
+from sim.clock import VirtualClock
 from sim.cluster import Cluster
 from sim.links import Links
 from sim.run_log import TableSink
@@ -45,14 +46,14 @@ def test_a_step_and_transfers_beside_it_share_the_link(network: int, flows: int,
     for other in range(flows):
         links.start(1 + other, 0, megabytes * MS, lambda: ends.append(clock.now_ns))
 
-    def step(_: Alarm | None = None) -> None:
-        if len(ends) < flows or not steps:
+    def run_steps() -> ProcessGenerator:
+        yield clock.until(1)
+        while len(ends) < flows or not steps:
             steps.append((clock.now_ns, 10 * MS + shared.wait_ns(1, 10 * MS), links.flows(0)))
-            Alarm(clock, clock.now_ns + steps[-1][1], FLEET, step)
-        else:
-            shared.rest()
+            yield clock.until(clock.now_ns + steps[-1][1])
+        shared.rest()
 
-    Alarm(clock, 1, FLEET, step)
+    clock.start(run_steps())
     clock.run()
     _, stretched, beside = steps[0]
     assert beside == flows and stretched == 10 * MS + flows * network  # k + 1 times as long, and as ever alone
@@ -69,7 +70,12 @@ def test_alone_each_is_as_ever_and_together_they_take_twice_as_long() -> None:
     assert shared.wait_ns(1, 10 * MS) == 0
     shared.rest()
     links.start(1, 0, 20 * MS, lambda: ends.append(clock.now_ns))
-    Alarm(clock, 1, FLEET, lambda _: ends.append(shared.wait_ns(1, 10 * MS)))  # nothing but network, beside one flow
+
+    def step() -> ProcessGenerator:
+        yield clock.until(1)
+        ends.append(shared.wait_ns(1, 10 * MS))  # nothing but network, beside one flow
+
+    clock.start(step())
     clock.run()
     assert ends[0] == 10 * MS
     assert ends[1] == pytest.approx(40 * MS, abs=2)  # half of the link instead of all of it
