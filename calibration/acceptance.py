@@ -55,7 +55,7 @@ def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> Spe
 
     Raises UserError if the runs have no drafts.
     """
-    drafted = _Drafted(*np.concatenate([_Drafted.of(run) for run in runs], axis=1))
+    drafted = _Drafted(*np.concatenate([_Drafted.from_recording(run) for run in runs], axis=1))
     places = config.num_speculative_tokens
     if not drafted.proposed.any():
         remedy = "has no drafts: none was proposed; record longer answers with scheduler.speculative"
@@ -75,14 +75,14 @@ def with_drafts(workload: Workload, run: Recording) -> Workload:
 
     Drafts follow from texts, as output lengths do. The workload is unchanged if the run has no drafts.
     """
-    drafted = _Drafted.of(run)
+    drafted = _Drafted.from_recording(run)
     if not drafted.proposed.any():
         return workload
-    told: dict[int, dict[int, tuple[bool, ...]]] = {}
+    flags_of: dict[int, dict[int, tuple[bool, ...]]] = {}
     for request, place, proposed, _, accepted, _ in np.array(drafted, dtype=int).T.tolist():
         flags = tuple(token < accepted for token in range(proposed))
-        told.setdefault(request, {}).update((place + token, flags[token:]) for token in range(accepted + 1))
-    requests = [replace(request, drafted=told.get(request.id, {})) for request in workload.requests]
+        flags_of.setdefault(request, {}).update((place + token, flags[token:]) for token in range(accepted + 1))
+    requests = [replace(request, drafted=flags_of.get(request.id, {})) for request in workload.requests]
     return replace(workload, requests=requests)
 
 
@@ -114,7 +114,7 @@ class _Drafted(NamedTuple):
     before: Numbers
 
     @classmethod
-    def of(cls, run: Recording) -> _Drafted:
+    def from_recording(cls, run: Recording) -> _Drafted:
         steps = run.table("steps", ("row_ids", "row_tokens", *DRAFT_COLUMNS))
         rows = np.array([_flat(steps, name) for name in ("row_ids", "row_tokens", *DRAFT_COLUMNS)])
         rows = rows[:, ~np.isnan(rows[2:]).all(axis=0)]  # rows that sample
@@ -141,10 +141,10 @@ class _Drafted(NamedTuple):
         ones that were verified up to the place.
         """
         reached = np.arange(1, places + 1)[:, None]
-        found = (self.proposed >= reached).mean(axis=1)
+        rates = (self.proposed >= reached).mean(axis=1)
         kept = (self.accepted >= reached).sum(axis=1) / np.maximum((self.verified >= reached).sum(axis=1), 1)
         return {
-            "proposal_rates": tuple(np.round(found, 6).tolist()),
+            "proposal_rates": tuple(np.round(rates, 6).tolist()),
             "synthetic_acceptance_rates": tuple(np.round(np.minimum.accumulate(kept), 6).tolist()),
         }
 

@@ -31,7 +31,7 @@ class Band(NamedTuple):
     centre: Floats
     high: Floats
 
-    def at(self, errors: Floats) -> Floats:
+    def drawn(self, errors: Floats) -> Floats:
         """Return the figure `[options, draws]` that lies `errors` standard deviations off.
 
         The distribution is lognormal with a separate width for each sign.

@@ -41,26 +41,27 @@ def compressed_projections(
     sparse = latent.compress_ratios.count(SPARSE)
 
     def gemm(name: str, n: int, k: int, projection: str = "qkv", count: int = layers, batch: int = 0) -> list[Gemm]:
-        found = []
+        operations = []
         for part in stored(model, deployment, projection, count):
             one = Gemm(name + part.suffix, tokens, n, k, part.dtype, part.layers, part.width)
-            found.append(HeadGemm(**vars(one), heads=batch) if batch else one)
-        return found
+            operations.append(HeadGemm(**vars(one), heads=batch) if batch else one)
+        return operations
 
     down = latent.o_lora_rank
-    found: list[Operation] = [
+    operations: list[Operation] = [
         *gemm("latent down", latent.q_lora_rank + latent.kv_dim, hidden),
         *gemm("queries up", heads * latent.qk_head_dim, latent.q_lora_rank),
         *gemm("values down", down, heads * latent.v_head_dim // groups, "attention out", batch=groups),
         *gemm("attention out", hidden, groups * down, "attention out"),
     ]
     if sparse:
-        found += gemm("index queries", latent.index_n_heads * latent.index_head_dim, latent.q_lora_rank, count=sparse)
+        width = latent.index_n_heads * latent.index_head_dim
+        operations += gemm("index queries", width, latent.q_lora_rank, count=sparse)
     for ratio, count in _kinds(latent):
         if ratio:
             width = latent.compressor_width(ratio) + (latent.index_n_heads if ratio == SPARSE else 0)
-            found.append(Gemm(f"compressor (1 for {ratio})", tokens, width, hidden, deployment.dtype, count))
-    return found
+            operations.append(Gemm(f"compressor (1 for {ratio})", tokens, width, hidden, deployment.dtype, count))
+    return operations
 
 
 def compressed_attention(latent: CompressedAttention, heads: int, sizes: StepSizes, kv_dtype: str) -> list[Operation]:
@@ -69,8 +70,8 @@ def compressed_attention(latent: CompressedAttention, heads: int, sizes: StepSiz
     rows, tokens, past = sizes.decode_rows, sizes.prefill_tokens, sizes.prefill_context
     queries = rows + sizes.draft_tokens
     context = sizes.decode_context + rows
-    each = queries / np.maximum(rows, 1)
-    found: list[Operation] = []
+    queries_of_row = queries / np.maximum(rows, 1)
+    operations: list[Operation] = []
     for ratio, count in _kinds(latent):
         suffix = f" (1 for {ratio})" if ratio else " (window)"
         scale, indexed = ratio or np.inf, ratio == SPARSE
@@ -78,23 +79,25 @@ def compressed_attention(latent: CompressedAttention, heads: int, sizes: StepSiz
         if np.any(tokens):
             pairs, seen = sizes.prefill_pairs, (tokens + past) / scale
             if indexed:
-                found.append(IndexScores("prefill index", tokens, pairs / scale, seen, *index))
+                operations.append(IndexScores("prefill index", tokens, pairs / scale, seen, *index))
             seen = seen + tokens + np.minimum(past, sizes.prefill_rows * float(latent.sliding_window))
             chosen = attended_pairs(latent, ratio, pairs, tokens)
             shape = (padded, 1, latent.kv_dim, kv_dtype, 0, count)
             prompts = SparsePrefill(f"prefill attention{suffix}", tokens, chosen, *shape)
-            found.append(replace(prompts, value_dim=latent.v_head_dim, seen=seen))
+            operations.append(replace(prompts, value_dim=latent.v_head_dim, seen=seen))
         if np.any(rows):
             if indexed:
-                found.append(
-                    DecodeIndexScores("decode index", queries, context * each / scale, context / scale, *index)
+                operations.append(
+                    DecodeIndexScores(
+                        "decode index", queries, context * queries_of_row / scale, context / scale, *index
+                    )
                 )
             chosen = attended_pairs(latent, ratio, context, rows)
             decode = LatentDecode(
-                f"decode attention{suffix}", rows, chosen, padded, 1, latent.kv_dim, kv_dtype, 0, count, each
+                f"decode attention{suffix}", rows, chosen, padded, 1, latent.kv_dim, kv_dtype, 0, count, queries_of_row
             )
-            found.append(replace(decode, value_dim=latent.v_head_dim))
-    return found
+            operations.append(replace(decode, value_dim=latent.v_head_dim))
+    return operations
 
 
 def compressed_elementwise(
@@ -108,7 +111,7 @@ def compressed_elementwise(
     own = 4.0 * (latent.q_lora_rank + latent.kv_dim)
     rotated = 4.0 * (heads * latent.qk_head_dim + latent.kv_dim)
     turned_back = 3.0 * heads * latent.v_head_dim  # rotated back and quantised
-    found: list[Operation] = [
+    operations: list[Operation] = [
         Elementwise("latent norms", tokens * own, count=layers),
         Elementwise("rotary, KV write", tokens * (rotated + turned_back), launches=2, count=layers),
     ]
@@ -117,11 +120,11 @@ def compressed_elementwise(
             moved, launches = 8.0 * latent.compressor_width(ratio), 2
             if ratio == SPARSE:
                 moved, launches = moved + 3.0 * latent.index_n_heads * latent.index_head_dim, 5
-            found.append(Elementwise(f"entries (1 for {ratio})", tokens * moved, launches, count))
+            operations.append(Elementwise(f"entries (1 for {ratio})", tokens * moved, launches, count))
     if streams > 1:
         mixed = tokens * (2.0 * (4 * streams + 2) * hidden_size) + 4.0 * (2 + streams) * streams**2 * hidden_size
-        found.append(Elementwise("residual streams", mixed, launches=3, count=2 * layers))
-    return found
+        operations.append(Elementwise("residual streams", mixed, launches=3, count=2 * layers))
+    return operations
 
 
 def _kinds(latent: CompressedAttention) -> list[tuple[int, int]]:

@@ -55,11 +55,11 @@ def random_imbalance(experts: int, topk: int, devices: int, tokens: Any, groups:
 def _rows_variance(experts: int, topk: int, devices: int, groups: int, chosen: int) -> float:
     """Return the variance of the rows that one token sends to a device with several whole groups or a part of one."""
     own, within = experts / devices, experts * chosen / groups  # experts of a device, and a token's possible ones
-    held = max(groups / devices, 1.0)  # groups of which a device has experts
+    local = max(groups / devices, 1.0)  # groups of which a device has experts
     share = chosen / groups
-    spread = held * share * (1.0 - share) * (groups - held) / max(groups - 1, 1)  # variance of chosen groups
-    each = own / held
-    first, second = own * share, each**2 * (spread + (held * share) ** 2)  # moments of the device's eligible experts
+    spread = local * share * (1.0 - share) * (groups - local) / max(groups - 1, 1)  # variance of chosen groups
+    # moments of the device's eligible experts
+    first, second = own * share, (own / local) ** 2 * (spread + (local * share) ** 2)
     scale = topk / within
     drawn = scale * (first - second / within) * (within - topk) / max(within - 1.0, 1.0)
     return drawn + scale**2 * (second - first**2)

@@ -109,8 +109,8 @@ class _Served:
         done = np.empty(len(came))
         done[self._line] = worked + np.maximum.accumulate((came + work)[self._line] - worked)
         tokenised, texts = np.split(done, [len(self.received_ns)])
-        found: Floats = np.concatenate([tokenised, texts[self._first], texts[self._last]])
-        return found
+        predicted: Floats = np.concatenate([tokenised, texts[self._first], texts[self._last]])
+        return predicted
 
 
 def _work(served: _Served) -> list[float]:
@@ -123,8 +123,8 @@ def _work(served: _Served) -> list[float]:
         return np.nan_to_num((served.predicted_ns(prices * scale) - served.measured_ns) / _USUAL_NS)
 
     start = np.full(len(scale), 0.5)
-    found = least_squares(off, start, bounds=(0, np.inf), loss="soft_l1", diff_step=np.full(len(scale), 1e-3))
-    return [float(price) for price in found.x * scale]
+    fit = least_squares(off, start, bounds=(0, np.inf), loss="soft_l1", diff_step=np.full(len(scale), 1e-3))
+    return [float(price) for price in fit.x * scale]
 
 
 def _lost(server: Recording, calibration: Calibration) -> dict[str, float]:
@@ -153,10 +153,10 @@ def _prices(times_ns: Floats, amounts: Floats) -> tuple[float, float]:
     from scipy.optimize import nnls
 
     scale = max(float(amounts.max()), 1.0)
-    found, _ = nnls(np.column_stack([np.ones(len(amounts)), amounts / scale]), times_ns)
-    return float(found[0]), float(found[1]) / scale
+    prices, _ = nnls(np.column_stack([np.ones(len(amounts)), amounts / scale]), times_ns)
+    return float(prices[0]), float(prices[1]) / scale
 
 
 def _column(table: pa.Table, name: str) -> Floats:
-    found: Floats = pc.cast(table.column(name), pa.float64()).to_numpy()
-    return found
+    values: Floats = pc.cast(table.column(name), pa.float64()).to_numpy()
+    return values

@@ -138,28 +138,30 @@ def latent_projections(
             for part in stored(model, deployment, projection, layers)
         ]
 
-    found = (
+    operations = (
         gemm("latent down", tokens, rank + kept, hidden) + gemm("queries up", tokens, queries, rank)
         if rank
         else gemm("queries", tokens, queries, hidden) + gemm("latent down", tokens, kept, hidden)
     )
-    found += gemm("attention out", tokens, hidden, heads * latent.v_head_dim, "attention out")
+    operations += gemm("attention out", tokens, hidden, heads * latent.v_head_dim, "attention out")
     if latent.index_topk:
         index, plain = latent.index_n_heads * latent.index_head_dim, deployment.dtype
-        found += gemm("index queries", tokens, index, rank)
-        found.append(Gemm("index keys", tokens, latent.index_head_dim + latent.index_n_heads, hidden, plain, layers))
+        operations += gemm("index queries", tokens, index, rank)
+        operations.append(
+            Gemm("index keys", tokens, latent.index_head_dim + latent.index_n_heads, hidden, plain, layers)
+        )
     if np.any(sizes.prefill_tokens) and not latent.index_topk:
         expanded = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
         seen = sizes.prefill_tokens + sizes.prefill_context
-        found += gemm("keys and values up", seen, expanded, latent.kv_lora_rank)
+        operations += gemm("keys and values up", seen, expanded, latent.kv_lora_rank)
     absorbed = tokens if latent.index_topk else sizes.decode_rows + sizes.draft_tokens
     if np.any(absorbed):
         rows, lora, plain = absorbed, latent.kv_lora_rank, deployment.dtype
-        found += [
+        operations += [
             HeadGemm("queries to latent", rows, lora, latent.qk_nope_head_dim, plain, layers, heads=heads),
             HeadGemm("latent to values", rows, latent.v_head_dim, lora, plain, layers, heads=heads),
         ]
-    return found
+    return operations
 
 
 def latent_attention(
@@ -172,19 +174,19 @@ def latent_attention(
     """
     if latent.index_topk:
         return _sparse_attention(latent, heads, sizes, kv_dtype, layers)
-    found: list[Operation] = []
+    operations: list[Operation] = []
     rows, head_dim = sizes.decode_rows, latent.qk_head_dim
     if np.any(sizes.prefill_tokens):
         prompts = (sizes.prefill_rows, sizes.prefill_tokens, sizes.prefill_context, sizes.prefill_pairs)
         expanded = LatentPrefill("prefill attention", *prompts, heads, heads, head_dim, kv_dtype, 0, layers)
-        found.append(replace(expanded, value_dim=latent.v_head_dim))
+        operations.append(replace(expanded, value_dim=latent.v_head_dim))
     if np.any(rows):
         queries, context = 1 + sizes.draft_tokens / np.maximum(rows, 1), sizes.decode_context + rows
         absorbed = LatentDecode(
             "decode attention", rows, context, heads, 1, latent.kv_dim, kv_dtype, 0, layers, queries
         )
-        found.append(replace(absorbed, value_dim=latent.kv_lora_rank))
-    return found
+        operations.append(replace(absorbed, value_dim=latent.kv_lora_rank))
+    return operations
 
 
 def _sparse_attention(
@@ -192,21 +194,21 @@ def _sparse_attention(
 ) -> list[Operation]:
     index = (latent.index_n_heads, latent.index_head_dim, latent.index_bytes, layers)
     topk, value_dim = float(latent.index_topk), latent.kv_lora_rank
-    found: list[Operation] = []
+    operations: list[Operation] = []
     if np.any(sizes.prefill_tokens):
         tokens, pairs = sizes.prefill_tokens, sizes.prefill_pairs
         seen, chosen = tokens + sizes.prefill_context, np.minimum(pairs, tokens * topk)
-        found.append(IndexScores("prefill index", tokens, pairs, seen, *index))
+        operations.append(IndexScores("prefill index", tokens, pairs, seen, *index))
         sparse = SparsePrefill("prefill attention", tokens, chosen, heads, 1, latent.kv_dim, kv_dtype, 0, layers)
-        found.append(replace(sparse, value_dim=value_dim, seen=seen))
+        operations.append(replace(sparse, value_dim=value_dim, seen=seen))
     if np.any(sizes.decode_rows):
         rows = sizes.decode_rows
         queries, context = 1 + sizes.draft_tokens / np.maximum(rows, 1), sizes.decode_context + rows
-        found.append(DecodeIndexScores("decode index", rows * queries, context * queries, context, *index))
+        operations.append(DecodeIndexScores("decode index", rows * queries, context * queries, context, *index))
         shape = (heads, 1, latent.kv_dim, kv_dtype, 0, layers, queries)
         absorbed = LatentDecode("decode attention", rows, np.minimum(context, rows * topk), *shape)
-        found.append(replace(absorbed, value_dim=value_dim))
-    return found
+        operations.append(replace(absorbed, value_dim=value_dim))
+    return operations
 
 
 def latent_elementwise(latent: LatentAttention, heads: int, tokens: Amount, layers: int) -> list[Operation]:

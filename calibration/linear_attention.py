@@ -95,11 +95,13 @@ def linear_attention(linear: LinearAttention, tp: int, sizes: StepSizes, layers:
     heads = linear.linear_num_key_heads // tp, linear.linear_num_value_heads // tp
     shape = (*heads, linear.linear_key_head_dim, linear.linear_value_head_dim, linear.linear_conv_kernel_dim)
     kept = linear.mamba_ssm_dtype or dtype
-    found: list[Operation] = []
+    operations: list[Operation] = []
     if np.any(sizes.prefill_tokens):
         prompts = (sizes.prefill_rows, sizes.prefill_tokens)
-        found.append(LinearPrefill("prefill linear attention", *prompts, *shape, kept, layers))
+        operations.append(LinearPrefill("prefill linear attention", *prompts, *shape, kept, layers))
     if np.any(sizes.decode_rows):
         rows = sizes.decode_rows
-        found.append(LinearDecode("decode linear attention", rows, rows + sizes.draft_tokens, *shape, kept, layers))
-    return found
+        operations.append(
+            LinearDecode("decode linear attention", rows, rows + sizes.draft_tokens, *shape, kept, layers)
+        )
+    return operations

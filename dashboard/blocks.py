@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 import pyarrow as pa
 import streamlit as st
 
-from calibration.provenance import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Provenance
+from calibration.trust import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Trust
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, verbatim
 from dashboard.url import go_to
@@ -50,23 +50,23 @@ def titled(text: str, widths: Sequence[float] = (2, 1)) -> Any:
     return beside
 
 
-def mark_badge(mark: str) -> str:
-    """Return a mark's badge as Markdown that fits into a line; an unknown name is shown as the mark `unknown`."""
-    mark = mark.lower() if mark.lower() in _SHOWN else UNKNOWN
-    colour, icon = _SHOWN[mark]
-    return f":{colour}-badge[:material/{icon}: {mark}]"
+def level_badge(level: str) -> str:
+    """Return a level's badge as Markdown that fits into a line; an unknown name is shown as the level `unknown`."""
+    level = level.lower() if level.lower() in _SHOWN else UNKNOWN
+    colour, icon = _SHOWN[level]
+    return f":{colour}-badge[:material/{icon}: {level}]"
 
 
-def badge(provenance: Provenance, place: Any = st) -> None:
-    """Draw the badge of a page with its reason; on hover it says what the mark means."""
-    mark, reason = provenance
-    label = f"{mark_badge(mark)} :gray[:small[{verbatim(reason)}]]"
-    place.markdown(label, help=_MEANING.get(mark, _MEANING[UNKNOWN]), width="content")
+def badge(trust: Trust, place: Any = st) -> None:
+    """Draw the badge of a page with its reason; on hover it says what the level means."""
+    level, reason = trust
+    label = f"{level_badge(level)} :gray[:small[{verbatim(reason)}]]"
+    place.markdown(label, help=_MEANING.get(level, _MEANING[UNKNOWN]), width="content")
 
 
 def heading(
     text: str,
-    provenance: Provenance | None,
+    trust: Trust | None,
     help: str | None = None,
     place: Any = st,
     small: bool = False,
@@ -76,21 +76,21 @@ def heading(
 
     A `marked` heading has the badge of the page beside it.
     """
-    trust = f"{mark_badge(provenance.mark)} {sentence(verbatim(provenance.reason))}" if provenance else None
-    help = "\n\n".join(filter(None, (help, trust))) or None
+    trusted = f"{level_badge(trust.level)} {sentence(verbatim(trust.reason))}" if trust else None
+    help = "\n\n".join(filter(None, (help, trusted))) or None
     if small:
         place.markdown(f"**{text}**", help=help, width="content")
     else:
         place.subheader(text, anchor=False, help=help, width="content")
-    if provenance is not None and marked:
-        badge(provenance, place)
+    if trust is not None and marked:
+        badge(trust, place)
 
 
 def figure(
     plot: go.Figure,
     key: str,
     text: str,
-    provenance: Provenance | None,
+    trust: Trust | None,
     help: str | None = None,
     place: Any = None,
     small: bool = False,
@@ -105,7 +105,7 @@ def figure(
     figure has the badge of the page.
     """
     with st.container():
-        heading(text, provenance, help, place or st, small, marked)
+        heading(text, trust, help, place or st, small, marked)
         return st.plotly_chart(plot, key=key, config=menu, **events)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from calibration.provenance import EXTRAPOLATED
+from calibration.trust import EXTRAPOLATED
 from serving.figures import shown_number
 
 SIMULATED = "#3b7ddd"
@@ -60,9 +60,9 @@ def run_colour(run: Mapping[str, Any]) -> str:
     return CLOCK.get(run["clock"], NEUTRAL)
 
 
-def symbols(marks: Iterable[str], symbol: str = "circle") -> list[str]:
-    """Return a marker for each point by its mark: hollow means extrapolated, on every page."""
-    return [f"{symbol}-open" if mark == EXTRAPOLATED else symbol for mark in marks]
+def symbols(levels: Iterable[str], symbol: str = "circle") -> list[str]:
+    """Return a marker for each point by the trust in it: hollow means extrapolated, on every page."""
+    return [f"{symbol}-open" if level == EXTRAPOLATED else symbol for level in levels]
 
 
 def tint(colour: str, alpha: float) -> str:

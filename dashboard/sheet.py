@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import plotly.graph_objects as go
 
-from calibration.provenance import Provenance
+from calibration.trust import Trust
 from dashboard.shown import capitalised, sentence
 from serving.report import Report, Table
 
@@ -31,8 +31,8 @@ class Sheet(Protocol):
     blocks that are shown while a place is entered stand there.
     """
 
-    def badge(self, provenance: Provenance) -> None: ...
-    def heading(self, text: str, provenance: Provenance | None, help: str | None = None) -> None: ...
+    def badge(self, trust: Trust) -> None: ...
+    def heading(self, text: str, trust: Trust | None, help: str | None = None) -> None: ...
     def text(self, content: str, soft: bool = False) -> None: ...
     def warning(self, content: str) -> None: ...
     def facts(self, figures: Iterable[Fact]) -> None: ...
@@ -46,7 +46,7 @@ class Sheet(Protocol):
         plot: go.Figure,
         key: str,
         text: str,
-        provenance: Provenance | None,
+        trust: Trust | None,
         help: str | None = None,
         *,
         small: bool = False,

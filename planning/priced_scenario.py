@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from calibration.kernels.times import Coverage
 from calibration.steps.observed import JudgedCost
+from calibration.trust import Trust, least_certain
 from planning.costs import Priced, priced
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
@@ -101,9 +101,9 @@ class PricedScenario:
         """The cost models of the pools that know how sure they are."""
         return [pool.cost for pool in self.all_pools if isinstance(pool.cost, JudgedCost)]
 
-    def provenance(self) -> tuple[Coverage, str]:
-        """Return how far to trust the steps simulated so far, and why: as far as the least certain pool."""
-        return max((cost.provenance() for cost in self.judged), key=lambda provenance: provenance[0])
+    def trust(self) -> Trust:
+        """Return the trust in the steps simulated so far: that in the least certain pool."""
+        return least_certain(cost.trust() for cost in self.judged)
 
     def ends(self) -> list[PricedScenario]:
         """Return this scenario at the fast and at the slow end of the 90 % interval.

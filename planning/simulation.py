@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from calibration.kernels.times import Coverage
-from calibration.steps.coverage import recorded_beyond
-from calibration.steps.observed import JudgedCost, pure
+from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
+from calibration.steps.step_trust import recorded_beyond
+from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import bands
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
@@ -35,14 +35,14 @@ class SimulatedRun(Answer):
 
     Attributes:
         bands: ends of the 90 % bands by metric and statistic; None if they were not wanted
-        standing: how far its step times can be trusted: the `mark`, and the `reason`
+        trust: how far its step times can be trusted
         defaults: the settings that pools left to their engine, and their values: a line each
     """
 
     recording: Recording
     metrics: RunMetrics
     bands: dict[str, dict[str, tuple[float, float]]] | None
-    standing: dict[str, str]
+    trust: Trust
     defaults: tuple[str, ...] = ()
 
     @property
@@ -55,7 +55,7 @@ class SimulatedRun(Answer):
 
     def report(self) -> Iterator[Line | Table]:
         yield from run_report(self.metrics, self.bands)
-        yield Line(f"{self.standing['mark']}: {self.standing['reason']}")
+        yield Line(f"{self.trust.level}: {self.trust.reason}")
         yield from map(Line, self.defaults)
 
 
@@ -94,7 +94,8 @@ def recorded(
     metrics, around = RunMetrics.from_recording(recording, peak=gpus().get(scenario.gpu or "")), None
     if band:
         around = bands(metrics, _at_both_ends(scenario, done.steps, tell))
-    notes: dict[str, Any] = {"standing": _provenance(recording, scenario.judged)}
+    trust = _trust(recording, scenario)
+    notes: dict[str, Any] = {"trust": trust._asdict()}
     if scenario.front_door is not None:
         notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
     if scenario.gpu:
@@ -104,7 +105,7 @@ def recorded(
     if around:
         notes["bands"] = around
     add_notes(out, notes)
-    return SimulatedRun(Recording.load(out), metrics, around, notes["standing"], scenario.defaults)
+    return SimulatedRun(Recording.load(out), metrics, around, trust, scenario.defaults)
 
 
 def _at_both_ends(scenario: PricedScenario, steps: int, tell: Tell) -> Iterator[RunMetrics]:
@@ -121,15 +122,15 @@ def _give_back(steps: int) -> None:
         pa.default_memory_pool().release_unused()
 
 
-def _provenance(recording: Recording, costs: Sequence[JudgedCost]) -> dict[str, str]:
-    """Return the provenance of the least certain pool.
+def _trust(recording: Recording, scenario: PricedScenario) -> Trust:
+    """Return the trust in the least certain pool.
 
     If steps lie beyond the measured range and were kept, the reason says how many.
     """
-    mark, reason = max(cost.provenance() for cost in costs)
-    behind = pure(costs[0])
-    if mark == Coverage.EXTRAPOLATED and len(costs) == 1 and isinstance(behind, OperationCost):
-        beyond = recorded_beyond(behind, recording)
+    trust = scenario.trust()
+    costs = [pure(cost) for cost in scenario.judged]
+    if trust.level == EXTRAPOLATED and len(costs) == 1 and isinstance(costs[0], OperationCost):
+        beyond = recorded_beyond(costs[0], recording)
         if beyond is not None:
-            reason = f"{reason}, in {beyond}"
-    return {"mark": mark.name.lower(), "reason": reason}
+            return trust._replace(reason=f"{trust.reason}, in {beyond}")
+    return trust

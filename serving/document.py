@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from serving.deployments.config import parse
 from serving.errors import UserError
+from serving.former_names import with_present_names
 from serving.metrics import metric
 from serving.report import Report
 
@@ -121,7 +122,7 @@ class Document(Part, Answer):
     @classmethod
     def read(cls: type[Read], data: Any) -> Read:
         """Read the document from plain JSON. Raises UserError with the first field that is wrong."""
-        return parse(cls, data, where=cls.where, typed=True)
+        return parse(cls, with_present_names(data), where=cls.where, typed=True)
 
     def dumps(self, indent: int | None = None) -> str:
         """Return `as_json` as text."""

@@ -6,7 +6,7 @@ is known:
 
 front_door  time that the API server in front of it took, as in `serving.front_door.FrontDoor`
 gpu         the GPU whose kernel tables timed its steps
-provenance  `mark` and `reason`, as in `calibration.kernels.times.Coverage`
+trust       `level` and `reason`, as in `calibration.trust`
 bands       90 % bands by metric and statistic; the statistic of a single number is `value`
 """
 
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from serving.errors import UserError, reason
 from serving.files.directory_lock import DirectoryLock
 from serving.files.whole_file import whole_file
+from serving.former_names import with_present_names
 from traces.recording import Recording
 
 _RUNS = "runs.parquet"
@@ -35,7 +36,7 @@ def notes_of(run: Mapping[str, Any]) -> dict[str, Any]:
         notes = json.loads(run["notes"] or "{}")
     except ValueError:
         return {}
-    return notes if isinstance(notes, dict) else {}
+    return with_present_names(notes) if isinstance(notes, dict) else {}
 
 
 def add_notes(directory: str | Path, notes: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.files.json_file import parse_json
+from serving.former_names import with_present_names
 from serving.front_door import FrontDoor
 
 
@@ -29,7 +30,7 @@ class _Notes(BaseModel):
     """The notes that are read; `traces.recording_notes` says what they mean."""
 
     gpu: str | None = None
-    standing: dict[str, Any] | None = None
+    trust: dict[str, Any] | None = None
     bands: dict[str, dict[str, tuple[float, float]]] | None = None
     front_door: FrontDoor | None = None
     experts: _Experts | None = None
@@ -65,4 +66,4 @@ def check_objects(run: Mapping[str, Any], where: str) -> None:
                 raise ValueError("must be a JSON object")
         except ValueError as error:
             raise UserError(field, text, f"{error}; record the run again") from None
-        parse(model, value, field)
+        parse(model, with_present_names(value), field)

@@ -33,8 +33,9 @@ import numpy as np
 
 from calibration.kernels.exchanges import exchange_time
 from calibration.kernels.inter_node import INTER_NODE_SIGMA, between_nodes_ns
-from calibration.kernels.times import Coverage, Estimate, floor_ns
+from calibration.kernels.times import Estimate, floor_ns
 from calibration.operations import Collective, Exchange
+from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
 COLLECTIVES = Path(__file__).with_name("gpus") / "collectives.json"
@@ -127,19 +128,19 @@ class Collectives:
         if operation.nodes > 1:
             return self._on_several_nodes(operation)
         elements = np.asarray(operation.elements, dtype=np.float64)
-        found = [self._of(forms, operation) for forms in self._counting(operation)]
-        logs = np.array([np.log(ns) for ns, _ in found])
+        estimates = [self._of(forms, operation) for forms in self._counting(operation)]
+        logs = np.array([np.log(ns) for ns, _ in estimates])
         ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(self.gpu, operation))
-        error = np.array([error for _, error in found]).mean(axis=0)
-        if not over_nvlink(self.gpu) and len(found) > 1:  # one more board, like the known ones
-            error = np.hypot(_HOST_SIGMA, logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(found)))
+        error = np.array([error for _, error in estimates]).mean(axis=0)
+        if not over_nvlink(self.gpu) and len(estimates) > 1:  # one more board, like the known ones
+            error = np.hypot(_HOST_SIGMA, logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(estimates)))
         elif not self.own and self.forms[0]:
             error = np.hypot(_NVLINK_SIGMA, logs.std(axis=0))
         nccl = self.forms[0].get(_nccl(operation))
         known = self.own and nccl is not None and operation.gpus <= nccl.most_gpus and operation.kind not in _STAND_IN
         within = known & (2.0 * elements <= (nccl.most_bytes if nccl else 0.0))
-        coverage = np.where(within, Coverage.INTERPOLATED, Coverage.EXTRAPOLATED).astype(np.int8)
-        return Estimate(ns, np.broadcast_to(error, ns.shape), coverage)
+        level = np.where(within, TrustLevel.INTERPOLATED, TrustLevel.EXTRAPOLATED).astype(np.int8)
+        return Estimate(ns, np.broadcast_to(error, ns.shape), level)
 
     def _counting(self, operation: Collective) -> list[Mapping[str, ClosedForm]]:
         """Return the forms whose mean counts."""
@@ -155,16 +156,16 @@ class Collectives:
         within = replace(operation, gpus=max(own, 2), elements=shared * operation.elements, nodes=1, link=None)
         inside, alone = self._by_nccl(within), self._by_nccl(replace(operation, nodes=1, link=None))
         ns = np.maximum(inside + between_nodes_ns(self.gpu, operation), alone)
-        far = np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8)
+        far = np.full(ns.shape, TrustLevel.EXTRAPOLATED, dtype=np.int8)
         return Estimate(np.maximum(ns, floor_ns(self.gpu, operation)), np.full(ns.shape, INTER_NODE_SIGMA), far)
 
     def _by_nccl(self, operation: Collective) -> Any:
         """Return NCCL's nanoseconds within a node."""
-        found = [
+        fitted = [
             self._of({key: form for key, form in forms.items() if "nccl/" in key}, operation)[0]
             for forms in self._counting(operation)
         ]
-        return np.exp(np.log(found).mean(axis=0))
+        return np.exp(np.log(fitted).mean(axis=0))
 
     def fuses(self, operation: Collective) -> Any:
         """Return whether the kernel of this all-reduce also does the norm behind it."""

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from calibration.kernels.inter_node import INTER_NODE_SIGMA, rate_between_nodes
-from calibration.kernels.times import Coverage, Estimate, floor_ns
+from calibration.kernels.times import Estimate, floor_ns
 from calibration.operations import Exchange
+from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.inter_node import InterNodeConfig
 from serving.errors import UserError
@@ -75,19 +76,19 @@ def exchange_time(gpu: GpuSpec, exchange: Exchange) -> Estimate:
         raise UserError("all2all_backend", exchange.backend, remedy)
     known = read_exchanges()
     forms = [known[gpu.name]] if gpu.name in known else list(known.values())
-    found = [of_gpu[exchange.form] for of_gpu in forms]
-    logs = np.log([form.ns(gpu, exchange) for form in found])
+    fits = [of_gpu[exchange.form] for of_gpu in forms]
+    logs = np.log([form.ns(gpu, exchange) for form in fits])
     ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(gpu, exchange))
     apart = exchange.nodes > 1
     measured = (
         gpu.name in known and _HIDDEN[0] <= exchange.hidden <= _HIDDEN[1] and _TOPK[0] <= exchange.topk <= _TOPK[1]
     )
-    measured &= not apart or ((gpu.name, exchange.link) == SEVERAL_NODES and exchange.nodes <= found[0].most_nodes)
-    within = measured & (np.asarray(exchange.elements) <= found[0].most_tokens * exchange.hidden)
-    error = float(np.mean([form.error_apart if apart else form.error for form in found]))
+    measured &= not apart or ((gpu.name, exchange.link) == SEVERAL_NODES and exchange.nodes <= fits[0].most_nodes)
+    within = measured & (np.asarray(exchange.elements) <= fits[0].most_tokens * exchange.hidden)
+    error = float(np.mean([form.error_apart if apart else form.error for form in fits]))
     beyond = np.hypot(error, INTER_NODE_SIGMA if apart else _OTHERS_SIGMA)
-    coverage = np.where(within, Coverage.INTERPOLATED, Coverage.EXTRAPOLATED).astype(np.int8)
-    return Estimate(ns, np.where(within, error, beyond), coverage)
+    level = np.where(within, TrustLevel.INTERPOLATED, TrustLevel.EXTRAPOLATED).astype(np.int8)
+    return Estimate(ns, np.where(within, error, beyond), level)
 
 
 @cache

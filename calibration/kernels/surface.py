@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage
+from calibration.trust import TrustLevel
 
 Array = NDArray[np.float64]
 
@@ -24,11 +24,11 @@ _OCTAVES = 2.0  # the learnt ratio fades at this rate beyond the last knot
 
 
 class Residual(NamedTuple):
-    """The log of measured over structured time, its standard error, and a `Coverage`, in the form of the sizes."""
+    """The log of measured over structured time, its standard error, and a `TrustLevel`, in the form of the sizes."""
 
     log: Array
     sigma: Array
-    coverage: NDArray[np.int8]
+    level: NDArray[np.int8]
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Surface:
     spread: float
     _curves: dict[tuple[float, ...], Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def of(self, shape: tuple[float, ...]) -> Curve:
+    def curve(self, shape: tuple[float, ...]) -> Curve:
         """Return the surface over sizes at one shape."""
         curve = self._curves.get(shape)
         if curve is None:
-            curve = self._curves[shape] = self._curve(np.log2(np.asarray(shape, dtype=np.float64)))
+            curve = self._curves[shape] = self._curve_at(np.log2(np.asarray(shape, dtype=np.float64)))
         return curve
 
-    def _curve(self, at: Array) -> Curve:
+    def _curve_at(self, at: Array) -> Curve:
         near = kernel(at[None], self.shapes, self.scales)[0]
         weights = np.linalg.solve(self._covariance, near)  # scipy's factors would take as long to import
         mean = self.values.mean(axis=0)
@@ -89,7 +89,7 @@ class Curve:
     within: bool
     measured: bool
 
-    def at(self, *sizes: Any) -> Residual:
+    def residual(self, *sizes: Any) -> Residual:
         """Return the residual at sizes, which are numbers or arrays and are broadcast together."""
         surface = self.surface
         at = [np.log2(np.maximum(size, 1e-9)) for size in np.broadcast_arrays(*sizes)]
@@ -104,10 +104,10 @@ class Curve:
         kept = np.exp(-np.maximum(beyond, 0.0) / _OCTAVES)
         unknown = 1.0 - (1.0 - self.unknown) * kept**2 * np.minimum(2.0 * supported, 1.0)
         far = (not self.within) | (beyond > 1e-6) | (supported < 0.5)
-        known = np.where(on_knots, Coverage.VALIDATED, Coverage.INTERPOLATED)
-        coverage = np.where(far, Coverage.EXTRAPOLATED, known).astype(np.int8)
+        known = np.where(on_knots, TrustLevel.VALIDATED, TrustLevel.INTERPOLATED)
+        level = np.where(far, TrustLevel.EXTRAPOLATED, known).astype(np.int8)
         sigma = np.sqrt(surface.error**2 * (1.0 - unknown) + (surface.error**2 + surface.spread**2) * unknown)
-        return Residual(log * kept, sigma, coverage)
+        return Residual(log * kept, sigma, level)
 
 
 def kernel(one: Array, other: Array, scales: Array) -> Array:

@@ -16,8 +16,9 @@ import numpy as np
 from calibration.kernels.collectives import Collectives, collectives_of
 from calibration.kernels.structure import Efficiency, structure_of
 from calibration.kernels.surface import Surface
-from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
+from calibration.kernels.times import Estimate, KernelTimes, floor_ns
 from calibration.operations import Collective, Elementwise, Operation
+from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec
 
 _SIMILAR = {
@@ -43,9 +44,9 @@ def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[floa
     """Return the times of `operation` by `fit`, at its own shape or at `shape`; never below the roofline."""
     structure = structure_of(operation)
     sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
-    residual = fit.surface.of(shape or structure.shape(operation)).at(*sizes)
+    residual = fit.surface.curve(shape or structure.shape(operation)).residual(*sizes)
     ns = structure.ns(gpu, operation, fit.efficiency) * np.exp(residual.log)
-    return Estimate(np.maximum(ns, floor_ns(gpu, operation)), residual.sigma, residual.coverage)
+    return Estimate(np.maximum(ns, floor_ns(gpu, operation)), residual.sigma, residual.level)
 
 
 @dataclass
@@ -78,9 +79,9 @@ class KernelSurfaces:
         for similar in similar_types:
             fit = self.fits.get(f"{kind}/{similar}")
             if fit is not None:
-                found = fitted(self.gpu, operation, fit)
-                sigma = np.hypot(found.sigma, _STAND_IN_SIGMA)
-                return Estimate(found.ns, sigma, np.full_like(found.coverage, Coverage.EXTRAPOLATED))
+                time = fitted(self.gpu, operation, fit)
+                sigma = np.hypot(time.sigma, _STAND_IN_SIGMA)
+                return Estimate(time.ns, sigma, np.full_like(time.level, TrustLevel.EXTRAPOLATED))
         return self._plain(operation) if self.others is None else self._others.time(operation)
 
     @cached_property
@@ -103,13 +104,15 @@ class KernelSurfaces:
             launches = np.where(self._collectives.fuses(operation.after), 0, launches)
         moving = 1e9 * np.asarray(operation.bytes, dtype=np.float64) / self.gpu.memory_bytes_per_s / efficiency.memory
         ns = np.asarray(launches * efficiency.launch_ns + moving)
-        coverage = np.full(ns.shape, Coverage.INTERPOLATED, dtype=np.int8)
-        return Estimate(ns, np.full(ns.shape, _ELEMENTWISE_SIGMA), coverage)
+        level = np.full(ns.shape, TrustLevel.INTERPOLATED, dtype=np.int8)
+        return Estimate(ns, np.full(ns.shape, _ELEMENTWISE_SIGMA), level)
 
     def _plain(self, operation: Operation) -> Estimate:
         ns = np.asarray(structure_of(operation).ns(self.gpu, operation, self._typical()), dtype=np.float64)
         ns = np.maximum(ns, floor_ns(self.gpu, operation))
-        return Estimate(ns, np.full(ns.shape, _UNTABLED_SIGMA), np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8))
+        return Estimate(
+            ns, np.full(ns.shape, _UNTABLED_SIGMA), np.full(ns.shape, TrustLevel.EXTRAPOLATED, dtype=np.int8)
+        )
 
     def _typical(self) -> Efficiency:
         return self.fits["gemm/bfloat16"].efficiency

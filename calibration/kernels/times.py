@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,35 +10,18 @@ from calibration.operations import Collective, Operation
 from serving.deployments.gpu_spec import GpuSpec
 
 
-class Coverage(IntEnum):
-    """The evidence behind a time, from best to worst.
-
-    A sum is as good as its worst part, and an empty sum is unknown.
-    """
-
-    UNKNOWN = -1  # no time was needed
-    VALIDATED = 0  # the shape itself was measured, or the whole was compared with a run
-    INTERPOLATED = 1  # the shape lies between measured ones
-    EXTRAPOLATED = 2  # the shape lies beyond measured ones
-
-    @property
-    def clause(self) -> str:
-        """The clause about a kernel: `was measured`."""
-        return {0: "was measured", 1: "lies between measured shapes", 2: "lies beyond measured shapes"}[self]
-
-
 class Estimate(NamedTuple):
     """The time of one occurrence of an operation.
 
     Attributes:
         ns: nanoseconds, a number or an array
         sigma: standard error of log(ns): 0.05 is about 5 %
-        coverage: a `Coverage`, or an array of them
+        level: a `calibration.trust.TrustLevel`, or an array of them
     """
 
     ns: Any
     sigma: Any
-    coverage: Any
+    level: Any
 
 
 class KernelTimes(Protocol):

@@ -19,9 +19,10 @@ from calibration.kernels.collectives import collectives_of
 from calibration.kernels.shapes import measured_at, operation_at
 from calibration.kernels.surface_file import read_surfaces
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole
-from calibration.kernels.times import Coverage, Estimate
+from calibration.kernels.times import Estimate
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
+from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
 _SIGMA = {  # error of log time by operation: 90 % of the errors of GPUs left out in turn lie within 1.645 of it
@@ -74,7 +75,7 @@ class TransferredKernels:
         ns = np.where(times.any(axis=0), np.exp(mean), 0.0)  # an empty operation takes no time
         apart = np.sqrt(np.tensordot(self.weights, np.square(logs - mean), axes=1))
         sigma = np.hypot(_SIGMA.get(type(operation), _UNTABLED_SIGMA), apart)
-        return Estimate(ns, sigma, np.full(ns.shape, Coverage.EXTRAPOLATED, dtype=np.int8))
+        return Estimate(ns, sigma, np.full(ns.shape, TrustLevel.EXTRAPOLATED, dtype=np.int8))
 
 
 def _likeness(gpu: GpuSpec, donor: GpuSpec) -> float:
@@ -90,12 +91,12 @@ def _mean_square(anchors: KernelSurfaces, donor: KernelSurfaces) -> float:
 
     Every kind of kernel counts alike.
     """
-    found = []
+    squares = []
     for key, fit in anchors.fits.items():
         misses = []
         for number, shape in enumerate(np.exp2(fit.surface.shapes).tolist()):
             sizes, ns = measured_at(anchors.gpu, key, fit, number)
             predicted = donor.time(operation_at(key, shape, sizes)).ns
             misses.append(np.nanmean(np.square(np.log(predicted / ns))))
-        found.append(float(np.mean(misses)))
-    return float(np.mean(found))
+        squares.append(float(np.mean(misses)))
+    return float(np.mean(squares))

@@ -32,9 +32,9 @@ def save(calibration: Any, path: Path) -> None:
 def read(path: Path, format: int) -> dict[str, Any]:
     """Return the contents of a file of format `format`; raise UserError for any other file."""
     data = read_json_file(path, "calibration", "; tokentwin calibrate makes one")
-    found = data.get("format") if isinstance(data, dict) else None
-    if found != format:
-        raise UserError("calibration", str(path), f"has format {found}, not {format}; calibrate again")
+    present = data.get("format") if isinstance(data, dict) else None
+    if present != format:
+        raise UserError("calibration", str(path), f"has format {present}, not {format}; calibrate again")
     return dict(data)
 
 

@@ -99,11 +99,11 @@ class Correction:
         clock = np.interp(
             np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS), [self.factors[name] for name in COMPUTE]
         )
-        found = {name: ns * (clock if name == "compute" else self.factors[name]) for name, ns in parts.items()}
-        found["host and launch"] = sum(
+        corrected = {name: ns * (clock if name == "compute" else self.factors[name]) for name, ns in parts.items()}
+        corrected["host and launch"] = sum(
             self.added_ns[name] * amount for name, amount in _added_amounts(sizes).items()
         ) + np.zeros_like(tokens)
-        return found
+        return corrected
 
 
 def _added_amounts(sizes: StepSizes) -> dict[str, Floats]:
@@ -162,14 +162,14 @@ def _columns(parts: Mapping[str, Floats], sizes: StepSizes) -> tuple[list[str], 
     """Return names and columns `[steps, names]` of all occurring amounts that a factor or an added time multiplies."""
     tokens = np.asarray(sizes.tokens, dtype=np.float64)
     share = _hats(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS))
-    found: dict[str, Floats] = {}
+    columns: dict[str, Floats] = {}
     for name, ns in parts.items():
         if name == "compute":
-            found.update({knot: ns * share[:, i] for i, knot in enumerate(COMPUTE)})
+            columns.update({knot: ns * share[:, i] for i, knot in enumerate(COMPUTE)})
         else:
-            found[name] = ns
-    found.update(_added_amounts(sizes))
-    used = {name: column for name, column in found.items() if np.any(column > 0)}
+            columns[name] = ns
+    columns.update(_added_amounts(sizes))
+    used = {name: column for name, column in columns.items() if np.any(column > 0)}
     return list(used), np.column_stack(list(used.values()))
 
 

@@ -100,7 +100,9 @@ class Origin:
     client: str = ""
 
     @classmethod
-    def of(cls, model: ModelSpec, gpu: GpuSpec, deployment: Deployment, source: str = "", client: str = "") -> Origin:
+    def from_deployment(
+        cls, model: ModelSpec, gpu: GpuSpec, deployment: Deployment, source: str = "", client: str = ""
+    ) -> Origin:
         """Return the origin of `deployment`, which names its engine."""
         name, version = deployment.engine_name
         gemm = _bits(stored(model, deployment, "attention out", model.num_layers)[0].dtype)
@@ -210,13 +212,13 @@ def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
     """
     if not missed:
         return REACH
-    found: list[float] = []
+    errors: list[float] = []
     weights: list[float] = []
-    for each in missed:
-        alike = sum(getattr(each.origin, level) == getattr(origin, level) for level in ("engine", "gpu", "model"))
-        found += each.misses
-        weights += [each.rows**0.5 * _ALIKE**alike / len(each.misses)] * len(each.misses)
-    misses = np.array(found)
+    for miss in missed:
+        alike = sum(getattr(miss.origin, level) == getattr(origin, level) for level in ("engine", "gpu", "model"))
+        errors += miss.misses
+        weights += [miss.rows**0.5 * _ALIKE**alike / len(miss.misses)] * len(miss.misses)
+    misses = np.array(errors)
     order = np.argsort(misses, kind="stable")
     share = np.cumsum(np.array(weights)[order]) / sum(weights)
     at = min(int(np.searchsorted(share, _REACHED)), len(misses) - 1)
@@ -242,38 +244,38 @@ class Evidence:
         """Make evidence from the output of `as_dict`."""
         upper = np.triu_indices(len(_NAMES))
         taught = []
-        for each in data["taught"]:
+        for entry in data["taught"]:
             information = np.zeros((len(_NAMES), len(_NAMES)))
-            information[upper] = each["information"]
+            information[upper] = entry["information"]
             information += np.triu(information, 1).T
-            taught.append(Taught(Origin(**each["origin"]), information, np.array(each["vector"]), each["rows"]))
-        missed = [Missed(**{**each, "origin": Origin(**each["origin"])}) for each in data["missed"]]
+            taught.append(Taught(Origin(**entry["origin"]), information, np.array(entry["vector"]), entry["rows"]))
+        missed = [Missed(**{**entry, "origin": Origin(**entry["origin"])}) for entry in data["missed"]]
         return cls(taught, data["spreads"], data["noise"], missed)
 
     def reach(self, figure: str, origin: Origin) -> float:
         """Return the standard deviations of a 90 % band of a figure of `origin`."""
-        return reach_of([each for each in self.missed if each.figure == figure], origin)
+        return reach_of([miss for miss in self.missed if miss.figure == figure], origin)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON; of the symmetric information, the upper half row by row."""
         upper = np.triu_indices(len(_NAMES))
         taught = [
             {
-                "origin": asdict(each.origin),
-                "rows": each.rows,
-                "information": [float(f"{x:.5g}") for x in each.information[upper]],
-                "vector": [float(f"{x:.5g}") for x in each.vector],
+                "origin": asdict(part.origin),
+                "rows": part.rows,
+                "information": [float(f"{x:.5g}") for x in part.information[upper]],
+                "vector": [float(f"{x:.5g}") for x in part.vector],
             }
-            for each in self.taught
+            for part in self.taught
         ]
-        missed = [{**asdict(each), "misses": [float(f"{x:.4g}") for x in each.misses]} for each in self.missed]
+        missed = [{**asdict(part), "misses": [float(f"{x:.4g}") for x in part.misses]} for part in self.missed]
         return {"spreads": self.spreads, "noise": self.noise, "missed": missed, "taught": taught}
 
     def untaught(self, origin: Origin) -> str:
         """Return the part of a configuration that no measured run taught; empty if nothing important is missing."""
         missing = []
         for level in ("engine", "generation", "generation and precision"):
-            known = {name for each in self.taught for name in _names(each.origin, level)}
+            known = {name for taught in self.taught for name in _names(taught.origin, level)}
             missing += [name for name in dict.fromkeys(_names(origin, level)) if name not in known]
         return f"no measured run taught {missing[0] or 'its generation of GPUs'}" if missing else ""
 
@@ -281,17 +283,17 @@ class Evidence:
     def posterior(self) -> tuple[dict[tuple[str, str, int], int], Floats, Floats]:
         """The place of each effect, the means of the effects, and their covariance."""
         places: dict[tuple[str, str, int], int] = {}
-        for each in self.taught:
+        for taught in self.taught:
             for number in range(len(_NAMES)):
-                for level, name in _effects(each.origin, number):
+                for level, name in _effects(taught.origin, number):
                     if name or level == "all":  # an unnamed thing is like no other
                         places.setdefault((level, name, number), len(places))
         precision = np.diag([1.0 / self._spread(level, number) ** 2 for level, _, number in places])
         wanted = np.zeros(len(places))
-        for each in self.taught:
-            rows, columns = _design(each.origin, places)
-            np.add.at(precision, (columns[:, None], columns[None, :]), each.information[rows[:, None], rows[None, :]])
-            np.add.at(wanted, columns, each.vector[rows])
+        for taught in self.taught:
+            rows, columns = _design(taught.origin, places)
+            np.add.at(precision, (columns[:, None], columns[None, :]), taught.information[rows[:, None], rows[None, :]])
+            np.add.at(wanted, columns, taught.vector[rows])
         covariance = np.linalg.inv(precision)
         return places, covariance @ wanted, covariance
 
@@ -313,8 +315,8 @@ class Evidence:
 
     def without(self, left_out: Callable[[Origin], bool]) -> Evidence:
         """Return the evidence without the origins for which `left_out` is true."""
-        missed = [each for each in self.missed if not left_out(each.origin)]
-        return Evidence([each for each in self.taught if not left_out(each.origin)], self.spreads, self.noise, missed)
+        missed = [part for part in self.missed if not left_out(part.origin)]
+        return Evidence([part for part in self.taught if not left_out(part.origin)], self.spreads, self.noise, missed)
 
     def _spread(self, level: str, number: int) -> float:
         return float(_SPREADS[number]) * (1.0 if level == "all" else self.spreads[level])
@@ -332,7 +334,7 @@ def _names(origin: Origin, level: str) -> Iterator[str]:
     """Yield the origin's names at `level` for the numbers that its model has."""
     for number, family in enumerate(_FAMILIES):
         if family != "experts" or origin.experts:
-            yield from (name for found, name in origin.effects(number) if found == level)
+            yield from (name for at, name in origin.effects(number) if at == level)
 
 
 def _effects(origin: Origin, number: int) -> Iterator[tuple[str, str]]:
@@ -342,11 +344,11 @@ def _effects(origin: Origin, number: int) -> Iterator[tuple[str, str]]:
 
 def _design(origin: Origin, places: Mapping[tuple[str, str, int], int]) -> tuple[Any, Any]:
     """Return rows (numbers) and columns (effects) at which the design of an origin has a 1."""
-    found = [
+    ones = [
         (number, places[level, name, number])
         for number in range(len(_NAMES))
         for level, name in _effects(origin, number)
         if (level, name, number) in places
     ]
-    rows, columns = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    rows, columns = np.array(ones, dtype=np.int64).reshape(-1, 2).T
     return rows, columns

@@ -38,16 +38,16 @@ def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) 
     decode = StepSizes(decode_rows=rows, decode_context=rows * _CONTEXT, sampled_rows=rows)
     pairs = _CHUNK * (_CHUNK + 1) / 2
     prompt = StepSizes(prefill_rows=1.0, prefill_tokens=float(_CHUNK), prefill_pairs=pairs, sampled_rows=1.0)
-    found = np.zeros((2, len(NUMBERS)))
+    shares = np.zeros((2, len(NUMBERS)))
     for at, sizes in enumerate((decode, prompt)):
         for part, ns in step_parts(model, deployment, kernels, sizes).items():
             if part in PARTS:
-                found[at, PLACE[PARTS[part]]] += float(ns)
+                shares[at, PLACE[PARTS[part]]] += float(ns)
         of_loop = {"step": 1.0, "host step": 0.0 if deployment.scheduler.async_scheduling else 1.0}
         of_loop |= {"decode row": rows * (at == 0), "host row": of_loop["host step"] * rows * (at == 0)}
         for name, count in of_loop.items():
-            found[at, PLACE[name]] = count
-    return found * PRIORS
+            shares[at, PLACE[name]] = count
+    return shares * PRIORS
 
 
 def correction_of(

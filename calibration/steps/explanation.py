@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage, bound_by, floor_ns
+from calibration.kernels.times import bound_by, floor_ns
 from calibration.operations import Operation, StepSizes
-from calibration.provenance import Provenance
 from calibration.step_operations import step_operations
 from calibration.steps.correction import PROMPT_PARTS
-from calibration.steps.coverage import stacked, step_coverage
 from calibration.steps.interval import REACH, Factors, widened
 from calibration.steps.launches import launches
 from calibration.steps.operation_cost import WAITING, OperationCost
 from calibration.steps.parts import never_slower, parts_of
+from calibration.steps.step_trust import stacked, step_trust
+from calibration.trust import Trust, TrustLevel
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class ExplainedOperation:
     utilisation: float
     bound: str
     sigma: float
-    coverage: Coverage
+    level: TrustLevel
 
     @property
-    def provenance(self) -> Provenance:
+    def trust(self) -> Trust:
         """The trust in its time."""
-        return Provenance(self.coverage.name.lower(), f"{self.name} {self.coverage.clause}")
+        return Trust(self.level.word, f"{self.name} {self.level.clause}")
 
 
 class ExplainedStage(NamedTuple):
@@ -65,7 +65,7 @@ class Explanation:
         host_ns: CPU time before the step, hidden in an overlapped loop
         beyond: reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
         interval: factors of `step_ns` between which 9 of 10 runs lie
-        coverage, why: how far to trust the step, and the part that is the reason
+        level, why: how far to trust the step, and the part that is the reason
         launches: kernels that the host launches one by one, 0 in a graph
         launch_ns: host time of one launch; `launch_source` is the source of this number
     """
@@ -78,7 +78,7 @@ class Explanation:
     host_ns: float
     beyond: float
     interval: Factors
-    coverage: Coverage
+    level: TrustLevel
     why: str
     launches: int
     launch_ns: float
@@ -89,10 +89,10 @@ def explained(
     cost: OperationCost, operation: Operation, name: str, there: NDArray[np.bool_], weight: float = 1.0
 ) -> ExplainedOperation:
     """Return the sum of an operation over the steps where it is `there`, `weight` times."""
-    gpu, estimate, each = cost.kernels.gpu, never_slower(operation, cost.kernels), weight * operation.count
+    gpu, estimate, times = cost.kernels.gpu, never_slower(operation, cost.kernels), weight * operation.count
 
     def total(amount: Any) -> float:
-        return each * float(np.sum(np.where(there, amount, 0.0)))
+        return times * float(np.sum(np.where(there, amount, 0.0)))
 
     ns, flops, moved = total(estimate.ns), total(operation.flops), total(operation.bytes)
     return ExplainedOperation(
@@ -104,7 +104,7 @@ def explained(
         utilisation=total(floor_ns(gpu, operation)) / ns,
         bound=bound_by(gpu, operation, flops, moved),
         sigma=total(np.asarray(estimate.sigma) * estimate.ns) / ns,
-        coverage=Coverage(int(np.max(np.where(there, estimate.coverage, 0)))),
+        level=TrustLevel(int(np.max(np.where(there, estimate.level, 0)))),
     )
 
 
@@ -116,7 +116,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     operations = [explained(cost, operation, operation.name, np.ones(1, dtype=np.bool_)) for operation in priced]
     parts = {name: float(ns[0]) for name, ns in cost.parts(alike).items() if ns[0] > 0}
     step_ns = sum(parts.values())
-    known = step_coverage(cost, alike)
+    known = step_trust(cost, alike)
     beyond, worst = float(known.beyond[0]), int(known.worst[0])
     launching = REACH * cost.host.launches.sigma if WAITING in parts else 0.0
     of_prompts = sum(ns for name, ns in parts.items() if name in PROMPT_PARTS)
@@ -135,7 +135,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         interval=widened(
             cost.known_interval.of_step(of_prompts / step_ns if step_ns else 0.0), hypot(beyond, launching)
         ),
-        coverage=Coverage(int(known.kernels[0])),
+        level=TrustLevel(int(known.kernels[0])),
         why=known.names[worst] if worst >= 0 else "",
         launches=int(launches(cost.operations(sizes))) if cost.deployment.enforce_eager else 0,
         launch_ns=cost.host.launch_ns,

@@ -104,8 +104,7 @@ class ExternalCalibration:
             return f"engine {then.engine_name}"
         longest = deployment.scheduler.max_model_len  # max_model_len changes no time
         before, after = (
-            each.rescheduled(max_model_len=longest).timing().model_dump(exclude={"engine"})
-            for each in (then, deployment)
+            one.rescheduled(max_model_len=longest).timing().model_dump(exclude={"engine"}) for one in (then, deployment)
         )
         name = next((name for name in before if before[name] != after.get(name)), "")
         return "an engine of another loop" if name == "scheduler" else name and f"{name} {before[name]}"

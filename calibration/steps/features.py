@@ -148,8 +148,8 @@ def feature_rows(
     rows = np.array([padded(int(n)) for n in sizes.decode_rows], dtype=np.float64)
     padding = np.zeros_like(rows)
     for at in np.flatnonzero(np.broadcast_to(graphs, rows.shape)):
-        held = StepSizes(prefill_tokens=sizes.prefill_tokens[at], draft_tokens=sizes.draft_tokens[at])
-        padding[at] = mixed_padding(held, int(rows[at]))
+        mixed = StepSizes(prefill_tokens=sizes.prefill_tokens[at], draft_tokens=sizes.draft_tokens[at])
+        padding[at] = mixed_padding(mixed, int(rows[at]))
     features = step_features(sizes, rows, padding) + (draft_features(sizes) if drafts else ())
     return _columns(features + (token_features(sizes, rows, padding) if knees else ()))
 

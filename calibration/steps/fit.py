@@ -125,21 +125,21 @@ def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, f
 
 def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) -> dict[str, Residuals]:
     """Return relative errors by regime; regimes without steps are left out."""
-    found = {}
+    of_regime = {}
     for index, name in enumerate(REGIMES):
         mine = regime == index
         if not mine.any():
             continue
         error = 100 * (predicted[mine] - measured[mine]) / measured[mine]
         median, p95 = percentiles(np.abs(error), (50, 95))
-        found[name] = Residuals(
+        of_regime[name] = Residuals(
             steps=int(mine.sum()),
             median_error_pct=median,
             p95_error_pct=p95,
             bias_pct=float(100 * (predicted[mine].sum() - measured[mine].sum()) / measured[mine].sum()),
             quantiles_pct=tuple(percentiles(error, (5, 25, 50, 75, 95))),
         )
-    return found
+    return of_regime
 
 
 def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:

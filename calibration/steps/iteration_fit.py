@@ -57,19 +57,19 @@ class PricedLog:
         """Return errors by regime of the chosen steps; regimes without steps are left out."""
         log = self.log.take(chosen)
         predicted, regime = self.predict(correction, chosen), regimes(log.sizes)
-        found = {}
+        errors = {}
         for index, name in enumerate(REGIMES):
             mine = regime == index
             if mine.any():
                 error = 100 * np.abs(predicted[mine] / log.measured_ns[mine] - 1)
                 total = log.measured_ns[mine].sum()
-                found[name] = StepErrors(
+                errors[name] = StepErrors(
                     steps=int(mine.sum()),
                     median_pct=float(np.median(error)),
                     p95_pct=float(np.percentile(error, 95)),
                     bias_pct=float(100 * (predicted[mine].sum() / total - 1)),
                 )
-        return found
+        return errors
 
 
 def middle_third(log: IterationLog) -> NDArray[np.bool_]:

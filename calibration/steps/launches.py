@@ -48,8 +48,8 @@ class LaunchCost:
         return self if self.ns is None else replace(self, ns=self.ns * factor)
 
     def __str__(self) -> str:
-        each = "not measured" if self.ns is None else f"{self.ns / 1e3:,.1f} µs a kernel"
-        return f"{each} ({self.source})"
+        price = "not measured" if self.ns is None else f"{self.ns / 1e3:,.1f} µs a kernel"
+        return f"{price} ({self.source})"
 
 
 PUBLISHED = LaunchCost(28_000.0, 0.6, "SGLang on Llama-3-8B, published in sgl-project/sglang pull request 1401")
@@ -72,12 +72,12 @@ def launches(operations: Iterable[Operation]) -> Any:
 
 def launching_ps(launching_ns: Callable[[StepSizes], Any]) -> dict[tuple[bool, bool, bool], int]:
     """Return picoseconds of a step's launches, by whether it has decode rows, prompts and samples."""
-    found = {}
+    table = {}
     for decodes, prompts, samples in product((False, True), repeat=3):
         rows, chunk = float(decodes), float(prompts)
         one = StepSizes(decode_rows=rows, prefill_rows=chunk, prefill_tokens=chunk, sampled_rows=float(samples))
-        found[decodes, prompts, samples] = round(1000 * float(launching_ns(one)))
-    return found
+        table[decodes, prompts, samples] = round(1000 * float(launching_ns(one)))
+    return table
 
 
 def measured_launches(steps: pa.Table, deployment: Deployment, where: str) -> LaunchCost:
@@ -99,8 +99,8 @@ def measured_launches(steps: pa.Table, deployment: Deployment, where: str) -> La
     few = (sizes.tokens > 0) & (sizes.tokens <= _FEW_TOKENS)
     eager, graphs = each_ns[few & (graph == 0)], each_ns[few & (graph == 1)]
     if min(len(eager), len(graphs)) < _FEWEST:
-        told = f"{len(eager)} eager steps and {len(graphs)} graphs of up to {_FEW_TOKENS} tokens were recorded"
-        return LaunchCost(None, 0.0, f"{told}, and {_FEWEST} of each are needed")
+        counts = f"{len(eager)} eager steps and {len(graphs)} graphs of up to {_FEW_TOKENS} tokens were recorded"
+        return LaunchCost(None, 0.0, f"{counts}, and {_FEWEST} of each are needed")
     quiet, usual = np.percentile(eager, (_QUIET, 50))
     if quiet < _SLOWER * np.median(graphs):
         return LaunchCost(None, 0.0, "eager steps took no longer than graphs, so that the device was the slower")

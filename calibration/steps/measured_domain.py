@@ -35,8 +35,8 @@ def first_reason(calibration: Calibration, out: NDArray[np.bool_], regime: NDArr
     if not len(outside):
         return ""
     meanings = list(calibration.features.values())
-    found = [f"{meanings[out[at].argmax()]}, in {REGIMES[regime[at]]} steps" for at in outside]
-    return max(sorted(set(found)), key=found.count)
+    reasons = [f"{meanings[out[at].argmax()]}, in {REGIMES[regime[at]]} steps" for at in outside]
+    return max(sorted(set(reasons)), key=reasons.count)
 
 
 def factor_beyond(ranges: Mapping[str, tuple[float, float]], amounts: Mapping[str, Floats]) -> Floats:

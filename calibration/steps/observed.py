@@ -14,15 +14,15 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, own_pairs
-from calibration.steps.coverage import NEGLIGIBLE_STEPS, interval_of, mark_of, stacked, standing, step_coverage
 from calibration.steps.features import REGIMES, feature_rows, regimes
 from calibration.steps.interval import REACH, StepInterval, factor_at, widened
 from calibration.steps.measured_domain import beyond
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.step_cost import StepCost
+from calibration.steps.step_trust import NEGLIGIBLE_STEPS, interval_of, run_level, stacked, step_trust, worst_trust
+from calibration.trust import EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
 from serving.cost_model import CostModel
 from serving.figures import shown_share
 from serving.step_plan import AGGREGATES, StepPlan, aggregates_of
@@ -42,14 +42,14 @@ class JudgedCost(CostModel, Protocol):
         """
         ...
 
-    def at(self, share: float) -> JudgedCost:
+    def at_share(self, share: float) -> JudgedCost:
         """Return the cost model with times below which steps stay in `share` (0 to 1) of the runs.
 
         It holds for steps like those priced so far. Without a known interval the result is the cost model itself.
         """
         ...
 
-    def provenance(self) -> tuple[Coverage, str]:
+    def trust(self) -> Trust:
         """Return how far to trust the steps priced so far, and why."""
         ...
 
@@ -62,13 +62,13 @@ class _Observed:
         self._noted = array("q")  # AGGREGATES, step after step
         self._leaps: dict[int, int] = {}  # number of decode steps that a row stands for, if several
 
-    def at(self, share: float) -> Self:
+    def at_share(self, share: float) -> Self:
         """Return the cost model at `share`; see `JudgedCost`."""
         raise NotImplementedError
 
     def ends(self) -> tuple[Self, Self]:
         """Return the cost model at both ends; see `JudgedCost`."""
-        return self.at(0.05), self.at(0.95)
+        return self.at_share(0.05), self.at_share(0.95)
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return self.pure.cpu_ns(plan)
@@ -126,7 +126,7 @@ class ObservedOperations(_Observed):
     def network_ns(self, tokens: int) -> int:
         return self.pure.network_ns(tokens)
 
-    def at(self, share: float) -> Self:
+    def at_share(self, share: float) -> Self:
         decode, prompts = (factor_at(known, share) for known in self.interval)
         launching = widened(self.interval.decode, REACH * self.pure.host.launches.sigma)
         return type(self)(self.pure.scaled(decode, prompts, factor_at(launching, share)))
@@ -142,7 +142,7 @@ class ObservedOperations(_Observed):
             self._judged = corners, interval_of(self.pure, corners)
         return self._judged[1]
 
-    def provenance(self) -> tuple[Coverage, str]:
+    def trust(self) -> Trust:
         """Return the trust in the least certain step, and the part that is the reason.
 
         A negligible share of steps beyond measured ones does not count; a larger share is named.
@@ -151,15 +151,15 @@ class ObservedOperations(_Observed):
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
         steps += [self._prompt_step(*kind) for kind in self._kinds()]
         if not steps:
-            return Coverage.UNKNOWN, "no step was priced"
-        found = step_coverage(self.pure, stacked(steps))
-        mark, reason = standing(self.pure, found.worst_alone())
-        if mark < Coverage.EXTRAPOLATED:
-            return mark, reason
-        coverage = found.coverage
+            return Trust(UNKNOWN, "no step was priced")
+        priced = step_trust(self.pure, stacked(steps))
+        worst = worst_trust(self.pure, priced.worst_alone())
+        if worst.level != EXTRAPOLATED:
+            return worst
         counts = np.array([*(self._decode_steps[rows] for rows in self._longest), *self._prompts.values()])
-        share = counts[coverage >= Coverage.EXTRAPOLATED].sum() / counts.sum()
-        return mark_of(coverage, counts), f"{shown_share(share, 1)} of the steps extrapolated: {reason}"
+        share = counts[priced.level >= TrustLevel.EXTRAPOLATED].sum() / counts.sum()
+        reason = f"{shown_share(share, 1)} of the steps extrapolated: {worst.reason}"
+        return Trust(run_level(priced.level, counts).word, reason)
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         last = sizes.decode_context + sizes.decode_rows * (steps - 1)
@@ -187,18 +187,18 @@ class ObservedOperations(_Observed):
         One has the most decode rows, all at the longest context. The other has the most and longest prompts on the
         longest past.
         """
-        found = []
+        corners = []
         if self._longest:
             longest = max(longest / rows for rows, longest in self._longest.items())
-            found.append(self._decode_step(max(self._longest), longest))
+            corners.append(self._decode_step(max(self._longest), longest))
         if kinds := self._kinds():
-            found.append(self._prompt_step(*map(max, zip(*kinds, strict=True))))
-        return found
+            corners.append(self._prompt_step(*map(max, zip(*kinds, strict=True))))
+        return corners
 
-    def _decode_step(self, rows: int, each: float) -> StepSizes:
+    def _decode_step(self, rows: int, context: float) -> StepSizes:
         speculative = self.pure.deployment.scheduler.speculative
         drafts = speculative.num_speculative_tokens if speculative else 0
-        return StepSizes(decode_rows=rows, decode_context=rows * each, sampled_rows=rows, draft_tokens=rows * drafts)
+        return StepSizes(decode_rows=rows, decode_context=rows * context, sampled_rows=rows, draft_tokens=rows * drafts)
 
     def _prompt_step(self, prompts: float, length: float, past: float) -> StepSizes:
         length = min(length, self.pure.deployment.scheduler.max_num_batched_tokens / prompts)
@@ -237,7 +237,7 @@ class ObservedPrices(_Observed):
             (len(REGIMES), len(pure.calibration.features)), dtype=np.int64
         )  # steps, by the first feature that is outside
 
-    def at(self, share: float) -> Self:
+    def at_share(self, share: float) -> Self:
         known = self.pure.calibration
         launching = widened(known.interval, REACH * known.launches.sigma)
         return type(self)(self.pure.scaled(factor_at(known.interval, share), factor_at(launching, share)))
@@ -248,12 +248,12 @@ class ObservedPrices(_Observed):
         self._count_noted()
         return int(self._outside.sum()) / max(self._steps, 1)
 
-    def provenance(self) -> tuple[Coverage, str]:
+    def trust(self) -> Trust:
         share, known = self.extrapolated_share, self.pure.calibration
-        told, rest = (f"launches take {known.launches}; ", "the rest") if self.pure.launching else ("", "it")
+        launching, rest = (f"launches take {known.launches}; ", "the rest") if self.pure.launching else ("", "it")
         if share <= NEGLIGIBLE_STEPS:
-            mark = Coverage.INTERPOLATED if self.pure.launching else Coverage.VALIDATED
-            return mark, f"{told}held-out steps of calibration {known.id} cover {rest}"
+            level = INTERPOLATED if self.pure.launching else VALIDATED
+            return Trust(level, f"{launching}held-out steps of calibration {known.id} cover {rest}")
         counts = {
             f"{name} of {regime} steps" if regime in known.domain else f"{regime} steps": -int(self._outside[i, j])
             for i, regime in enumerate(REGIMES)
@@ -264,21 +264,20 @@ class ObservedPrices(_Observed):
         outside = (
             f"{shown_share(share, 1)} of the steps lie outside what calibration {known.id} measured, most by {most}"
         )
-        return Coverage.EXTRAPOLATED, told + outside
+        return Trust(EXTRAPOLATED, launching + outside)
 
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         self._steps += int(steps.sum())
         last = StepSizes(**{**vars(sizes), "decode_context": sizes.decode_context + sizes.decode_rows * (steps - 1)})
         inside = ~(self._beyond(sizes).any(axis=1) | self._beyond(last).any(axis=1))  # steps between, too
         rest, counts = np.flatnonzero(~inside), steps[~inside].astype(np.int64)
-        each = StepSizes(
-            **{name: np.repeat(np.broadcast_to(v, steps.shape)[rest], counts) for name, v in vars(sizes).items()}
-        )
+        one_by_one = {name: np.repeat(np.broadcast_to(v, steps.shape)[rest], counts) for name, v in vars(sizes).items()}
         after = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        each = StepSizes(**{**vars(each), "decode_context": each.decode_context + each.decode_rows * after})
-        out = self._beyond(each)
-        found = out.any(axis=1)
-        np.add.at(self._outside, (regimes(each)[found], out[found].argmax(axis=1)), 1)
+        one_by_one["decode_context"] += one_by_one["decode_rows"] * after
+        unfolded = StepSizes(**one_by_one)
+        features_beyond = self._beyond(unfolded)
+        out = features_beyond.any(axis=1)
+        np.add.at(self._outside, (regimes(unfolded)[out], features_beyond[out].argmax(axis=1)), 1)
 
     def _beyond(self, sizes: StepSizes) -> NDArray[np.bool_]:
         known = self.pure.calibration
@@ -290,13 +289,13 @@ class ObservedOwn(_Observed):
 
     pure: OwnCost
 
-    def at(self, share: float) -> Self:
+    def at_share(self, share: float) -> Self:
         known = self.pure.interval
         return self if known is None else type(self)(self.pure.scaled(factor_at(known, share)))
 
-    def provenance(self) -> tuple[Coverage, str]:
+    def trust(self) -> Trust:
         said = "says how far off it may be" if self.pure.interval else "does not say how far off it may be"
-        return Coverage.UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}"
+        return Trust(UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}")
 
     def _note(self, plan: StepPlan) -> None:
         """Count no step, because the domain in which this model was measured is not known."""

@@ -129,12 +129,12 @@ class OperationCost:
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """Return corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
-        found = self.own_parts(sizes)
+        parts = self.own_parts(sizes)
         if self.deployment.enforce_eager:
-            found[WAITING] = self.waiting_ns(sizes, sum(found.values()))
+            parts[WAITING] = self.waiting_ns(sizes, sum(parts.values()))
         if self._drafting:
-            found["drafting"] = self._drafting.ns(sizes, sum(found.values()))
-        return found
+            parts["drafting"] = self._drafting.ns(sizes, sum(parts.values()))
+        return parts
 
     def own_parts(self, sizes: StepSizes, table: object = None) -> dict[str, NDArray[np.float64]]:
         """Return the parts without the drafting that ends the step and without waiting for the host.
@@ -248,8 +248,8 @@ class OperationCost:
         parts: dict[str, NDArray[np.float64]] = {}
         for name, ns in parts_of(shared, self.kernels, self.correction.by_type):
             parts[name] = parts.get(name, np.zeros_like(ns)) + ns
-        found = self.correction.of_kernels().apply(parts, sizes)
-        return _picoseconds(np.sum(list(found.values()), axis=0))
+        corrected = self.correction.of_kernels().apply(parts, sizes)
+        return _picoseconds(np.sum(list(corrected.values()), axis=0))
 
     @cached_property
     def _run_tokens(self) -> NDArray[np.float64]:
@@ -262,8 +262,8 @@ class OperationCost:
 
     def _token_parts(self, table: str, sizes: StepSizes) -> NDArray[np.float64]:
         left_out = (*_DECODE_PARTS, *_PROMPT_PARTS, "imbalance", _ADDED)
-        found = self.own_parts(sizes, table)
-        return sum((ns for name, ns in found.items() if name not in left_out), np.zeros_like(sizes.prefill_tokens))
+        parts = self.own_parts(sizes, table)
+        return sum((ns for name, ns in parts.items() if name not in left_out), np.zeros_like(sizes.prefill_tokens))
 
     @cached_property
     def _sampled_ps(self) -> list[int]:
@@ -316,7 +316,7 @@ class OperationCost:
 
 
 def _picoseconds(ns: NDArray[np.float64]) -> list[int]:
-    return [round(1000 * each) for each in ns.tolist()]
+    return [round(1000 * one) for one in ns.tolist()]
 
 
 class _PromptGrid:
@@ -355,6 +355,6 @@ class _PromptGrid:
             prefill_context=rows * behind,
             prefill_pairs=rows * (n * behind + n * (n + 1) / 2),
         )
-        found = self._cost.own_parts(sizes, (prompts, lengths, pasts))
-        ps = 1000.0 * np.sum([found[part] for part in _PROMPT_PARTS if part in found], axis=0)
+        parts = self._cost.own_parts(sizes, (prompts, lengths, pasts))
+        ps = 1000.0 * np.sum([parts[part] for part in _PROMPT_PARTS if part in parts], axis=0)
         self._corners.update(zip(corners, np.log(ps).tolist(), strict=True))

@@ -87,30 +87,30 @@ def parts_of(
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield nanoseconds of every operation in a step, all its occurrences, under the part that it belongs to."""
     for operation in operations:
-        found = _split(operation, never_slower(operation, kernels).ns, kernels)
+        parts = _split(operation, never_slower(operation, kernels).ns, kernels)
         if factors and isinstance(operation, Gemm | Experts):
-            found = _cheapest(operation, found, kernels, factors)
-        for name, ns in found:
+            parts = _cheapest(operation, parts, kernels, factors)
+        for name, ns in parts:
             yield name, operation.count * np.where(np.asarray(operation.size) > 0, ns, 0.0)
 
 
 def _cheapest(
-    operation: Gemm | Experts, found: list[tuple[str, Any]], kernels: KernelTimes, factors: TypeFactors
+    operation: Gemm | Experts, parts: list[tuple[str, Any]], kernels: KernelTimes, factors: TypeFactors
 ) -> list[tuple[str, Any]]:
     """Return the fastest after correction: the operation as it is, or with weights of more bits."""
     own = factors[""]
-    least = sum(own[name] * ns for name, ns in found)
+    least = sum(own[name] * ns for name, ns in parts)
     for dtype, theirs in factors.items():
         other = replace(operation, dtype=dtype, width=0.0) if dtype and operation.dtype in _NARROW else operation
-        if other is not operation or any(theirs[name] != own[name] for name, _ in found):
-            parts = _split(other, never_slower(other, kernels).ns, kernels)
-            whole = sum(theirs[name] * ns for name, ns in parts)
-            found = [
+        if other is not operation or any(theirs[name] != own[name] for name, _ in parts):
+            others = _split(other, never_slower(other, kernels).ns, kernels)
+            whole = sum(theirs[name] * ns for name, ns in others)
+            parts = [
                 (name, np.where(whole < least, theirs[name] / own[name] * ns, kept))
-                for (name, ns), (_, kept) in zip(parts, found, strict=True)
+                for (name, ns), (_, kept) in zip(others, parts, strict=True)
             ]
             least = np.minimum(whole, least)
-    return found
+    return parts
 
 
 _FOUR_BITS = ("mxfp4", "nvfp4")
@@ -122,14 +122,14 @@ def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
 
     An engine that has the slower kernel would take the other.
     """
-    found = kernels.time(operation)
+    time = kernels.time(operation)
     if not isinstance(operation, Gemm | Experts):
-        return found
+        return time
     for dtype in wider_types(operation.dtype, kernels.gpu):
         other = kernels.time(replace(operation, dtype=dtype, width=0.0))
-        slower = np.asarray(found.ns) > other.ns
-        found = Estimate(*(np.where(slower, theirs, own) for own, theirs in zip(found, other, strict=True)))
-    return found
+        slower = np.asarray(time.ns) > other.ns
+        time = Estimate(*(np.where(slower, theirs, own) for own, theirs in zip(time, other, strict=True)))
+    return time
 
 
 def wider_types(dtype: str, gpu: GpuSpec) -> tuple[str, ...]:

@@ -71,12 +71,12 @@ class PipelineCost(OperationCost):
     def _hop_ns(self) -> dict[bool, list[int]]:
         """Nanoseconds of one hop, by whether it leaves the node, and by tokens."""
         tokens = np.arange(self._most_tokens + 1, dtype=np.float64)
-        found = {}
+        hops_ns = {}
         for across in dict.fromkeys(self._hops):
             transfer = stage_transfer(self.model, self.deployment, tokens, across)
             hop = np.sum([ns for _, ns in parts_of(transfer, self.kernels, {})], axis=0)
-            found[across] = [round(ns) for ns in (self.correction.factors["collectives"] * hop).tolist()]
-        return found
+            hops_ns[across] = [round(ns) for ns in (self.correction.factors["collectives"] * hop).tolist()]
+        return hops_ns
 
 
 class _EarlyStage(OperationCost):

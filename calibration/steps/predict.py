@@ -81,12 +81,12 @@ def blind(
     """
     model, spec = find_model(deployment.model), find_gpu(gpu)
     known = bundled_evidence()
-    origin = Origin.of(model, spec, deployment, client=client)
+    origin = Origin.from_deployment(model, spec, deployment, client=client)
     left = known if without is None else known.without(without)
-    found = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
+    calibration = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
     if spec.name in gpus():
-        return found
-    return replace(found, untaught=f"the catalogue lacks {spec.name}, so no measured run taught it")
+        return calibration
+    return replace(calibration, untaught=f"the catalogue lacks {spec.name}, so no measured run taught it")
 
 
 @cache

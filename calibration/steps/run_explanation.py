@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
 from calibration.step_operations import step_operations
-from calibration.steps.coverage import NEGLIGIBLE
 from calibration.steps.explanation import ExplainedOperation, explained
 from calibration.steps.features import REGIMES, recorded_sizes, regimes
 from calibration.steps.operation_cost import OperationCost
+from calibration.steps.step_trust import NEGLIGIBLE
 from serving.step_plan import AGGREGATES
 from traces.numeric_columns import numbers
 
@@ -88,19 +88,19 @@ def measured_parts(steps: pa.Table) -> PartTimes | None:
     if not timed.any():
         return None
     regime, sample = _regime(steps), np.nan_to_num(numbers(steps, "sample_ns"))
-    found: dict[Regime, dict[str, float]] = {}
+    parts_ns: dict[Regime, dict[str, float]] = {}
     for at, name in enumerate(REGIMES):
         members = timed & (regime == at)
         if not members.any():
             continue
         operations = _operation_totals(steps["op_ns"].filter(pa.array(members)))
         rest = float(forward[members].sum()) - sum(operations.values())
-        found[name] = {
+        parts_ns[name] = {
             **operations,
             REST_OF_MODEL if operations else MODEL: max(rest, 0.0),
             SAMPLING: float(sample[members].sum()),
         }
-    return found
+    return parts_ns
 
 
 def _operation_totals(column: pa.ChunkedArray) -> dict[str, float]:

@@ -49,7 +49,7 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         if model.latent is not None
         else stage("keys and values, kept as KV", 2, tokens, kv_heads, model.head_dim, of=cached, times=model.kv_layers)
     )
-    found = [
+    stages = [
         stage("token ids", tokens, of="int64"),
         stage("embeddings", tokens, hidden),
         stage("layer: queries", tokens, heads, model.head_dim, times=model.kv_layers),
@@ -57,18 +57,18 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         stage("layer: attention", tokens, heads, values, times=model.kv_layers),
     ]
     if dense := layers - model.moe_layers:
-        found.append(stage("layer: gate and up", tokens, 2, -(-model.intermediate_size // tp), times=dense))
+        stages.append(stage("layer: gate and up", tokens, 2, -(-model.intermediate_size // tp), times=dense))
     if model.moe_layers:
         inter = model.moe_intermediate_size
         ranks = deployment.data_parallel_size  # the ranks step together and share their experts
         inter = inter if deployment.enable_expert_parallel else -(-inter // (tp * ranks))
         routed = tokens * ranks * model.experts_per_token // deployment.expert_parallel_size
-        found += [
+        stages += [
             stage("layer: scores of experts", tokens, model.num_experts, times=model.moe_layers),
             stage("layer: experts' gate and up", routed, 2, inter, times=model.moe_layers),
         ]
     return [
-        *found,
+        *stages,
         stage("layer: hidden states", tokens, hidden, times=layers),
         stage("last hidden states", sampled, hidden),
         stage("logits", sampled, vocabulary),

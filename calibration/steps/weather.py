@@ -71,7 +71,7 @@ class Weather:
         spread = np.log(self.interval[1] / self.interval[0]) / (2 * REACH)
         return np.round(slowdown * np.exp(spread * rng.standard_normal() + misses[places]), 6)
 
-    def told(self, steps: MeasuredSteps) -> str:
+    def clause(self, steps: MeasuredSteps) -> str:
         """Return a clause about the weather of `steps`."""
         others = 1 - steps.own_ns.sum() / steps.step_ns.sum()
         low, high = np.percentile(steps.speed, (5, 95))

@@ -69,21 +69,21 @@ def drawn_bands(runs: Sequence[RunMetrics]) -> dict[str, dict[str, Band]]:
 
 
 def _bands(runs: Iterable[RunMetrics], outside: int) -> dict[str, dict[str, Band]]:
-    told = list(map(_told, runs))
-    found: dict[str, dict[str, Band]] = {}
-    for name in told[0][0]:
-        if all(distributions[name].count for distributions, _ in told):
-            numbers = [distributions[name].as_dict() for distributions, _ in told]
-            found[name] = {stat: _span([n[stat] for n in numbers], outside) for stat in BAND_STATS}
-    scalars = [of_run for _, of_run in told]
+    statistics = list(map(_figures, runs))
+    bands: dict[str, dict[str, Band]] = {}
+    for name in statistics[0][0]:
+        if all(distributions[name].count for distributions, _ in statistics):
+            numbers = [distributions[name].as_dict() for distributions, _ in statistics]
+            bands[name] = {stat: _span([n[stat] for n in numbers], outside) for stat in BAND_STATS}
+    scalars = [of_run for _, of_run in statistics]
     for name in ("request_throughput", "output_throughput", "total_throughput"):
         values = [s[name] for s in scalars]
         if all(isinstance(value, float) for value in values):
-            found[name] = {"value": _span([float(str(value)) for value in values], outside)}
-    return found
+            bands[name] = {"value": _span([float(str(value)) for value in values], outside)}
+    return bands
 
 
-def _told(run: RunMetrics) -> tuple[dict[str, Distribution], dict[str, Any]]:
+def _figures(run: RunMetrics) -> tuple[dict[str, Distribution], dict[str, Any]]:
     return run.distributions(), run.scalars()
 
 

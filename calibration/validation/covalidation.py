@@ -92,12 +92,12 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     if (weather := known_weather(runs, calibration)) is not None:
         rows = _in_same_weather(rows, real_metrics, [in_weather_of(run, calibration, weather) for run in runs])
         regimes["same_weather"] = residuals(steps.regime, steps.own_ns, weather.own_ns(predicted, steps))
-    told = disturbance([(runs, calibration)])
+    judged = disturbance([(runs, calibration)])
     report = ValidationReport(
         verdict=_verdict(rows, replay),
         created=created,
-        disturbed=told.disturbed,
-        disturbance=told.evidence,
+        disturbed=judged.disturbed,
+        disturbance=judged.evidence,
         hardware=json.loads(runs[0].run["hardware"] or "{}"),
         workload=runs[0].run["workload"],
         calibration=calibration.id,
@@ -178,21 +178,21 @@ def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: S
     """
     measured = [_numbers(metrics) for metrics in real]
     simulated = [_numbers(run.central) for run in same]
-    found = []
+    compared = []
     for row in rows:
         key = row.metric, row.stat
         values = [numbers[key] for numbers in simulated]
         ratios = [run[key] / value for run, value in zip(measured, values, strict=True) if value]
         ends = [run.band[row.metric][row.stat] for run in same]
-        told = {
+        weather_figures = {
             "weather_simulated": mean(values),
             "weather_error_pct": 100 * (mean(values) / row.real - 1) if row.real else None,
             "weather_floor_pct": 100 * (max(ratios) - min(ratios)) / mean(ratios) if len(ratios) > 1 else None,
             "weather_low": mean(low for low, _ in ends),
             "weather_high": mean(high for _, high in ends),
         }
-        found.append(RunRow.model_validate({**dict(row), **told}))
-    return found
+        compared.append(RunRow.model_validate({**dict(row), **weather_figures}))
+    return compared
 
 
 def _covered(numbers: Iterable[tuple[float | None, float | None, float | None]]) -> float | None:
@@ -205,17 +205,17 @@ def _covered(numbers: Iterable[tuple[float | None, float | None, float | None]])
 def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
     """Return the verdict: one sentence with the numbers that a reader asks for first."""
     chosen = [next(r for r in rows if (r.metric, r.stat) == (metric, "p50")) for metric in LATENCIES]
-    told = _told([(row, row.error_pct, row.floor_pct) for row in chosen])
+    verdict = _clause([(row, row.error_pct, row.floor_pct) for row in chosen])
     if chosen[0].weather_error_pct is not None:
-        same = _told([(row, row.weather_error_pct, row.weather_floor_pct) for row in chosen])
-        told = f"blind {told}; in the same weather {same}"
+        same = _clause([(row, row.weather_error_pct, row.weather_floor_pct) for row in chosen])
+        verdict = f"blind {verdict}; in the same weather {same}"
     decisions = (
         f"all {replay.steps} steps decided alike" if replay.exact else f"DECISIONS DIFFER at {replay.first_difference}"
     )
-    return f"{told}; {decisions}"
+    return f"{verdict}; {decisions}"
 
 
-def _told(errors: Sequence[tuple[RunRow, float | None, float | None]]) -> str:
+def _clause(errors: Sequence[tuple[RunRow, float | None, float | None]]) -> str:
     """Return errors of statistics with their noise.
 
     An error below the noise says nothing, so its figure is left out.

@@ -44,7 +44,7 @@ def disturbance(sides: Sequence[Side]) -> Disturbance:
     steps = [run.steps for runs, _ in sides for run in runs if run.steps.num_rows]
     weathers = [calibration and known_weather(runs, calibration) for runs, calibration in sides]
     if steps and all(weathers):
-        return Disturbance(False, cast(Weather, weathers[0]).told(MeasuredSteps(steps)))
+        return Disturbance(False, cast(Weather, weathers[0]).clause(MeasuredSteps(steps)))
     drift, canary = canary_drift(sides)
     held_up, slow = _held_up(sides)
     return Disturbance(drift > CALM_DRIFT or held_up > _SLOW_SHARE, "; ".join(filter(None, (canary, slow))))

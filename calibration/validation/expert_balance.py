@@ -38,8 +38,10 @@ def expert_balance(runs: Sequence[Recording]) -> ExpertBalance | None:
         return np.concatenate([steps[name].fill_null(0).to_numpy().astype(np.float64) for steps in columns])
 
     tokens = sum((all_of(name) for name in _TOKENS), start=np.zeros(1))
-    each = [np.array(run.steps["expert_tokens"].to_pylist()) for run in runs if run.filled("steps", ["expert_tokens"])]
-    load = np.concatenate(each).sum(axis=0) if each else None
+    counts = [
+        np.array(run.steps["expert_tokens"].to_pylist()) for run in runs if run.filled("steps", ["expert_tokens"])
+    ]
+    load = np.concatenate(counts).sum(axis=0) if counts else None
     ratios: dict[int, list[float]] = {}
     for steps in columns:
         for step in steps["expert_imbalance"].to_pylist():

@@ -37,8 +37,8 @@ class InWeather(NamedTuple):
 
 def known_weather(runs: Sequence[Recording], calibration: Calibration) -> Weather | None:
     """Return the calibration's weather; None if it, or a recording, lacks the machine's speed."""
-    told = all("speed" in run.steps.column_names and not run.steps["speed"].null_count for run in runs)
-    return calibration.weather if told else None
+    has_speeds = all("speed" in run.steps.column_names and not run.steps["speed"].null_count for run in runs)
+    return calibration.weather if has_speeds else None
 
 
 def in_weather_of(run: Recording, calibration: Calibration, weather: Weather) -> InWeather:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from calibration.kernels.shapes import estimate_at, kind_of, measured_at, operation_at
 from calibration.kernels.surfaces import KernelFit
-from calibration.kernels.times import Coverage, floor_ns
+from calibration.kernels.times import floor_ns
+from calibration.trust import TrustLevel
 from dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, tint
 from serving.deployments.gpu_spec import GpuSpec
 
@@ -57,13 +58,13 @@ def measured_along(
     return (knots[-1][at], measured[at]) if len(knots) == 2 else (knots[-1], measured)
 
 
-def marks(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, Coverage]:
-    """Return the worst mark of each GPU's times of the shape, at the sizes that were measured on it."""
+def worst_levels(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, TrustLevel]:
+    """Return the worst level of each GPU's times of the shape, at the sizes that were measured on it."""
     worst = {}
     for name, (gpu, fit) in fits.items():
         last = np.exp2(fit.surface.knots[-1])
         sizes = (last,) if len(fit.surface.knots) == 1 else (np.full_like(last, _knot(fit, at)), last)
-        worst[name] = Coverage(int(np.max(estimate_at(gpu, key, fit, shape, sizes).coverage)))
+        worst[name] = TrustLevel(int(np.max(estimate_at(gpu, key, fit, shape, sizes).level)))
     return worst
 
 
@@ -74,7 +75,7 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
         x, sizes = _over(fit, at)
         estimate = estimate_at(gpu, key, fit, shape, sizes)
         share = 100 * np.broadcast_to(floor_ns(gpu, operation_at(key, shape, sizes)), x.shape) / estimate.ns
-        known = estimate.coverage < Coverage.EXTRAPOLATED
+        known = estimate.level < TrustLevel.EXTRAPOLATED
         for inside, dash in ((known, "solid"), (~known, "dot")):
             listed = dash == "solid" or not known.any()
             look = {"legendgroup": name, "showlegend": listed, "customdata": estimate.ns / 1e3}
@@ -91,15 +92,15 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
 class Known(NamedTuple):
     """The certainty of times over two dimensions: cells at every x and y, and the measured points.
 
-    sigma, coverage `[len(y), len(x)]`, as in an `Estimate`
-    dots            x and y of measured points
+    sigma, level `[len(y), len(x)]`, as in an `Estimate`
+    dots         x and y of measured points
     """
 
     names: Sequence[str]
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     sigma: NDArray[np.float64]
-    coverage: NDArray[np.int64]
+    level: NDArray[np.int64]
     dots: Sequence[NDArray[np.float64]]
 
 
@@ -116,7 +117,7 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
         x, y = np.meshgrid(*axes)
         estimate = estimate_at(gpu, key, fit, shape.tolist(), (x, y))
         measured = [axis[surface.support >= 0.5] for axis in measured_at(gpu, key, fit, number)[0]]
-        sigma, coverage = estimate.sigma, estimate.coverage
+        sigma, level = estimate.sigma, estimate.level
     else:
         size = _knot(fit, at)
         across = len(kind.shape) > 1
@@ -126,10 +127,10 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
         estimates = [estimate_at(gpu, key, fit, at_shape.tolist(), (at_size,)) for at_shape, at_size in cells]
         form = (len(axes[1]), len(axes[0]))
         sigma = np.array([float(estimate.sigma) for estimate in estimates]).reshape(form)
-        coverage = np.array([int(estimate.coverage) for estimate in estimates]).reshape(form)
+        level = np.array([int(estimate.level) for estimate in estimates]).reshape(form)
         measured = list(np.exp2(surface.shapes[:, :2]).T) if across else list(np.array(_pairs(_line(fit))).T)
     x, y = axes
-    return Known(names, x, y, sigma, coverage, measured)
+    return Known(names, x, y, sigma, level, measured)
 
 
 def domain(certainty: Known) -> go.Figure:
@@ -137,7 +138,7 @@ def domain(certainty: Known) -> go.Figure:
     names, x_axis, y_axis = certainty.names, certainty.x, certainty.y
     figure = go.Figure()
     percent = 100 * (np.exp(_BAND * certainty.sigma) - 1)
-    outside = certainty.coverage >= Coverage.EXTRAPOLATED
+    outside = certainty.level >= TrustLevel.EXTRAPOLATED
     where = f"{names[0]} %{{x:,.4~g}}, {names[1]} %{{y:,.4~g}}"
     figure.add_heatmap(
         x=x_axis,

@@ -13,8 +13,7 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.shapes import NO_WINDOW, KernelKind, kind_of
 from calibration.kernels.surface_file import about_surfaces
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, bundled_names
-from calibration.kernels.times import Coverage
-from calibration.provenance import EXTRAPOLATED, INTERPOLATED, VALIDATED, Provenance, weakest
+from calibration.trust import EXTRAPOLATED, INTERPOLATED, VALIDATED, Trust, TrustLevel, weakest
 from dashboard.blocks import facts, figure, heading, mistake, titled
 from dashboard.calibration_page import charts, step_calibration
 from dashboard.palette import SERIES
@@ -79,9 +78,9 @@ def _kernels() -> None:
     with one:
         of_gpus = {gpu: _load(gpu) for gpu in (name, *beside)}
         fits = {gpu: (surfaces.gpu, surfaces.fits[key]) for gpu, surfaces in of_gpus.items()}
-        marks = charts.marks(fits, key, shape, at)
-        provenance = weakest((_of_gpu(gpu, coverage) for gpu, coverage in marks.items()), "GPUs")
-        figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", provenance, _GPUS)
+        levels = charts.worst_levels(fits, key, shape, at)
+        trust = weakest((_of_gpu(gpu, level) for gpu, level in levels.items()), "GPUs")
+        figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", trust, _GPUS)
     with other:
         known = _known(name, key, number, at)
         figure(charts.domain(known), "domain", "How well each shape is known", _of_map(known), _KNOWN)
@@ -101,25 +100,25 @@ def _known(name: str, key: str, number: int, at: int) -> charts.Known:
     return charts.known(kernels.gpu, key, kernels.fits[key], number, at)
 
 
-def _of_dots(measured: NDArray[np.float64]) -> Provenance:
-    """Return the provenance of a curve from its dots: nanoseconds at tabled sizes, NaN for too few measurements."""
+def _of_dots(measured: NDArray[np.float64]) -> Trust:
+    """Return the trust in a curve from its dots: nanoseconds at tabled sizes, NaN for too few measurements."""
     count = int(np.isfinite(measured).sum())
     if count < measured.size:
-        return Provenance(EXTRAPOLATED, f"it was measured at {count} of {measured.size} sizes, those with a dot")
-    return Provenance(VALIDATED, f"this shape was measured at {count} sizes, the dots; between them it is interpolated")
+        return Trust(EXTRAPOLATED, f"it was measured at {count} of {measured.size} sizes, those with a dot")
+    return Trust(VALIDATED, f"this shape was measured at {count} sizes, the dots; between them it is interpolated")
 
 
-def _of_gpu(name: str, coverage: Coverage) -> Provenance:
-    """Return the provenance of a GPU's curve at the sizes that were measured on it."""
-    lies = {Coverage.VALIDATED: "was measured", Coverage.INTERPOLATED: "lies between those measured"}
-    return Provenance(coverage.name.lower(), f"on {name} this shape {lies.get(coverage, 'lies beyond those measured')}")
+def _of_gpu(name: str, level: TrustLevel) -> Trust:
+    """Return the trust in a GPU's curve at the sizes that were measured on it."""
+    lies = {TrustLevel.VALIDATED: "was measured", TrustLevel.INTERPOLATED: "lies between those measured"}
+    return Trust(level.word, f"on {name} this shape {lies.get(level, 'lies beyond those measured')}")
 
 
-def _of_map(known: charts.Known) -> Provenance:
-    beyond = float((known.coverage >= Coverage.EXTRAPOLATED).mean())
+def _of_map(known: charts.Known) -> Trust:
+    beyond = float((known.level >= TrustLevel.EXTRAPOLATED).mean())
     if beyond:
-        return Provenance(EXTRAPOLATED, f"{shown_share(beyond)} of the map, in grey, lies beyond what was measured")
-    return Provenance(INTERPOLATED, "all of the map lies between measured kernels")
+        return Trust(EXTRAPOLATED, f"{shown_share(beyond)} of the map, in grey, lies beyond what was measured")
+    return Trust(INTERPOLATED, "all of the map lies between measured kernels")
 
 
 def _titled(key: str) -> str:
@@ -152,7 +151,7 @@ def _beside(others: list[str]) -> list[str]:
 def _held_out(errors: dict[str, float] | None) -> None:
     if errors is None:
         return
-    heading("Error on held-out kernels", Provenance(VALIDATED, _HELD_OUT))
+    heading("Error on held-out kernels", Trust(VALIDATED, _HELD_OUT))
     help = "The error at shapes, or sizes, that the fit did not see."
     names = ("shapes_median", "shapes_p90", "sizes_median", "sizes_p90")
     labels = {name: name.replace("_", " ").replace("median", "p50") for name in names}

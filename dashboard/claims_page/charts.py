@@ -23,7 +23,7 @@ def cases_chart(checked: CheckedClaim) -> go.Figure:
         if mine:
             values, numbers = [case.value or 0 for case in mine], [case.number for case in mine]
             around = whiskers(values, [case.low or 0 for case in mine], [case.high or 0 for case in mine])
-            when, look = [case.when for case in mine], {"symbol": symbols(case.mark for case in mine)}
+            when, look = [case.when for case in mine], {"symbol": symbols(case.level for case in mine)}
             hover = "%{y}: %{customdata}<extra></extra>"
             more = {"customdata": numbers, "error_x": around}
             dots(figure, values, when, _NAMES[holds], colour, hover, 11, look, **more)
@@ -43,7 +43,7 @@ def terms_chart(terms: Sequence[Term]) -> go.Figure:
     """Return a waterfall of the terms, each behind the terms before it, and their sum."""
     names, times = [term.name for term in terms], [term.ms for term in terms]
     shown, lengths, hover = go.Figure(), [*times, sum(times)], "%{y}: %{customdata}<extra></extra>"
-    labels = [*(f"{term.ms:,.2f} ms ({term.mark}: {term.source})" for term in terms), f"{sum(times):,.2f} ms"]
+    labels = [*(f"{term.ms:,.2f} ms ({term.level}: {term.source})" for term in terms), f"{sum(times):,.2f} ms"]
     colours = [*[SIMULATED] * len(times), NEUTRAL]
     begins = [*accumulate(times[:-1], initial=0.0), 0.0]
     bars(shown, lengths, [*names, "E2E"], "", colours, hover, orientation="h", base=begins, customdata=labels)

@@ -10,7 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from calibration.provenance import Provenance
+from calibration.trust import Trust
 from dashboard.blocks import data_table, figure, mistake, titled
 from dashboard.bundled import SAMPLES
 from dashboard.claims_page.charts import cases_chart, terms_chart
@@ -76,17 +76,17 @@ def _results(checked: CheckedClaim) -> None:
     st.markdown(f"“{literal(checked.claim)}”")
     st.markdown(f"### {literal(capitalised(checked.verdict))}")
     st.caption(f"{literal(checked.means)} Expected: {checked.expected}.")
-    worst = min(checked.cases, key=lambda case: _WORST.index(case.mark) if case.mark in _WORST else 0)
+    worst = min(checked.cases, key=lambda case: _WORST.index(case.level) if case.level in _WORST else 0)
     figure(
         cases_chart(checked),
         "cases",
         "Case by case",
-        Provenance(worst.mark, worst.reason),
+        Trust(worst.level, worst.reason),
         marked=True,
     )
     for at, case in enumerate(checked.cases):
         if case.terms:
-            known = Provenance(case.mark, case.reason)
+            known = Trust(case.level, case.reason)
             figure(terms_chart(case.terms), f"terms-{at}", f"What E2E is made of when {case.when}", known)
     for text in (checked.break_even, checked.learnt):
         if text:

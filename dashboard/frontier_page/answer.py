@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboard.frontier_page import charts as frontier_charts
-from dashboard.plan_page.words import provenance_of
+from dashboard.plan_page.words import trust_in
 from dashboard.sheet import Sheet
 from planning.plan.document import PlanDocument
 
@@ -21,7 +21,7 @@ _READ = (
 
 def show_engines(to: Sheet, answer: PlanDocument) -> None:
     """Show the speed and the cost of each engine. The answer must have a fleet."""
-    rated, best = provenance_of(answer.points, "fleets"), answer.recommendation
+    rated, best = trust_in(answer.points, "fleets"), answer.recommendation
     left, right = to.beside(2)
     with left:
         plot = frontier_charts.frontier(answer.engine_curves, best)

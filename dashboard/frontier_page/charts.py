@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from calibration.provenance import EXTRAPOLATED, UNKNOWN
+from calibration.trust import EXTRAPOLATED, UNKNOWN
 from dashboard.palette import NEUTRAL, SERIES, dots, empty, finish, line, symbols
 from planning.plan.document import EngineCurve, RatePoint
 from planning.plan.frontier import Point
@@ -58,7 +58,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
             colours[curve.gpu],
             "%{customdata}<extra></extra>",
             mode="lines+markers+text",
-            marker={"size": 8, "symbol": symbols(p.mark for p in points)},
+            marker={"size": 8, "symbol": symbols(p.level for p in points)},
             text=[_number(p, (p.tok_s_user or 0) / right, getattr(p, y) / top, taken) for p in points],
             textposition="top center",
             textfont={"size": 10, "color": NEUTRAL},
@@ -67,7 +67,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
                 f"{shown_number(p.concurrency)} at a time"
                 f"<br>{shown_number(p.tok_s_user or 0)} tokens/s of the median user"
                 f"<br>{_UNITS[y].format(shown_number(getattr(p, y)))}"
-                f"<br>{p.mark or UNKNOWN}"
+                f"<br>{p.level or UNKNOWN}"
                 for p in points
             ],
             legendgroup=curve.gpu,
@@ -79,7 +79,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
             x=last.tok_s_user, y=getattr(last, y), text=curve.engine, font_color=colours[curve.gpu],
             showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=-24, ay=-rise, xanchor="right",
         )  # fmt: skip
-    if any(p.mark == EXTRAPOLATED for curve in drawn for p in curve.points):
+    if any(p.level == EXTRAPOLATED for curve in drawn for p in curve.points):
         dots(figure, [None], [None], "hollow: extrapolated", NEUTRAL, None, marker={"symbol": "circle-open"})
     if recommended is not None and recommended.tok_s_user is not None and getattr(recommended, y) is not None:
         colour = next((colours[curve.gpu] for curve in drawn if curve.engine == recommended.engine), NEUTRAL)
@@ -89,7 +89,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
             f"<br>{_UNITS[y].format(getattr(recommended, y))}"
         )
         place = [recommended.tok_s_user], [getattr(recommended, y)]
-        star = {"symbol": symbols([recommended.mark], "star")}
+        star = {"symbol": symbols([recommended.level], "star")}
         dots(figure, *place, STAR, colour, "%{customdata}<extra></extra>", 17, star, customdata=[label])
     figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
     figure.update_yaxes(title_text=title, range=[0, top])

@@ -20,9 +20,9 @@ from dashboard.plan_page.words import (
     LOOKED_AT,
     every_fleet,
     plan_name,
-    provenance,
-    provenance_of,
     ranked,
+    trust,
+    trust_in,
 )
 from dashboard.planned import Planned, Ways, plans, strip
 from dashboard.shown import literal
@@ -52,7 +52,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         st.info("This plan has no fleet to show: no candidate can serve the traffic.")
         return
     recommended = answer.place(best) if best else None
-    blocks.badge(provenance_of(points, "fleets"))
+    blocks.badge(trust_in(points, "fleets"))
     show_engines(blocks, answer)
     _fleet(runs, planned, points[_chosen(points, recommended)], ways)
     order = ranked(points, recommended)
@@ -79,7 +79,7 @@ def _chosen(points: Sequence[Point], recommended: int | None) -> int:
 
 def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
     """Draw one fleet: its figures, and the way to its recording."""
-    rated = provenance(point)
+    rated = trust(point)
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")
         verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
@@ -90,7 +90,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
             f"{point.gpus} GPUs, \\{shown_usd(point.usd_per_hour)}/h{price}; "
             f"{shown_share(point.attainment, 1)} of the requests meet the SLOs; "
             f"{shown_number(point.tok_s_user)} tokens/s per user, {shown_number(point.tok_s_gpu)} per GPU; "
-            f"step times {rated.mark}: {literal(rated.reason)}"
+            f"step times {rated.level}: {literal(rated.reason)}"
         )
         run_of(runs, planned, point, ways, button)
         if candidate := planned.answer.candidates.get(point.engine):

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 import yaml
 from plotly.offline import get_plotlyjs
 
-from calibration.provenance import Provenance
+from calibration.trust import Trust
 from dashboard.sheet import Fact
 from dashboard.shown import prose, sentence
 from serving.report import Column, Table
@@ -48,11 +48,11 @@ class Document:
     def __init__(self) -> None:
         self.blocks: list[str] = []
 
-    def badge(self, provenance: Provenance) -> None:
-        mark, reason = provenance
-        self.blocks.append(f'<p class="badge {mark}"><b>{escape(mark)}</b>{_inline(sentence(reason))}</p>')
+    def badge(self, trust: Trust) -> None:
+        level, reason = trust
+        self.blocks.append(f'<p class="badge {level}"><b>{escape(level)}</b>{_inline(sentence(reason))}</p>')
 
-    def heading(self, text: str, provenance: Provenance | None, help: str | None = None) -> None:
+    def heading(self, text: str, trust: Trust | None, help: str | None = None) -> None:
         self.blocks.append(f"<h2{_title(help)}>{_inline(text)}</h2>")
 
     def text(self, content: str, soft: bool = False) -> None:
@@ -90,7 +90,7 @@ class Document:
         plot: go.Figure,
         key: str,
         text: str,
-        provenance: Provenance | None,
+        trust: Trust | None,
         help: str | None = None,
         *,
         small: bool = False,
@@ -104,8 +104,8 @@ class Document:
                 self.blocks.append(f"<figcaption{_title(help)}>{_inline(text)}</figcaption>")
             else:
                 self.heading(text, None, help)
-            if provenance is not None:
-                self.badge(provenance)
+            if trust is not None:
+                self.badge(trust)
             self.blocks.append(f'<div style="height:{drawn.layout.height}px"></div>')
             self.blocks[-1] += f'<script type="application/json" class="figure">{content}</script>'
 

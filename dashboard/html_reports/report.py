@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from calibration.provenance import of_run
+from calibration.trust import trust_in_run
 from calibration.validation.report import resolve
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_answer, sample_diagnosis
 from dashboard.frontier_page.answer import show_engines
@@ -71,7 +71,7 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
     to.text(" ".join(filter(None, (answer.answer, answer.risk_told))))
     to.text(f"For {', '.join(answer.objectives)}.", soft=True)
     if best:
-        to.badge(plan_words.provenance(best.standing))
+        to.badge(plan_words.trust(best.trust))
         to.text(error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)), soft=True)
         if answer.too_short:
             to.warning(sentence(answer.too_short))
@@ -90,7 +90,7 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
 
 
 def _comparison(to: Sheet, answer: ComparisonDocument) -> str:
-    to.badge(lab_words.provenance(answer))
+    to.badge(lab_words.trust(answer))
     show_comparison(to, answer)
     _again(to, answer.version, answer.inputs, "Policy lab")
     return capitalised(answer.verdict)
@@ -121,10 +121,10 @@ def _run(to: Sheet, source: RecordedRun) -> str:
         to.warning(f"{outcome.shortfall}: {outcome.latencies_of}")
     if saturation := metrics.saturation:
         to.text(f"{capitalised(saturation.verdict.lower())}: {run_words.backlog(saturation)}", soft=True)
-    to.badge(of_run(run))
+    to.badge(trust_in_run(run))
     to.facts(run_words.headline_figures(run, metrics))
     drawn = run_charts.timeline(series, fleet, run_colour(run), used=used)
-    to.figure(drawn, "timeline", "Over time", of_run(run))
+    to.figure(drawn, "timeline", "Over time", trust_in_run(run))
     to.heading("Where step time goes", None)
     try:
         steps = explained_steps(recording, [*calibrations(source.runs).values(), DEMO / "calibration"])
@@ -144,7 +144,7 @@ def _run(to: Sheet, source: RecordedRun) -> str:
     cards = run_charts.lifecycles(metrics, gaps, metrics.values(gaps), prefill, run_colour(run))
     for place, (name, card) in zip(to.beside(len(cards)), cards.items(), strict=True):
         with place:
-            to.figure(card, name, name, of_run(run), small=True)
+            to.figure(card, name, name, trust_in_run(run), small=True)
     to.heading("Every metric", None)
     run_words.show_metrics(to, run, metrics)
     with to.fold("How this was run"):
@@ -169,13 +169,13 @@ def _sweep(to: Sheet, source: Sweep) -> str:
     complete = results.complete
     to.text(results.summary, soft=True)
     if complete.num_rows and results.metrics:
-        view, rated = source.view or sweep_charts.opening_view(results), sweep_charts.provenance(complete)
+        view, rated = source.view or sweep_charts.opening_view(results), sweep_charts.trust(complete)
         for name in dict.fromkeys((view.y, *sweep_charts.FIRST)):
             if name in results.metrics:
                 plot = sweep_charts.drawn(results, complete, view._replace(y=name))
                 to.figure(plot, name, f"{results.metrics[name]} against {view.x}", rated, sweep_charts.help_of(name))
     metrics = {name: title for name, title in results.metrics.items() if name in sweep_charts.FIRST}
-    shown = complete.select([*results.parameters, *metrics, "standing"]).slice(0, _ROWS)
+    shown = complete.select([*results.parameters, *metrics, "trust"]).slice(0, _ROWS)
     to.heading("Runs", None)
     to.text(f"The first {_ROWS:,} of {complete.num_rows:,}." if complete.num_rows > _ROWS else "", soft=True)
     to.table(Table.of([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from calibration.provenance import ASSUMED, Provenance
+from calibration.trust import ASSUMED, Trust
 from dashboard.blocks import BARE
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
@@ -35,17 +35,17 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
     show(to, (Line(f"close to it: {tie}") for tie in answer.near_ties))
     left, right = to.beside(2)
     with left:
-        rated = words.provenance_of(answer.by_replicas, "simulated fleets")
+        rated = words.trust_in(answer.by_replicas, "simulated fleets")
         to.figure(drawn["attainment"], "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
         to.heading(words.why_not_fewer(best, answer.spares), None)
         to.text(sentence(answer.why_not_fewer or ""))
         if best.breaks_first:
             to.text(sentence(best.beyond_headroom))
-        rated = words.provenance_of([best, *answer.runners_up], "fleets")
+        rated = words.trust_in([best, *answer.runners_up], "fleets")
         to.figure(drawn["prices"], "prices", "What each fleet costs", rated, small=True)
     names = [name for name in drawn if name in METRICS]
-    rated = words.provenance_of(answer.by_rate, "rates")
+    rated = words.trust_in(answer.by_rate, "rates")
     for place, name in zip(to.beside(2) if names else (), names, strict=True):
         with place:
             to.figure(drawn[name], f"rate_{name}", f"{metric(name).label} against traffic", rated, _HELP["latency"])
@@ -68,7 +68,7 @@ def show_others(to: Sheet, answer: PlanDocument) -> None:
 
 def show_traffic(to: Sheet, about: str, plot: go.Figure) -> None:
     """Show the lengths of prompts and outputs; `about` is a clause below them."""
-    asked = Provenance(ASSUMED, "it is what the plan was asked for")
+    asked = Trust(ASSUMED, "it is what the plan was asked for")
     to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
     to.text(sentence(about), soft=True)
 

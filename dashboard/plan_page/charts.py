@@ -32,7 +32,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
     low, high = [100 * p.if_slow for p in points], [100 * p.if_fast for p in points]
     band(figure, x, high, low, "90 % interval", SIMULATED, 0.18)
     hover = "%{x} replicas: %{y:.1f} %, 90 % interval %{customdata[0]:.1f} to %{customdata[1]:.1f} %<extra></extra>"
-    marker = {"size": [13 if n == chosen else 7 for n in x], "symbol": symbols(p.mark for p in points)}
+    marker = {"size": [13 if n == chosen else 7 for n in x], "symbol": symbols(p.level for p in points)}
     y, ends = [100 * p.attainment for p in points], list(zip(low, high, strict=True))
     line(figure, x, y, "simulated", SIMULATED, hover, mode="lines+markers", marker=marker, customdata=ends)
     figure.add_vline(x=chosen, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
@@ -51,7 +51,7 @@ def latency(
     figure = go.Figure()
     x = [p.requests_per_s for p in points]
     y = [getattr(p, f"{name.removesuffix('_ms')}_p99_ms") for p in points]
-    marker = {"size": 7, "symbol": symbols(p.mark for p in points)}
+    marker = {"size": 7, "symbol": symbols(p.level for p in points)}
     hover = "%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>"
     line(figure, x, y, "p99", SIMULATED, hover, mode="lines+markers", marker=marker)
     known = [value for value in y if value]

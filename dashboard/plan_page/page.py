@@ -133,7 +133,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     st.title(words.fleet_name(best, answer.spares), anchor=False)
     st.markdown(f"**{risk(best.choices)}**")
     with st.container(horizontal=True, vertical_alignment="center"):
-        blocks.badge(words.provenance(best.standing))
+        blocks.badge(words.trust(best.trust))
         run = st.container(width="content")
         downloads(answer, "plan")
         go_on(runs, plan, ways, "Plan")

@@ -32,7 +32,7 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """Record one fleet of a plan in `out/run`: `plan` (a `PlanRequest`), `engine` (its name), `replicas`."""
     request = parse(PlanRequest, settings["plan"], where="plan")
     done = record_fleet(request, settings["engine"], settings["replicas"], out / "run", overwrite=True, tell=tell)
-    return {"duration_s": done.recording.run["duration_ns"] / 1e9, **done.standing}
+    return {"duration_s": done.recording.run["duration_ns"] / 1e9, **done.trust._asdict()}
 
 
 def check_few_enough(request: PlanRequest) -> None:

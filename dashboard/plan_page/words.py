@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibration.provenance import Provenance, noted, weakest
+from calibration.trust import Trust, noted_trust, weakest
 from dashboard.shown import prose
 from dashboard.uploads import trace_name
-from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, Trust
+from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
@@ -80,13 +80,13 @@ def why_not_fewer(best: Recommendation, spares: int = 0) -> str:
     return f"Why not {best.replicas - 1}{beside}?" if best.replicas > 1 else "Why not fewer?"
 
 
-def provenance(point: Point | FleetPoint | LoadPoint | Trust) -> Provenance:
-    return noted({"mark": point.mark, "reason": point.reason}, _UNSAID)
+def trust(point: Point | FleetPoint | LoadPoint | TrustSection) -> Trust:
+    return noted_trust(point.level, point.reason, _UNSAID)
 
 
-def provenance_of(points: Sequence[Point | FleetPoint | LoadPoint], things: str) -> Provenance:
-    """Return the provenance of a figure of several points, which are `things` (a plural)."""
-    return weakest(map(provenance, points), things)
+def trust_in(points: Sequence[Point | FleetPoint | LoadPoint], things: str) -> Trust:
+    """Return the trust in a figure of several points, which are `things` (a plural)."""
+    return weakest(map(trust, points), things)
 
 
 def plan_name(settings: Mapping[str, Any], answer: PlanDocument) -> str:
@@ -131,7 +131,7 @@ def every_fleet(answer: PlanDocument, recommended: int | None) -> Table:
     more: list[tuple[Column, Sequence[Any]]] = [
         (Column("SLOs"), ["met" if points[at].met else "broken" for at in order]),
         (Column("on a frontier"), [at in frontier for at in order]),
-        (Column("standing"), [provenance(points[at]).mark for at in order]),
+        (Column("trust"), [trust(points[at]).level for at in order]),
     ]
     return answer.fleets([points[at] for at in order], more)
 

@@ -20,7 +20,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     """Show the basis of the verdict, its figures, the simulator's errors against real runs, and every number."""
     sides = (answer.a, answer.b)
     colours, names = side_colours(*(side.deployment.policy for side in sides)), Sides(*side_names(*sides))
-    rated = words.provenance(answer)
+    rated = words.trust(answer)
     to.text(sentence(answer.basis), soft=True)
     show(to, answer.cautions())
     to.text(CANARY if answer.disturbed else "", soft=True)
@@ -37,7 +37,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
             to.figure(served, "shares", "Share of each tenant", rated, metric("jain_fairness").help)
             to.text(words.fairness(answer))
     if answer.simulated is not None and answer.ranking is not None:
-        drawn, simulated = lab_charts.ranking(answer.ranking), words.provenance(answer.simulated)
+        drawn, simulated = lab_charts.ranking(answer.ranking), words.trust(answer.simulated)
         to.figure(drawn, "ranking", "Did the simulator see it?", simulated, _HELP["ranking"])
         outcome, verdict = ranking_verdict(answer.ranking)
         show(to, [Line(verdict, "warning" if outcome == "reversed" else "headline")])

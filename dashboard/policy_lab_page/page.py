@@ -129,7 +129,7 @@ def _answer(answer: ComparisonDocument) -> None:
     icon = _ICONS[answer.winner, answer.difference]
     st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False)
     with st.container(horizontal=True, vertical_alignment="center"):
-        blocks.badge(words.provenance(answer))
+        blocks.badge(words.trust(answer))
         downloads(answer, "comparison")
     show_comparison(blocks, answer)
 

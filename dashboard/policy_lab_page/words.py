@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calibration.provenance import Provenance, noted, weakest
+from calibration.trust import Trust, noted_trust, weakest
 from dashboard.policy_lab_page.charts import label
 from planning.compare.comparison import ranking as rank
 from planning.compare.document import Compared, ComparisonDocument, Row, Side
@@ -24,10 +24,10 @@ def fairness(answer: ComparisonDocument) -> str:
     return f"{indices}. B - A lies between {jain.low:+.3f} and {jain.high:+.3f}, so {fairer}."
 
 
-def provenance(sides: Compared) -> Provenance:
-    """Return the provenance of figures of both sides, taken from the less certain side."""
+def trust(sides: Compared) -> Trust:
+    """Return the trust in figures of both sides, taken from the less certain side."""
     why = "the comparison does not say how far step times can be trusted"
-    return weakest((noted({"mark": side.mark, "reason": side.reason}, why) for side in (sides.a, sides.b)), "sides")
+    return weakest((noted_trust(side.level, side.reason, why) for side in (sides.a, sides.b)), "sides")
 
 
 def engines(answers: Sequence[ComparisonDocument]) -> list[str]:

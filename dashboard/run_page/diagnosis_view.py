@@ -19,7 +19,7 @@ from dashboard.job_view import offer
 from dashboard.library import stamp
 from dashboard.loading import BY_FILES
 from dashboard.run_page.diagnosis_charts import what_it_buys
-from dashboard.run_page.words import provenance
+from dashboard.run_page.words import trust
 from dashboard.sheet import Sheet, show
 from dashboard.shown import sentence
 from dashboard.url import choose
@@ -92,7 +92,7 @@ def show_changes(to: Sheet, diagnosis: DiagnosisDocument, command: str = "") -> 
     if command:
         to.text("The change that buys most for its GPUs, request by request:")
         to.code(command)
-    to.figure(what_it_buys(diagnosis), "buys", "What would help", provenance(diagnosis), _BUYS, menu=BARE)
+    to.figure(what_it_buys(diagnosis), "buys", "What would help", trust(diagnosis), _BUYS, menu=BARE)
     if diagnosis.warning:
         to.warning(sentence(diagnosis.warning))
     with to.fold("All latencies, and what was not tried"):

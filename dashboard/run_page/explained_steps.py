@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.provenance import VALIDATED, Provenance, weakest
 from calibration.steps.explanation import ExplainedOperation
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
@@ -18,6 +17,7 @@ from calibration.steps.run_explanation import (
     explain_run,
     measured_parts,
 )
+from calibration.trust import VALIDATED, Trust, weakest
 from calibration.validation.decision_replay import recorded_deployment
 from planning.repricing import Source, repriced, source_of
 from serving.deployments.gpu_spec import GpuSpec
@@ -26,14 +26,14 @@ from traces.recording import Recording
 
 
 class ExplainedSteps(NamedTuple):
-    """Parts by regime and their provenance; operations, GPU and dtype of the weights if a cost model predicts them."""
+    """Parts by regime and their trust; operations, GPU and dtype of the weights if a cost model predicts them."""
 
     parts_ns: PartTimes
     operations: list[ExplainedOperation]
     gpu: GpuSpec | None
     weights: str
     how: str
-    provenance: Provenance
+    trust: Trust
 
 
 def explained_steps(recording: Recording, calibrations: Iterable[Path]) -> ExplainedSteps | str:
@@ -48,7 +48,7 @@ def explained_steps(recording: Recording, calibrations: Iterable[Path]) -> Expla
         coarse = any(MODEL in parts for parts in measured.values())
         more = "; record the run with `--time-operations` to see it by operation" if coarse else ""
         how = f"As the engine timed it on its device{more}."
-        return ExplainedSteps(measured, [], None, "", how, Provenance(VALIDATED, "the engine timed it on its device"))
+        return ExplainedSteps(measured, [], None, "", how, Trust(VALIDATED, "the engine timed it on its device"))
     source = source_of(recording.run, calibrations)
     return _unknown(recording) if source is None else _predicted(recording, source)
 
@@ -72,7 +72,7 @@ def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
         gpu,
         weights_dtype(cost.model, cost.deployment),
         f"Predicted by the kernel tables of {gpu.name} for {explained.steps:,} steps spread over the run.",
-        weakest((o.provenance for o in explained.telling), "kinds of kernel that tell in its steps"),
+        weakest((o.trust for o in explained.telling), "kinds of kernel that tell in its steps"),
     )
 
 

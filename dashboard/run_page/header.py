@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from calibration.provenance import of_run
+from calibration.trust import trust_in_run
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.blocks import badge, facts
 from dashboard.downloads import downloads
@@ -64,7 +64,7 @@ def _title(name: str, recording: Recording) -> str:
 def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
     """Draw the main figures of the run, their badge, and their bands if the recording has them."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        badge(of_run(run))
+        badge(trust_in_run(run))
         if bands_of(run):
             st.caption(_BAND, width="content")
         outcome = RequestEndings.from_metrics(metrics)

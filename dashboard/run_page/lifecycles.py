@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.provenance import of_run
+from calibration.trust import trust_in_run
 from dashboard.blocks import BARE, facts, figure
 from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
@@ -37,7 +37,7 @@ class _Spread(NamedTuple):
 def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
     """Draw a card for each lifecycle, two side by side."""
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
-    provenance = of_run(recording.run)
+    trust = trust_in_run(recording.run)
     gaps, figures = lifecycle_figures(recording)
     cards, notes = list(_cells(metrics, gaps).items()), _notes(recording.run, metrics, gaps)
     for pair in (cards[:2], cards[2:]):
@@ -47,7 +47,7 @@ def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
                 facts(map(_fact, cells), _CELL_PX)
                 for note in notes.get(title, ()):
                     st.caption(note)
-                figure(figures[title], title, title, provenance, place=above, small=True, menu=BARE)
+                figure(figures[title], title, title, trust, place=above, small=True, menu=BARE)
 
 
 def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:

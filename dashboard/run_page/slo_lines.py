@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.provenance import of_run
+from calibration.trust import trust_in_run
 from dashboard.blocks import BARE, figure
 from dashboard.bundled import bundled_recordings
 from dashboard.cdf_panels import Line, axis_ms, cdf_panels
@@ -44,7 +44,7 @@ def slo_lines(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) 
         return
     objectives = parse_objectives(slos)
     drawn = slo_figure(metrics, objectives, run_colour(recording.run))
-    figure(drawn, "slos", "Against the SLOs", of_run(recording.run), _HELP, menu=BARE)
+    figure(drawn, "slos", "Against the SLOs", trust_in_run(recording.run), _HELP, menu=BARE)
     st.markdown(literal("; ".join(_verdicts(metrics, objectives))) + ".")
 
 

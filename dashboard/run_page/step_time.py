@@ -41,13 +41,13 @@ def show_step_time(to: Sheet, steps: ExplainedSteps, run: Mapping[str, Any]) -> 
     bars = part_times(steps.parts_ns, run_colour(run), run["duration_ns"])
     left, right = to.beside(2)
     with left:
-        to.figure(bars, "part_times", "By part", steps.provenance, menu=BARE)
+        to.figure(bars, "part_times", "By part", steps.trust, menu=BARE)
     with right:
         if steps.gpu is None:
             to.text("There is no roofline: the recording does not hold the FLOPs and bytes of the operations.", True)
             return
         roofs = roofline(steps.operations, steps.gpu, steps.weights)
-        to.figure(roofs, "run_roofline", "What bounds it", steps.provenance, _ROOFLINE)
+        to.figure(roofs, "run_roofline", "What bounds it", steps.trust, _ROOFLINE)
     with to.fold("Every operation"):
         total = sum(o.ns for o in steps.operations)
         rows = sorted(steps.operations, key=lambda o: -o.ns)

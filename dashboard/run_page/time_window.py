@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.provenance import of_run
+from calibration.trust import trust_in_run
 from dashboard.blocks import figure
 from dashboard.loading import BY_FILES, open_run
 from dashboard.palette import run_colour
@@ -52,7 +52,7 @@ def time_window(recording: Recording) -> Window | None:
         plot,
         key,
         "Over time",
-        of_run(recording.run),
+        trust_in_run(recording.run),
         "\n\n".join([*(metric(name).help for name in _PANELS), _SUMMED]),
         place=above,
         menu=_BAR,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from calibration.provenance import Provenance, noted
+from calibration.trust import UNKNOWN, Trust
 from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
 from planning.diagnose.document import DiagnosisDocument
@@ -20,16 +20,17 @@ from traces.recording import Recording
 from traces.recording_notes import notes_of
 
 
-def provenance(diagnosis: DiagnosisDocument) -> Provenance:
-    """Return the provenance of the simulation: of its step times, and how far the run simulated as it was is off."""
-    noting = diagnosis.standing and {"mark": diagnosis.standing.mark, "reason": diagnosis.standing.reason}
-    mark, reason = noted(noting, "the diagnosis does not say how far its step times can be trusted")
+def trust(diagnosis: DiagnosisDocument) -> Trust:
+    """Return the trust in the simulation: in its step times, and how far the run simulated as it was is off."""
+    noted = diagnosis.trust
+    if noted is None:
+        level, reason = Trust(UNKNOWN, "the diagnosis does not say how far its step times can be trusted")
+    else:
+        level, reason = noted.level, noted.reason
     if diagnosis.twin_error is None:
-        return Provenance(mark, reason)
+        return Trust(level, reason)
     of = "share of lost requests" if diagnosis.sheds else "p99"
-    return Provenance(
-        mark, f"{reason}; the simulated {of} is {shown_change(100 * diagnosis.twin_error)} off the recorded"
-    )
+    return Trust(level, f"{reason}; the simulated {of} is {shown_change(100 * diagnosis.twin_error)} off the recorded")
 
 
 def disturbance(recording: Recording) -> str:

@@ -45,7 +45,7 @@ def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: st
         if mine:
             x, y = [o.flops / o.bytes for o in mine], [o.flops / o.ns / 1e3 for o in mine]
             size = [8 + 26 * (o.ns / longest) ** 0.5 for o in mine]
-            look = {"opacity": 0.85, "symbol": symbols(o.coverage.name.lower() for o in mine)}
+            look = {"opacity": 0.85, "symbol": symbols(o.level.word for o in mine)}
             text = [f"{o.name}: {o.ns / 1e3:,.0f} µs, {shown_share(o.utilisation)} of its roofline" for o in mine]
             dots(figure, x, y, f"bound by {bound}", colour, "%{text}<extra></extra>", size, look, text=text)
     figure.update_xaxes(type="log", dtick=1, title_text="FLOP per byte")

@@ -15,7 +15,7 @@ def operation_table(to: Sheet, operations: Sequence[ExplainedOperation], **amoun
     """Draw a row for each operation: its name, the `amounts` by column name, and its share of the roofline."""
     columns = {
         "operation": [o.name for o in operations],
-        "standing": [o.coverage.name.lower() for o in operations],
+        "trust": [o.level.word for o in operations],
         **amounts,
         "of roofline (%)": [100 * o.utilisation for o in operations],
         "bound by": [o.bound for o in operations],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import streamlit as st
 
 from calibration.operations import uniform_step
-from calibration.provenance import Provenance, weakest
 from calibration.steps.explanation import Explanation, explain
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.token_life import token_life
+from calibration.trust import Trust, weakest
 from dashboard import blocks
 from dashboard.blocks import data_table, figure, heading, mistake
 from dashboard.step_page.charts import parts_bar, roofline
@@ -67,16 +67,16 @@ def show() -> None:
 def _show(explanation: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = explanation.interval
     why = f"{explanation.why} is the least certain part" if explanation.why else "no part is uncertain enough to matter"
-    provenance = Provenance(explanation.coverage.name.lower(), why)
-    heading(f"{explanation.step_ns / 1e6:,.2f} ms", provenance, marked=True)
+    trust = Trust(explanation.level.word, why)
+    heading(f"{explanation.step_ns / 1e6:,.2f} ms", trust, marked=True)
     tokens = f", {rows / explanation.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
     st.caption(
         f"90 % interval {low * explanation.step_ns / 1e6:,.2f} to {high * explanation.step_ns / 1e6:,.2f} ms{tokens}; "
         f"the CPU needs {explanation.host_ns / 1e6:,.2f} ms before it, which async scheduling hides"
     )
-    figure(parts_bar(explanation.parts_ns), "parts", "By part", provenance)
+    figure(parts_bar(explanation.parts_ns), "parts", "By part", trust)
     roofs = roofline(explanation.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment))
-    kernels = weakest((o.provenance for o in explanation.operations), "kinds of kernel")
+    kernels = weakest((o.trust for o in explanation.operations), "kinds of kernel")
     figure(roofs, "roofline", "What bounds it", kernels, _ROOF)
     amounts: dict[str, list[float]] = {
         "times": [o.count for o in explanation.operations],

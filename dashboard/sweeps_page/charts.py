@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pyarrow as pa
 
-from calibration.provenance import Provenance, noted, weakest
+from calibration.trust import Trust, noted_trust, weakest
 from dashboard.palette import SERIES, band, empty, finish, line, log_axis, policy_colour, symbols
 from dashboard.series import thin
 from planning.exports.sweep import SweepView
@@ -73,18 +73,18 @@ def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
 
 
 def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str) -> None:
-    def points(x: Any, y: Any, marks: pd.Series, mode: str, hover: str, **more: Any) -> None:
-        marker, hover = {"color": colour, "size": 7, "symbol": symbols(marks)}, f"{label}: {hover}<extra></extra>"
+    def points(x: Any, y: Any, levels: pd.Series, mode: str, hover: str, **more: Any) -> None:
+        marker, hover = {"color": colour, "size": 7, "symbol": symbols(levels)}, f"{label}: {hover}<extra></extra>"
         line(figure, list(x), list(y), label, colour, hover, mode=mode, marker=marker, legendgroup=label, **more)
 
     if runs[x].nunique() > _LINE:
         kept = runs.iloc[thin(len(runs), _POINTS)]
-        points(kept[x], kept[y], kept["standing"], "markers", "%{y:,.4~g}")
+        points(kept[x], kept[y], kept["trust"], "markers", "%{y:,.4~g}")
         return
     at = runs.groupby(x, observed=True, sort=True)
     lowest, highest = (end if end in runs else y for end in (f"{y}_low", f"{y}_high"))
     median, low, high, count = at[y].median(), at[lowest].min(), at[highest].max(), at[y].count()
-    worst = at["standing"].agg(lambda marks: "extrapolated" if "extrapolated" in set(marks) else "")
+    worst = at["trust"].agg(lambda levels: "extrapolated" if "extrapolated" in set(levels) else "")
     ends = np.stack([low, high, count], axis=1)
     hover = "%{y:,.4~g} (%{customdata[0]:,.4~g} to %{customdata[1]:,.4~g}, %{customdata[2]} runs)"
     numeric = pd.api.types.is_numeric_dtype(runs[x])
@@ -154,16 +154,15 @@ def drawn(sweep: SweepResults, runs: pa.Table, view: SweepView) -> Any:
     """Return the figure of `runs`, which are some of the sweep's runs."""
     y, x, by, values, log_y = view
     ends = [end for end in (f"{y}_low", f"{y}_high") if end in runs.column_names]
-    columns = dict.fromkeys([x, y, *ends, "standing", *([by] if by else [])])
+    columns = dict.fromkeys([x, y, *ends, "trust", *([by] if by else [])])
     titles = {**sweep.metrics, x: parameter_title(x)}
     return metric_over(runs.select(list(columns)).to_pandas(), x, y, by, titles, values, log_y)
 
 
-def provenance(runs: pa.Table) -> Provenance:
-    """Return the provenance of runs shown together."""
-    columns = (runs[name].to_pylist() for name in ("standing", "standing_reason"))
-    marks = ({"mark": mark, "reason": reason} for mark, reason in zip(*columns, strict=True))
-    return weakest((noted(mark, "the run does not say how far to trust it") for mark in marks), "runs")
+def trust(runs: pa.Table) -> Trust:
+    """Return the trust in runs shown together."""
+    noted = zip(runs["trust"].to_pylist(), runs["trust_reason"].to_pylist(), strict=True)
+    return weakest((noted_trust(*trust, "the run does not say how far to trust it") for trust in noted), "runs")
 
 
 def help_of(column: str) -> str | None:

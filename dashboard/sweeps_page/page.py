@@ -115,7 +115,7 @@ def _plot(results: SweepResults, chosen: pa.Table, view: SweepView) -> None:
         sweep_charts.drawn(results, chosen, view),
         "metric",
         f"{results.metrics[view.y]} against {view.x}",
-        sweep_charts.provenance(chosen),
+        sweep_charts.trust(chosen),
         sweep_charts.help_of(view.y),
         marked=True,
     )
@@ -125,7 +125,7 @@ def _table(results: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
     st.subheader("Runs", anchor=False)
     st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
     metrics = [column for column in dict.fromkeys((y, *sweep_charts.FIRST)) if column in results.metrics]
-    rows = chosen.select([*results.parameters, "standing", *metrics]).slice(0, ROWS)
+    rows = chosen.select([*results.parameters, "trust", *metrics]).slice(0, ROWS)
     ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
     columns = {
         column: st.column_config.NumberColumn(results.metrics[column], format="%.4g", help=sweep_charts.help_of(column))

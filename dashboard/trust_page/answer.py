@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from calibration.provenance import UNKNOWN, VALIDATED, Provenance
+from calibration.trust import UNKNOWN, VALIDATED, Trust
 from calibration.validation.report import ValidationReport, load_residuals, resolve
 from dashboard.sheet import Sheet
 from dashboard.shown import when
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.external_charts import errors_by_source
-from dashboard.trust_page.results import Column, External, provenance, source_row
+from dashboard.trust_page.results import Column, External, source_row, trust
 from dashboard.trust_page.words import (
     ERRORS_IN_WEATHER,
     IN_WEATHER,
@@ -56,7 +56,7 @@ class ComparedLatencies(NamedTuple):
     real: list[Latencies]
     simulated: Latencies | None
     problems: list[str]
-    provenance: Provenance
+    trust: Trust
 
 
 def compared_latencies(
@@ -74,12 +74,12 @@ def compared_latencies(
             problems.append(str(error))
     real = [latencies[name] for name in names.real if name in latencies]
     simulated = latencies.get(names.simulated or "")
-    provenance = of_report(report)
+    trust = of_report(report)
     if simulated is None:
-        provenance = Provenance(VALIDATED, "measured on the real engine; there is no simulated run beside it")
+        trust = Trust(VALIDATED, "measured on the real engine; there is no simulated run beside it")
     elif not real:
-        provenance = Provenance(UNKNOWN, "there is no real run beside the simulated one")
-    return ComparedLatencies(real, simulated, problems, provenance)
+        trust = Trust(UNKNOWN, "there is no real run beside the simulated one")
+    return ComparedLatencies(real, simulated, problems, trust)
 
 
 def figures(latencies: ComparedLatencies, report: ValidationReport) -> dict[str, go.Figure]:
@@ -100,7 +100,7 @@ def show_runs(
         to.warning(problem)
     if "cdfs" in drawn:
         help = "\n\n".join(metric(name).help for name in COMPARED)
-        to.figure(drawn["cdfs"], "cdfs", _REQUESTS, latencies.provenance, help)
+        to.figure(drawn["cdfs"], "cdfs", _REQUESTS, latencies.trust, help)
     else:
         to.heading(_REQUESTS, None)
         to.text("" if latencies.problems else "The report names no recording.", soft=True)
@@ -130,7 +130,7 @@ def show_published(to: Sheet, external: External, column: Column) -> None:
     """Show errors by source over their targets, then a row for each source."""
     shown = [case for case in external.cases if any(row.error_pct(column) is not None for row in case.rows)]
     plot = errors_by_source(shown, column)
-    to.figure(plot, "external", "Published engines, predicted", provenance(shown), _PUBLISHED)
+    to.figure(plot, "external", "Published engines, predicted", trust(shown), _PUBLISHED)
     forms = dict.fromkeys(("TTFT", "TPOT", "E2E", "in 90 % band"), PERCENT)
     to.table(Table.of([source_row(case, column) for case in external.cases], forms))
     to.text(

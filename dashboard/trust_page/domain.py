@@ -14,10 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes
-from calibration.provenance import Provenance
-from calibration.steps.coverage import Beyond, step_coverage
 from calibration.steps.explanation import explain
 from calibration.steps.features import STEP_FEATURES, MeasuredSteps, recorded_sizes
 from calibration.steps.interval import REACH
@@ -25,6 +22,8 @@ from calibration.steps.measured_domain import beyond, factor_beyond, first_reaso
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration
+from calibration.steps.step_trust import Beyond, step_trust
+from calibration.trust import Trust, TrustLevel
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.bundled import DEMO
 from dashboard.library import calibrations
@@ -38,7 +37,7 @@ from traces.recording import Recording
 Floats = NDArray[np.float64]
 
 NO_ROWS = 0.35  # place of steps without decode rows on a logarithmic axis
-NEGLIGIBLE = 0.01  # share of steps outside that does not change a run's mark, as in StepCost
+NEGLIGIBLE = 0.01  # share of steps outside that does not change the trust in a run, as in StepCost
 STEP_COLUMNS = (
     "start_ns", "end_ns", "plan_ns", "sample_ns", "host_ns", "decode_rows", "decode_context", "sampled_rows",
     "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "draft_tokens",
@@ -85,7 +84,7 @@ class Domain(NamedTuple):
     steps: int
     of: int
     beyond: Beyond
-    mark: str
+    level: str
     reason: str
 
     @property
@@ -94,10 +93,10 @@ class Domain(NamedTuple):
         return f"{self.steps:,} steps" if self.steps == self.of else f"{self.steps:,} (of {self.of:,}) steps"
 
     @property
-    def provenance(self) -> Provenance:
+    def trust(self) -> Trust:
         if not self.beyond.steps:
-            return Provenance(self.mark, f"none of {self.counted_steps} lies beyond what was measured")
-        return Provenance(self.mark, f"{self.beyond} lie outside what was measured, most by {self.reason}")
+            return Trust(self.level, f"none of {self.counted_steps} lies beyond what was measured")
+        return Trust(self.level, f"{self.beyond} lie outside what was measured, most by {self.reason}")
 
 
 def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | None:
@@ -151,7 +150,7 @@ def domain(recording: Recording, source: Source) -> Domain:
         steps=len(steps.out),
         of=table.num_rows,
         beyond=steps.beyond,
-        mark=steps.mark.name.lower(),
+        level=steps.level.word,
         reason=steps.reason,
     )
 
@@ -180,10 +179,10 @@ class _MeasuredDomain:
         every = beyond(self._calibration, steps.step, steps.regime)
         self.out = np.asarray(every.any(axis=1))
         self.beyond, self.reason = (
-            Beyond.of(self.out, steps.step_ns),
+            Beyond.from_steps(self.out, steps.step_ns),
             first_reason(self._calibration, every, steps.regime),
         )
-        self.mark = Coverage.EXTRAPOLATED if self.beyond.steps > NEGLIGIBLE else Coverage.VALIDATED
+        self.level = TrustLevel.EXTRAPOLATED if self.beyond.steps > NEGLIGIBLE else TrustLevel.VALIDATED
         most_rows = int(max(padded(deployment.scheduler.max_num_seqs), padded_rows.max()))
         self.row_edges = np.array([0.5, *(bucket + 0.5 for bucket in DECODE_BUCKETS if bucket <= most_rows)])
         self._measured = _measured(directory)
@@ -240,10 +239,10 @@ class _KernelDomain:
         self.rows, self.tokens = sizes.decode_rows, sizes.prefill_tokens
         self.per_row = (column(table, "decode_context") + self.rows) / np.maximum(self.rows, 1)
         self.row_edges = _edges(max(deployment.scheduler.max_num_seqs, int(self.rows.max())))
-        coverage = step_coverage(self._cost, sizes).coverage
+        levels = step_trust(self._cost, sizes).level
         took = column(table, "end_ns") - column(table, "start_ns")
-        self.out, self.mark = coverage >= Coverage.EXTRAPOLATED, Coverage(int(coverage.max()))
-        self.beyond = Beyond.of(self.out, took)
+        self.out, self.level = levels >= TrustLevel.EXTRAPOLATED, TrustLevel(int(levels.max()))
+        self.beyond = Beyond.from_steps(self.out, took)
         self.reason = f"{self._weakest(sizes, took)}, beyond measured shapes" if self.out.any() else ""
         self.about = (
             f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'nothing learnt from steps'}"
@@ -267,9 +266,9 @@ class _KernelDomain:
         )  # fmt: skip
 
     def _known(self, sizes: StepSizes) -> _Cells:
-        marks = step_coverage(self._cost, sizes)
-        percent = 100 * (np.exp(REACH * marks.sigma) - 1)
-        return _Cells(marks.coverage < Coverage.EXTRAPOLATED, percent, percent)
+        trust = step_trust(self._cost, sizes)
+        percent = 100 * (np.exp(REACH * trust.sigma) - 1)
+        return _Cells(trust.level < TrustLevel.EXTRAPOLATED, percent, percent)
 
     def _weakest(self, sizes: StepSizes, took: Floats) -> str:
         """Return the operation that puts the longest of these steps outside."""

@@ -65,7 +65,7 @@ def show_maps(to: Sheet, domain: Domain, run: Mapping[str, Any], name: str, **wh
         )
     else:
         to.text(f"**All {domain.counted_steps}** of {name} lie inside what was measured.")
-    to.figure(domain_maps(domain, run), "domain", TITLE, domain.provenance, _HELP, **where)
+    to.figure(domain_maps(domain, run), "domain", TITLE, domain.trust, _HELP, **where)
     to.text(f"Step times come from {domain.about}.", soft=True)
 
 

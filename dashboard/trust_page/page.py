@@ -91,7 +91,7 @@ def show(runs: Path) -> None:
             _decisions(decisions)
         if clients is not None:
             _clients(clients)
-    _provenance(report)
+    _trust(report)
 
 
 @st.fragment
@@ -188,7 +188,7 @@ def _clients(clients: Clients) -> None:
     st.caption(literal(f"Made by `tokentwin validate front-door`, {made}, of {', '.join(clients.clients)}."))
 
 
-def _provenance(report: ValidationReport) -> None:
+def _trust(report: ValidationReport) -> None:
     with st.expander("Where this was measured"):
         blocks.text(made_of(report), soft=True)
         if report.weather_rows and report.disturbance:

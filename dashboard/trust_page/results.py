@@ -10,13 +10,14 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from calibration.provenance import Provenance, noted, weakest
+from calibration.trust import Trust, noted_trust, weakest
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find, stamp
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.figures import shown_band
 from serving.files.json_file import parse_json
+from serving.former_names import with_present_names
 
 EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
@@ -70,7 +71,7 @@ class Source(Result):
     source: str
     engine: str
     gpu: str
-    standing: str
+    trust: str
     why: str
     targets: list[Target] = []
     rows: list[Figure] = []
@@ -110,10 +111,10 @@ def median_error_pct(of: External | Source, family: str, column: Column = "blind
     return median(known) if known else None
 
 
-def provenance(cases: Iterable[Source]) -> Provenance:
-    """Return the provenance of predictions of several sources."""
-    marks = ({"mark": case.standing, "reason": f"{case.name}, where {case.why}"} for case in cases)
-    return weakest((noted(mark, "the source does not say") for mark in marks), "sources")
+def trust(cases: Iterable[Source]) -> Trust:
+    """Return the trust in predictions of several sources."""
+    otherwise = "the source does not say"
+    return weakest((noted_trust(case.trust, f"{case.name}, where {case.why}", otherwise) for case in cases), "sources")
 
 
 def source_row(case: Source, column: Column) -> dict[str, object]:
@@ -123,7 +124,7 @@ def source_row(case: Source, column: Column) -> dict[str, object]:
         **{label: median_error_pct(case, family, column) for family, label in LATENCIES.items()},
         "in 90 % band": 100 * covered(case) / len(case.rows) if case.rows else None,
         "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
-        "standing": case.standing,
+        "trust": case.trust,
         "engine": f"{case.engine} on {case.gpu}",
         "what was run": case.title,
         "source": case.source,
@@ -156,7 +157,7 @@ def _read(kind: type[Results], directory: Path, file: str, written: int) -> Resu
     except (OSError, ValueError) as error:
         remedy = f"cannot be read ({error}); run tokentwin validate {_COMMANDS.get(rung, rung)} again"
         raise UserError(rung, name, remedy) from None
-    return parse(kind, data, where=name)
+    return parse(kind, with_present_names(data), where=name)
 
 
 def error_line(external: External, gpu: str) -> str:

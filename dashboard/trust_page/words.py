@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from calibration.provenance import EXTRAPOLATED, UNKNOWN, VALIDATED, Provenance
+from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust
 from calibration.validation.report import ValidationReport
 from dashboard.shown import when
 from dashboard.trust_page.domain import NEGLIGIBLE
@@ -62,31 +62,27 @@ def bias(report: ValidationReport) -> str:
 _MOST_MEDIAN_PCT = 10.0
 
 
-def of_report(report: ValidationReport) -> Provenance:
+def of_report(report: ValidationReport) -> Trust:
     """Return how far to trust the simulated run, and why."""
     if report.rungs.run is None or not report.rungs.run.rows:
-        return Provenance(UNKNOWN, "the report compares no real run with the simulated one")
+        return Trust(UNKNOWN, "the report compares no real run with the simulated one")
     if report.disturbed:
-        return Provenance(UNKNOWN, "the machine was disturbed while its real runs were recorded")
+        return Trust(UNKNOWN, "the machine was disturbed while its real runs were recorded")
     share, compared = report.extrapolated_share, "compared with real runs of the same workload"
     if share is None:
-        return Provenance(
-            VALIDATED, f"{compared}; the report does not say how many steps lie outside what was measured"
-        )
+        return Trust(VALIDATED, f"{compared}; the report does not say how many steps lie outside what was measured")
     outside = f"{shown_share(share, 1)} of the simulated steps lie outside what the calibration measured"
-    return Provenance(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Provenance(VALIDATED, f"{compared}; {outside}")
+    return Trust(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Trust(VALIDATED, f"{compared}; {outside}")
 
 
-def of_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Provenance:
-    """Return the provenance of `count` measured steps against predictions, by the worst median error of the regimes.
+def of_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Trust:
+    """Return the trust in `count` measured steps against predictions, by the worst median error of the regimes.
 
     Median errors are in percent; `more` is the rest of the reason.
     """
     if not count:
-        return Provenance(UNKNOWN, "no step was kept to compare predictions with")
+        return Trust(UNKNOWN, "no step was kept to compare predictions with")
     worst = max((abs(median) for median in medians_pct if median is not None), default=0.0)
     if worst > _MOST_MEDIAN_PCT:
-        return Provenance(
-            UNKNOWN, f"predictions miss the held-out steps of a regime by {shown_percent(worst, 0)} (median)"
-        )
-    return Provenance(VALIDATED, f"{count:,} steps were measured, {more}")
+        return Trust(UNKNOWN, f"predictions miss the held-out steps of a regime by {shown_percent(worst, 0)} (median)")
+    return Trust(VALIDATED, f"{count:,} steps were measured, {more}")

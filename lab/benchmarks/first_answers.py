@@ -49,17 +49,17 @@ def main(questions: int, first: int) -> None:
         for seed in range(first, first + questions):
             said: list[str] = []
             request = question(seed, Path(folder, "traffic.yaml"))
-            found = planner.plan(request, jobs=1, surroundings=False, say=said.append)
-            if found.recommendation is None:
+            answer = planner.plan(request, jobs=1, surroundings=False, say=said.append)
+            if answer.recommendation is None:
                 continue
             ends = re.search(r"([\d,]+ to )?([\d,]+) GPU", said[-1])
             low, high = (0, 0) if ends is None else (_number(ends[1] or ends[2]), _number(ends[2]))
-            gpus = found.recommendation.gpus
+            gpus = answer.recommendation.gpus
             if low <= gpus <= high:
                 widths.append(high / low)
             else:
                 missed += 1
-                print(f"{seed}: {said[-1]}; the answer: {found.answer}", flush=True)
+                print(f"{seed}: {said[-1]}; the answer: {answer.answer}", flush=True)
     print(f"{missed} of {missed + len(widths)} feasible questions missed")
     if widths:
         print(f"high end over low end: median {statistics.median(widths):.2g}, greatest {max(widths):.2g}")

@@ -50,13 +50,13 @@ def opened(browser: Browser, address: str) -> dict[str, float]:
     seen = page.evaluate("window.seen")
     sizes = page.evaluate("performance.getEntriesByType('resource').map(entry => entry.transferSize)")
     context.close()
-    found = (seen["title"] / 1e3, seen["plot"] / 1e3, spent["TaskDuration"], sum(sizes) / 1e6)
-    return {name: round(value, 2) for name, value in zip(MEASURED, found, strict=True)}
+    row = (seen["title"] / 1e3, seen["plot"] / 1e3, spent["TaskDuration"], sum(sizes) / 1e6)
+    return {name: round(value, 2) for name, value in zip(MEASURED, row, strict=True)}
 
 
 def measure(pages: list[str], rounds: int, runs: str | None, query: str, cold: bool) -> list[dict[str, Any]]:
     """Return a row for every page and round, without the first round of a server that is to be warm."""
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory() as elsewhere, sync_playwright() as playwright:
         nothing = Path(elsewhere) / "runs"
         nothing.mkdir()
@@ -69,11 +69,11 @@ def measure(pages: list[str], rounds: int, runs: str | None, query: str, cold: b
         if cold:
             for name in pages * rounds:
                 with served() as address:
-                    found.append(row(address, name))
-            return found
+                    rows.append(row(address, name))
+            return rows
         with served() as address:
-            found = [row(address, name) for name in pages * (rounds + 1)]
-    return found[len(pages) :]
+            rows = [row(address, name) for name in pages * (rounds + 1)]
+    return rows[len(pages) :]
 
 
 def main() -> None:
@@ -84,15 +84,14 @@ def main() -> None:
     parser.add_argument("--query", default="")
     parser.add_argument("--cold", action="store_true", help="a server of its own for each opening")
     options = parser.parse_args()
-    found = measure(options.pages.split(","), options.rounds, options.runs, options.query, options.cold)
-    medians = []
+    openings = measure(options.pages.split(","), options.rounds, options.runs, options.query, options.cold)
+    rows = []
     for name in options.pages.split(","):
-        rows = [row for row in found if row["page"] == name]
-        medians.append([name, *(f"{median(row[measured] for row in rows):.2f}" for measured in MEASURED)])
-    headings = ("title (s)", "first plot (s)", "main (CPU s)", "fetched (MB)")
-    title = f"medians of {options.rounds}; load {os.getloadavg()[0]:.1f}"
-    print_table(("page", *headings), medians, title, right=headings)
-    print(json.dumps({"load": os.getloadavg(), "opened": found}))
+        mine = [row for row in openings if row["page"] == name]
+        rows.append((name, *(f"{median(row[measured] for row in mine):.2f}" for measured in MEASURED)))
+    figures = ("title (s)", "first plot (s)", "main (CPU s)", "fetched (MB)")
+    print_table(("page", *figures), rows, f"medians of {options.rounds}; load {os.getloadavg()[0]:.1f}", right=figures)
+    print(json.dumps({"load": os.getloadavg(), "opened": openings}))
 
 
 if __name__ == "__main__":

@@ -122,9 +122,9 @@ def spent(
     server: Server, pids: dict[str, list[int]], bodies: list[dict[str, Any]]
 ) -> tuple[list[Stream], dict[str, float]]:
     """Return the streams of these requests, and CPU seconds by kind of process."""
-    before = {kind: sum(map(cpu_s, each)) for kind, each in pids.items()}
+    before = {kind: sum(map(cpu_s, processes)) for kind, processes in pids.items()}
     streams = asyncio.run(stream_all(server, bodies))
-    return streams, {kind: sum(map(cpu_s, each)) - before[kind] for kind, each in pids.items()}
+    return streams, {kind: sum(map(cpu_s, processes)) - before[kind] for kind, processes in pids.items()}
 
 
 def measure(count: int, tokens: int, rate: float, workers: int) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def measure(count: int, tokens: int, rate: float, workers: int) -> dict[str, Any
             _, short = spent(server, pids, [{**asked, "max_tokens": 1} for _ in range(REQUESTS)])
             bodies = [{**asked, "max_tokens": tokens, "seed": 1} for _ in range(count)]
             streams, long = spent(server, pids, bodies)
-            memory = {kind: sum(map(resident_mb, each)) for kind, each in pids.items()}
+            memory = {kind: sum(map(resident_mb, processes)) for kind, processes in pids.items()}
         rows = Recording.load(out).requests.sort_by("request_id").to_pylist()[-count:]
     read = [stream.words() for stream in streams]
     wrong = sum(words != expected for words, _ in read)

@@ -78,8 +78,8 @@ def gpus_left_out(tables: str, names: Iterable[str]) -> None:
             missed = _logs(kernels, measured)
             pooled[kind].append(missed)
             print(f"  {name:<14}{kind:<10}{_errors(kernels, measured)}")
-    for kind, each in pooled.items():
-        print(f"  sigma {kind:<10}{np.quantile(np.abs(np.concatenate(each)), 0.9) / 1.645:.2f}")
+    for kind, parts in pooled.items():
+        print(f"  sigma {kind:<10}{np.quantile(np.abs(np.concatenate(parts)), 0.9) / 1.645:.2f}")
 
 
 def collectives_left_out() -> None:
@@ -96,8 +96,8 @@ def collectives_left_out() -> None:
                 operation = Collective("", kind, gpus, 2.0 ** np.arange(10, 26))
                 own = Collectives(gpu, [forms], True).time(operation).ns
                 pooled[over_nvlink(gpu)].append(np.log(others.time(operation).ns / own))
-    for nvlink, each in pooled.items():
-        print(f"  {'NVLink' if nvlink else 'PCIe':<10}{np.quantile(np.abs(np.concatenate(each)), 0.9) / 1.645:.2f}")
+    for nvlink, parts in pooled.items():
+        print(f"  {'NVLink' if nvlink else 'PCIe':<10}{np.quantile(np.abs(np.concatenate(parts)), 0.9) / 1.645:.2f}")
 
 
 def speed() -> None:

@@ -7,8 +7,6 @@ projections. No fit has seen them. `python -m lab.benchmarks.latent_attention H2
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import pyarrow.parquet as pq
 from calibration.kernels.catalogue import load_kernels
 from calibration.operations import uniform_step
 from calibration.step_operations import step_operations
-from lab.kernels.aiconfigurator import SYSTEMS
+from lab.kernels.aiconfigurator import PACKAGE, tables_root
 from serving.deployments.compressed_attention import CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
@@ -26,7 +24,7 @@ from serving.deployments.model_spec import ModelSpec
 
 MODULE = {"queries up", "attention out", "keys and values up", "queries to latent", "latent to values", "latent down"}
 MODULE |= {"values down", "index queries", "prefill attention", "decode attention", "rotary, KV write", "latent norms"}
-ENTRIES = "(1 for"  # mark in names of operations that compressed attention adds
+ENTRIES = "(1 for"  # part of the names of operations that compressed attention adds
 SAMPLE = 600
 
 
@@ -53,11 +51,8 @@ def of_v4(gpu: str, layer: str, kind: str) -> str:
 
 
 def _table(gpu: str, family: str, name: str) -> Any:
-    package = find_spec("aiconfigurator_core")
-    if package is None or not package.submodule_search_locations:
-        raise SystemExit("aiconfigurator-core is not installed; pip install aiconfigurator-core")
-    folder = Path(package.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu] / family / "vllm"
-    return pq.ParquetFile(next(folder.glob(f"*/{name}.parquet"))).read().to_pandas()
+    path = next(tables_root(PACKAGE, gpu).glob(f"{family}/vllm/*/{name}.parquet"))
+    return pq.ParquetFile(path).read().to_pandas()
 
 
 def _ratios(gpu: str, model: ModelSpec, rows: Any, kind: str, long_ms: float) -> str:
@@ -78,8 +73,8 @@ def _ratios(gpu: str, model: ModelSpec, rows: Any, kind: str, long_ms: float) ->
         ratios.append(ns / 1e6 / row.latency)
         measured_ms.append(row.latency)
     spread = [np.quantile(of, [0.1, 0.5, 0.9]) for of in (ratios, np.array(ratios)[np.array(measured_ms) > long_ms])]
-    told = f"; over {long_ms} ms ".join(" ".join(f"{ratio:.2f}" for ratio in of) for of in spread)
-    return f"all {told}"
+    ranges = f"; over {long_ms} ms ".join(" ".join(f"{ratio:.2f}" for ratio in of) for of in spread)
+    return f"all {ranges}"
 
 
 if __name__ == "__main__":

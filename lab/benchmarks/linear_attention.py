@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import pyarrow.parquet as pq
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.linear_attention import LinearDecode, LinearPrefill
-from lab.kernels.aiconfigurator import SYSTEMS
+from lab.kernels.aiconfigurator import PACKAGE, tables_root
 from serving.deployments.gpu_spec import find_gpu
 
 _POINT = ("phase", "batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
@@ -25,11 +23,7 @@ _POINT = ("phase", "batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_
 def main(gpu: str) -> None:
     kernels = load_kernels(find_gpu(gpu))
     measured: dict[tuple[Any, ...], dict[str, float]] = {}
-    package = find_spec("aiconfigurator_core")
-    if package is None or not package.submodule_search_locations:
-        raise SystemExit("aiconfigurator-core is not installed; pip install aiconfigurator-core")
-    folder = Path(package.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu]
-    path = max(folder.glob("linear_attention/vllm/*/gdn_perf.parquet"))
+    path = max(tables_root(PACKAGE, gpu).glob("linear_attention/vllm/*/gdn_perf.parquet"))
     for row in pq.ParquetFile(path).read().to_pylist():  # the convolution and the delta rule are timed apart
         parts = measured.setdefault(tuple(row[name] for name in _POINT), {})
         parts[row["kernel_source"]] = min(row["latency"], parts.get(row["kernel_source"], np.inf))
@@ -40,9 +34,9 @@ def main(gpu: str) -> None:
         kind, tokens = (LinearPrefill, rows * length) if phase == "context" else (LinearDecode, rows)
         ms = sum(parts.values())
         ratios.setdefault(phase, []).append((ms, float(kernels.time(kind("", rows, tokens, *shape)).ns) / 1e6 / ms))
-    for phase, found in ratios.items():
+    for phase, points in ratios.items():
         for what, least in (("all", 0.0), ("over 0.1 ms", 0.1)):
-            low, middle, high = np.quantile([ratio for ms, ratio in found if ms >= least], (0.1, 0.5, 0.9))
+            low, middle, high = np.quantile([ratio for ms, ratio in points if ms >= least], (0.1, 0.5, 0.9))
             print(f"{gpu} {phase}, {what}: {middle:.2f} ({low:.2f} to {high:.2f})")
 
 

@@ -86,8 +86,8 @@ def main() -> None:
     steps = [report.rungs.step for report in reports if report.rungs.step is not None]
     for name in ("prefill", "decode", "mixed"):
         blind_pct, same_pct = (
-            median(of[name].median_error_pct or 0.0 for of in each if name in of)
-            for each in ([step.regimes for step in steps], [step.same_weather for step in steps])
+            median(of[name].median_error_pct or 0.0 for of in errors if name in of)
+            for errors in ([step.regimes for step in steps], [step.same_weather for step in steps])
         )
         print(f"{name:8} step, median error: blind {blind_pct:5.1f} %, in the same weather {same_pct:5.1f} %")
     print("over the runs, median and largest absolute error in %, and share of the real numbers in their 90 % band")
@@ -96,10 +96,10 @@ def main() -> None:
         rows = [next(r for r in report.rows if (r.metric, r.stat) == (metric, stat)) for report in reports]
         blind = [abs(row.error_pct or 0.0) for row in rows]
         same = [abs(row.weather_error_pct or 0.0) for row in rows]
-        held = np.mean([bool(row.covered) for row in rows])
+        covered = np.mean([bool(row.covered) for row in rows])
         inside = np.mean([(row.weather_low or 0) <= (row.real or 0) <= (row.weather_high or 0) for row in rows])
         print(
-            f"{metric:8} {stat:5} {median(blind):15.1f} {max(blind):6.1f} {100 * held:4.0f} % "
+            f"{metric:8} {stat:5} {median(blind):15.1f} {max(blind):6.1f} {100 * covered:4.0f} % "
             f"{median(same):21.1f} {max(same):6.1f} {100 * inside:4.0f} %"
         )
     print(reports[0].disturbance)

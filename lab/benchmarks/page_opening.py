@@ -55,13 +55,13 @@ def opened(module: str, runs: str, **url: str) -> dict[str, float]:
 
 
 def measure(runs: str | None, name: str) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory() as nothing:
         for module in PAGES if runs is None else ("run",):
             opened(module, nothing)
             place, url = (nothing, {}) if runs is None else (runs, {"run": name})
-            found += [{"page": module, "visit": visit, **opened(module, place, **url)} for visit in ("first", "again")]
-    return found
+            rows += [{"page": module, "visit": visit, **opened(module, place, **url)} for visit in ("first", "again")]
+    return rows
 
 
 def main() -> None:
@@ -71,14 +71,12 @@ def main() -> None:
     options = parser.parse_args()
     if (options.runs is None) != (options.name is None):
         parser.error("give both RUNS and NAME, or neither")
-    found = measure(options.runs, options.name)
-    measured = ("waited (s)", "user (s)", "system (s)")
-    rows = [
-        (row["page"], row["visit"], *(f"{row[name]:.2f}" for name in ("wall_s", "user_s", "system_s"))) for row in found
-    ]
-    print_table(("page", "visit", *measured), rows, f"target {TARGET_S:g} s", right=measured)
+    measured = measure(options.runs, options.name)
+    times = {"waited (s)": "wall_s", "user (s)": "user_s", "system (s)": "system_s"}
+    rows = ((row["page"], row["visit"], *(f"{row[name]:.2f}" for name in times.values())) for row in measured)
+    print_table(("page", "visit", *times), rows, f"target {TARGET_S:g} s", right=list(times))
     peak_mb = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    print(json.dumps({"target_s": TARGET_S, "peak_rss_mb": peak_mb, "opened": found}))
+    print(json.dumps({"target_s": TARGET_S, "peak_rss_mb": peak_mb, "opened": measured}))
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def install(stack: ExitStack) -> Path:
     return Path(where) / "node_modules" / PACKAGE
 
 
-def found(options: argparse.Namespace, stack: ExitStack, console: Console) -> Iterator[Case]:
+def cases(options: argparse.Namespace, stack: ExitStack, console: Console) -> Iterator[Case]:
     """Yield the cases of the peers that were given, and print a line about each that was not."""
     whole = read_workload(options.trace)
     workload = reshaped(whole, limit=options.requests, rate_scale=options.rate_scale)
@@ -217,7 +217,7 @@ def main() -> None:
     console = Console()
     results = []
     with ExitStack() as stack:
-        for case in found(options, stack, console):
+        for case in cases(options, stack, console):
             try:
                 results.append(summary(case, list(pairs(case, options.runs))))
             except PeerFailed as failed:

@@ -41,8 +41,8 @@ def main() -> None:
     if arguments.format == "table":
         print(*done.stdout.splitlines()[:2], sep="\n")
     else:
-        found = json.loads(done.stdout)
-        print(f"{found['answer']}\n{found['requests']:,} requests, {found['trials']} fleets tried in the search")
+        answer = json.loads(done.stdout)
+        print(f"{answer['answer']}\n{answer['requests']:,} requests, {answer['trials']} fleets tried in the search")
 
 
 if __name__ == "__main__":

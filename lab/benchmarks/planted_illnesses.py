@@ -23,11 +23,11 @@ def main(seeds: int, first: int) -> None:
     instead: dict[str, list[str]] = {}
     for seed in range(first, first + seeds):
         illness = planted(kind_of(seed), seed)
-        found, cause = _diagnosed(illness)
+        rights, cause = _diagnosed(illness)
         drawn[illness.kind] += 1
-        for figure, one in zip(FIGURES, found, strict=True):
+        for figure, one in zip(FIGURES, rights, strict=True):
             right[figure][illness.kind] += one
-        if not all(found):
+        if not all(rights):
             instead.setdefault(illness.kind, []).append(cause)
         print(f"{seed - first + 1} of {seeds}: {illness.kind}", file=sys.stderr)
     print(f"| layer | planted | drawn | {' | '.join(FIGURES)} |\n|---|---|--:|--:|--:|--:|")
@@ -40,27 +40,27 @@ def main(seeds: int, first: int) -> None:
             counts = [sum(count[kind] for kind in of) for count in (drawn, *right.values())]
             print(f"| {layer} | {said} | {' | '.join(map(str, counts))} |")
     whole = drawn.total()
-    told = " | ".join(f"{count.total()} ({100 * count.total() / whole:.0f} %)" for count in right.values())
-    print(f"| all | | {whole} | {told} |")
+    shares = " | ".join(f"{count.total()} ({100 * count.total() / whole:.0f} %)" for count in right.values())
+    print(f"| all | | {whole} | {shares} |")
 
 
 def false_alarms(seeds: int, first: int) -> None:
     """Count false alarms, by the worst symptom."""
-    found = Counter[str]()
+    alarms = Counter[str]()
     for seed in range(first, first + seeds):
         illness = planted(kind_of(seed), seed)
         with tempfile.TemporaryDirectory() as folder:
             calm = diagnosed(replace(illness, ill=illness.healthy), Path(folder) / "run")
-        found["none" if calm.kind is None else calm.symptoms[0].name] += 1
-    print(f"{seeds - found['none']} of {seeds} healthy deployments are called a problem; worst symptoms: {found}")
+        alarms["none" if calm.kind is None else calm.symptoms[0].name] += 1
+    print(f"{seeds - alarms['none']} of {seeds} healthy deployments are called a problem; worst symptoms: {alarms}")
 
 
 def _diagnosed(illness: Illness) -> tuple[tuple[bool, bool, bool], str]:
     """Return whether each of the FIGURES is right, and the cause that is named first."""
     with tempfile.TemporaryDirectory() as folder:
-        found = diagnosed(illness, Path(folder) / "run")
-    cause = found.blamed
-    shown = illness.symptom in [symptom.name for symptom in found.symptoms]
+        diagnosis = diagnosed(illness, Path(folder) / "run")
+    cause = diagnosis.blamed
+    shown = illness.symptom in [symptom.name for symptom in diagnosis.symptoms]
     if cause is None:
         return (shown, False, False), "nothing"
     return (shown, cause.lifecycle == illness.layer, cause.name in illness.lifts), cause.name

@@ -23,9 +23,9 @@ if __name__ == "__main__":
         deployment = Deployment(model="random:smollm2", scheduler=scheduler)
         engine = Engine(deployment, load_model_files("random:smollm2", Path()))
         engine.warm_up()
-        found = timing_cost(engine, rows=8, context=128, steps=40)
+        cost = timing_cost(engine, rows=8, context=128, steps=40)
         print(
-            f"{'overlapped' if overlapped else 'plain'}: {found['timed_ns'] / 1e6:.2f} ms a step timed, "
-            f"{found['untimed_ns'] / 1e6:.2f} ms not, {100 * found['cost_share']:+.1f} %"
+            f"{'overlapped' if overlapped else 'plain'}: {cost['timed_ns'] / 1e6:.2f} ms a step timed, "
+            f"{cost['untimed_ns'] / 1e6:.2f} ms not, {100 * cost['cost_share']:+.1f} %"
         )
         engine.close()

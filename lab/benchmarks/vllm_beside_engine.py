@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.validation.decision_replay import recorded_deployment, replay_decisions
-from planning.measure.calibrator import fit_recordings, measure
+from lab.benchmarks import vllm_changes
+from lab.benchmarks.vllm_changes import METRICS
 from planning.measure.real_engine import load_engines, pace_of, record_whole
 from planning.priced_scenario import PricedScenario
 from realengine.offered_workload import at_once
@@ -29,33 +30,16 @@ from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
 
 REPEATS = 2
-CALIBRATION_S = 90.0
 ENGINES: dict[str, dict[str, Any]] = {"vLLM": {"engine": "vllm"}, "ours": {}}
-SCHEDULER = {
-    "max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 150, "block_size": 32,
-    "async_scheduling": False,
-}  # fmt: skip
-METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
+SCHEDULER = {**vllm_changes.SCHEDULER, "block_size": 32, "async_scheduling": False}
 
 say = partial(print, file=sys.stderr, flush=True)
 
 
 def traffic(rate: float, seconds: float) -> Workload:
-    """Return chats with two system prompts, `rate` requests a second."""
-    spec: dict[str, Any] = {
-        "name": "beside",
-        "seed": 5,
-        "requests": max(round(rate * seconds), 20),
-        "arrivals": {"kind": "poisson", "rate": rate},
-        "prompt": {"kind": "lognormal", "mean": 60, "sigma": 0.7, "max": 300},
-        "output": {"kind": "lognormal", "mean": 20, "sigma": 0.7, "max": 80},
-        "system_prompts": {"count": 2, "tokens": {"kind": "fixed", "tokens": 96}},
-    }
-    return synthesise(parse_spec(spec, where="benchmark"))
-
-
-def _recorded(engine: Any, workload: Workload, path: Path) -> None:
-    record_whole(workload, engine, path, overwrite=True)
+    """Return the chats of `vllm_changes`, `rate` requests a second, which do not come in bursts."""
+    even = {"name": "beside", "seed": 5, "arrivals": {"kind": "poisson", "rate": rate}}
+    return synthesise(parse_spec(vllm_changes.traffic(rate, seconds) | even, where="benchmark"))
 
 
 def measured(out: Path, seconds: float) -> None:
@@ -66,10 +50,7 @@ def measured(out: Path, seconds: float) -> None:
             stated = {"model": "smollm2", "scheduler": SCHEDULER, **own}
             with closing(load_engines(parse(Deployment, stated, where="benchmark"), say)) as engine:
                 if number == 0:
-                    place = out / name / "calibration"
-                    record = partial(_recorded, engine)
-                    made = measure(engine, place, CALIBRATION_S, record)
-                    fit_recordings(list(made), place)
+                    vllm_changes.calibrate(engine, out / name / "calibration")
                 if not rate:  # the rate of the first engine, vLLM: both get the same
                     pace = pace_of(engine)
                     rate = 0.6e9 / (108 * pace.prompt_token_ns + 20 * pace.decode_step_ns / 8)
@@ -81,7 +62,7 @@ def measured(out: Path, seconds: float) -> None:
 
 def speeds(out: Path) -> list[str]:
     """Return Markdown rows: each run's output tokens a second, and the computing thread's CPU time per token."""
-    found = []
+    lines = []
     for name in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / name).glob("at-once-*"))]
         tokens = [pc.sum(run.requests["output_tokens"]).as_py() for run in runs]
@@ -90,13 +71,13 @@ def speeds(out: Path) -> list[str]:
         steps = sum(run.steps.num_rows for run in runs)
         alike = sum(replay_decisions(run).identical for run in runs)
         cells = [", ".join(f"{value:.1f}" for value in values) for values in (per_s, cpu_ms)]
-        found.append(f"| {name} | {cells[0]} | {cells[1]} | {alike} of {steps} |")
-    return found
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {alike} of {steps} |")
+    return lines
 
 
 def errors(out: Path) -> list[str]:
     """Return Markdown rows with errors of real latencies as predicted by each engine's calibration, and their noise."""
-    found = []
+    lines = []
     for real in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / real).glob("arriving-*"))]
         seen = [RunMetrics.from_recording(run) for run in runs]
@@ -110,8 +91,8 @@ def errors(out: Path) -> list[str]:
                     off = 100 * (predicted.distribution(metric).as_dict()[stat] / mean(values) - 1)
                     apart = 100 * (max(values) - min(values)) / mean(values)
                     cells.append(f"{off:+.1f} ({apart:.1f})")
-            found.append(f"| {real} | {by} | " + " | ".join(cells) + " |")
-    return found
+            lines.append(f"| {real} | {by} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def main(out: Path, seconds: float) -> None:

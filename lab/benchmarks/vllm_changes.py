@@ -77,12 +77,17 @@ def calibrated(out: Path) -> float:
     stated = {"model": small_model(out / "model"), "engine": "vllm", "scheduler": scheduler}
     with closing(load_engines(parse(Deployment, stated, where="benchmark"), partial(print, file=sys.stderr))) as engine:
         pace = pace_of(engine)
-        record = partial(record_whole, overwrite=True)
-        made = measure(engine, out, CALIBRATION_S, lambda workload, path: record(workload, engine, path))
-        fit_recordings(list(made), out)
+        calibrate(engine, out)
     request_ns = 108 * pace.prompt_token_ns + 20 * pace.decode_step_ns / 8
     (out / _RATE).write_text(str(0.7e9 / request_ns), encoding="utf-8")
     return 0.7e9 / request_ns
+
+
+def calibrate(engine: Any, out: Path) -> None:
+    """Measure an engine, and write its calibration to `out`."""
+    record = partial(record_whole, overwrite=True)
+    made = measure(engine, out, CALIBRATION_S, lambda workload, path: record(workload, engine, path))
+    fit_recordings(list(made), out)
 
 
 def change(compared: Compared | None, metric: str, stat: str) -> str:

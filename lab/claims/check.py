@@ -1,15 +1,17 @@
-"""Tests of claims."""
+"""Tests of claims, and the value of a condition from which a change begins to pay."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import cache
 
-from lab.claims.break_even import break_even
-from lab.claims.claim import Claim, Experiment
-from lab.claims.figures import Known, measured
+from lab.claims.claim import BreakEven, Claim, Expected, Experiment
+from lab.claims.figures import Known, central, measured
 from lab.claims.terms import terms_of
 from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
 from planning.progress import Tell, quiet
+from planning.settings import overridden
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.front_door import FrontDoor
@@ -71,3 +73,58 @@ def _untried(claim: Claim, engine: Engine | None) -> str:
     if claim.engine is None or not claim.engine.gpu:
         return ""
     return f"it needs a GPU, and {'no GPU has run it yet' if engine is None else 'this machine has none'}"
+
+
+_HALVINGS = 5  # halvings of the stretch that is searched
+_WIDE = 8  # ratio of the stretch's ends from which it is halved by ratio
+
+
+def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
+    """Return the points in sentences, at the centre of step times.
+
+    The figure is taken to go one way between the ends.
+    """
+    known: Known = {}
+
+    @cache
+    def figure(value: float) -> float:
+        moved = {of.path: round(value) if of.whole else value}
+        sides = [
+            parse(Experiment, overridden(side.as_json(), moved), "experiment") if of.of in ("both", name) else side
+            for name, side in zip(("baseline", "change"), experiment.sides, strict=False)
+        ]
+        return central(sides, known)
+
+    def place_of(bound: float) -> float:
+        low, high = of.least, of.most
+        wide = low > 0 and high >= _WIDE * low
+        begins = figure(low) >= bound
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(low * high) if wide else (low + high) / 2
+            low, high = (middle, high) if (figure(middle) >= bound) == begins else (low, middle)
+        return math.sqrt(low * high) if wide else (low + high) / 2
+
+    def where(least: float, most: float) -> str:
+        """Return where the figure lies between the bounds."""
+        first, last = figure(of.least), figure(of.most)
+        enters, leaves = (least, most) if first <= last else (most, least)
+        up = 1 if first <= last else -1  # the figure comes from beyond `enters`, and may go beyond `leaves`
+        if up * last < up * enters or up * first > up * leaves:
+            return "nowhere"
+        start = place_of(enters) if up * first < up * enters else None
+        stop = place_of(leaves) if up * last > up * leaves else None
+        if start is None:
+            return "everywhere" if stop is None else f"below about {_short(stop)}"
+        return f"above about {_short(start)}" if stop is None else f"from about {_short(start)} to {_short(stop)}"
+
+    said = f"From {of.least:,g} to {of.most:,g} {of.what}:"
+    least = -math.inf if expects.least is None else expects.least
+    most = math.inf if expects.most is None else expects.most
+    if experiment.baseline is not None and least > 1:
+        said += f" it pays {where(1.0, math.inf)};"
+    return f"{said} the claim holds {where(least, most)}."
+
+
+def _short(value: float) -> str:
+    """Return the number with two digits."""
+    return f"{float(f'{value:.2g}'):,g}"

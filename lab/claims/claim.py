@@ -167,15 +167,15 @@ def load_claims(directory: str | Path | None = None, only: tuple[str, ...] = ())
         raise UserError("claims", str(folder), "holds no YAML file; see lab/results/claims.md")
     if unknown := [name for name in only if name not in paths]:
         raise UserError("only", unknown[0], f"is no claim; choose from {', '.join(paths)}")
-    found = {
+    claims = {
         name: parse(Claim, read_yaml(path, "claim"), str(path))
         for name, path in paths.items()
         if not only or name in only
     }
-    for name, claim in found.items():
+    for name, claim in claims.items():
         try:
             for _, experiment in claim.experiments():
                 assert experiment.sides
         except UserError as error:
             raise UserError(f"claim {name}: {error.field}", error.value, error.remedy) from None
-    return found
+    return claims

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from calibration.kernels.times import Coverage
 from calibration.operations import Elementwise, Operation, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
 from calibration.steps.launches import launches
 from calibration.steps.predict import predicted_cost
+from calibration.trust import VALIDATED, Trust, least_certain
 from lab.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
 from serving.deployments.gpu_spec import find_gpu
@@ -43,17 +43,17 @@ _PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
 class Measured(NamedTuple):
-    """A figure, the ends of its interval, and the mark of its step times with the reason."""
+    """A figure, the ends of its interval, and how far its step times can be trusted."""
 
     value: float
     low: float
     high: float
-    mark: str
+    level: str
     reason: str
 
 
-# A figure of one side at the centre of step times and at their fast and slow ends, its mark, and the reason.
-Figures = tuple[tuple[float, ...], Coverage, str]
+# A figure of one side at the centre of step times and at their fast and slow ends, and the trust in it.
+Figures = tuple[tuple[float, ...], Trust]
 Known = dict[str, Any]  # results for a side, by its JSON
 
 
@@ -62,18 +62,17 @@ def measured(experiment: Experiment, known: Known | None = None) -> Measured:
 
     Sides that are already `known` are not measured again.
     """
-    found = [_known(_figures, side, {} if known is None else known) for side in experiment.sides]
-    ways = list(found[0][0])
-    if len(found) == 2:
-        ways = [gain(experiment.figure, *pair) for pair in zip(*(ends for ends, _, _ in found), strict=True)]
-    _, mark, reason = max(found, key=lambda side: side[1])
-    return Measured(ways[0], min(ways), max(ways), mark.name.lower(), reason)
+    figures = [_known(_figures, side, {} if known is None else known) for side in experiment.sides]
+    ways = list(figures[0][0])
+    if len(figures) == 2:
+        ways = [gain(experiment.figure, *pair) for pair in zip(*(ends for ends, _ in figures), strict=True)]
+    return Measured(ways[0], min(ways), max(ways), *least_certain(trust for _, trust in figures))
 
 
 def central(sides: Sequence[Experiment], known: Known) -> float:
     """Return the figure of one side, or the gain of the second of two sides, at the centre of step times alone."""
-    found = [_known(_centre, side, known) for side in sides]
-    return found[0] if len(found) == 1 else gain(sides[0].figure, *found)
+    figures = [_known(_centre, side, known) for side in sides]
+    return figures[0] if len(figures) == 1 else gain(sides[0].figure, *figures)
 
 
 def gain(figure: str, baseline: float, change: float) -> float:
@@ -93,13 +92,13 @@ def _known(find: Callable[[Experiment], Any], side: Experiment, known: Known) ->
 
 def _figures(side: Experiment) -> Figures:
     if of_shapes := _OF_SHAPES.get(side.figure):
-        return (of_shapes(side),) * 3, Coverage.VALIDATED, "it follows from the shapes of model and GPU"
+        return (of_shapes(side),) * 3, Trust(VALIDATED, "it follows from the shapes of model and GPU")
     if side.figure == "attention_ms":
         return _attention_ms(side)
     values: list[float] = []
     for scenario in _at_ends(side):
         values.append(_of(side, scenario, *values[:1]))
-    return tuple(values), *scenario.provenance()
+    return tuple(values), scenario.trust()
 
 
 def _centre(side: Experiment) -> float:
@@ -156,15 +155,15 @@ def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
     if side.longest_prompt is not None:
         run = RunMetrics(requests.filter(pc.less_equal(requests["prompt_tokens"], side.longest_prompt)), slo=side.slo)
     name, _, statistic = side.figure.partition(".")
-    found: Any
+    value: Any
     if statistic in _PERCENTILES and metric(name).scope in ("request", "token"):
-        found = getattr(run.distribution(name), statistic)
+        value = getattr(run.distribution(name), statistic)
     else:
-        found = run.scalars().get(side.figure)
-    if found is None or math.isnan(found):
+        value = run.scalars().get(side.figure)
+    if value is None or math.isnan(value):
         known = f"a metric with one of {', '.join(_PERCENTILES)}, one of a run, request_rate, {', '.join(_OF_SHAPES)}"
         raise UserError("experiment.figure", side.figure, f"is not measured there; give {known}")
-    return float(found)
+    return float(value)
 
 
 def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> float:
@@ -205,8 +204,8 @@ def _attention_ms(side: Experiment) -> Figures:
     operations = explain(cost, uniform_step(0, 0, 1, side.tokens, 0, 0)).operations
     mine = [one for one in operations if one.name.startswith("prefill attention")]
     ends = (sum(one.ns * math.exp(z * one.sigma) for one in mine) / 1e6 for z in (0.0, -_Z, _Z))
-    worst = max(mine, key=lambda one: one.coverage)
-    return tuple(ends), worst.coverage, f"{worst.name} {worst.coverage.clause}"
+    worst = max(mine, key=lambda one: one.level)
+    return tuple(ends), worst.trust
 
 
 def _decode_step(side: Experiment) -> list[Operation]:

@@ -68,16 +68,16 @@ def on_engine(claim: Claim) -> TriedOnEngine | None:
             [_measured(*pair, folder / f"{turn}-{at}") for at, pair in enumerate(zip(sides, engines, strict=True))]
             for turn in range(PAIRS)
         ]
-    found = [run[0] if len(run) == 1 else gain(sides[0].figure, *run) for run in runs]
+    figures = [run[0] if len(run) == 1 else gain(sides[0].figure, *run) for run in runs]
     first = [run[0] for run in runs]
     return TriedOnEngine(
         when=claim.engine.when,
-        value=median(found),
-        low=min(found),
-        high=max(found),
+        value=median(figures),
+        low=min(figures),
+        high=max(figures),
         noise=max(first) / min(first) - 1 if min(first) else None,
         unit=claim.expects.unit,
-        holds=claim.expects.judge(min(found), max(found)),
+        holds=claim.expects.judge(min(figures), max(figures)),
     )
 
 

@@ -55,7 +55,7 @@ def _terms(claim: CheckedClaim) -> list[str]:
     rows = []
     for name in dict.fromkeys(term.name for case in cases for term in case.terms):
         there = [terms.get(name) for terms in of_case]
-        known = next(f"{term.source}, {term.mark}" for term in there if term)
+        known = next(f"{term.source}, {term.level}" for term in there if term)
         rows.append([name, *(f"{term.ms:,.1f}" if term else "-" for term in there), known])
     header = ["term, ms when", *(case.when for case in cases), "known from"]
     return ["", markdown_table(header, rows, [False, *(True for _ in cases)])]

@@ -37,26 +37,26 @@ def terms_of(experiment: Experiment, front_door: FrontDoor | None = None) -> tup
     whole, before = float(np.sum(finish - arrival)), float(np.sum(scheduled - arrival))
     known, cost = blind(experiment.gpu, scenario.deployment), predicted_cost(experiment.gpu, scenario.deployment)
     learnt = "extrapolated" if known.untaught else "interpolated"
-    steps = scenario.provenance()[0].name.lower()
+    steps = scenario.trust().level
     sources = {"host and launch": (_OF_ENGINES, learnt), WAITING: (cost.host.launches.source, steps)}
-    found = [("until its first step", before, _OF_ENGINES, learnt)]
+    terms = [("until its first step", before, _OF_ENGINES, learnt)]
     for regime, parts in explain_run(cost, sink.steps).parts_ns.items():
         for part, ns in sorted(parts.items(), key=lambda item: -item[1]):
-            found.append((f"{regime}: {part}", ns, *sources.get(part, (f"kernels of {experiment.gpu}", steps))))
-    found.append(("between its steps", whole - sum(ns for _, ns, *_ in found), _OF_ENGINES, learnt))
+            terms.append((f"{regime}: {part}", ns, *sources.get(part, (f"kernels of {experiment.gpu}", steps))))
+    terms.append(("between its steps", whole - sum(ns for _, ns, *_ in terms), _OF_ENGINES, learnt))
     inside = [
-        Term(name=name, ms=ns / count / 1e6, source=source, mark=mark) for name, ns, source, mark in found if ns > 0
+        Term(name=name, ms=ns / count / 1e6, source=source, level=level) for name, ns, source, level in terms if ns > 0
     ]
     prompt, output = (float(np.mean(numbers(sink.requests, f"{of}_tokens"))) for of in ("prompt", "output"))
     outside = _served(known, learnt) if front_door is None else _measured(front_door, prompt, output)
     return (*inside, *outside)
 
 
-def _served(known: ExternalCalibration, mark: str) -> Iterator[Term]:
+def _served(known: ExternalCalibration, level: str) -> Iterator[Term]:
     """Yield the time around the engine as one term: the measured runs that taught it do not separate its parts."""
     low, high = (known.request_ms * factor for factor in known.request_interval)
     source = f"TTFT of measured servers beyond their engines', {low:.0f} to {high:.0f} ms"
-    yield Term(name=_OUTSIDE, ms=known.request_ms, source=source, mark=mark)
+    yield Term(name=_OUTSIDE, ms=known.request_ms, source=source, level=level)
 
 
 def _measured(door: FrontDoor, prompt: float, output: float) -> Iterator[Term]:
@@ -70,4 +70,4 @@ def _measured(door: FrontDoor, prompt: float, output: float) -> Iterator[Term]:
         ("end the answer", door.last_ns),
         ("engine slowed by the API server", output * beside),
     ):
-        yield Term(name=name, ms=ns / 1e6, source=door.source or "a front door without source", mark="measured")
+        yield Term(name=name, ms=ns / 1e6, source=door.source or "a front door without source", level="measured")

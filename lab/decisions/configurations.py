@@ -61,7 +61,7 @@ class Configuration:
         return self.requests * output / e2e_s / self.gpus
 
 
-class Found(NamedTuple):
+class Usable(NamedTuple):
     """Configurations, and how many measured rows were left out for each reason."""
 
     used: list[Configuration]
@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
 def configurations(
     cases: Sequence[Case], data: Path, tell: Callable[[str, float], None] = lambda stage, share: None
-) -> Found:
+) -> Usable:
     """Return the configurations that the tables under `data` measured and a case describes; raise UserError if none.
 
     Predictions are those of `leave_out` by source: sums over the steps of one simulation for all runs that send alike.
@@ -91,24 +91,24 @@ def configurations(
             except UserError as error:
                 left_out[error.remedy] += 1  # no name of a run, so that equal reasons are counted together
     scored: dict[str, list[Scored]] = {}
-    for each in leave_out(taken, bundled_evidence(), "source"):
-        scored.setdefault(each.lesson.run.name, []).append(each)
-    used = [_configuration(found) for found in scored.values() if len(found) == len(FIGURES)]
+    for prediction in leave_out(taken, bundled_evidence(), "source"):
+        scored.setdefault(prediction.lesson.run.name, []).append(prediction)
+    used = [_configuration(predictions) for predictions in scored.values() if len(predictions) == len(FIGURES)]
     left_out.update(_undescribed(data, described))
     if not used:
         raise UserError("data", str(data), f"holds no measured configuration that a case describes ({TABLES})")
-    return Found(_once(used, left_out), left_out)
+    return Usable(_once(used, left_out), left_out)
 
 
 def _configuration(scored: Sequence[Scored]) -> Configuration:
-    by_figure = {each.figure: each for each in scored}
+    by_figure = {one.figure: one for one in scored}
     both = [by_figure[figure] for figure in ("ttft_ms.mean", "tpot_ms.mean")]
     lesson = both[0].lesson
     slots, lengths, deployment = lesson.run.workload.concurrency, lesson.run.lengths, lesson.deployment
     assert slots is not None and lengths is not None  # a closed loop, as every row of such a table
     engines = sum(pool.replicas for pool in deployment.fleet.pools) if deployment.fleet else 1
     ideal = dict(zip(lesson.figures, lesson.at_roofline().tolist(), strict=True))
-    low, blind, high = (Times(*(each.predicted * exp(end * each.reach) for each in both)) for end in (-1, 0, 1))
+    low, blind, high = (Times(*(one.predicted * exp(end * one.reach) for one in both)) for end in (-1, 0, 1))
     return Configuration(
         run=lesson.run.name,
         model=deployment.model,
@@ -116,18 +116,18 @@ def _configuration(scored: Sequence[Scored]) -> Configuration:
         lengths=lengths,
         requests=slots if deployment.fleet else slots * deployment.data_parallel_size,
         gpus=engines * deployment.gpus,
-        measured=Times(*(lesson.run.figures[each.figure] for each in both)),
+        measured=Times(*(lesson.run.figures[one.figure] for one in both)),
         low=low,
         blind=blind,
         high=high,
-        roofline=Times(*(ideal[each.figure] for each in both)),
+        roofline=Times(*(ideal[one.figure] for one in both)),
     )
 
 
-def _once(found: Sequence[Configuration], left_out: Counter[str]) -> list[Configuration]:
+def _once(rows: Sequence[Configuration], left_out: Counter[str]) -> list[Configuration]:
     """Return each row once, even if it was written twice."""
-    kept = {(c.model, c.gpu, c.lengths, c.requests, c.gpus, c.measured): c for c in reversed(found)}
-    left_out["written twice, to the last digit"] += len(found) - len(kept)
+    kept = {(c.model, c.gpu, c.lengths, c.requests, c.gpus, c.measured): c for c in reversed(rows)}
+    left_out["written twice, to the last digit"] += len(rows) - len(kept)
     return list(reversed(kept.values()))
 
 

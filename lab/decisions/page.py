@@ -50,15 +50,15 @@ _RULES = f"""
 """
 
 
-def as_dict(found: Decisions, left_out: Counter[str]) -> dict[str, Any]:
+def as_dict(decisions: Decisions, left_out: Counter[str]) -> dict[str, Any]:
     """Return the report, as `--format json` prints it."""
     return {
-        "rules": [{"rule": name, **asdict(score)} for name, score in found.rules.items()],
-        "appetites": [{"risk": risk, **asdict(score)} for risk, score in found.appetites.items()],
-        "parts": [{"model": model, "gpu": gpu, **asdict(score)} for (model, gpu), score in found.parts.items()],
-        "closer": [{"share": share, "risk": risk, **asdict(score)} for (share, risk), score in found.closer.items()],
-        "common": found.common,
-        "between": found.between,
+        "rules": [{"rule": name, **asdict(score)} for name, score in decisions.rules.items()],
+        "appetites": [{"risk": risk, **asdict(score)} for risk, score in decisions.appetites.items()],
+        "parts": [{"model": model, "gpu": gpu, **asdict(score)} for (model, gpu), score in decisions.parts.items()],
+        "closer": [{"share": share, "risk": risk, **asdict(s)} for (share, risk), s in decisions.closer.items()],
+        "common": decisions.common,
+        "between": decisions.between,
         "left_out": dict(_most_first(left_out)),
     }
 
@@ -66,7 +66,7 @@ def as_dict(found: Decisions, left_out: Counter[str]) -> dict[str, Any]:
 RULE_HEADER = ("rule", "utility", "90 % interval", "broken", "nothing chosen", "given away")
 
 
-def rule_rows(found: Decisions) -> list[tuple[str, ...]]:
+def rule_rows(decisions: Decisions) -> list[tuple[str, ...]]:
     """Return the table of all rules, under `RULE_HEADER`."""
     return [
         (
@@ -77,47 +77,47 @@ def rule_rows(found: Decisions) -> list[tuple[str, ...]]:
             shown_share(s.none),
             shown_share(s.regret),
         )
-        for name, s in found.rules.items()
+        for name, s in decisions.rules.items()
     ]
 
 
-def markdown(found: Decisions, left_out: Counter[str]) -> str:
+def markdown(decisions: Decisions, left_out: Counter[str]) -> str:
     """Return the page `lab/results/decisions.md`."""
-    some = next(iter(found.rules.values()))
+    some = next(iter(decisions.rules.values()))
     return "\n".join(
         [
             _PREFACE,
             f"## {some.questions:,} questions about {some.groups} groups\n",
-            markdown_table(RULE_HEADER, rule_rows(found)),
+            markdown_table(RULE_HEADER, rule_rows(decisions)),
             _RULES,
-            *_against_target(found),
-            f"Measured here: {shown_share(found.common)} of the errors' mean square is common to a model on a GPU.",
-            f"Errors of TTFT and TPOT correlate by {found.between:.2f}.\n",
+            *_against_target(decisions),
+            f"Measured here: {shown_share(decisions.common)} of the errors' mean square is common to a model on a GPU.",
+            f"Errors of TTFT and TPOT correlate by {decisions.between:.2f}.\n",
             "## Appetite for risk\n",
             "The same rule with other risks. *Promised* is the mean probability that the choice keeps the bounds, as",
             "the rule had it. *Kept* is how many choices did.\n",
-            markdown_table(_APPETITE_HEADER, map(_appetite_row, found.appetites.items())),
+            markdown_table(_APPETITE_HEADER, map(_appetite_row, decisions.appetites.items())),
             "\n## What better predictions would be worth\n",
             "The same questions, had every prediction been off by a share of its error, with bands as much narrower.\n",
-            markdown_table(_CLOSER_HEADER, _closer_rows(found)),
-            _target_takes(found),
+            markdown_table(_CLOSER_HEADER, _closer_rows(decisions)),
+            _target_takes(decisions),
             "\n## By model and GPU\n",
-            markdown_table(_PART_HEADER, map(_part_row, found.parts.items())),
+            markdown_table(_PART_HEADER, map(_part_row, decisions.parts.items())),
             "\n## Measured rows that are in no question\n",
             *_left_out(left_out),
         ]
     )
 
 
-def _against_target(found: Decisions) -> Iterator[str]:
+def _against_target(decisions: Decisions) -> Iterator[str]:
     """Yield the first rule's target and result, and where it broke most bounds."""
-    ours = next(iter(found.rules.values()))
+    ours = next(iter(decisions.rules.values()))
     met = ours.utility >= _UTILITY and ours.broke <= _BROKEN
     yield f"The target is a utility of {_UTILITY:.2f} with at most {shown_share(_BROKEN)} broken. Ours has"
     yield f"{ours.utility:.2f} with {shown_share(ours.broke)} broken: {'met' if met else '**missed**'}."
     if met:
         return
-    worst = sorted(found.parts.items(), key=lambda part: -part[1].broke)[:3]
+    worst = sorted(decisions.parts.items(), key=lambda part: -part[1].broke)[:3]
     named = ", ".join(f"{model} on {gpu} ({shown_share(score.broke)})" for (model, gpu), score in worst)
     yield f"Where it keeps the bounds, caution gives away {shown_share(ours.regret)} of the best: bands are as wide"
     yield "as rows needed that [nothing taught](external.md#how-far-off-groups-are-that-taught-nothing). More risk"
@@ -145,14 +145,14 @@ def _appetite_row(pair: tuple[float, Score]) -> tuple[str, ...]:
     )
 
 
-def _closer_rows(found: Decisions) -> Iterator[tuple[str, ...]]:
+def _closer_rows(decisions: Decisions) -> Iterator[tuple[str, ...]]:
     for share in SHARES:
-        scores = [found.closer[share, risk] for risk in (RISK, BOLD)]
+        scores = [decisions.closer[share, risk] for risk in (RISK, BOLD)]
         yield shown_share(share), *(cell for s in scores for cell in (f"{s.utility:.2f}", shown_share(s.broke)))
 
 
-def _target_takes(found: Decisions) -> str:
-    met = [at for at, s in found.closer.items() if s.utility >= _UTILITY and s.broke <= _BROKEN]
+def _target_takes(decisions: Decisions) -> str:
+    met = [at for at, s in decisions.closer.items() if s.utility >= _UTILITY and s.broke <= _BROKEN]
     if not met:
         return f"\nThe target would take less than {shown_share(min(SHARES))} of the errors."
     share, risk = max(met)

@@ -45,10 +45,10 @@ class Slo:
         return times.ttft_ms <= self.ttft_ms and times.tpot_ms <= self.tpot_ms
 
 
-def groups(found: Sequence[Configuration]) -> list[Group]:
+def groups(configurations: Sequence[Configuration]) -> list[Group]:
     """Return a group for every model, GPU and lengths, and one over all GPUs if several were measured."""
     kinds: dict[tuple[str, str, tuple[int, int]], list[Configuration]] = {}
-    for option in found:
+    for option in configurations:
         for gpu in (option.gpu, ""):
             kinds.setdefault((option.model, gpu, option.lengths), []).append(option)
     made = []

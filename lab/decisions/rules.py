@@ -40,7 +40,10 @@ def by_expected_worth(risk: float = RISK) -> Rule:
     return rule
 
 
-def by(times: Callable[[Configuration], Times], bounded: Callable[[Configuration], Times] | None = None) -> Rule:
+Predicted = Callable[[Configuration], Times]
+
+
+def most_throughput(times: Predicted, bounded: Predicted | None = None) -> Rule:
     """Return the rule of greatest throughput by `times` among options that keep the bounds by `bounded` or `times`."""
 
     def rule(group: Group, slo: Slo) -> Taken:
@@ -58,7 +61,7 @@ def anchored(group: Group, slo: Slo) -> Taken:
     ordered = sorted(group.options, key=lambda o: (o.gpus, o.requests, o.gpu, o.run))
     middle = ordered[len(ordered) // 2]
     factor = middle.measured.tpot_ms / middle.roofline.tpot_ms
-    return by(lambda o: Times(*(factor * ms for ms in o.roofline)))(group, slo)
+    return most_throughput(lambda o: Times(*(factor * ms for ms in o.roofline)))(group, slo)
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,10 @@ def _drawn(group: Group) -> _Drawn:
     options = group.options
     both = errors([f"{figure} {option.gpu}" for figure in Times._fields for option in options], draws=DRAWS)
     bands = (Band(*(_column(options, end, at) for end in ("low", "blind", "high"))) for at in (0, 1))
-    ttft, tpot = (band.at(off) for band, off in zip(bands, np.split(both, 2), strict=True))
-    each = np.array([option.lengths[1] for option in options])[:, None]
+    ttft, tpot = (band.drawn(off) for band, off in zip(bands, np.split(both, 2), strict=True))
+    outputs = np.array([option.lengths[1] for option in options])[:, None]
     slots = np.array([option.requests / option.gpus for option in options])[:, None]
-    return _Drawn(ttft, tpot, 1e3 * slots * each / (ttft + (each - 1) * tpot))
+    return _Drawn(ttft, tpot, 1e3 * slots * outputs / (ttft + (outputs - 1) * tpot))
 
 
 def _column(options: Sequence[Configuration], end: str, at: int) -> Floats:
@@ -86,9 +89,9 @@ def _column(options: Sequence[Configuration], end: str, at: int) -> Floats:
 
 RULES: dict[str, Rule] = {
     f"expected worth, risk {100 * RISK:.0f} %": by_expected_worth(),
-    "centre of the band": by(lambda o: o.blind),
-    "slow end of the band": by(lambda o: o.blind, lambda o: o.high),
-    "roofline": by(lambda o: o.roofline),
+    "centre of the band": most_throughput(lambda o: o.blind),
+    "slow end of the band": most_throughput(lambda o: o.blind, lambda o: o.high),
+    "roofline": most_throughput(lambda o: o.roofline),
     "anchored constant": anchored,
 }
 APPETITES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)

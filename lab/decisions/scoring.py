@@ -70,7 +70,7 @@ class Score:
 
 def answers(groups: Sequence[Group], rule: Rule) -> list[Answer]:
     """Return the rule's choice for every question about every group."""
-    found = []
+    chosen = []
     for group in groups:
         measured = np.array(group.measured)
         for slo in slos(group):
@@ -78,36 +78,36 @@ def answers(groups: Sequence[Group], rule: Rule) -> list[Answer]:
             option, promised = rule(group, slo)
             kept = option is not None and bool(keeps[option])
             utility = float(measured[option] / measured[keeps].max()) if kept else 0.0
-            found.append(Answer(group, slo, utility, option is not None and not kept, option is not None, promised))
-    return found
+            chosen.append(Answer(group, slo, utility, option is not None and not kept, option is not None, promised))
+    return chosen
 
 
-def summed_up(found: Sequence[Answer]) -> Score:
+def summed_up(answered: Sequence[Answer]) -> Score:
     """Return the score of the answers; raise ValueError if there are none."""
-    if not found:
+    if not answered:
         raise ValueError("there is nothing to sum up")
-    utility = np.array([answer.utility for answer in found])
-    kept = [answer.utility for answer in found if answer.chose and not answer.broke]
-    promises = [answer for answer in found if answer.promised is not None]
-    low, high = _interval(found)
+    utility = np.array([answer.utility for answer in answered])
+    kept = [answer.utility for answer in answered if answer.chose and not answer.broke]
+    promises = [answer for answer in answered if answer.promised is not None]
+    low, high = _interval(answered)
     return Score(
-        questions=len(found),
-        groups=len({id(answer.group) for answer in found}),
+        questions=len(answered),
+        groups=len({id(answer.group) for answer in answered}),
         utility=float(utility.mean()),
         low=low,
         high=high,
-        broke=float(np.mean([answer.broke for answer in found])),
-        none=float(np.mean([not answer.chose for answer in found])),
+        broke=float(np.mean([answer.broke for answer in answered])),
+        none=float(np.mean([not answer.chose for answer in answered])),
         regret=1.0 - float(np.mean(kept)) if kept else None,
         promised=float(np.mean([answer.promised for answer in promises])) if promises else None,
         kept=float(np.mean([not answer.broke for answer in promises])) if promises else None,
     )
 
 
-def _interval(found: Sequence[Answer]) -> tuple[float, float]:
+def _interval(answered: Sequence[Answer]) -> tuple[float, float]:
     """Return the interval of the mean utility: 5 to 95 % of resamples of whole groups."""
     sums: dict[int, list[float]] = {}
-    for answer in found:
+    for answer in answered:
         entry = sums.setdefault(id(answer.group), [0.0, 0.0])
         entry[0] += answer.utility
         entry[1] += 1
@@ -165,8 +165,8 @@ def decided(groups: Sequence[Group]) -> Decisions:
     )
 
 
-def _summed(found: Mapping[Any, Sequence[Answer]]) -> dict[Any, Score]:
-    return {key: summed_up(answers) for key, answers in found.items() if answers}
+def _summed(answered: Mapping[Any, Sequence[Answer]]) -> dict[Any, Score]:
+    return {key: summed_up(answers) for key, answers in answered.items() if answers}
 
 
 def _closer(group: Group, share: float) -> Group:
@@ -193,8 +193,8 @@ def common_share(options: Sequence[Configuration]) -> float:
     for option, *both in _errors(options):
         for at, error in enumerate(both):
             families.setdefault((option.model, option.gpu, at), []).append(error)
-    total = sum(z**2 for found in families.values() for z in found)
-    return sum(len(found) * fmean(found) ** 2 for found in families.values()) / total if total else 0.0
+    total = sum(z**2 for errors in families.values() for z in errors)
+    return sum(len(errors) * fmean(errors) ** 2 for errors in families.values()) / total if total else 0.0
 
 
 def _correlation(options: Sequence[Configuration]) -> float:
@@ -207,9 +207,9 @@ def _correlation(options: Sequence[Configuration]) -> float:
 def _errors(options: Sequence[Configuration]) -> Iterator[tuple[Configuration, float, float]]:
     """Yield each configuration once, with the errors of its TTFT and TPOT in standard deviations of their bands."""
     for option in {option.run: option for option in options}.values():
-        found = []
+        errors = []
         for measured, blind, low, high in zip(option.measured, option.blind, option.low, option.high, strict=True):
             error = log(measured / blind)
             reach = abs(log((high if error > 0 else low) / blind))
-            found.append(REACH * error / reach if reach else 0.0)
-        yield option, found[0], found[1]
+            errors.append(REACH * error / reach if reach else 0.0)
+        yield option, errors[0], errors[1]

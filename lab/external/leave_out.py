@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage
 from calibration.steps.correction import Correction
 from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
 from calibration.steps.evidence_calibration import correction_of
+from calibration.trust import TrustLevel
 from lab.external.lessons import FIGURES, Lesson
 from serving.deployments.gpu_spec import find_gpu
 
@@ -38,7 +38,7 @@ class Scored:
     Attributes:
         error: logarithm of predicted over measured
         sigma: standard deviation that the other groups give it
-        mark: trust in it that a user sees
+        level: trust in it that a user sees
         reach: reach of the band, in the logarithm
     """
 
@@ -47,7 +47,7 @@ class Scored:
     group: str
     error: float
     sigma: float
-    mark: Coverage = Coverage.UNKNOWN
+    level: TrustLevel = TrustLevel.UNKNOWN
     reach: float = 0.0
 
     @property
@@ -70,7 +70,7 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
     group = GROUPS[by]
     left: dict[str, Evidence] = {}
     known: dict[Origin, tuple[Belief, Correction]] = {}
-    found: list[Scored] = []
+    scored: list[Scored] = []
     for lesson in lessons:
         name = group(lesson.origin)
         if name not in left:
@@ -82,37 +82,37 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
                 correction_of(left[name], lesson.origin, belief, lesson.deployment, find_gpu(lesson.gpu)),
             )
         belief, correction = known[lesson.origin]
-        mark = lesson.mark(correction, left[name].untaught(lesson.origin))
+        level = lesson.level(correction, left[name].untaught(lesson.origin))
         predicted, slopes = lesson.predicted(belief.logs, correction)
         errors = np.log(predicted / lesson.measured)
         for figure, error, slope in zip(lesson.figures, errors.tolist(), slopes, strict=True):
             sigma = float(np.sqrt(belief.variance(slope) + NOISE[figure] ** 2))
-            found.append(Scored(lesson, figure, name, error, sigma, mark))
-    return list(_reaching(found))
+            scored.append(Scored(lesson, figure, name, error, sigma, level))
+    return list(_reaching(scored))
 
 
 def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
     """Yield the figures with bands, for each origin as many standard deviations wide as rows of other groups needed."""
     needed: dict[tuple[str, str, Origin], float] = {}
-    for each in scored:
-        key = each.figure, each.group, each.lesson.origin
+    for one in scored:
+        key = one.figure, one.group, one.lesson.origin
         if key not in needed:
-            others = [s for s in scored if s.figure == each.figure and s.group != each.group]
-            needed[key] = reach_of(missed(others), each.lesson.origin)
-        yield replace(each, reach=each.sigma * needed[key])
+            others = [s for s in scored if s.figure == one.figure and s.group != one.group]
+            needed[key] = reach_of(missed(others), one.lesson.origin)
+        yield replace(one, reach=one.sigma * needed[key])
 
 
 def missed(scored: Iterable[Scored]) -> list[Missed]:
     """Return the errors of each origin's figures over all its versions; rows with a caution do not count."""
-    found: dict[tuple[Origin, str], list[float]] = {}
-    for each in scored:
-        if not each.lesson.run.caution:
-            origin = replace(each.lesson.origin, version="")
-            found.setdefault((origin, each.figure), []).append(abs(each.error) / each.sigma)
+    misses: dict[tuple[Origin, str], list[float]] = {}
+    for one in scored:
+        if not one.lesson.run.caution:
+            origin = replace(one.lesson.origin, version="")
+            misses.setdefault((origin, one.figure), []).append(abs(one.error) / one.sigma)
     at = (np.arange(_KEPT) + 0.5) / _KEPT
     return [
         Missed(origin, figure, len(own), np.quantile(own, at).tolist() if len(own) > _KEPT else sorted(own))
-        for (origin, figure), own in found.items()
+        for (origin, figure), own in misses.items()
     ]
 
 
@@ -127,8 +127,8 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
     scored = [s for s in scored if s.lesson.steps is None]
     yield _cells("all", scored)
     yield _cells("vLLM", [s for s in scored if s.lesson.origin.engine == "vllm"])
-    for mark in sorted({s.mark for s in scored} - {Coverage.UNKNOWN}):
-        yield _cells(f"marked {mark.name.lower()}", [s for s in scored if s.mark is mark])
+    for level in sorted({s.level for s in scored} - {TrustLevel.UNKNOWN}):
+        yield _cells(level.word, [s for s in scored if s.level is level])
     for name in sorted({s.group for s in scored}):
         yield _cells(name, [s for s in scored if s.group == name])
     for gpu, engine in sorted({(s.lesson.origin.gpu, s.lesson.origin.engine) for s in scored}):
@@ -140,6 +140,6 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
 def _cells(name: str, scored: Sequence[Scored]) -> tuple[str, ...]:
     """Return the cells of a row, with medians of the absolute error."""
     of = [[s for s in scored if s.figure == figure] for figure in FIGURES]
-    errors = (f"{100 * float(np.median([s.off for s in each])):.1f}" if each else "" for each in of)
-    within = (f"{100 * float(np.mean([s.covered for s in each])):.0f}" if each else "" for each in of)
+    errors = (f"{100 * float(np.median([s.off for s in own])):.1f}" if own else "" for own in of)
+    within = (f"{100 * float(np.mean([s.covered for s in own])):.0f}" if own else "" for own in of)
     return name, str(max(map(len, of))), *errors, *within

@@ -16,10 +16,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage, Estimate, KernelTimes, floor_ns
+from calibration.kernels.times import Estimate, KernelTimes, floor_ns
 from calibration.operations import Operation, StepSizes
 from calibration.steps.correction import Correction
-from calibration.steps.coverage import mark_of, step_coverage
 from calibration.steps.draft_cost import draft_passes
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
 from calibration.steps.evidence_calibration import step_shares
@@ -27,6 +26,8 @@ from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import TypeFactors, step_parts
 from calibration.steps.predict import kernels
+from calibration.steps.step_trust import run_level, step_trust
+from calibration.trust import TrustLevel
 from calibration.validation.external.case import Case, origin_of
 from calibration.validation.external.scoring import simulated_figures
 from lab.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
@@ -83,7 +84,7 @@ class Lesson:
         """
         if self._is_summed:
             wider = correction.by_type if correction else {}
-            priced = _Priced.of(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
+            priced = _Priced.from_schedule(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
             return priced.predicted(logs, self.figures, self.run.by_client)
         at = self._simulated(logs, kernels(self.gpu), correction)
         if "slopes" not in self._kept:  # slopes take many simulations, and change little
@@ -113,15 +114,15 @@ class Lesson:
 
     @cached_property
     def _summed(self) -> _Priced:
-        return _Priced.of(self._schedule, self, kernels(self.gpu))
+        return _Priced.from_schedule(self._schedule, self, kernels(self.gpu))
 
-    def mark(self, correction: Correction, untaught: str) -> Coverage:
+    def level(self, correction: Correction, untaught: str) -> TrustLevel:
         """Return the trust in its prediction that a user sees; unknown if that takes a simulation."""
         if not self._is_summed:
-            return Coverage.UNKNOWN
+            return TrustLevel.UNKNOWN
         steps, model = self._schedule, find_model(self.deployment.model)
         cost = OperationCost(model, self.deployment, kernels(self.gpu), correction, untaught=untaught)
-        return mark_of(step_coverage(cost, steps.sizes).coverage, steps.tpot + steps.ttft)
+        return run_level(step_trust(cost, steps.sizes).level, steps.tpot + steps.ttft)
 
     def at_roofline(self) -> Floats:
         """Return milliseconds of each figure, with every operation as fast as the datasheet allows."""
@@ -129,7 +130,7 @@ class Lesson:
         logs = np.array([-np.log(PRIORS[PLACE[name]]) if name in PARTS else -np.inf for name in NUMBERS])
         if not self._is_summed:
             return self._simulated(logs, ideal)
-        priced = _Priced.of(self._schedule, self, ideal)
+        priced = _Priced.from_schedule(self._schedule, self, ideal)
         return priced.predicted(logs, self.figures, self.run.by_client)[0]
 
     def _simulated(self, logs: Floats, times: KernelTimes, correction: Correction | None = None) -> Floats:
@@ -137,8 +138,8 @@ class Lesson:
         model = find_model(self.deployment.model)
         cost = OperationCost(model, self.deployment, times, correction or belief.correction(""), belief.host)
         outside_ms = belief.values["request"] / 1e6 if self.run.by_client else 0.0
-        found = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
-        return np.array([found[name] for name in self.figures])
+        figures = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
+        return np.array([figures[name] for name in self.figures])
 
 
 @dataclass
@@ -148,7 +149,7 @@ class Roofline:
     gpu: GpuSpec
 
     def time(self, operation: Operation) -> Estimate:
-        return Estimate(floor_ns(self.gpu, operation), 0.0, Coverage.EXTRAPOLATED)
+        return Estimate(floor_ns(self.gpu, operation), 0.0, TrustLevel.EXTRAPOLATED)
 
 
 class _Priced:
@@ -158,14 +159,14 @@ class _Priced:
         self._gpu_ns, self._cpu_ns, self._weights, self._overlapped = gpu_ns, cpu_ns, weights, overlapped
 
     @classmethod
-    def of(
+    def from_schedule(
         cls, steps: Schedule, lesson: Lesson, times: KernelTimes, factors: TypeFactors = MappingProxyType({})
     ) -> _Priced:
         deployment, sizes = lesson.deployment, steps.sizes
         kinds = len(steps.dense)
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
-        for count, of, as_run_by, dense, each in _passes(deployment, steps):
-            for run, taken in (dense, False), (each, True):
+        for count, of, as_run_by, dense, sizes_of_pass in _passes(deployment, steps):
+            for run, taken in (dense, False), (sizes_of_pass, True):
                 for part, ns in step_parts(of, as_run_by, times, run, factors).items():
                     if part in PARTS and (part in _ATTENTION) == taken:
                         gpu_ns[:, PLACE[PARTS[part]]] += count * ns
@@ -208,8 +209,8 @@ def _passes(
     yield 1, spec, deployment, _padded(sizes, steps.dense), sizes
     if drafts := deployment.scheduler.speculative:
         module, alone = draft_module(spec), module_deployment(deployment)
-        for count, each in draft_passes(sizes, drafts.num_speculative_tokens - 1):
-            yield count, module, alone, _padded(each, as_run(np.asarray(each.tokens))), each
+        for count, drafted in draft_passes(sizes, drafts.num_speculative_tokens - 1):
+            yield count, module, alone, _padded(drafted, as_run(np.asarray(drafted.tokens))), drafted
 
 
 def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
@@ -225,7 +226,7 @@ def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
 
 def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
     """Return the runs that can be predicted, and why each of the others cannot; raise UserError for a wrong file."""
-    found, skipped = [], []
+    taken, skipped = [], []
     if case.is_of_steps:
         return list(log_lessons(case, data)), []
     for run in case.format.read(data):
@@ -233,10 +234,10 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
             skipped.append(run.skipped)
             continue
         try:
-            found.append(lesson_of(case, run))
+            taken.append(lesson_of(case, run))
         except UserError as error:
             skipped.append(str(error))
-    return found, skipped
+    return taken, skipped
 
 
 def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
@@ -267,8 +268,8 @@ def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
         raise UserError(run.name, None, "cannot teach: its workers are searched; score its case")
     if run.skipped:
         raise UserError(run.name, None, f"cannot be simulated: {run.skipped}")
-    told, stated = case.deployment_of(run)
-    deployment = with_known_states(told)
+    deployment, stated = case.deployment_of(run)
+    deployment = with_known_states(deployment)
     gpu = run.gpu or case.gpu
     model = find_model(deployment.model)
     if not stated:

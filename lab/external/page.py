@@ -13,12 +13,12 @@ from math import inf
 
 from calibration.validation.external.report import (
     FEW,
+    LEVEL_HEADER,
     MANY,
-    MARK_HEADER,
     TARGET_HEADER,
     group_header,
     group_rows,
-    mark_rows,
+    level_rows,
     target_row,
 )
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
@@ -60,7 +60,7 @@ _LACKING = """
 def markdown(results: Sequence[CaseResult]) -> str:
     """Return the page `lab/results/external.md`."""
     parts = [_PREFACE, "## Targets\n", markdown_table(TARGET_HEADER, map(target_row, _verdicts(results))), _LACKING]
-    parts += ["\n## By how far predictions are told to be trusted\n", markdown_table(MARK_HEADER, mark_rows(results))]
+    parts += ["\n## By how far predictions are said to be trusted\n", markdown_table(LEVEL_HEADER, level_rows(results))]
     parts += _intervals(results)
     for result in results:
         parts += list(_section(result))
@@ -97,8 +97,8 @@ def _against_targets(row: Sequence[str]) -> tuple[str, ...]:
     name, count, *cells = row
     low, high = _IN_BAND_PCT if name.startswith("of these") else (0.0, 100.0)
     bounds = [*((0.0, most) for most in _MEDIANS_PCT.get(name, (inf, inf))), (low, high), (low, high)]
-    held = (not cell or least <= float(cell) <= most for cell, (least, most) in zip(cells, bounds, strict=True))
-    return name, count, *(cell if ok else f"**{cell}**" for cell, ok in zip(cells, held, strict=True))
+    within = (not cell or least <= float(cell) <= most for cell, (least, most) in zip(cells, bounds, strict=True))
+    return name, count, *(cell if ok else f"**{cell}**" for cell, ok in zip(cells, within, strict=True))
 
 
 def with_section(page: str, section: str) -> str:
@@ -133,9 +133,8 @@ def _share(rows: Sequence[Row]) -> str:
 
 def _section(result: CaseResult) -> Iterator[str]:
     case = result.case
-    coverage, why = result.provenance
     yield f"\n## {case.title}\n"
-    yield f"{case.source}. {case.engine}, {case.gpu}. Step times are {coverage.name.lower()}: {why}.\n"
+    yield f"{case.source}. {case.engine}, {case.gpu}. Step times are {result.trust.level}: {result.trust.reason}.\n"
     if result.correction is not None and case.anchor is not None:
         fit = result.correction
         yield (
@@ -154,14 +153,14 @@ def _section(result: CaseResult) -> Iterator[str]:
 
 def _by_run(result: CaseResult) -> Iterator[str]:
     """Yield a table with a line for each run and a cell for each figure that any run has."""
-    found: dict[str, dict[str, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for row in result.rows:
         errors = (row.error_pct(column) for column in ("blind", "anchored"))
         blind, *anchored = (shown_change(error, unit="") for error in errors if error is not None)
         cell = (shown_number(row.measured), blind if row.covered else f"**{blind}**", *anchored)
-        found.setdefault(row.run, {})[row.figure] = ", ".join(cell)
+        rows.setdefault(row.run, {})[row.figure] = ", ".join(cell)
     figures = list(dict.fromkeys(row.figure for row in result.rows))
-    yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in found.items()))
+    yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in rows.items()))
 
 
 def _summed_up(result: CaseResult) -> Iterator[str]:

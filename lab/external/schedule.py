@@ -102,8 +102,8 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     each_step = drafts.tokens_per_step if drafts else 1.0
     sent = tuple((one.prompt_len, round(1 + (one.output_len - 1) / each_step)) for one in workload.requests)
     longest = max(prompt + outputs for prompt, outputs in sent)
-    each = longest // scheduler.block_size + 2 + scheduler.state_blocks
-    enough = workload.concurrency * each + 1  # more KV blocks change nothing
+    blocks = longest // scheduler.block_size + 2 + scheduler.state_blocks
+    enough = workload.concurrency * blocks + 1  # more KV blocks change nothing
     plain = Deployment(policy=deployment.policy).model_copy(
         update={
             "scheduler": scheduler.model_copy(
@@ -111,8 +111,8 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
             )
         }
     )
-    found = _schedule(sent, workload.concurrency, workload.stagger_ns > 0, plain.model_dump_json())
-    return found.drafting(drafts, sum(prompt for prompt, _ in sent) / len(sent)) if drafts else found
+    alone = _schedule(sent, workload.concurrency, workload.stagger_ns > 0, plain.model_dump_json())
+    return alone.drafting(drafts, sum(prompt for prompt, _ in sent) / len(sent)) if drafts else alone
 
 
 @cache

@@ -127,7 +127,7 @@ class SiliconTable(Settings):
         runs: list[MeasuredRun] = []
         for line in csv_rows(path):
             if self.apart or self.search:
-                split = [_Deployed(line, self.rules, each) for each in self._workers(line)]
+                split = [_Deployed(line, self.rules, workers) for workers in self._workers(line)]
                 rows += [row for row in split if row.is_apart and row.written not in {other.written for other in rows}]
                 continue
             why = next((rule.skip for rule in self.rules if rule.skip and rule.matches(line)), "")
@@ -189,8 +189,8 @@ class _Deployed:
         self.row = Row(row.path, row.line, {**row.fields, **columns})
         self.cautions = [rule.caution for rule in self.rules if rule.caution]
         self.figures = {figure: self._positive(column) for figure, column in FIGURES.items()}
-        found = _CONCURRENCY.search(self.text("silicon_data_source"))
-        self.concurrency = int(found[1]) if found else self.row.integer("batch_size", 1)
+        concurrency = _CONCURRENCY.search(self.text("silicon_data_source"))
+        self.concurrency = int(concurrency[1]) if concurrency else self.row.integer("batch_size", 1)
         self.isl, self.osl = self.row.integer("isl", 1), self.row.integer("osl", 1)
         # One rank of a data-parallel group is simulated, with its share of the requests.
         self.ranks = self.row.integer("attention_dp_size", 0, 1) or 1
@@ -320,14 +320,14 @@ def _ladder(row: _Deployed) -> tuple[Any, ...]:
 
 def _set_aside(rungs: set[_Rung]) -> dict[_Rung, str]:
     left = sorted(rungs)
-    found: dict[_Rung, str] = {}
+    aside: dict[_Rung, str] = {}
     while True:
         against = {rung: [other for other in left if _at_odds(rung, other)] for rung in left}
         worst = max(left, key=lambda rung: (len(against[rung]), rung[1]))
         if not against[worst]:
-            return found
+            return aside
         other = against[worst][-1]
-        found[worst] = f"TPOT does not fit that of the same deployment at concurrency {other[0]} ({other[1]:.2f} ms)"
+        aside[worst] = f"TPOT does not fit that of the same deployment at concurrency {other[0]} ({other[1]:.2f} ms)"
         left.remove(worst)
 
 

@@ -47,9 +47,9 @@ def main() -> int:
     sizes = dry_sizes() if on_cpu else gpu_sizes()
     suite = Suite(out, phases, minutes, sizes, arguments.commit or _commit(), adding=bool(arguments.validate))
     suite.run()
-    found = suite.results.found
-    print(table(found))
-    wrong = faults(found)
+    results = suite.results.values
+    print(table(results))
+    wrong = faults(results)
     for fault in wrong:
         print(f"FAULT {fault}")
     print(f"results: {out / FILE}", file=sys.stderr)

@@ -115,13 +115,13 @@ def specialisations() -> list[Specialisation]:
 
 def faults(spec: Specialisation, used: Resources) -> list[str]:
     """Return the faults of a kernel's resources, a line each."""
-    found = []
+    broken = []
     if used.registers > spec.register_ceiling:
-        found.append(f"{used.registers} registers, at most {spec.register_ceiling} are allowed")
+        broken.append(f"{used.registers} registers, at most {spec.register_ceiling} are allowed")
     if used.stack_bytes > spec.stack_ceiling:
-        found.append(f"{used.stack_bytes} bytes of stack, {used.spill_bytes} bytes of spills")
-    found += [f"no {text} in its PTX" for text in spec.expects if not used.counts[text]]
-    return [f"{spec.name}: {fault}" for fault in found]
+        broken.append(f"{used.stack_bytes} bytes of stack, {used.spill_bytes} bytes of spills")
+    broken += [f"no {text} in its PTX" for text in spec.expects if not used.counts[text]]
+    return [f"{spec.name}: {fault}" for fault in broken]
 
 
 def table(reports: list[tuple[Specialisation, Resources]]) -> str:
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> int:
     reports = [(spec, compile_report(spec)) for spec in specialisations()]
     made = table(reports)
     print(made)
-    found = [fault for spec, used in reports for fault in faults(spec, used)]
+    problems = [fault for spec, used in reports for fault in faults(spec, used)]
     if options.write:
         before, _, after = _parts(options.write)
         options.write.write_text(f"{before}{_BEGIN}\n{made}\n{_END}{after}")
@@ -162,9 +162,9 @@ def main(arguments: list[str]) -> int:
         # Another compiler allots other registers, so only the compiler that the page names is compared with it.
         comparable = written.splitlines()[:1] in ([], made.splitlines()[:1])
         if comparable and written != made:
-            found.append(f"{options.check}: its table is not the one above; make it with --write {options.check}")
-    print(*found, sep="\n", file=sys.stderr)
-    return 1 if found else 0
+            problems.append(f"{options.check}: its table is not the one above; make it with --write {options.check}")
+    print(*problems, sep="\n", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def _parts(page: Path) -> tuple[str, str, str]:

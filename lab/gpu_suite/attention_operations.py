@@ -144,7 +144,8 @@ def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Op
 
         return Prepared(make, call, error)
 
-    kind = f"{'head norms' if spec.qk_norm else 'no norms'}, {'interleaved' if spec.rope_interleaved else 'halves'}"
+    kind = "head norms" if spec.qk_norm else "no norms"
+    kind += ", interleaved" if spec.rope_interleaved else ", halves"
     tokens, merged = sum(count for _, count in rows), (heads[0] + 2 * heads[1]) * shape.dim
     norms = 2 * 2 * shape.dim if spec.qk_norm else 0
     cost = Cost(tokens * (2 * 2 * merged + 4 * shape.dim + 8) + norms)

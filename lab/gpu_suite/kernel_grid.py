@@ -131,8 +131,7 @@ def _points(on: On) -> Iterator[Point]:
         for (part, sizes), tokens in ((part, tokens) for part in _parts(spec).items() for tokens in _SIZES):
             if part == "head" and tokens > 1024:  # only sampled rows get there
                 continue
-            coarse = tokens in (1, 16, 256, 2048, 8192)
-            order = 0 if tokens in targets else 1 if coarse else 2
+            order = _order(tokens in targets, tokens in (1, 16, 256, 2048, 8192))
             yield _point(order, spec, gemm(on, tokens, *sizes, _BF16), part=part)
             yield _point(1 if tokens in (1, 64, 8192) else 2, spec, gemm(on, tokens, *sizes, _FP8), part=part)
     for tokens in (1, 4, 16, 64, 256, 2048, 8192):
@@ -149,6 +148,13 @@ def _points(on: On) -> Iterator[Point]:
             yield from _sample_points(1 if rows in (1, 64) else 2, on, spec, rows)
 
 
+def _order(target: bool, coarse: bool) -> int:
+    """Return when a point is measured: those of targets first, then a coarse grid, then the rest."""
+    if target:
+        return 0
+    return 1 if coarse else 2
+
+
 def _decode_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
     targets = {(1, 1024), (8, 1024), (64, 1024), (16, 4096), (64, 4096), (16, 16384), (64, 16384), (256, 4096)}
     for context in (128, 1024, 4096, 16384, 65536, 131072):
@@ -156,7 +162,7 @@ def _decode_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
             if rows * context > _MOST_KV_TOKENS or context > spec.max_positions:
                 continue
             coarse = rows in (1, 16, 64, 256) and context in (1024, 4096, 16384)
-            order = 0 if large and (rows, context) in targets else 1 if coarse else 2
+            order = _order(large and (rows, context) in targets, coarse)
             yield _attention_point(order, on, spec, [(context, 1)] * rows)
             if coarse:
                 yield _attention_point(2, on, spec, [(context, 1)] * rows, _FP8)

@@ -197,14 +197,14 @@ def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF
             ordered, choices = chosen.flatten().sort(stable=True)
             bounds = torch.arange(others, experts + 1, device=on.device)
             routing = Routing(choices, torch.searchsorted(ordered, bounds, out_int32=True), shares)
-            return x, *(ops.expert_weights(each, own, dtype) for each in stored), routing, stored, chosen
+            return x, *(ops.expert_weights(matrix, own, dtype) for matrix in stored), routing, stored, chosen
 
         def error(given: tuple[Any, ...], out: Outputs) -> float:
             """Return the error against the definition, expert by expert."""
             x, _, _, routing, stored, chosen = given
             expected, x, shares = torch.zeros_like(x, dtype=torch.float64), x.double(), routing.shares.double()
             for expert, weights in enumerate(zip(*stored, strict=True), others):
-                gate_up, down = (each if isinstance(each, Tensor) else each.dense(torch.float64) for each in weights)
+                gate_up, down = (w if isinstance(w, Tensor) else w.dense(torch.float64) for w in weights)
                 token, number = (chosen == expert).nonzero(as_tuple=True)
                 answer = _swiglu(x[token] @ gate_up.double().T) @ down.double().T
                 expected.index_add_(0, token, answer * shares[token, number, None])
@@ -213,8 +213,8 @@ def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF
         return Prepared(make, lambda x, gate_up, down, routing, *_: (ops.experts(x, gate_up, down, routing),), error)
 
     touched = experts * (1 - (1 - topk / experts) ** tokens)
-    each = 3 * hidden * inner
-    cost = Cost(round(2 * touched * each) + 2 * 2 * tokens * hidden, 2 * tokens * topk * each)
+    weights = 3 * hidden * inner  # of one expert
+    cost = Cost(round(2 * touched * weights) + 2 * 2 * tokens * hidden, 2 * tokens * topk * weights)
     about = on.about(tokens, hidden, hidden)
     return Operation("grouped_gemm", f"{tokens} tokens, {mixture}", dtype, LIMIT[dtype], prepare, cost, about)
 
@@ -245,7 +245,7 @@ def add_rms_norm(
 
         return Prepared(make, call, error)
 
-    what = f"{tokens} x {size}{'' if add else ', no residual'}{', to fp8' if fp8 else ''}"
+    what = f"{tokens} x {size}" + ", no residual" * (not add) + ", to fp8" * fp8
     cost, about = Cost(2 * size * (4 * tokens + 1)), on.about(tokens, size, size)
     return Operation("add_rms_norm", what, dtype, LIMIT[_FP8 if fp8 else dtype], prepare, cost, about)
 
@@ -362,8 +362,8 @@ def _swiglu(gate_up: Tensor) -> Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
-def _parts(found: Tensor | Fp8Rows) -> Outputs:
-    return (found.rows, found.scale) if isinstance(found, Fp8Rows) else (found,)
+def _parts(output: Tensor | Fp8Rows) -> Outputs:
+    return (output.rows, output.scale) if isinstance(output, Fp8Rows) else (output,)
 
 
 def _whole(parts: Outputs) -> Tensor:

@@ -46,13 +46,13 @@ class Line(NamedTuple):
 
     name: str
     target: str
-    found: str
+    measured: str
     met: bool | None
 
 
 def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale: float = 100) -> Callable[..., Any]:
-    def find(found: dict[str, Any]) -> float | None:
-        rows = (row for row in found.get(model, []) if row["kind"] == kind and row.get(size) == wanted)
+    def find(results: dict[str, Any]) -> float | None:
+        rows = (row for row in results.get(model, []) if row["kind"] == kind and row.get(size) == wanted)
         return next((scale * row[figure] for row in rows if row.get(figure) is not None), None)
 
     return find
@@ -71,22 +71,22 @@ def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
     ]
 
 
-def _attention(found: dict[str, Any]) -> float | None:
-    shares = decode_shares(found.get("kernels", []))
+def _attention(results: dict[str, Any]) -> float | None:
+    shares = decode_shares(results.get("kernels", []))
     return 100 * min(shares) if shares else None
 
 
 def _run_error(stat: str) -> Callable[[dict[str, Any]], float | None]:
-    def find(found: dict[str, Any]) -> float | None:
-        rows = [row for scenario in found.get("validation", []) for row in scenario.get("rows", [])]
+    def find(results: dict[str, Any]) -> float | None:
+        rows = [row for scenario in results.get("validation", []) for row in scenario.get("rows", [])]
         errors = [abs(row["error_pct"]) for row in rows if row["metric"] in _RUN_METRICS and row["stat"] == stat]
         return max(errors, default=None)
 
     return find
 
 
-def _decisions(found: dict[str, Any]) -> float | None:
-    rows = [row for row in found.get("validation", []) if "decisions" in row]
+def _decisions(results: dict[str, Any]) -> float | None:
+    rows = [row for row in results.get("validation", []) if "decisions" in row]
     total = sum(row["decisions"] for row in rows)
     return 100 * sum(row["decisions_identical"] for row in rows) / total if total else None
 
@@ -112,14 +112,16 @@ TARGETS = (
 )
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(results: dict[str, Any]) -> list[Line]:
     """Return every target with its result. A dry run meets none and misses none: its figures mean nothing."""
-    dry = found.get("environment", {}).get("dry_run", False)
+    dry = results.get("environment", {}).get("dry_run", False)
     made = []
     for target in TARGETS:
-        value = target.find(found)
-        stood_in = target.ceiling in stand_ins(found)
-        text = UNMEASURED if value is None else f"{_figure(value)}{target.unit}{' (of a stand-in)' if stood_in else ''}"
+        value = target.find(results)
+        stood_in = target.ceiling in stand_ins(results)
+        text = UNMEASURED if value is None else f"{_figure(value)}{target.unit}"
+        if stood_in and value is not None:
+            text += " (of a stand-in)"
         made.append(Line(target.name, target.says(), text, None if value is None or dry else target.met(value)))
     return made
 
@@ -128,36 +130,33 @@ def _figure(value: float) -> str:
     return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def faults(found: dict[str, Any]) -> list[str]:
+def faults(results: dict[str, Any]) -> list[str]:
     """Return faults that no machine may have: a wrong kernel, a decision that differs, a phase that failed."""
-    checks = [*found.get("correctness", []), *found.get("end_to_end", [])]
+    checks = [*results.get("correctness", []), *results.get("end_to_end", [])]
     wrong = [f"{row['kernel']} {row['case']}: {row['error']}" for row in checks if not row["ok"]]
-    wrong += [f"precompile: {row['failed']}" for row in found.get("precompile", []) if "failed" in row]
-    wrong += [f"{name}: {said}" for name, said in found.items() if name.endswith("_failed") and said]
-    wrong += [f"{row['scenario']}: {row['failed']}" for row in found.get("validation", []) if row.get("failed")]
-    decided = _decisions(found)
+    wrong += [f"precompile: {row['failed']}" for row in results.get("precompile", []) if "failed" in row]
+    wrong += [f"{name}: {said}" for name, said in results.items() if name.endswith("_failed") and said]
+    wrong += [f"{row['scenario']}: {row['failed']}" for row in results.get("validation", []) if row.get("failed")]
+    decided = _decisions(results)
     if decided is not None and decided < 100:
         wrong.append(f"decisions: only {decided:.3f} % as recorded")
     return wrong
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Return figures beside targets, for a terminal."""
-    rows = [("figure", "target", "found", "met"), *((n, t, f, _word(m)) for n, t, f, m in lines(found))]
+    rows = [("figure", "target", "found", "met"), *((n, t, f, _word(m)) for n, t, f, m in lines(results))]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def page(found: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """Return the page lab/results/gpu.md."""
-    real = found if found and not found.get("environment", {}).get("dry_run") else {}
+    real = results if results and not results.get("environment", {}).get("dry_run") else {}
     text = [f"# Measured on {real.get('environment', {}).get('gpu', 'a GPU')}", ""]
     text += ["```", "python -m lab.gpu_suite --out DIR"]
     text += ["python -m lab.gpu_suite.page --results DIR --write PAGE", "```"]
-    text += [
-        "The first command measures, the second writes this page ([how](gpu-suite.md)).",
-        "",
-    ]
+    text += ["The first command measures, the second writes this page ([how](gpu-suite.md)).", ""]
     if not real:
         text += ["**No GPU has run the suite yet.** A test runs all of it in miniature on the CPU.", ""]
     else:
@@ -168,8 +167,8 @@ def page(found: dict[str, Any]) -> str:
     text += _table(("figure", "target", "found", "met"), ((n, t, f, _word(m)) for n, t, f, m in lines(real)))
     checks = [*real.get("correctness", []), *real.get("end_to_end", [])]
     if checks:
-        held = sum(row["ok"] for row in checks)
-        text += ["", "## Checks", "", f"{held} of {len(checks)} checks of kernels and whole engines held.", ""]
+        passed = sum(row["ok"] for row in checks)
+        text += ["", "## Checks", "", f"{passed} of {len(checks)} checks of kernels and whole engines held.", ""]
         text += _table(
             ("engine", "error", "at most"), ((r["case"], r["error"], r["limit"]) for r in real.get("end_to_end", []))
         )
@@ -189,9 +188,9 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _ceilings(found: dict[str, Any]) -> Iterable[tuple[object, ...]]:
-    spread = {row["ceiling"]: row["spread_pct"] for row in found.get("ceilings", [])}
-    for name, value in ceilings_of(found).items():
+def _ceilings(results: dict[str, Any]) -> Iterable[tuple[object, ...]]:
+    spread = {row["ceiling"]: row["spread_pct"] for row in results.get("ceilings", [])}
+    for name, value in ceilings_of(results).items():
         if name not in spread:
             known = "a stand-in: another H200"
         elif value is None:
@@ -232,7 +231,7 @@ def _in_unit(name: str, value: object) -> object:
 
 
 def _word(met: bool | None) -> str:
-    return "-" if met is None else "yes" if met else "NO"
+    return {None: "-", True: "yes", False: "NO"}[met]
 
 
 def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
@@ -251,14 +250,14 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="the page; else it is printed")
     arguments = parser.parse_args()
     try:
-        found = load(arguments.results) if arguments.results else {}
+        results = load(arguments.results) if arguments.results else {}
     except (OSError, ValueError) as error:
         print(f"error: results {arguments.results}: cannot be read: {error}; run the suite first", file=sys.stderr)
         return 2
     if arguments.write:
-        arguments.write.write_text(page(found), encoding="utf-8")
+        arguments.write.write_text(page(results), encoding="utf-8")
     else:
-        print(page(found), end="")
+        print(page(results), end="")
     return 0
 
 

@@ -6,10 +6,11 @@ elsewhere from them.
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -27,29 +28,80 @@ from lab.gpu_suite.precompile import precompile
 from lab.gpu_suite.recorded_runs import pack, record_runs, unpack
 from lab.gpu_suite.suite import Phase, Work
 from lab.gpu_suite.timing import find_bench
-from lab.gpu_suite.validation import calibrate_all, validate_runs
 from realengine.devices.machine import describe
 from realengine.engine import Engine
 from realengine.models.weights import load_model_files
 from serving.deployments.config import Deployment
+from serving.python_process import module_command, module_environment
+
+
+def validate_runs(runs: list[Path], out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each scenario in `runs`: run errors, decisions, and the message of a command that failed.
+
+    Each is predicted by a calibration that has never seen it, by the same commands that a user has. They run as
+    processes, because this package must not import the simulator.
+    """
+    for name in sorted({path.name.rpartition("-")[0] for path in runs}):
+        if left() < 5:
+            return
+        mine = [path for path in runs if path.name.rpartition("-")[0] == name]
+        others = [path for path in runs if path not in mine]
+        yield {"scenario": name, **_validate(mine, others, out / name)}
+
+
+def calibrate_all(runs: list[Path], out: Path) -> str | None:
+    """Make one calibration from every run, in `out`; return an error message, or None."""
+    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs))
+
+
+def _validate(mine: list[Path], others: list[Path], out: Path) -> dict[str, Any]:
+    calibration = out / "calibration"
+    failed = _tokentwin("calibrate", "--force", "-o", str(calibration), *_from(others))
+    if failed is None:
+        failed = _tokentwin("validate", *map(str, mine), "-c", str(calibration), "-o", str(out), "--force")
+    if not (out / "report.json").is_file():
+        return {"failed": failed}
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    rungs = report["rungs"]
+    return {
+        "failed": failed,
+        "verdict": report["verdict"],
+        "disturbed": report["disturbed"],
+        "decisions_identical": rungs["replay"]["identical"],
+        "decisions": rungs["replay"]["steps"],
+        "regimes": rungs["step"]["regimes"],
+        "rows": rungs["run"]["rows"],
+        "extrapolated_share": report["extrapolated_share"],
+    }
+
+
+def _from(paths: list[Path]) -> list[str]:
+    return [argument for path in paths for argument in ("--from-recordings", str(path))]
+
+
+def _tokentwin(*arguments: str) -> str | None:
+    """Run a verb; return its last words if it failed."""
+    command, where = module_command("tokentwin", *arguments), module_environment()
+    done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else f"exit {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}"
 
 
 def environment(work: Work) -> None:
     """Note machine and versions."""
-    found: dict[str, Any] = dict(describe(work.sizes.device))
-    found |= {
+    about: dict[str, Any] = dict(describe(work.sizes.device))
+    about |= {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": work.commit,
         "platform": platform.platform(),
         "dry_run": work.sizes.dry_run,
     }
     if work.sizes.device == "cuda":
-        found["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
-        found["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
+        about["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
+        about["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
         command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
         with suppress(OSError):  # an image without nvidia-smi
-            found["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    work.results.set("environment", found)
+            about["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    work.results.set("environment", about)
 
 
 def _benchmark(work: Work, which: str, kinds: tuple[str, ...], warm: bool = True) -> None:
@@ -86,8 +138,8 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
 
 def _kernel_table(work: Work) -> None:
     """Write the measured kernels, whether the phase came to its end or not."""
-    found = work.results.found
-    write_grid(found.get("kernels", []), work.out / "kernels.parquet", found.get("environment", {}))
+    results = work.results.values
+    write_grid(results.get("kernels", []), work.out / "kernels.parquet", results.get("environment", {}))
 
 
 def validation(work: Work) -> None:

@@ -33,7 +33,7 @@ class Results:
             file.write(f"\n{json.dumps(line)}")
 
     @property
-    def found(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Everything so far, by name."""
         return load(self._path.parent) if self._path.is_file() else {}
 
@@ -43,28 +43,28 @@ def load(folder: Path) -> dict[str, Any]:
 
     Raises OSError if there is no such file, and ValueError if it has no line of results.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     text = (folder / FILE).read_text(encoding="utf-8")
     for line in text.splitlines():
         try:
             entry = json.loads(line)
             if "row" in entry:
-                found.setdefault(entry["name"], []).append(entry["row"])
+                results.setdefault(entry["name"], []).append(entry["row"])
             else:
-                found[entry["name"]] = entry["value"]
+                results[entry["name"]] = entry["value"]
         except (ValueError, KeyError, TypeError):
             continue
-    if text.strip() and not found:
+    if text.strip() and not results:
         raise ValueError("no line of it is a result")
-    return found
+    return results
 
 
-def ceilings_of(found: dict[str, Any]) -> dict[str, Any]:
+def ceilings_of(results: dict[str, Any]) -> dict[str, Any]:
     """Return the ceilings by name, as in `measure_ceilings`; those of another H200 if none was measured."""
-    return _STAND_INS | {row["ceiling"]: row["value"] for row in found.get("ceilings", [])}
+    return _STAND_INS | {row["ceiling"]: row["value"] for row in results.get("ceilings", [])}
 
 
-def stand_ins(found: dict[str, Any]) -> list[str]:
+def stand_ins(results: dict[str, Any]) -> list[str]:
     """Return the names of ceilings that were not measured in this run, and are another H200's."""
-    measured = {row["ceiling"] for row in found.get("ceilings", [])}
+    measured = {row["ceiling"] for row in results.get("ceilings", [])}
     return [name for name in _STAND_INS if name not in measured]

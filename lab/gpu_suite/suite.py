@@ -50,7 +50,7 @@ class Work(NamedTuple):
     @property
     def ceilings(self) -> dict[str, Any]:
         """The ceilings by name, as measured before, or stand-ins."""
-        return ceilings_of(self.results.found)
+        return ceilings_of(self.results.values)
 
     def keep(self, name: str, rows: Iterable[dict[str, Any]] | None) -> None:
         """Write rows as they come, to the list `name`, until time is up."""
@@ -113,7 +113,7 @@ class Suite:
     def _run(self, phase: Phase, scratch: Path, seconds: float) -> None:
         started = monotonic()
         work = Work(self._sizes, self._out, scratch, self.results, self._commit, started + seconds)
-        if self.results.found.get(f"{phase.name}_failed"):  # failed in an earlier run
+        if self.results.values.get(f"{phase.name}_failed"):  # failed in an earlier run
             self.results.set(f"{phase.name}_failed", None)
 
         def failed(why: str) -> None:

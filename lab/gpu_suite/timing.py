@@ -37,7 +37,7 @@ class Timing(NamedTuple):
     repeats: int
 
     @classmethod
-    def of(cls, times_ns: list[float]) -> Timing:
+    def from_times(cls, times_ns: list[float]) -> Timing:
         """Summarise at least two times of one call."""
         middle = median(times_ns)
         first, _, third = quantiles(times_ns, n=4, method="inclusive")
@@ -84,7 +84,7 @@ class CudaBench:
         repeats = max(_FEWEST, min(_MOST, round(_MEASURING_NS / max(replay_ns, 1.0))))
         times = _apart([graph.replay] * repeats)
         graph.reset()
-        return Timing.of([time / calls for time in times])
+        return Timing.from_times([time / calls for time in times])
 
     def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
         def launch() -> None:
@@ -92,7 +92,7 @@ class CudaBench:
                 call()
 
         launch()
-        return Timing.of([time / calls for time in _apart([launch] * _FEWEST)])
+        return Timing.from_times([time / calls for time in _apart([launch] * _FEWEST)])
 
 
 class CpuBench:
@@ -103,14 +103,14 @@ class CpuBench:
 
     def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
         sets = [make_inputs(index) for index in range(2)]
-        return Timing.of([_on_host(lambda inputs=inputs: call(inputs)) for inputs in sets])  # type: ignore[misc]
+        return Timing.from_times([_on_host(lambda inputs=inputs: call(inputs)) for inputs in sets])  # type: ignore[misc]
 
     def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
         def launch() -> None:
             for _ in range(calls):
                 call()
 
-        return Timing.of([_on_host(launch) / calls for _ in range(2)])
+        return Timing.from_times([_on_host(launch) / calls for _ in range(2)])
 
 
 def input_sets(input_bytes: int, cache_bytes: int, free_bytes: int) -> int:

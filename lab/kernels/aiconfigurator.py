@@ -117,11 +117,11 @@ def tables_root(source: str, gpu: str) -> Path:
         raise UserError("gpu", gpu, f"has no kernel tables; choose one of {', '.join(SYSTEMS)}")
     if source != PACKAGE:
         return Path(source)
-    found = find_spec("aiconfigurator_core")
-    if found is None or not found.submodule_search_locations:
+    package = find_spec("aiconfigurator_core")
+    if package is None or not package.submodule_search_locations:
         remedy = "is not installed; pip install aiconfigurator-core, or name a folder of tables"
         raise UserError("tables", source, remedy)
-    return Path(found.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu]
+    return Path(package.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu]
 
 
 def _files(root: Path, of: str) -> Iterator[tuple[_Table, Path]]:

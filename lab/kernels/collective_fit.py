@@ -57,11 +57,11 @@ def fit_form(gpu: GpuSpec, measured: list[Measured]) -> tuple[ClosedForm, dict[s
     start = np.array([(least + at, 6.0 + at, -2.0 + at / 2, 0.05) for at in range(len(algorithms))]).ravel()
     low, high = np.tile(_LOW, len(algorithms)), np.tile(_HIGH, len(algorithms))
     rng = np.random.default_rng(0)
-    found = []
+    fits = []
     for attempt in range(_STARTS):
         at = np.clip(start + (rng.normal(0.0, 0.5, len(start)) if attempt else 0.0), low + 1e-3, high - 1e-3)
-        found.append(least_squares(off, at, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER))
-    best = min(found, key=lambda fit: fit.cost).x
+        fits.append(least_squares(off, at, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER))
+    best = min(fits, key=lambda fit: fit.cost).x
     errors = np.abs(np.expm1(off(best)))
     stated = {"median": float(np.median(errors)), "p90": float(np.quantile(errors, 0.9))}
     most_bytes = max(2.0 * float(np.max(_collective(m).elements)) for m in measured)

@@ -39,7 +39,7 @@ class _Point(NamedTuple):
 def points(root: Path, gpu: GpuSpec, mode: str, phase: str) -> list[_Point]:
     """Return every measured exchange of `gpu`; raise UserError for a missing or unreadable table."""
     name, link = SEVERAL_NODES
-    found = []
+    measured = []
     for version in (_ONE_NODE, *([_SEVERAL] if gpu.name == name else [])):
         for row in _rows(root / "comm" / "sglang" / version / _FILES[mode]):
             nodes, tokens, hidden = row["node_num"], row["num_token"], row["hidden_size"]
@@ -54,8 +54,8 @@ def points(root: Path, gpu: GpuSpec, mode: str, phase: str) -> list[_Point]:
                 "", phase, devices, float(tokens * hidden), 1, False, nodes, link if nodes > 1 else None,
                 hidden=hidden, topk=row["num_topk"], mode=mode, fp8=phase == "dispatch",
             )  # fmt: skip
-            found.append(_Point(exchange, 1000.0 * us))
-    return found
+            measured.append(_Point(exchange, 1000.0 * us))
+    return measured
 
 
 def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | None) -> ExchangeForm:

@@ -83,13 +83,13 @@ def _layers(model: ModelSpec, tp: int) -> dict[str, tuple[int, int]]:
 
 def _layer(place: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return rows and nanoseconds of a layer, from whichever file has it."""
-    found: dict[float, float] = {}
+    times: dict[float, float] = {}
     for file, size in _FILES.items():
         table = _table(place, file, ("layer", size, "time_us"))
         for layer, rows, us in zip(*(table[column].to_pylist() for column in ("layer", size, "time_us")), strict=True):
             if layer == name:
-                found[float(rows)] = 1e3 * us
-    return np.array(sorted(found)), np.array([found[rows] for rows in sorted(found)])
+                times[float(rows)] = 1e3 * us
+    return np.array(sorted(times)), np.array([times[rows] for rows in sorted(times)])
 
 
 def _experts(model: ModelSpec, tp: int, table: Columns) -> Measured:

@@ -87,10 +87,10 @@ def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = 
     if len(shapes) > 1:
         by_shape = _shapes_held_out(shapes, values, hats, left, scales, nugget)[counted]
     by_size = _sizes_held_out(hats, left, smooth)[counted]
-    found = HeldOut(*_summary(by_shape), *_summary(by_size))
+    errors = HeldOut(*_summary(by_shape), *_summary(by_size))
     spread = max(float(np.sqrt(np.mean((values - values.mean(axis=0)) ** 2))), _least_spread(len(shapes)))
     grid = tuple(len(axis) for axis in knots)
-    error = found.sizes_p90 if len(shapes) < 2 else max(found.shapes_p90, found.sizes_p90)
+    error = errors.sizes_p90 if len(shapes) < 2 else max(errors.shapes_p90, errors.sizes_p90)
     surface = Surface(
         shapes,
         knots,
@@ -101,7 +101,7 @@ def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = 
         error / _NORMAL_90,
         spread,
     )
-    return KernelFit(efficiency, surface), found
+    return KernelFit(efficiency, surface), errors
 
 
 def _least_spread(shapes: int) -> float:
@@ -115,7 +115,7 @@ def _without_host(
     structure = structure_of(measured[0].operation)
     predicted = []
     for m in measured:
-        log = like.surface.of(structure.shape(m.operation)).at(*structure.sizes(m.operation)).log
+        log = like.surface.curve(structure.shape(m.operation)).residual(*structure.sizes(m.operation)).log
         predicted.append(structure.ns(gpu, m.operation, like.efficiency) * np.exp(log))
     host = np.quantile(np.concatenate([m.ns for m in measured]), 0.1)
     real = [  # long, and no delay of the host in front of a short kernel

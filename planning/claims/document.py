@@ -23,7 +23,7 @@ class Term(Part):
     name: str = fact("name of the part")
     ms: float = fact("time that it takes, mean over the requests", "ms")
     source: str = fact("source of the number", default="")
-    mark: str = fact("mark of the number: validated, interpolated, extrapolated, unknown", default="")
+    level: str = fact("trust in the number: validated, interpolated, extrapolated, unknown", default="")
 
 
 class Figure(Part):
@@ -49,8 +49,8 @@ class CheckedCase(Figure):
     """The figure of a simulation."""
 
     claim: str = fact("name of the claim")
-    mark: str = fact("mark of the case: validated, interpolated, extrapolated", default="")
-    reason: str = fact("reason of the mark", default="")
+    level: str = fact("trust in the case: validated, interpolated, extrapolated", default="")
+    reason: str = fact("reason of the level", default="")
     terms: tuple[Term, ...] = fact("parts of E2E, where the claim asks for them", default=())
 
 
@@ -103,7 +103,7 @@ class CheckedClaim(Part):
             yield Line(f"not tried on the real engine: {self.untried}", "note")
         for case in self.cases:
             if case.terms:
-                rows = [(term.ms, term.name, f"{term.source}, {term.mark}") for term in case.terms]
+                rows = [(term.ms, term.name, f"{term.source}, {term.level}") for term in case.terms]
                 yield Table((Column("ms", _MS), Column("part of E2E"), Column("known from")), rows, f"when {case.when}")
 
 

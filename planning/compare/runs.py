@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from calibration.provenance import UNKNOWN, Provenance, of_run, weakest
 from calibration.steps.observed import pure
 from calibration.steps.step_cost import StepCost
+from calibration.trust import UNKNOWN, Trust, trust_in_run, weakest
 from calibration.validation.decision_replay import recorded_deployment
 from planning.compare.document import RanDeployment, Side
 from planning.compare.paired_runs import COLUMNS, PairedRuns
@@ -135,10 +135,8 @@ def simulated_side(scenario: PricedScenario) -> Side:
 
     The trust is that of the least certain pool. It depends on the steps that occurred, so call this after the run.
     """
-    mark, reason = scenario.provenance()
     return Side(
-        mark=mark.name.lower(),
-        reason=reason,
+        **scenario.trust()._asdict(),
         calibration=scenario.calibration,
         deployment=RanDeployment(**scenario.deployment.model_dump(mode="json")),
         replicas=scenario.engines,
@@ -152,15 +150,14 @@ def recorded_side(recordings: Sequence[Recording], disturbance: Disturbance | No
 
     `disturbance` is the disturbance of both sides.
     """
-    provenance = weakest((of_run(recording.run) for recording in recordings), "recordings")
+    trust = weakest((trust_in_run(recording.run) for recording in recordings), "recordings")
     if disturbance is not None and disturbance.disturbed:
-        provenance = Provenance(UNKNOWN, f"{provenance.reason}, on a machine that was disturbed")
+        trust = Trust(UNKNOWN, f"{trust.reason}, on a machine that was disturbed")
     return Side(
         clock=recordings[0].run["clock"],
         runs=len(recordings),
         deployment=RanDeployment(**recorded_deployment(recordings[0]).model_dump(mode="json")),
-        mark=provenance.mark,
-        reason=provenance.reason,
+        **trust._asdict(),
     )
 
 

@@ -109,11 +109,11 @@ class Question(Part):
         return f"{'Yes' if self.yes else 'No'}: {self.lift} would buy {shown_share(max(self.gain, 0.0))}."
 
 
-class Trust(Part):
+class TrustSection(Part):
     """The trust in step times."""
 
-    mark: str = fact("mark: validated, interpolated or extrapolated")
-    reason: str = fact("reason of the mark")
+    level: str = fact("level: validated, interpolated, extrapolated or unknown")
+    reason: str = fact("reason of the level")
 
 
 class DiagnosisDocument(Document):
@@ -136,7 +136,7 @@ class DiagnosisDocument(Document):
     warning: str | None = fact(
         "reason why counterfactuals may be about another run than the recorded one", default=None
     )
-    standing: Trust | None = fact("how far the cost model's step times can be trusted", default=None)
+    trust: TrustSection | None = fact("how far the cost model's step times can be trusted", default=None)
     requests: int = fact("number of recorded requests", default=0)
     gpus: int = fact("number of GPUs of the run simulated as it was", default=0)
     symptoms: tuple[Symptom, ...] = fact("the symptoms, the worst first")

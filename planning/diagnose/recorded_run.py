@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from calibration.front_door_fit import front_door_of
 from planning.deployments import stated_deployment
 from planning.diagnose import diagnosis as search
-from planning.diagnose.document import DiagnosisDocument, Trust
+from planning.diagnose.document import DiagnosisDocument, TrustSection
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.request import DiagnoseRequest
 from planning.diagnose.symptoms import symptoms
@@ -114,9 +114,9 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     source = Source(request.calibration, request.gpu)
     another = partial(another_run, recording, scenario.calibration)
     document = search.diagnose(symptoms(evidence), evidence.seen, scenario, request.metric, tell, source, another)
-    mark, reason = scenario.provenance()
+    trust = TrustSection(**scenario.trust()._asdict())
     about = {"steps": evidence.has_steps, "inputs": request.as_json(), "run": request.run, **source._asdict()}
-    return document.model_copy(update={**about, "standing": Trust(mark=mark.name.lower(), reason=reason)})
+    return document.model_copy(update={**about, "trust": trust})
 
 
 def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> PricedScenario:

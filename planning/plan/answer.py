@@ -24,7 +24,7 @@ from planning.plan.document import (
     Offered,
     PlanDocument,
     Recommendation,
-    Trust,
+    TrustSection,
 )
 from planning.plan.headline import choices, near_ties
 from planning.plan.objectives import Objective
@@ -158,7 +158,7 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
         breaks_first=best.knee.breaks,
         plausible_gpus=(fast, slow),
         draws=best.probabilities.draws,
-        standing=Trust(mark=figures.mark, reason=figures.reason),
+        trust=TrustSection(**figures.trust._asdict()),
         seen={objective.text: objectives.seen(objective, value, figures.broken) for objective, value in seen},
     )
 

@@ -57,8 +57,7 @@ def fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint
         if_fast=fast.attainment,
         tok_s_user_if_slow=slow.tok_s_user,
         tok_s_user_if_fast=fast.tok_s_user,
-        mark=likely.mark,
-        reason=likely.reason,
+        **likely.trust._asdict(),
     )
 
 
@@ -77,6 +76,5 @@ def _load_point(question: Question, engine: Engine, replicas: int, scale: float)
         ttft_p99_ms=ttft,
         tpot_p99_ms=tpot,
         attainment=figures.attainment,
-        mark=figures.mark,
-        reason=figures.reason,
+        **figures.trust._asdict(),
     )

@@ -61,8 +61,8 @@ class FleetPoint(Part):
     if_fast: float = fact("the same at the fast end", "fraction")
     tok_s_user_if_slow: Number = fact("output tokens/s of the median user at the slow end", "tokens/s", default=None)
     tok_s_user_if_fast: Number = fact("the same at the fast end", "tokens/s", default=None)
-    mark: str = fact("how far its step times can be trusted", default="")
-    reason: str = fact("reason of the mark", default="")
+    level: str = fact("how far its step times can be trusted", default="")
+    reason: str = fact("reason of the level", default="")
 
 
 class Choice(FleetPoint):
@@ -88,11 +88,11 @@ class Choices(Part):
         return tuple(filter(None, (self.as_predicted, self.recommended, self.whole_interval)))
 
 
-class Trust(Part):
+class TrustSection(Part):
     """The trust in step times."""
 
-    mark: str = fact("mark: validated, interpolated or extrapolated")
-    reason: str = fact("reason of the mark")
+    level: str = fact("level: validated, interpolated, extrapolated or unknown")
+    reason: str = fact("reason of the level")
 
 
 class Recommendation(Offered):
@@ -122,7 +122,7 @@ class Recommendation(Offered):
         "fraction",
         default=(),
     )
-    standing: Trust = fact("how far its step times can be trusted")
+    trust: TrustSection = fact("how far its step times can be trusted")
     seen: dict[str, str] = fact("the figures of `observed` in words", default={})
 
     def to_change(self) -> Deployment:
@@ -180,8 +180,8 @@ class LoadPoint(Part):
     ttft_p99_ms: Number = fact("99th percentile of TTFT", "ms")
     tpot_p99_ms: Number = fact("99th percentile of TPOT", "ms")
     attainment: float = fact("share of the requests within every bound", "fraction", default=0.0)
-    mark: str = fact("how far its step times can be trusted", default="")
-    reason: str = fact("reason of the mark", default="")
+    level: str = fact("how far its step times can be trusted", default="")
+    reason: str = fact("reason of the level", default="")
 
 
 class RatePoint(Point):
@@ -427,7 +427,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         yield f"why not one replica fewer: {plan.why_not_fewer}"
         if best.breaks_first:
             yield best.beyond_headroom
-        yield f"step times: {best.standing.mark}: {best.standing.reason}"
+        yield f"step times: {best.trust.level}: {best.trust.reason}"
         if best.engine in plan.candidates and plan.candidates[best.engine].defaults:
             yield plan.candidates[best.engine].defaults
         deployment = parse(Deployment, best.deployment, where="deployment")

@@ -160,7 +160,7 @@ def try_share(question: Question, engine: Engine, replicas: int, enough: int, bu
     some, part = _share(question, replicas, enough, busiest)
     if some is question and not busiest:
         return try_fleet(question, engine, replicas)
-    cost = question.pricing(engine).at(max(1 - question.risk, LIKELY))
+    cost = question.pricing(engine).at_share(max(1 - question.risk, LIKELY))
     return replace(simulated(some, engine, cost, part), replicas=replicas)
 
 

@@ -42,8 +42,8 @@ class Point(Fleet):
     usd_per_mtok_total: Number = fact(f"all dollars over prompt and output tokens {_STEADY}", "$/Mtok")
     attainment: float = fact("share of the requests within every bound", "fraction")
     met: bool = fact("whether every SLO is met")
-    mark: str = fact("how far its step times can be trusted: validated, interpolated, extrapolated", default="")
-    reason: str = fact("reason of the mark", default="")
+    level: str = fact("how far its step times can be trusted: validated, interpolated, extrapolated", default="")
+    reason: str = fact("reason of the level", default="")
 
 
 def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
@@ -65,8 +65,7 @@ def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
         usd_per_mtok_total=_per_million(usd, output + figures.steady.input_throughput),
         attainment=figures.attainment,
         met=trial.met,
-        mark=figures.mark,
-        reason=figures.reason,
+        **figures.trust._asdict(),
     )
 
 

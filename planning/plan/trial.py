@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from calibration.steps.interval import StepInterval
 from calibration.steps.observed import JudgedCost, ObservedOperations
+from calibration.trust import Trust
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
 from planning.workers import mark
@@ -171,8 +172,7 @@ class Figures:
 
     `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound, and
     `excess` the factor by which it is (below 1: none is). `broken` has, for each bound that attainment counts, the
-    share of requests that break it. `mark` and `reason` say how far the times of its steps can be trusted, as in
-    `calibration.kernels.times.Coverage`.
+    share of requests that break it. `trust` is that in the times of its steps.
     """
 
     attainment: float
@@ -185,8 +185,7 @@ class Figures:
     excess: float
     broken: tuple[float, ...]
     unfinished: int
-    mark: str
-    reason: str
+    trust: Trust
     interval: StepInterval | None = None  # interval of step times, if it depends on which steps were priced
 
 
@@ -254,7 +253,7 @@ def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: boo
     narrow = None
     if not to_the_end and (engine.name, replicas, share) not in known:
         cost = question.pricing(engine)
-        narrow = simulated(question, engine, cost.at(share), replicas)
+        narrow = simulated(question, engine, cost.at_share(share), replicas)
         if not narrow.met:  # the interval of the steps that it asks for is no narrower
             return narrow
     likely = at_share(question, engine, replicas, LIKELY, to_the_end)
@@ -328,7 +327,7 @@ def cost_at(
     likely = at_share(question, engine, replicas, LIKELY, to_the_end=True)
     if isinstance(cost, ObservedOperations) and likely.figures is not None:
         cost.known_interval = likely.figures.interval
-    return cost.at(share)
+    return cost.at_share(share)
 
 
 def _alone(question: Question, engine: Engine, sampled: bool = False) -> tuple[Question, Engine]:
@@ -379,7 +378,6 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
 
 
 def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: JudgedCost) -> Figures:
-    mark, reason = cost.provenance()
     interval = cost.interval if isinstance(cost, ObservedOperations) else None
     observed = tuple(objective.observed(metrics) for objective in objectives.slos)
     excess = [objective.excess(value) for objective, value in zip(objectives.slos, observed, strict=True)]
@@ -394,8 +392,7 @@ def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: 
         excess=max(excess),
         broken=objectives.broken(metrics),
         unfinished=int((~metrics.finished).sum()),
-        mark=mark.name.lower(),
-        reason=reason,
+        trust=cost.trust(),
         interval=interval,
     )
 

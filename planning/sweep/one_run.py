@@ -68,13 +68,13 @@ class Measure:
         except UserError as error:
             return failed(point, str(error), refused=error)
         requests, metrics = priced.measured(scenario.slo, self.full)
-        mark, reason = priced.provenance()
+        trust = priced.trust()
         values = {
             "status": "complete",
             **metric_values(metrics),
             "calibration_id": priced.calibration,
-            "standing": mark.name.lower(),
-            "standing_reason": reason,
+            "trust": trust.level,
+            "trust_reason": trust.reason,
             "gpus": priced.gpus,
             "num_blocks": priced.num_blocks,
         }

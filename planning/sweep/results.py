@@ -15,6 +15,7 @@ from serving.document import Answer
 from serving.errors import UserError
 from serving.figures import counted
 from serving.files.json_file import parse_json
+from serving.former_names import present_name
 from serving.metrics import METRICS, STATISTICS
 from serving.report import NUMBER, Column, Line, Table
 
@@ -127,5 +128,6 @@ def _rows(directory: Path, keys: pa.Schema) -> pa.Table:
         table = rows.to_table()
     except (OSError, pa.ArrowException) as error:
         raise UserError("sweep", directory.name, f"its runs cannot be read: {error}") from None
+    table = table.rename_columns([present_name(name) for name in table.column_names])
     first = [*keys.names, *(name for name in table.column_names if name not in keys.names)]
     return table.select(first)

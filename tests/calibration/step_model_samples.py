@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from calibration.kernels.times import Coverage, Estimate, floor_ns
+from calibration.kernels.times import Estimate, floor_ns
 from calibration.operations import Operation
+from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_spec import ModelSpec
@@ -47,4 +48,4 @@ class Roofline:
 
     def time(self, operation: Operation) -> Estimate:
         ns = floor_ns(self.gpu, operation) / 0.8 + 2000.0
-        return Estimate(ns, np.full_like(ns, 0.05), np.full_like(ns, int(Coverage.INTERPOLATED), dtype=np.int64))
+        return Estimate(ns, np.full_like(ns, 0.05), np.full_like(ns, int(TrustLevel.INTERPOLATED), dtype=np.int64))

@@ -37,12 +37,12 @@ class Recorded:
 
 def test_the_interval_holds_a_further_run_nine_times_out_of_ten() -> None:
     rng = np.random.default_rng(5)
-    held = 0
+    inside = 0
     for _ in range(150):
         factors = np.exp(0.04 * rng.standard_normal(6))
         low, high = interval(Recorded(rng, factors[:5]))  # type: ignore[arg-type]
-        held += low <= factors[5] / np.median(factors[:5]) <= high
-    assert 0.82 <= held / 150 <= 0.98
+        inside += low <= factors[5] / np.median(factors[:5]) <= high
+    assert 0.82 <= inside / 150 <= 0.98
 
 
 def test_runs_that_do_not_differ_leave_no_interval() -> None:
@@ -61,13 +61,13 @@ def test_a_band_holds_the_centre_and_opens_near_saturation() -> None:
         runs = [
             run_metrics(workload, deployment, TokenCost(round(5e6 * f), round(2e5 * f), 0)) for f in (1, 0.95, 1.05)
         ]
-        found = bands(runs[0], runs[1:])
-        for name, stats in found.items():
+        band_of = bands(runs[0], runs[1:])
+        for name, stats in band_of.items():
             for stat, (low, high) in stats.items():
                 centre = runs[0].scalars()[name] if stat == "value" else runs[0].distribution(name).as_dict()[stat]
                 assert low <= centre <= high
-        assert set(found["ttft_ms"]) == set(BAND_STATS)
-        low, high = found["ttft_ms"]["p99"]
+        assert set(band_of["ttft_ms"]) == set(BAND_STATS)
+        low, high = band_of["ttft_ms"]["p99"]
         return (high - low) / low
 
     idle, busy = relative_width(2), relative_width(16)

@@ -117,8 +117,8 @@ def recorded(planted: Sequence[tuple[float, float]], requests: int = 250, steps:
         proposed = 2 * (rng.random(requests) < np.array(planted)[sort, 0])
         row = {"row_ids": range(requests), "row_tokens": 1 + verified, "row_proposed": proposed}
         row = {name: [int(one) for one in values] for name, values in row.items()}
-        told = [int(kept) if drafts else None for kept, drafts in zip(accepted, verified, strict=True)]
-        rows.append(row | {"row_accepted": told})
+        accepted_drafts = [int(kept) if drafts else None for kept, drafts in zip(accepted, verified, strict=True)]
+        rows.append(row | {"row_accepted": accepted_drafts})
         outputs += 1 + accepted
     return made(rows, outputs.tolist())
 
@@ -153,8 +153,8 @@ def _simulated(config: SpeculativeConfig, requests: int = 600, outputs: int = 60
             (row,) = plan.rows()
             scheduler.commit(plan)
             accepted = plan.verified[0][1] if plan.verified else None
-            told = {"row_ids": [id], "row_tokens": [row.tokens], "row_accepted": [accepted]}
-            rows.append(told | {"row_proposed": [None if request.ended else request.proposed]})
+            taken = {"row_ids": [id], "row_tokens": [row.tokens], "row_accepted": [accepted]}
+            rows.append(taken | {"row_proposed": [None if request.ended else request.proposed]})
     return made(rows, [outputs] * requests)
 
 
@@ -207,9 +207,9 @@ def test_an_engine_that_drafts_is_recorded_calibrated_simulated_and_validated(tm
         table = Recording.load(tmp_path / name).table("requests", names)
         return [pc.sum(column).as_py() for column in table.columns]
 
-    told, real = drafted("told"), drafted("b")
-    assert told[:2] == pytest.approx(real[:2], rel=0.2)
-    assert abs(told[2] - real[2]) <= 4 * np.sqrt(real[2])
+    simulated, real = drafted("told"), drafted("b")
+    assert simulated[:2] == pytest.approx(real[:2], rel=0.2)
+    assert abs(simulated[2] - real[2]) <= 4 * np.sqrt(real[2])
     lengths = [
         RunMetrics.from_recording(Recording.load(tmp_path / n)).scalars()["acceptance_length"] for n in ("told", "b")
     ]

@@ -167,11 +167,11 @@ def test_steps_outside_the_domain_are_counted() -> None:
 
 
 def test_residuals_by_regime_are_signed_relative_errors() -> None:
-    found = residuals(np.array([0, 1, 1]), np.array([100.0, 200.0, 400.0]), np.array([110.0, 200.0, 300.0]))
-    assert found["prefill"].median_error_pct == pytest.approx(10)
-    assert found["decode"].p95_error_pct == pytest.approx(25)
-    assert found["decode"].bias_pct == pytest.approx(-100 / 6)
-    assert "mixed" not in found
+    by_regime = residuals(np.array([0, 1, 1]), np.array([100.0, 200.0, 400.0]), np.array([110.0, 200.0, 300.0]))
+    assert by_regime["prefill"].median_error_pct == pytest.approx(10)
+    assert by_regime["decode"].p95_error_pct == pytest.approx(25)
+    assert by_regime["decode"].bias_pct == pytest.approx(-100 / 6)
+    assert "mixed" not in by_regime
 
 
 def test_features_from_a_plan_equal_features_from_a_recording() -> None:

@@ -21,7 +21,7 @@ def test_expected_worth_of_a_lognormal_band_is_its_closed_form(bound: float, sig
     """TPOT = 10 exp(sigma z), worth 1 / TPOT up to the bound: the integral is exp(sigma^2 / 2) Phi(b + sigma) / 10."""
     centre = np.array([10.0])
     band = Band(centre * exp(-REACH * sigma), centre, centre * exp(REACH * sigma))
-    tpot = band.at(errors(["one"], draws=400_000))
+    tpot = band.drawn(errors(["one"], draws=400_000))
     kept = tpot <= bound
     b = log(bound / 10) / sigma
     assert kept.mean() == pytest.approx(normal(b), abs=0.003)
@@ -31,13 +31,13 @@ def test_expected_worth_of_a_lognormal_band_is_its_closed_form(bound: float, sig
 
 def test_a_band_has_a_side_for_either_sign() -> None:
     band = Band(np.array([5.0]), np.array([10.0]), np.array([40.0]))
-    assert band.at(np.array([[-REACH, 0.0, REACH]])).tolist() == [[pytest.approx(5), 10.0, pytest.approx(40)]]
+    assert band.drawn(np.array([[-REACH, 0.0, REACH]])).tolist() == [[pytest.approx(5), 10.0, pytest.approx(40)]]
 
 
 def test_errors_of_a_family_share_what_is_common_and_others_nothing() -> None:
-    found = np.corrcoef(errors(["H100", "H100", "B200"], common=0.6, draws=100_000))
-    assert found[0, 1] == pytest.approx(0.6, abs=0.02)
-    assert abs(found[0, 2]) < 0.02 and abs(found[1, 2]) < 0.02
+    correlation = np.corrcoef(errors(["H100", "H100", "B200"], common=0.6, draws=100_000))
+    assert correlation[0, 1] == pytest.approx(0.6, abs=0.02)
+    assert abs(correlation[0, 2]) < 0.02 and abs(correlation[1, 2]) < 0.02
     assert np.std(errors(["H100"], draws=100_000)) == pytest.approx(1, abs=0.02)
     assert (errors(["a", "b"]) == errors(["a", "b"])).all()
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.collectives import COLLECTIVES, ClosedForm, Line, collectives_of
-from calibration.kernels.times import Coverage, floor_ns
+from calibration.kernels.times import floor_ns
 from calibration.operations import Collective, Elementwise, StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.predict import kernels
+from calibration.trust import TrustLevel
 from lab.kernels.aiconfigurator import Measured, measurements
 from lab.kernels.collective_fit import fit_form
 from serving.deployments.config import Deployment
@@ -56,15 +57,15 @@ def test_without_peer_access_pcie_is_dearer() -> None:
     message = Collective("c", "all_reduce", 2, np.array([4096.0 * rows for rows in (1, 32, 128, 2048)]))
     ratio = collectives_of(staged).time(message).ns / peers.time(message).ns
     assert np.all((ratio > 1.7) & (ratio < 4.0))
-    assert np.all(collectives_of(staged).time(message).coverage == Coverage.EXTRAPOLATED)
+    assert np.all(collectives_of(staged).time(message).level == TrustLevel.EXTRAPOLATED)
 
 
 def test_boards_differ_among_more_than_two_devices_over_pcie() -> None:
     """The board that was measured with eight L40S reached 1.5 GB/s. Another board need not, and the error says so."""
     message = Collective("c", "all_reduce", 8, np.array([2.0**25]))
-    found = collectives_of(find_gpu("L40S")).time(message)
-    gb_per_s = message.bytes / found.ns
-    assert 3 < gb_per_s[0] < 8 and 0.6 < found.sigma[0] < 1.5
+    time = collectives_of(find_gpu("L40S")).time(message)
+    gb_per_s = message.bytes / time.ns
+    assert 3 < gb_per_s[0] < 8 and 0.6 < time.sigma[0] < 1.5
     pair = collectives_of(find_gpu("L40S")).time(replace(message, gpus=2))
     assert pair.sigma[0] < 0.2, "two devices do not share links"
 
@@ -83,9 +84,9 @@ def test_all_reduces_are_fused_for_tensor_parallelism_alone() -> None:
     model = find_model("Qwen3-30B-A3B")
     for ranks, fused in ((1, True), (2, False)):
         deployment = Deployment(model="Qwen3-30B-A3B", tensor_parallel_size=2, data_parallel_size=ranks)
-        found = step_operations(model, deployment, StepSizes(decode_rows=8, decode_context=800, sampled_rows=8))
-        (norms,) = (op for op in found if op.name == "norms")
-        (reduce,) = (op for op in found if op.name == "all-reduce")
+        operations = step_operations(model, deployment, StepSizes(decode_rows=8, decode_context=800, sampled_rows=8))
+        (norms,) = (op for op in operations if op.name == "norms")
+        (reduce,) = (op for op in operations if op.name == "all-reduce")
         assert isinstance(norms, Elementwise) and isinstance(reduce, Collective)
         assert norms.after == reduce and reduce.fusible is fused
         assert bool(collectives_of(find_gpu("B200")).fuses(reduce)) is fused
@@ -101,11 +102,11 @@ def test_a_form_is_found_again() -> None:
         operation = Collective("", "all_gather", devices, 2.0 ** np.arange(8, 28))
         noise = np.exp(rng.normal(0, 0.02, 20))
         table.append(Measured("nccl/all_gather", operation, true.ns(operation, h100.link_bytes_per_s) * noise))
-    found, errors = fit_form(h100, table)
-    assert errors["median"] < 0.02 and found.most_gpus == 8
+    form, errors = fit_form(h100, table)
+    assert errors["median"] < 0.02 and form.most_gpus == 8
     between = Collective("", "all_gather", 6, np.geomspace(300, 2**27, 50))
     link = h100.link_bytes_per_s
-    assert np.abs(np.log(found.ns(between, link) / true.ns(between, link))).max() < 0.06
+    assert np.abs(np.log(form.ns(between, link) / true.ns(between, link))).max() < 0.06
 
 
 @pytest.mark.skipif(not TABLES.is_dir(), reason="the kernel tables are not here: no ../shared/data")

@@ -94,12 +94,12 @@ def test_a_token_leaves_entries_and_a_request_a_window() -> None:
 def test_a_request_holds_blocks_for_its_window(name: str, kept_in: Any) -> None:
     spec, asked = find_model(name), Deployment(model=name, kv_cache_dtype=kept_in, tensor_parallel_size=8)
     assert isinstance(spec.latent, CompressedAttention)
-    found = with_states(spec, asked)
-    assert with_states(spec, found) == found and found.scheduler.enable_prefix_caching
+    known = with_states(spec, asked)
+    assert with_states(spec, known) == known and known.scheduler.enable_prefix_caching
     block = kv_capacity(spec, find_gpu("B300"), asked).block
     width = 1 if kept_in == "fp8" else 2
     assert block == pytest.approx(256 * spec.latent.cache_bytes(width, spec.num_layers), rel=1e-4)
-    constant = (most_held(found.scheduler, 1024) - 4) * block
+    constant = (most_held(known.scheduler, 1024) - 4) * block
     assert constant - block < spec.latent.request_bytes(width) <= constant
 
 
@@ -128,8 +128,8 @@ def test_a_query_sees_its_window_and_chosen_entries() -> None:
 @given(st.integers(0, 256), st.integers(1, 30_000), st.integers(0, 2), st.integers(2, 3000), st.sampled_from([1, 2, 8]))
 def test_more_work_costs_more(rows: int, context: int, prompts: int, chunk: int, tp: int) -> None:
     def work(*sizes: int) -> np.ndarray[Any, Any]:
-        found = operations(uniform_step(*sizes), tensor_parallel_size=tp).values()
-        return np.array([sum(one.count * np.array([one.flops, one.bytes]) for one in found)])
+        priced = operations(uniform_step(*sizes), tensor_parallel_size=tp).values()
+        return np.array([sum(one.count * np.array([one.flops, one.bytes]) for one in priced)])
 
     least = work(rows, context, prompts, chunk, 0)
     more = [(1, 0, 0, 0, 0), (0, 64, 0, 0, 0), (0, 0, 1, 0, 0), (0, 0, 0, 64, 0), (0, 0, 0, 0, 64)]
@@ -201,8 +201,8 @@ def made_trace(path: Path) -> str:
 
 
 def test_commands_answer(tmp_path: Path) -> None:
-    told = run("model", "inspect", ENGINE[3], "--gpu", "H200", "--tp", "4", "--kv-cache-dtype", "fp8")
-    assert "a request holds 19 more" in told
+    inspected = run("model", "inspect", ENGINE[3], "--gpu", "H200", "--tp", "4", "--kv-cache-dtype", "fp8")
+    assert "a request holds 19 more" in inspected
     assert '"compressor (1 for 128)"' in run("explain", *ENGINE, "--tensor-parallel-size", "4", "--format", "json")
     trace = made_trace(tmp_path / "t.jsonl")
     out = run("simulate", trace, *ENGINE, "--tensor-parallel-size", "4", "--no-band", "-o", str(tmp_path / "run"))

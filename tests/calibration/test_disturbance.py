@@ -48,8 +48,8 @@ class _Jitter(StepCost):
 @pytest.fixture
 def engine(tmp_path: Path) -> tuple[Calibration, Deployment]:
     """A calibration with a canary of 10 ms, and what was calibrated."""
-    found = Calibration.load(calibrated(tmp_path / "cal"))
-    return replace(found, noise={"canary_ns": [10_000_000]}), Deployment.model_validate_json(found.deployment)
+    loaded = Calibration.load(calibrated(tmp_path / "cal"))
+    return replace(loaded, noise={"canary_ns": [10_000_000]}), Deployment.model_validate_json(loaded.deployment)
 
 
 def with_places(deployment: Deployment, most: int) -> Deployment:
@@ -60,8 +60,8 @@ def with_places(deployment: Deployment, most: int) -> Deployment:
 def test_a_canary_that_moves_marks_the_runs(after: float, disturbed: bool, engine, tmp_path: Path) -> None:
     calibration, deployment = engine
     run = recorded(tmp_path / "a", deployment, calibration, [10, after])
-    found = disturbance([([run], None)])
-    assert found == (disturbed, f"the canary step took 10–{after} ms ({10 * after - 100:.0f} % apart)")
+    judged = disturbance([([run], None)])
+    assert judged == (disturbed, f"the canary step took 10–{after} ms ({10 * after - 100:.0f} % apart)")
 
 
 def test_both_sides_and_the_calibration_are_looked_at_together(engine, tmp_path: Path) -> None:
@@ -85,10 +85,9 @@ def test_canaries_of_other_engines_are_not_compared(engine, tmp_path: Path) -> N
 def test_steps_that_took_too_long_mark_the_runs(slow: float, disturbed: bool, engine, tmp_path: Path) -> None:
     calibration, deployment = engine
     run = recorded(tmp_path / "a", deployment, calibration, [], slow)
-    found = disturbance([([run], replace(calibration, noise={}))])
-    assert (
-        found.disturbed == disturbed and "of the real steps took over 1.25 times as long as predicted" in found.evidence
-    )
+    judged = disturbance([([run], replace(calibration, noise={}))])
+    assert judged.disturbed == disturbed
+    assert "of the real steps took over 1.25 times as long as predicted" in judged.evidence
     assert not disturbance([([run], None)]).evidence, "nothing tells how long they should have taken"
 
 
@@ -98,10 +97,10 @@ def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
     simulated = recorded(tmp_path / "b", deployment, calibration, [], clock="virtual")
     scenario = PricedScenario(real.workload(), deployment, StepCost(calibration))
     assert calm([[real], [simulated]]) is None
-    found = calm([[real], [real]], [scenario, scenario])
-    assert found is not None and found.disturbed and "as long as predicted" in found.evidence
-    side = recorded_side([real], found)
-    assert (side.mark, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
-    assert recorded_side([real], None).mark == "measured"
+    judged = calm([[real], [real]], [scenario, scenario])
+    assert judged is not None and judged.disturbed and "as long as predicted" in judged.evidence
+    side = recorded_side([real], judged)
+    assert (side.level, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
+    assert recorded_side([real], None).level == "measured"
     bare = calm([[real], [real]])
     assert bare is not None and bare.evidence == "the canary step took 10–13 ms (30 % apart)"

@@ -170,12 +170,12 @@ def test_a_faster_engine_drafts_faster_too() -> None:
 
 
 def test_explain_lists_the_draft_model_s_operations() -> None:
-    found = explain(cost(speculating(model=DRAFT)), uniform_step(8, 1000, 0, 1, 0, 3))
-    names = [operation.name for operation in found.operations]
+    explained = explain(cost(speculating(model=DRAFT)), uniform_step(8, 1000, 0, 1, 0, 3))
+    names = [operation.name for operation in explained.operations]
     assert len(names) == len(set(names))
     assert {"qkv", "draft qkv", "draft, 2 more: qkv"} <= set(names)
-    drafting = sum(operation.ns for operation in found.operations if operation.name.startswith("draft"))
-    assert found.parts_ns["drafting"] == pytest.approx(1.1 * drafting, rel=1e-3)
+    drafting = sum(operation.ns for operation in explained.operations if operation.name.startswith("draft"))
+    assert explained.parts_ns["drafting"] == pytest.approx(1.1 * drafting, rel=1e-3)
 
 
 def test_a_draft_model_takes_memory_from_the_target() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage
 from calibration.operations import uniform_step
 from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Missed, Origin, Taught, reach_of
 from calibration.steps.evidence_calibration import transferred
@@ -22,11 +21,11 @@ from calibration.validation.external.case import Case
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.trust_page.results import covered, load_external
-from lab.external.fitting import fit
 from lab.external.leave_out import HEADER, leave_out, table
 from lab.external.lessons import Lesson, lessons
 from lab.external.page import left_out_section
 from lab.external.schedule import schedule
+from lab.external.teaching import fit
 from serving.deployments.config import Deployment, parse
 from serving.deployments.engines import EngineName
 from serving.deployments.gpu_spec import find_gpu
@@ -70,16 +69,16 @@ def test_a_level_that_taught_narrows_the_band_and_one_that_did_not_widens_it(see
         replace(other_gpu, source=""),
         ELSEWHERE,
     )
-    found = [float(evidence.belief(origin).variance(slopes)) for origin in steps]
-    assert found[0] < found[1] < found[2] < found[4] and found[1] < found[3] < found[4]
-    assert float(Evidence([], SPREADS).belief(HERE).variance(slopes)) > found[4]
+    variances = [float(evidence.belief(origin).variance(slopes)) for origin in steps]
+    assert variances[0] < variances[1] < variances[2] < variances[4] and variances[1] < variances[3] < variances[4]
+    assert float(Evidence([], SPREADS).belief(HERE).variance(slopes)) > variances[4]
     assert evidence.belief(HERE).logs == pytest.approx(logs, abs=0.02)
     shared = evidence.belief(ELSEWHERE).logs
     assert np.all(np.sign(shared) == np.sign(logs)) and np.all(np.abs(shared) < np.abs(logs))
 
 
 @pytest.mark.parametrize(
-    ("stated", "found"),
+    ("stated", "named"),
     [
         ("vLLM 0.19.0", ("vllm", "vllm 0.19.0")),
         ("TensorRT-LLM 1.2.0rc6.post3", ("trtllm", "trtllm 1.2.0")),
@@ -88,8 +87,8 @@ def test_a_level_that_taught_narrows_the_band_and_one_that_did_not_widens_it(see
         ("version unknown", ("vllm", "")),
     ],
 )
-def test_an_engine_is_named_with_its_version(stated: str, found: tuple[str, str]) -> None:
-    assert EngineName.read(stated) == found
+def test_an_engine_is_named_with_its_version(stated: str, named: tuple[str, str]) -> None:
+    assert EngineName.read(stated) == named
 
 
 @pytest.mark.parametrize(("level", "seen"), [("version", "vllm 0.19.0"), ("client", "one client")])
@@ -114,7 +113,7 @@ def test_what_is_left_out_leaves_no_trace(off: float, level: str) -> None:
         )
         for logs in (0.1, off)
     ]
-    first, second = (each.belief(HERE) for each in left)
+    first, second = (evidence.belief(HERE) for evidence in left)
     assert np.array_equal(first.logs, second.logs) and np.array_equal(first.covariance, second.covariance)
 
 
@@ -163,11 +162,11 @@ def test_a_closed_loops_figures_are_those_of_the_simulator(concurrency, prompt, 
     model = find_model("Llama-3.1-8B")
     cost = OperationCost(model, one.deployment, kernels("H100"), belief.correction(""), belief.host)
     simulated = simulated_figures(one.run, one.deployment, cost, belief.values["request"] / 1e6)
-    found, slopes = one.predicted(logs)
-    assert found == pytest.approx([simulated[name] for name in one.figures], rel=0.05 if overlapped else 0.01)
+    predicted, slopes = one.predicted(logs)
+    assert predicted == pytest.approx([simulated[name] for name in one.figures], rel=0.05 if overlapped else 0.01)
     for place in range(COUNT):
         beside = logs + 1e-4 * np.eye(COUNT)[place]
-        assert np.log(one.predicted(beside)[0] / found) / 1e-4 == pytest.approx(slopes[:, place], abs=1e-3)
+        assert np.log(one.predicted(beside)[0] / predicted) / 1e-4 == pytest.approx(slopes[:, place], abs=1e-3)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
@@ -183,8 +182,8 @@ def test_a_closed_loop_with_drafts_is_that_of_the_simulator(acceptance: float) -
     belief = Belief(logs, np.zeros((COUNT, COUNT)))
     cost = OperationCost(find_model("DeepSeek-V3"), stated, kernels("H200"), belief.correction(""), belief.host)
     simulated = simulated_figures(one.run, stated, cost, belief.values["request"] / 1e6)
-    found, slopes = one.predicted(logs)
-    assert found == pytest.approx([simulated[name] for name in one.figures], rel=0.02)
+    predicted, slopes = one.predicted(logs)
+    assert predicted == pytest.approx([simulated[name] for name in one.figures], rel=0.02)
     assert slopes.sum(axis=1) == pytest.approx([1, 1])
 
 
@@ -208,7 +207,7 @@ def test_a_log_teaches_what_its_steps_take_and_is_left_out_with_its_likes(tmp_pa
     (tmp_path / "log.csv").write_text(columns + "sum_decode_kv_tokens,var_decode_kv_tokens,latency_ms\n")
     with (tmp_path / "log.csv").open("a", encoding="utf-8") as file:
         file.write("\n".join([*rows[:4], rows[3], rows[3], rows[4]]) + "\n")
-    found = [
+    logged = [
         lessons(
             Case.model_validate(
                 {"name": f"tp{tp}", "title": "", "source": "", "engine": "vLLM 0.20.1", "gpu": "B300", "shown": [],
@@ -217,15 +216,15 @@ def test_a_log_teaches_what_its_steps_take_and_is_left_out_with_its_likes(tmp_pa
             ), tmp_path,
         )[0] for tp in (1, 4)
     ]  # fmt: skip
-    assert [one.run.figures for one in found[0]] == [{"tpot_ms.mean": 9.0}, {"ttft_ms.mean": 70.0}]
-    assert len({one.origin for one in (*found[0], *found[1])}) == 1
-    assert found[0][0].origin.version == "vllm 0.20.1"
+    assert [one.run.figures for one in logged[0]] == [{"tpot_ms.mean": 9.0}, {"ttft_ms.mean": 70.0}]
+    assert len({one.origin for one in (*logged[0], *logged[1])}) == 1
+    assert logged[0][0].origin.version == "vllm 0.20.1"
     logs = np.zeros(COUNT)
-    decode, mixed = (one.predicted(logs) for one in found[0])
+    decode, mixed = (one.predicted(logs) for one in logged[0])
     assert decode[1][0, PLACE["prompt attention"]] == 0 < mixed[1][0, PLACE["prompt attention"]]
     assert decode[0][0] < mixed[0][0] and decode[1].sum() == pytest.approx(1)
-    assert np.all(fit(found[0]).taught[0].information.diagonal() >= 0)
-    rows_of = [row[0] for row in table(leave_out([*found[0], lesson(2, 400, 20, True)], Evidence([], SPREADS), "gpu"))]
+    assert np.all(fit(logged[0]).taught[0].information.diagonal() >= 0)
+    rows_of = [row[0] for row in table(leave_out([*logged[0], lesson(2, 400, 20, True)], Evidence([], SPREADS), "gpu"))]
     assert rows_of[0] == "steps of iteration logs" and "B300" not in rows_of
 
 
@@ -239,8 +238,8 @@ def test_left_out_groups_have_a_table() -> None:
     assert all(s.covered == (abs(s.error) <= s.reach) and s.reach >= s.sigma for s in scored)
     rows = list(table(scored))
     assert {len(row) for row in rows} == {len(HEADER)} and [row[0] for row in rows][-2:] == ["B200", "H100"]
-    marks = {"marked extrapolated": 4}  # nobody taught Hopper what B200 needs, nor the other way round
-    assert {row[0]: 2 * int(row[1]) for row in rows if row[0].startswith("marked")} == marks
+    levels = {"extrapolated": 4}  # nobody taught Hopper what B200 needs, nor the other way round
+    assert {row[0]: 2 * int(row[1]) for row in rows if row[0].endswith("polated")} == levels
     bold = left_out_section({"gpu": [("all", "2", "8.1", "20.0", "9", "9"), ("of these, x", "2", "9", "", "84", "90")]})
     assert "| **8.1** | 20.0 | 9 | 9 |" in bold and "| 9 |  | **84** | 90 |" in bold
 
@@ -252,9 +251,10 @@ def test_prefill_and_decode_apart_are_simulated_where_their_workers_are_known() 
     split = Deployment.model_validate({**whole.deployment.model_dump(), "fleet": {"pools": pools}})
     apart = replace(whole, deployment=split)
     logs = bundled_evidence().belief(HERE).logs
-    found, slopes = apart.predicted(logs)
+    predicted, slopes = apart.predicted(logs)
     assert slopes.sum(axis=1) == pytest.approx([1, 1]) and slopes.min() >= 0
-    assert (apart.at_roofline() < found).all() and found[0] < whole.predicted(logs)[0][0]  # no prompts between decodes
+    assert (apart.at_roofline() < predicted).all()
+    assert predicted[0] < whole.predicted(logs)[0][0]  # no prompts between decodes
     (first, *_) = leave_out([apart], fit([apart]), "source")
     assert first.predicted > 0 and first.reach > 0 and fit([apart]) is bundled_evidence()
 
@@ -277,8 +277,8 @@ def test_a_calibration_of_another_configuration_is_refused_or_widened() -> None:
     assert low < plain.known_interval.decode[0] and high > plain.known_interval.decode[1]
     judged = observed(split)
     judged.step_ns(plan)
-    coverage, why = judged.provenance()
-    assert coverage is Coverage.EXTRAPOLATED and why.endswith("it was learnt as tensor_parallel_size 1")
+    level, why = judged.trust()
+    assert level == "extrapolated" and why.endswith("it was learnt as tensor_parallel_size 1")
     for gpu, model in (("B200", "Llama-3.1-8B"), ("H100", "Qwen3-8B")):
         with pytest.raises(UserError, match="is not what the calibration was learnt on"):
             transferred(learnt, find_gpu(gpu), deployment(model=model), learnt, learnt)
@@ -328,10 +328,10 @@ def test_an_engine_is_priced_by_what_its_own_runs_taught() -> None:
         "": {}, "said": {"engine": "vllm"}, "policy": {"policy": "sglang"}, "engine": {"engine": "sglang"},
         "order": {"engine": "vllm", "policy": "sglang"}, "release": {"engine": "sglang 0.5.9"},
     }  # fmt: skip
-    found = {name: predicted_cost("B200", deployment(**over)) for name, over in asked.items()}
-    ns = {name: cost.step_ns(plan) for name, cost in found.items()}
+    costs = {name: predicted_cost("B200", deployment(**over)) for name, over in asked.items()}
+    ns = {name: cost.step_ns(plan) for name, cost in costs.items()}
     assert ns[""] == ns["said"] == ns["order"] != ns["policy"] == ns["engine"] != ns["release"]
-    widths = {name: high / low for name, cost in found.items() for low, high in [cost.known_interval.decode]}
+    widths = {name: high / low for name, cost in costs.items() for low, high in [cost.known_interval.decode]}
     assert widths["release"] < widths["engine"]
     learnt = replace(blind("B200", deployment(engine="vllm 0.19.0")), gpu="B200", interval=(0.97, 1.03))
     for over, differs in ({}, ""), ({"engine": "vllm 0.19.0"}, ""), ({"engine": "vllm 0.18.0"}, "engine vllm 0.19.0"):
@@ -339,7 +339,7 @@ def test_an_engine_is_priced_by_what_its_own_runs_taught() -> None:
     moved = predicted_cost("B200", deployment(policy="sglang"), learnt)
     assert moved.untaught == "it was learnt as engine vllm 0.19.0"
     assert moved.step_ns(plan) == pytest.approx(ns["policy"], rel=1e-3)
-    assert moved.known_interval.decode[0] < found["policy"].known_interval.decode[0]
+    assert moved.known_interval.decode[0] < costs["policy"].known_interval.decode[0]
     assert "engine" not in deployment(policy="sglang").model_dump()
     with pytest.raises(UserError, match="engine: 'orca': must be vllm, sglang or trtllm, with or without a release"):
         parse(Deployment, {"engine": "orca"}, where="deployment")

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.exchanges import read_exchanges
-from calibration.kernels.times import Coverage, KernelTimes
+from calibration.kernels.times import KernelTimes
 from calibration.operations import Collective, Exchange, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
 from calibration.steps.predict import predicted_cost
+from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.inter_node import InterNodeConfig
@@ -43,9 +44,9 @@ def exchange(mode: str, kind: str, nodes: int, tokens: float, link: str = "infin
     ],
 )
 def test_measured_exchanges_are_found_again(mode, kind, nodes, tokens, measured_us, within):
-    found = KERNELS["H100"].time(exchange(mode, kind, nodes, tokens))
-    assert float(found.ns) / 1e3 == pytest.approx(measured_us, rel=within)
-    assert found.coverage == Coverage.INTERPOLATED
+    time = KERNELS["H100"].time(exchange(mode, kind, nodes, tokens))
+    assert float(time.ns) / 1e3 == pytest.approx(measured_us, rel=within)
+    assert time.level == TrustLevel.INTERPOLATED
 
 
 @given(
@@ -94,9 +95,9 @@ def test_what_no_table_has_is_extrapolated_and_less_sure() -> None:
         ("B200", known),
         ("A100-80G", exchange("low_latency", "dispatch", 1, 64.0)),
     ):
-        found = KERNELS[gpu].time(other)
-        assert found.coverage == Coverage.EXTRAPOLATED and found.sigma > sure.sigma
-    assert KERNELS["H100"].time(exchange("low_latency", "dispatch", 1, 64.0)).coverage == Coverage.INTERPOLATED
+        time = KERNELS[gpu].time(other)
+        assert time.level == TrustLevel.EXTRAPOLATED and time.sigma > sure.sigma
+    assert KERNELS["H100"].time(exchange("low_latency", "dispatch", 1, 64.0)).level == TrustLevel.INTERPOLATED
 
 
 def deepseek(**more: Any) -> Deployment:
@@ -106,8 +107,8 @@ def deepseek(**more: Any) -> Deployment:
 
 
 def test_a_deepseek_on_two_nodes() -> None:
-    found = explain(predicted_cost("H100", deepseek()), uniform_step(64, 1000, 0, 2, 0))
-    network = {operation.name: operation for operation in found.operations if operation.bound == "network"}
+    explained = explain(predicted_cost("H100", deepseek()), uniform_step(64, 1000, 0, 2, 0))
+    network = {operation.name: operation for operation in explained.operations if operation.bound == "network"}
     assert list(network) == ["dispatch between nodes", "combine between nodes"]
     assert all(operation.count == 58 for operation in network.values())
     sizes, model = uniform_step(64, 1000, 0, 2, 0), find_model("DeepSeek-V3")

@@ -22,21 +22,21 @@ SPREAD = {"tensor_parallel_size": 4, "data_parallel_size": 2, "enable_expert_par
 def experts(rows: int, imbalance: float | str) -> Experts:
     engine = deployment(**SPREAD, expert_imbalance=imbalance)
     sizes = uniform_step(rows, 100, 0, 2, 0)
-    (found,) = [o for o in step_operations(MIXTURE, engine, sizes) if isinstance(o, Experts)]
-    return found
+    (operation,) = [o for o in step_operations(MIXTURE, engine, sizes) if isinstance(o, Experts)]
+    return operation
 
 
 @pytest.mark.parametrize("imbalance", [1.0, 1.3, 8.0])
 @pytest.mark.parametrize("rows", [1, 100, 100_000])
 def test_the_busiest_device_by_hand(rows: int, imbalance: float) -> None:
     tokens = imbalance * 2 * rows  # both ranks of attention send theirs
-    found = experts(rows, imbalance)
+    operation = experts(rows, imbalance)
     rows_here = tokens * 4 / 8  # 4 of 64 experts a token, on 8 devices
-    assert found.flops == pytest.approx(6 * rows_here * 4096 * 1024)
+    assert operation.flops == pytest.approx(6 * rows_here * 4096 * 1024)
     touched = 8 * (1 - (1 - 4 / 64) ** tokens)
-    assert found.bytes == pytest.approx(3 * 2 * 4096 * 1024 * touched + rows_here * (4 * 4096 + 6 * 1024))
-    by_hand = 1e9 * max(found.flops / Roofline.gpu.flop_per_s("bfloat16"), found.bytes / 3.35e12)
-    assert floor_ns(Roofline.gpu, found) == pytest.approx(by_hand, rel=0.01)
+    assert operation.bytes == pytest.approx(3 * 2 * 4096 * 1024 * touched + rows_here * (4 * 4096 + 6 * 1024))
+    by_hand = 1e9 * max(operation.flops / Roofline.gpu.flop_per_s("bfloat16"), operation.bytes / 3.35e12)
+    assert floor_ns(Roofline.gpu, operation) == pytest.approx(by_hand, rel=0.01)
 
 
 def a_step(rows: int) -> StepPlan:
@@ -58,9 +58,9 @@ def test_steps_take_longer_the_more_uneven_experts_are() -> None:
 def test_even_experts_cost_what_they_did_to_the_bit() -> None:
     engines = deployment(**SPREAD), deployment(**SPREAD, expert_imbalance=1)
     assert engines[0] == engines[1]
-    found = experts(37, 1.0)
+    operation = experts(37, 1.0)
     plain = Experts("experts", 2 * 37, 4096, 1024, 4, 64, 1, 8, "bfloat16", 30)
-    assert (found.flops, found.bytes, found.touched) == (plain.flops, plain.bytes, plain.touched)
+    assert (operation.flops, operation.bytes, operation.touched) == (plain.flops, plain.bytes, plain.touched)
 
 
 # Chance
@@ -96,9 +96,9 @@ def test_groups_of_experts_make_chance_less_even_as_counting_finds(devices: int)
         chosen = np.argpartition(np.where(allowed, rng.random((tokens, 256)), 2.0), 7, axis=1)[:, :8]
         busiest += np.bincount((chosen // (256 // devices)).ravel(), minlength=devices).max()
     counted = busiest / tries / (tokens * 8 / devices)
-    found = random_imbalance(256, 8, devices, tokens, (8, 4))
-    assert found == pytest.approx(counted, rel=0.04)
-    assert found > random_imbalance(256, 8, devices, tokens)
+    imbalance = random_imbalance(256, 8, devices, tokens, (8, 4))
+    assert imbalance == pytest.approx(counted, rel=0.04)
+    assert imbalance > random_imbalance(256, 8, devices, tokens)
 
 
 @given(st.integers(1, 10**6), st.sampled_from([(64, 4), (8, 2), (256, 8), (16, 16)]), st.sampled_from([2, 4, 8]))

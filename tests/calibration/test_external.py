@@ -12,15 +12,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.observed import observed
 from calibration.steps.predict import kernels
+from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target, load_case, load_cases
 from calibration.validation.external.correction import Corrected, Correction
 from calibration.validation.external.predictor import Prediction, Predictor
-from calibration.validation.external.report import as_dict, mark_rows
+from calibration.validation.external.report import as_dict, level_rows
 from calibration.validation.external.scoring import Row, score
 from calibration.validation.external.steps import score_steps
 from lab.external.cases import FOLDER
@@ -44,7 +44,7 @@ BASE_NS, TOKEN_NS, PAIR_PS = 5_000_000, 40_000, 2_000
 
 
 class Sure:
-    """Any cost model, with the interval and the provenance that a predictor's has."""
+    """Any cost model, with the interval and the trust that a predictor's has."""
 
     def __init__(self, cost: CostModel, interval: tuple[float, float] = (1.0, 1.0)) -> None:
         self._cost, self._interval = cost, interval
@@ -54,8 +54,8 @@ class Sure:
         fast, slow = (Corrected(self._cost, Correction(decode=f, prefill=f)) for f in self._interval)
         return fast, slow
 
-    def provenance(self) -> tuple[Coverage, str]:
-        return Coverage.EXTRAPOLATED, "made up"
+    def trust(self) -> Trust:
+        return Trust(EXTRAPOLATED, "made up")
 
 
 def predictor(cost: CostModel, interval: tuple[float, float] = (1.0, 1.0), client_ms: float = 0.0) -> Predictor:
@@ -175,8 +175,8 @@ def table_case(folder: Path, **load: Any) -> Case:
     return case(measured=measured, shown=["ttft_ms.mean", "tpot_ms.mean", "request_throughput"])
 
 
-def intervals(found: Case, folder: Path, predict: Predictor) -> dict[str, Row]:
-    return {row.figure: row for row in score(found, folder, predict).rows}
+def intervals(case: Case, folder: Path, predict: Predictor) -> dict[str, Row]:
+    return {row.figure: row for row in score(case, folder, predict).rows}
 
 
 def test_a_clients_time_is_in_the_upper_end_of_its_latencies_only(tmp_path: Path) -> None:
@@ -229,12 +229,12 @@ def test_a_wrong_zero_is_a_hundred_percent_off() -> None:
 def test_a_median_target_is_the_median_and_a_target_on_one_run_is_its_own(tmp_path: Path) -> None:
     measure(tmp_path, TRUE)
     doubled = TokenCost(2 * BASE_NS, 2 * TOKEN_NS, 2 * PAIR_PS)
-    median, one, each = (
+    median, one, every = (
         Target(figure="ttft_ms.mean", within_pct=100.1, over="median"),
         Target(figure="ttft_ms.mean", within_pct=100.1, runs=("0 synchronous",)),
         Target(figure="ttft_ms.mean", within_pct=100.1),
     )
-    result = score(case(targets=[t.model_dump() for t in (median, one, each)]), tmp_path, predictor(doubled))
+    result = score(case(targets=[t.model_dump() for t in (median, one, every)]), tmp_path, predictor(doubled))
     errors = {row.run: abs(row.error_pct() or 0.0) for row in result.rows if row.figure == "ttft_ms.mean"}
     assert result.verdicts[0].error_pct == sorted(errors.values())[1]
     assert result.verdicts[1].error_pct == pytest.approx(100, abs=1e-3) and result.verdicts[1].met
@@ -376,12 +376,12 @@ def test_many_runs_are_summed_up_and_doubts_counted(tmp_path: Path) -> None:
     assert len(result.rows) == 48
     page = markdown([result])
     assert "| model | a | 12 |" in page and "| concurrency | 4 | 8 |" in page
-    assert "disagree" in page and "row7" not in page and "| marked | figures | median error |" in page
-    assert [(cells[0], cells[1]) for cells in mark_rows([result])] == [("extrapolated", "48")]
+    assert "disagree" in page and "row7" not in page and "| trust | figures | median error |" in page
+    assert [(cells[0], cells[1]) for cells in level_rows([result])] == [("extrapolated", "48")]
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, cost: CostModel, *args: str) -> Any:
-    monkeypatch.setattr(validate_external, "_predictor", lambda: predictor(cost))
+    monkeypatch.setattr("calibration.validation.external.predictor.blind", predictor(cost))
     return CliRunner().invoke(validate, ["external", *args])
 
 
@@ -407,7 +407,7 @@ def test_a_bad_case_is_named_and_the_others_are_scored(tmp_path: Path, monkeypat
     mixed = invoke(monkeypatch, TRUE, *args, "--format", "json", "--write", str(page))
     assert mixed.exit_code == 2
     report = json.loads(mixed.stdout.splitlines()[-1])
-    assert [found["name"] for found in report["cases"]] == ["ours"] and report["cases"][0]["rows"]
+    assert [scored["name"] for scored in report["cases"]] == ["ours"] and report["cases"][0]["rows"]
     assert report["refused"].keys() == {"odd.yaml", "lost"} and report["met"] is False
     named = [line for line in mixed.stderr.splitlines() if "is not scored" in line]
     assert len(named) == 2 and "no.csv" in named[1] and page.read_text().count("## Not scored\n\n- *odd.yaml*: ") == 1
@@ -465,9 +465,9 @@ ROOFLINES = {
 @needs_data
 @pytest.mark.parametrize("name", ROOFLINES)
 def test_a_measured_run_is_roughly_what_a_roofline_says(name: str) -> None:
-    (found,) = [c for c in load_cases(FOLDER) if c.name == name]
+    (measured,) = [c for c in load_cases(FOLDER) if c.name == name]
     cost = Sure(ROOFLINES[name])
-    result = score(found, SHARED, lambda case, run, deployment: Prediction(cost, 20_000))
+    result = score(measured, SHARED, lambda case, run, deployment: Prediction(cost, 20_000))
     shown = {"codellama-34b-h100": "e2e_ms.mean", "llama-3.1-8b-h100": "request_throughput"}
     figure = shown.get(name, "makespan_s")
     errors = [abs(row.error_pct() or 0.0) for row in result.rows if row.figure == figure]
@@ -476,11 +476,11 @@ def test_a_measured_run_is_roughly_what_a_roofline_says(name: str) -> None:
 
 @needs_data
 def test_a_run_of_the_h100_table_is_roughly_what_a_roofline_says() -> None:
-    (found,) = [c for c in load_cases(FOLDER) if c.name == "silicon-h100"]
-    runs = [r for r in found.format.read(SHARED) if "qwen3_32b_h100_sxm_vllm_agg_1024x512_c32" in r.name]
+    (measured,) = [c for c in load_cases(FOLDER) if c.name == "silicon-h100"]
+    runs = [r for r in measured.format.read(SHARED) if "qwen3_32b_h100_sxm_vllm_agg_1024x512_c32" in r.name]
     assert len(runs) == 3
     for run in runs:
-        deployment, _ = found.deployment_of(run)
+        deployment, _ = measured.deployment_of(run)
         tp = deployment.tensor_parallel_size
         cost = Roofline(32.8e9 / tp, 262_144 / tp, 2.6e12, 6e14)
         tpot = run_metrics(run.workload, deployment, cost).distribution("tpot_ms").mean
@@ -530,8 +530,8 @@ def test_a_case_teaches_a_calibration_that_predicts_its_anchor(tmp_path: Path) -
     measure(tmp_path, TRUE)
     anchor = {"run": "0 synchronous", "decode": "tpot_ms.mean", "prefill": "ttft_ms.mean"}
     file = written(tmp_path, anchor=anchor)
-    told = ["-o", str(tmp_path / "learnt"), "--from-case", str(file), "--data", str(tmp_path)]
-    done = CliRunner().invoke(calibrate, told, standalone_mode=False, catch_exceptions=False)
+    options = ["-o", str(tmp_path / "learnt"), "--from-case", str(file), "--data", str(tmp_path)]
+    done = CliRunner().invoke(calibrate, options, standalone_mode=False, catch_exceptions=False)
     assert "A run of our own simulator" in done.output
     learnt = ExternalCalibration.load(tmp_path / "learnt" / "engine.json")
     assert learnt.gpu == "H100" and "0 synchronous" in learnt.source
@@ -541,9 +541,9 @@ def test_a_case_teaches_a_calibration_that_predicts_its_anchor(tmp_path: Path) -
     row = next(r for r in result.rows if r.run == "0 synchronous" and r.figure == "tpot_ms.mean")
     assert abs(row.error_pct() or 0.0) < 3
     with pytest.raises(UserError, match="already holds a calibration"):
-        CliRunner().invoke(calibrate, told, standalone_mode=False, catch_exceptions=False)
+        CliRunner().invoke(calibrate, options, standalone_mode=False, catch_exceptions=False)
     file = written(tmp_path)
-    told[1] = str(tmp_path / "other")
+    options[1] = str(tmp_path / "other")
     with pytest.raises(UserError, match=r"ours\.anchor"):
-        CliRunner().invoke(calibrate, told, standalone_mode=False, catch_exceptions=False)
+        CliRunner().invoke(calibrate, options, standalone_mode=False, catch_exceptions=False)
     assert not (tmp_path / "other").exists()

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.kernels.times import Coverage
 from calibration.steps.correction import Correction
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.iteration_fit import PricedLog, calibrate_from_log, middle_third
@@ -49,12 +48,12 @@ def test_it_predicts_steps_it_has_not_seen(learnt: ExternalCalibration) -> None:
 def test_what_it_measured_stands_as_validated_and_more_does_not(learnt: ExternalCalibration) -> None:
     inside, outside = (observed(learnt.cost(LLAMA, deployment(), Roofline())) for _ in range(2))
     inside.step_ns(plan_of([1000] * 32, []))
-    assert inside.provenance()[0] is Coverage.VALIDATED
+    assert inside.trust().level == "validated"
     outside.step_ns(plan_of([8000] * 64, [(60_000, 0)]))
-    assert outside.provenance()[0] is Coverage.INTERPOLATED
+    assert outside.trust().level == "interpolated"
     other = observed(learnt.cost(LLAMA, deployment(tensor_parallel_size=2), Roofline()))
     other.step_ns(plan_of([1000] * 32, []))
-    assert other.provenance()[0] is Coverage.INTERPOLATED
+    assert other.trust().level == "interpolated"
 
 
 def test_the_ends_of_its_interval_are_faster_and_slower(learnt: ExternalCalibration) -> None:
@@ -127,7 +126,7 @@ def test_iterations_of_qwen3_32b_are_predicted_from_those_before_and_after() -> 
     assert len(log) == 6850
     priced = PricedLog(log, find_model("Qwen/Qwen3-32B"), deployment(), kernels("B300"))
     middle = middle_third(log)
-    found = priced.score(priced.fit(~middle, "first and last third"), middle)
-    assert found["decode"].median_pct < 2.0
-    assert found["mixed"].median_pct < 6.0
-    assert found["mixed"].p95_pct < 20.0
+    errors = priced.score(priced.fit(~middle, "first and last third"), middle)
+    assert errors["decode"].median_pct < 2.0
+    assert errors["mixed"].median_pct < 6.0
+    assert errors["mixed"].p95_pct < 20.0

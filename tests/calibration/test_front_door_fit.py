@@ -54,11 +54,11 @@ def recorded(
 
 
 def test_known_prices_are_found_again(tmp_path: Path) -> None:
-    found = fit_front_door(*recorded(tmp_path, 200))
+    fitted = fit_front_door(*recorded(tmp_path, 200))
     for name in ("client_ns", "request_ns", "prompt_token_ns", "outputs_ns", "chunk_ns", "last_ns"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
-    assert (found.engine_step_ns, found.engine_row_ns) == (0, 0)
-    assert found.source == "200 requests of served, sent by client"
+        assert getattr(fitted, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
+    assert (fitted.engine_step_ns, fitted.engine_row_ns) == (0, 0)
+    assert fitted.source == "200 requests of served, sent by client"
 
 
 def test_of_a_server_that_only_its_scheduler_recorded_clients_tell_the_rest(tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def test_of_a_server_that_only_its_scheduler_recorded_clients_tell_the_rest(tmp_
     for name, times in (of_scheduler | dict.fromkeys(unknown, pa.nulls(200, pa.int64()))).items():
         requests = requests.set_column(requests.column_names.index(name), requests.schema.field(name), times)
     pq.write_table(requests, server.path / "requests.parquet")
-    found = fit_front_door(Recording.load(server.path), client)
+    fitted = fit_front_door(Recording.load(server.path), client)
     for name in ("request_ns", "prompt_token_ns", "chunk_ns"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.15), name
+        assert getattr(fitted, name) == pytest.approx(getattr(TRUE, name), rel=0.15), name
     way_ns = TRUE.client_ns + TRUE.outputs_ns  # to the server and back: of two clocks only the sum is known
-    assert found.client_ns + found.outputs_ns == pytest.approx(way_ns, rel=0.05)
+    assert fitted.client_ns + fitted.outputs_ns == pytest.approx(way_ns, rel=0.05)
 
 
 def in_weather(server: Recording, own: float, speed: float) -> Recording:
@@ -99,10 +99,10 @@ def test_what_an_engine_loses_beside_an_api_process_is_found(tmp_path: Path) -> 
     # Others had 1.5 times as much of the steps as while it was calibrated, on a machine half as fast.
     weather = Weather(taken=1.25, speed=2.0, exponent=1.0)
     slower = in_weather(server, own=1 / 1.5, speed=1.0)
-    found = fit_front_door(slower, client, replace(calibration, weather=weather))
+    weathered = fit_front_door(slower, client, replace(calibration, weather=weather))
     lost_ns = (server.steps["end_ns"].to_numpy() - server.steps["start_ns"].to_numpy()).mean() * (1 - 1.25 / 1.5) / 2
     rows = server.steps["sampled_rows"].to_numpy().mean()
-    assert found.engine_step_ns + found.engine_row_ns * rows == pytest.approx(lost_ns, rel=0.02)
+    assert weathered.engine_step_ns + weathered.engine_row_ns * rows == pytest.approx(lost_ns, rel=0.02)
 
 
 def test_too_few_requests_teach_nothing(tmp_path: Path) -> None:

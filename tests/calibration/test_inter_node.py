@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage, floor_ns
+from calibration.kernels.times import floor_ns
 from calibration.operations import Collective, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.predict import kernels, predicted_cost
+from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu, gpus
 from serving.deployments.inter_node import InterNodeConfig, data_group, hops_between_nodes, nodes_of, tensor_group
@@ -66,7 +67,7 @@ def test_the_same_devices_on_more_nodes_are_never_faster(gpu, kind, elements, sh
     fewer = kernels(gpu).time(collective(kind, elements, nodes, per_node))
     spread = kernels(gpu).time(collective(kind, elements, more, whole // more))
     assert fewer.ns <= spread.ns * (1 + 1e-9)
-    assert spread.coverage == Coverage.EXTRAPOLATED
+    assert spread.level == TrustLevel.EXTRAPOLATED
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,7 +133,7 @@ def test_explain_names_the_network() -> None:
     wide = explain(predicted_cost("H100", engine(16)), sizes)
     network = {operation.name: operation for operation in wide.operations if operation.bound == "network"}
     assert list(network) == ["all-reduce between nodes", "gather logits between nodes"]
-    assert wide.coverage is Coverage.EXTRAPOLATED and "between nodes" in wide.why
+    assert wide.level is TrustLevel.EXTRAPOLATED and "between nodes" in wide.why
     slower = engine(16, inter_node={"link": "infiniband-hdr"})
     assert explain(predicted_cost("H100", slower), sizes).step_ns > wide.step_ns
 

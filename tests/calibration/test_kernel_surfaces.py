@@ -15,12 +15,13 @@ from calibration.kernels.shapes import operation_at
 from calibration.kernels.structure import Efficiency, structure_of
 from calibration.kernels.surface_file import about_surfaces, read_surfaces, write_surfaces
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
-from calibration.kernels.times import Coverage, KernelTimes, floor_ns
+from calibration.kernels.times import KernelTimes, floor_ns
 from calibration.kernels.transfer import TransferredKernels
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
 from calibration.steps.parts import never_slower
 from calibration.steps.predict import identity, predicted_cost
+from calibration.trust import TrustLevel
 from lab.kernels import aiconfigurator, fit
 from lab.kernels.aiconfigurator import Measured, measurements
 from lab.kernels.fit import fit_kernels, main
@@ -92,10 +93,10 @@ operations = st.one_of(
 @given(operation=operations)
 def test_nothing_is_faster_than_its_roofline(gpu: str, operation: Operation) -> None:
     kernels = KERNELS[gpu]
-    found = kernels.time(operation)
-    assert np.isfinite(found.ns)
-    assert found.ns >= floor_ns(kernels.gpu, operation) * (1 - 1e-9)
-    assert 0 < found.sigma < 2
+    time = kernels.time(operation)
+    assert np.isfinite(time.ns)
+    assert time.ns >= floor_ns(kernels.gpu, operation) * (1 - 1e-9)
+    assert 0 < time.sigma < 2
 
 
 @given(
@@ -136,10 +137,10 @@ def test_arrays_are_priced_as_their_elements_are() -> None:
     m = np.array([1.0, 7.0, 300.0, 5000.0])
     kernels = KERNELS["H100"]
     at_once = kernels.time(Gemm("g", m, 6144, 4096))
-    for i, each in enumerate(m):
-        alone = kernels.time(Gemm("g", float(each), 6144, 4096))
-        assert (alone.ns, alone.sigma, alone.coverage) == pytest.approx(
-            (at_once.ns[i], at_once.sigma[i], at_once.coverage[i])
+    for i, rows in enumerate(m):
+        alone = kernels.time(Gemm("g", float(rows), 6144, 4096))
+        assert (alone.ns, alone.sigma, alone.level) == pytest.approx(
+            (at_once.ns[i], at_once.sigma[i], at_once.level[i])
         )
 
 
@@ -159,25 +160,25 @@ def test_steps_without_an_operation_are_priced_without_fuss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "mark"),
+    ("operation", "level"),
     [
-        (Gemm("g", 64, 4096, 4096), Coverage.VALIDATED),
-        (Gemm("g", 70, 4096, 4096), Coverage.INTERPOLATED),
-        (Gemm("g", 64, 28672, 4096), Coverage.INTERPOLATED),
-        (Gemm("g", 64, 44032, 8192), Coverage.INTERPOLATED),
-        (Gemm("g", 70, 128_256, 4096), Coverage.INTERPOLATED),
-        (Gemm("g", 64, 4096, 300_000), Coverage.EXTRAPOLATED),
-        (Gemm("g", 200_000, 4096, 4096), Coverage.EXTRAPOLATED),
-        (prompts(1, 2048), Coverage.VALIDATED),
-        (prompts(1, 2048, 4000), Coverage.INTERPOLATED),
-        (prompts(1, 2048, 100_000), Coverage.EXTRAPOLATED),
-        (decodes(64, 1000), Coverage.INTERPOLATED),
-        (Collective("c", "all_reduce", 4, 2**21), Coverage.INTERPOLATED),
-        (Collective("c", "all_reduce", 16, 2**20), Coverage.EXTRAPOLATED),
+        (Gemm("g", 64, 4096, 4096), TrustLevel.VALIDATED),
+        (Gemm("g", 70, 4096, 4096), TrustLevel.INTERPOLATED),
+        (Gemm("g", 64, 28672, 4096), TrustLevel.INTERPOLATED),
+        (Gemm("g", 64, 44032, 8192), TrustLevel.INTERPOLATED),
+        (Gemm("g", 70, 128_256, 4096), TrustLevel.INTERPOLATED),
+        (Gemm("g", 64, 4096, 300_000), TrustLevel.EXTRAPOLATED),
+        (Gemm("g", 200_000, 4096, 4096), TrustLevel.EXTRAPOLATED),
+        (prompts(1, 2048), TrustLevel.VALIDATED),
+        (prompts(1, 2048, 4000), TrustLevel.INTERPOLATED),
+        (prompts(1, 2048, 100_000), TrustLevel.EXTRAPOLATED),
+        (decodes(64, 1000), TrustLevel.INTERPOLATED),
+        (Collective("c", "all_reduce", 4, 2**21), TrustLevel.INTERPOLATED),
+        (Collective("c", "all_reduce", 16, 2**20), TrustLevel.EXTRAPOLATED),
     ],
 )
-def test_marks_say_what_was_measured(operation: Operation, mark: Coverage) -> None:
-    assert KERNELS["H100"].time(operation).coverage == mark
+def test_levels_say_what_was_measured(operation: Operation, level: TrustLevel) -> None:
+    assert KERNELS["H100"].time(operation).level == level
 
 
 def test_far_from_the_tables_sigma_widens_and_the_time_goes_back_to_the_roofline() -> None:
@@ -191,16 +192,16 @@ def test_a_gpu_without_tables_is_extrapolated_throughout() -> None:
     kernels = KERNELS["L4"]
     assert isinstance(kernels, TransferredKernels)
     for operation in (Gemm("g", 64, 4096, 4096), decodes(16, 1000), Elementwise("n", 1e6)):
-        found = kernels.time(operation)
-        assert found.coverage == Coverage.EXTRAPOLATED
-        assert found.sigma >= 0.25
-        assert 1 / 3 < floor_ns(kernels.gpu, operation) / found.ns <= 1 or found.ns < 50_000
+        time = kernels.time(operation)
+        assert time.level == TrustLevel.EXTRAPOLATED
+        assert time.sigma >= 0.25
+        assert 1 / 3 < floor_ns(kernels.gpu, operation) / time.ns <= 1 or time.ns < 50_000
 
 
 def test_a_type_that_was_not_tabulated_is_stood_in_for() -> None:
     time = KERNELS["A100-80G"].time
     stood_in, own = time(decodes(64, 1000, "fp8")), time(decodes(64, 1000))
-    assert stood_in.coverage == Coverage.EXTRAPOLATED
+    assert stood_in.level == TrustLevel.EXTRAPOLATED
     assert stood_in.sigma > own.sigma
 
 
@@ -236,10 +237,10 @@ def synthetic(truth: Efficiency, noise: float, seed: int = 0) -> list[Measured]:
 
 def test_coefficients_of_a_synthetic_table_are_recovered() -> None:
     truth = Efficiency(launch_ns=4000.0, compute=0.7, memory=0.8, unit_ns=3.0)
-    found = fit_efficiency(H100, synthetic(truth, noise=0.03))
-    assert found.launch_ns == pytest.approx(truth.launch_ns, rel=0.05)
-    assert found.compute == pytest.approx(truth.compute, rel=0.05)
-    assert found.memory == pytest.approx(truth.memory, rel=0.05)
+    fitted = fit_efficiency(H100, synthetic(truth, noise=0.03))
+    assert fitted.launch_ns == pytest.approx(truth.launch_ns, rel=0.05)
+    assert fitted.compute == pytest.approx(truth.compute, rel=0.05)
+    assert fitted.memory == pytest.approx(truth.memory, rel=0.05)
 
 
 def test_sigma_is_the_noise_of_the_table() -> None:
@@ -358,16 +359,16 @@ def test_tables_of_latent_attention_are_read_where_there_are_some(tmp_path, monk
         path = tmp_path / f"{name}_perf.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table(columns), path)
-    prefill, decode, gemm = (found.operation for found in measurements(str(tmp_path), "H100"))
+    prefill, decode, gemm = (measured.operation for measured in measurements(str(tmp_path), "H100"))
     assert isinstance(prefill, LatentPrefill) and isinstance(decode, LatentDecode) and isinstance(gemm, HeadGemm)
     assert (prefill.heads, prefill.head_dim, prefill.value_dim, prefill.tokens.tolist()) == (16, 192, 128, [800, 1200])
     assert (decode.heads, decode.head_dim, decode.value_dim, decode.context.tolist()) == (16, 576, 512, [800, 1200])
     assert (gemm.heads, gemm.n, gemm.k, gemm.m.tolist()) == (16, 512, 128, [4, 8])
     for key in ("mla_prefill/fp8", "mla_decode/fp8", "head_gemm/bfloat16"):  # there and back
-        found = next(m for m in measurements(str(tmp_path), "H100") if m.key == key)
-        structure = structure_of(found.operation)
-        again = operation_at(key, structure.shape(found.operation), structure.sizes(found.operation))
-        assert np.allclose([again.flops, again.bytes], [found.operation.flops, found.operation.bytes])
+        measured = next(m for m in measurements(str(tmp_path), "H100") if m.key == key)
+        structure = structure_of(measured.operation)
+        again = operation_at(key, structure.shape(measured.operation), structure.sizes(measured.operation))
+        assert np.allclose([again.flops, again.bytes], [measured.operation.flops, measured.operation.bytes])
 
 
 # The tables themselves
@@ -456,4 +457,4 @@ def test_four_bits_on_hopper_are_read_and_computed_in_sixteen(dtype: str) -> Non
     wide = [time(replace(operation, dtype="bfloat16")).ns for operation in (few, many)]
     assert time(few).ns < 0.5 * wide[0]
     assert time(many).ns == pytest.approx(wide[1], rel=0.02)
-    assert time(few).coverage == Coverage.EXTRAPOLATED
+    assert time(few).level == TrustLevel.EXTRAPOLATED

@@ -6,10 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import Coverage, floor_ns
+from calibration.kernels.times import floor_ns
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Experts, Gemm, StepSizes, uniform_step
 from calibration.step_operations import step_operations
+from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity, weight_bytes
@@ -91,19 +92,19 @@ def test_every_operation_has_a_time_no_shorter_than_the_roofline() -> None:
 def test_experts_of_deepseek_are_among_the_public_tables() -> None:
     steps = step_operations(find_model("DeepSeek-V3"), deployment(tensor_parallel_size=8), uniform_step(64, 9, 0, 2, 0))
     (experts,) = [op for op in steps if isinstance(op, Experts)]
-    assert load_kernels(find_gpu("H200")).time(experts).coverage < Coverage.EXTRAPOLATED
+    assert load_kernels(find_gpu("H200")).time(experts).level < TrustLevel.EXTRAPOLATED
 
 
 @pytest.mark.parametrize("name", ["DeepSeek-V3", "DeepSeek-V2-Lite"])
 def test_so_is_its_attention_and_other_sizes_are_not(name: str) -> None:
     kernels = load_kernels(find_gpu("H200"))
     steps = step_operations(find_model(name), deployment(), uniform_step(64, 4000, 2, 512, 0))
-    found = [op for op in steps if isinstance(op, HeadGemm | LatentDecode | LatentPrefill)]
-    assert len(found) == 4
-    for operation in found:
-        assert kernels.time(operation).coverage < Coverage.EXTRAPOLATED
+    operations = [op for op in steps if isinstance(op, HeadGemm | LatentDecode | LatentPrefill)]
+    assert len(operations) == 4
+    for operation in operations:
+        assert kernels.time(operation).level < TrustLevel.EXTRAPOLATED
         other = {"k": 1024} if isinstance(operation, HeadGemm) else {"head_dim": 640}
-        assert kernels.time(replace(operation, **other)).coverage == Coverage.EXTRAPOLATED
+        assert kernels.time(replace(operation, **other)).level == TrustLevel.EXTRAPOLATED
 
 
 @pytest.mark.parametrize(

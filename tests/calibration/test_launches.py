@@ -11,10 +11,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes, uniform_step
 from calibration.step_operations import step_operations
-from calibration.steps.coverage import provenance_of
 from calibration.steps.explanation import explain
 from calibration.steps.launches import PUBLISHED, UNKNOWN, LaunchCost, launches, measured_launches
 from calibration.steps.observed import ObservedPrices
@@ -22,6 +20,8 @@ from calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
+from calibration.steps.step_trust import trust_within
+from calibration.trust import TrustLevel
 from planning.costs import priced
 from planning.measure.calibrator import fit_recordings
 from serving.deployments.config import Deployment
@@ -82,7 +82,7 @@ def test_without_fusion_a_layer_is_28_kernels_more_and_every_step_takes_longer()
     apart = deployment(fusion=False)
     for step in ((1, 100, 0, 0, 0), (64, 4000, 1, 512, 0)):
         sizes = uniform_step(*step)
-        fused, plain = (step_operations(LLAMA, each, sizes) for each in (deployment(), apart))
+        fused, plain = (step_operations(LLAMA, engine, sizes) for engine in (deployment(), apart))
         assert int(launches(plain)) - int(launches(fused)) == 28 * 32
         more = sum(b.count * b.bytes - a.count * a.bytes for a, b in zip(fused, plain, strict=True))
         kept = 2 * 34 * 4096 + (16 * 32 + 20 * 8) * 128 + 4 * 14336  # bytes of a token in a layer
@@ -158,9 +158,9 @@ def test_launches_are_a_part_of_a_step_that_was_measured_nowhere() -> None:
     one = explain(cost, uniform_step(1, 100, 0, 0, 0))
     assert one.parts_ns[WAITING] > 0
     assert one.step_ns == pytest.approx(PUBLISHED_NS * 293)
-    assert (one.coverage, one.why) == (Coverage.EXTRAPOLATED, WAITING)
+    assert (one.level, one.why) == (TrustLevel.EXTRAPOLATED, WAITING)
     assert WAITING not in explain(cost, uniform_step(64, 8000, 0, 0, 0)).parts_ns
-    assert provenance_of(cost, [uniform_step(64, 8000, 0, 0, 0)])[0] == Coverage.INTERPOLATED
+    assert trust_within(cost, [uniform_step(64, 8000, 0, 0, 0)]).level == "interpolated"
     assert WAITING not in OperationCost(LLAMA, deployment(), Roofline()).parts(uniform_step(1, 1, 0, 0, 0))
 
 
@@ -182,9 +182,9 @@ def recorded(
 @pytest.mark.parametrize("launch_ns", [6_000, 28_000, 70_000])
 def test_the_launch_cost_that_is_in_a_log_is_found_again(launch_ns: float) -> None:
     engine = deployment(model="Llama-3.1-8B")
-    found = measured_launches(recorded(launch_ns, engine), engine, "NVIDIA H200")
-    assert found.ns == pytest.approx(launch_ns, rel=0.03)
-    assert found.source == "200 eager steps on NVIDIA H200"
+    cost = measured_launches(recorded(launch_ns, engine), engine, "NVIDIA H200")
+    assert cost.ns == pytest.approx(launch_ns, rel=0.03)
+    assert cost.source == "200 eager steps on NVIDIA H200"
 
 
 def test_a_log_that_cannot_tell_launches_says_why() -> None:
@@ -198,19 +198,19 @@ def test_a_log_that_cannot_tell_launches_says_why() -> None:
         (recorded(28_000, engine), engine.rescheduled(speculative=drafting), "kernels that are not counted"),
         (recorded(28_000, engine), engine.model_copy(update={"model": "random:llama"}), "not a known model"),
     ):
-        found = measured_launches(log, of, "NVIDIA H200")
-        assert found.ns is None and why in found.source
+        cost = measured_launches(log, of, "NVIDIA H200")
+        assert cost.ns is None and why in cost.source
 
 
 def test_measured_launches_price_eager_steps_and_are_named() -> None:
     engine = deployment(model="Llama-3.1-8B", enforce_eager=True)
     sizes, measured = uniform_step(1, 100, 0, 0, 0), LaunchCost(60_000.0, 0.05, "200 eager steps on NVIDIA H200")
-    published, own = (predicted_cost("H100", engine, launches=each) for each in (UNKNOWN, measured))
+    published, own = (predicted_cost("H100", engine, launches=known) for known in (UNKNOWN, measured))
     assert own.step_ns(plan(1, 100)) == 60_000 * 293
     first, second = explain(published, sizes), explain(own, sizes)
     assert (first.launches, first.launch_ns, first.launch_source) == (293, PUBLISHED_NS, PUBLISHED.source)
     assert (second.launch_ns, second.launch_source) == (60_000.0, measured.source)
-    assert (first.coverage, second.coverage) == (Coverage.EXTRAPOLATED, Coverage.INTERPOLATED)
+    assert (first.level, second.level) == (TrustLevel.EXTRAPOLATED, TrustLevel.INTERPOLATED)
     assert second.interval[1] - second.interval[0] < first.interval[1] - first.interval[0]
     assert explain(predicted_cost("H100", deployment(model="Llama-3.1-8B")), sizes).launches == 0
 
@@ -224,15 +224,15 @@ TRAFFIC = {"requests": 60, "seed": 3, "arrivals": {"kind": "closed", "concurrenc
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     """Logs of an engine whose host takes `LAUNCH_NS` a kernel, with and without CUDA graphs, by whether it is eager."""
-    found, workload = {}, synthesise(parse_spec(TRAFFIC))
+    paths, workload = {}, synthesise(parse_spec(TRAFFIC))
     for eager in (False, True):
-        found[eager] = folder = tmp_path_factory.mktemp("logs") / "run"
+        paths[eager] = folder = tmp_path_factory.mktemp("logs") / "run"
         engine = deployment(model="Llama-3.1-8B", attention="hybrid", enforce_eager=eager)
         cost = OperationCost(LLAMA, engine, Roofline(), host=HostTimes(0, 0, taking(LAUNCH_NS)))
         simulate_to(folder, workload, engine, cost)
         _overwrite(folder / "steps.parquet", graph=not eager)
         _overwrite(folder / "runs.parquet", clock="wall", hardware='{"gpu": "NVIDIA H200"}')
-    return found
+    return paths
 
 
 def _overwrite(file: Path, **values: object) -> None:
@@ -268,13 +268,13 @@ def test_the_launches_of_a_log_price_every_command_s_steps_without_graphs(
 
     (tmp_path / "eager.yaml").write_text(eager.model_dump_json())
     for name, more in (("graphs", []), ("eager", ["-d", "eager.yaml"])):
-        told = run("simulate", logs[True], "-c", "c", "-o", name, *more)
-        assert ("launches take 60.0 µs a kernel (" in told) == (name == "eager")
+        result = run("simulate", logs[True], "-c", "c", "-o", name, *more)
+        assert ("launches take 60.0 µs a kernel (" in result) == (name == "eager")
     graphs, waited, ran = StepCost(learnt), 0, Recording.load(tmp_path / "eager").steps.to_pylist()
     for step in ran:
-        held = {name: step[name] or 0 for name in AGGREGATES}
-        kernels = launches(step_operations(LLAMA_8B, learnt.learnt_as, StepSizes(**held)))
-        took, alike = step["end_ns"] - step["start_ns"], graphs.step_ns(StepPlan.from_amounts(**held))
+        amounts = {name: step[name] or 0 for name in AGGREGATES}
+        kernels = launches(step_operations(LLAMA_8B, learnt.learnt_as, StepSizes(**amounts)))
+        took, alike = step["end_ns"] - step["start_ns"], graphs.step_ns(StepPlan.from_amounts(**amounts))
         assert took == max(alike, int(learnt.launches.ns * kernels))
         waited += took > alike
     assert 0.5 < waited / len(ran) < 1

@@ -66,13 +66,13 @@ def test_devices_share_what_the_layers_compute(tp: int) -> None:
 def test_times_do_not_grow_with_context_and_are_never_below_the_roofline(gpu: str) -> None:
     kernels, device = load_kernels(find_gpu(gpu)), find_gpu(gpu)
 
-    def operation(sizes: StepSizes, name: str) -> float:
-        found = next(o for o in step_operations(SPEC, Deployment(), sizes) if o.name == name)
-        ns = float(np.asarray(kernels.time(found).ns))
-        assert ns >= float(np.asarray(floor_ns(device, found)))
+    def time_ns(sizes: StepSizes, name: str) -> float:
+        named = next(o for o in step_operations(SPEC, Deployment(), sizes) if o.name == name)
+        ns = float(np.asarray(kernels.time(named).ns))
+        assert ns >= float(np.asarray(floor_ns(device, named)))
         return ns
 
-    near, far = (operation(uniform_step(64, context, 0, 0, 0), "decode linear attention") for context in (10, 100_000))
+    near, far = (time_ns(uniform_step(64, context, 0, 0, 0), "decode linear attention") for context in (10, 100_000))
     assert near == far
-    first, later = (operation(uniform_step(0, 0, 1, 512, past), "prefill linear attention") for past in (0, 50_000))
-    assert first == later < operation(uniform_step(0, 0, 1, 4096, 0), "prefill linear attention")
+    first, later = (time_ns(uniform_step(0, 0, 1, 512, past), "prefill linear attention") for past in (0, 50_000))
+    assert first == later < time_ns(uniform_step(0, 0, 1, 4096, 0), "prefill linear attention")

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes
 from calibration.steps.correction import Correction
-from calibration.steps.coverage import provenance_of, step_coverage
 from calibration.steps.explanation import explain
 from calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
 from calibration.steps.measured_domain import beyond, factor_beyond, first_reason
@@ -16,6 +14,8 @@ from calibration.steps.observed import ObservedPrices, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
+from calibration.steps.step_trust import step_trust, trust_within
+from calibration.trust import TrustLevel
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.speculative import SpeculativeConfig
@@ -77,7 +77,7 @@ def test_a_recording_is_outside_where_its_cost_model_said_so(seed, rows, context
         "mixed": {"prefill_tokens": (4.0, float(tokens)), "decode_context": (0.0, 4.0 * context)},
         "prefill": {"prefill_tokens": (4.0, float(tokens))},
     }
-    known = calibration(**{regime: found for regime, found in ranges.items() if regime != left_out})
+    known = calibration(**{regime: limits for regime, limits in ranges.items() if regime != left_out})
     cost = ObservedPrices(StepCost(known))
     steps = simulated(cost, seed)
     out = beyond(known, steps.step, steps.regime)
@@ -94,11 +94,11 @@ def test_the_reason_is_what_puts_most_steps_outside() -> None:
 
 
 def test_how_far_beyond_is_the_farthest_of_all_amounts() -> None:
-    found = factor_beyond(
+    factor = factor_beyond(
         {"rows": (2, 8), "context": (100, 1000)},
         {"rows": np.array([1.0, 4.0, 16.0]), "context": np.array([[100.0], [4000.0]])},
     )
-    np.testing.assert_allclose(found, [[2, 1, 2], [4, 4, 4]])
+    np.testing.assert_allclose(factor, [[2, 1, 2], [4, 4, 4]])
     assert factor_beyond({"rows": (1, 8)}, {"rows": np.array([0.0])}) == [np.inf]
 
 
@@ -118,7 +118,7 @@ def predicted(request: pytest.FixtureRequest) -> OperationCost:
     return predicted_cost("L40S", deployment(**request.param))
 
 
-def of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str, float]:
+def sizes_of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str, float]:
     n = prompts * chunk
     return {
         "decode_rows": rows,
@@ -133,15 +133,15 @@ def of(rows: int, context: int, prompts: int, chunk: int, past: int) -> dict[str
 
 @examples(0.06)
 @given(many=st.lists(SIZES, min_size=1, max_size=8))
-def test_many_steps_are_marked_as_each_alone(predicted, many):
-    each = [of(*size) for size in many]
-    found = step_coverage(predicted, StepSizes(**{name: np.array([float(s[name]) for s in each]) for name in each[0]}))
-    for at, sizes in enumerate(each):
+def test_many_steps_are_trusted_as_each_alone(predicted, many):
+    steps = [sizes_of(*size) for size in many]
+    trust = step_trust(predicted, StepSizes(**{name: np.array([float(s[name]) for s in steps]) for name in steps[0]}))
+    for at, sizes in enumerate(steps):
         alone = explain(predicted, StepSizes(**sizes))
-        told, _ = provenance_of(predicted, [StepSizes(**sizes)])
-        assert found.coverage[at] == max(alone.coverage, Coverage.INTERPOLATED) == told
+        level = trust_within(predicted, [StepSizes(**sizes)]).level
+        assert trust.level[at] == max(alone.level, TrustLevel.INTERPOLATED) == TrustLevel[level.upper()]
         errors, times = sum(o.sigma * o.ns for o in alone.operations), sum(o.ns for o in alone.operations)
-        assert found.sigma[at] == pytest.approx(errors / times, rel=1e-9)
+        assert trust.sigma[at] == pytest.approx(errors / times, rel=1e-9)
 
 
 def test_a_run_is_as_sure_as_its_steps_and_not_as_one_that_never_was() -> None:
@@ -149,15 +149,15 @@ def test_a_run_is_as_sure_as_its_steps_and_not_as_one_that_never_was() -> None:
     cost = observed(predicted_cost("H100", deployment(**PLAIN)))
     for rows, context in ((256, 300), (1, 16_000)):
         cost.decode_run_ns(rows, rows * context, rows * context**2, 1)
-    assert provenance_of(cost.pure, [StepSizes(**of(256, 16_000, 0, 0, 0))])[0] == Coverage.EXTRAPOLATED
-    assert cost.provenance()[0] == Coverage.INTERPOLATED
+    assert trust_within(cost.pure, [StepSizes(**sizes_of(256, 16_000, 0, 0, 0))]).level == "extrapolated"
+    assert cost.trust().level == "interpolated"
     cost.decode_run_ns(256, 256 * 16_000, 256 * 16_000**2, 1)
-    assert cost.provenance()[0] == Coverage.EXTRAPOLATED
+    assert cost.trust().level == "extrapolated"
 
 
 def test_what_measured_steps_cover_is_validated(predicted: OperationCost) -> None:
     covered = Correction(domain={"tokens": (1, 64), "decode rows": (1, 64), "decode context": (1, 64_000)}, source="us")
     cost = OperationCost(predicted.model, predicted.deployment, predicted.kernels, covered)
     rows = np.array([1.0, 64.0, 65.0])
-    marks = step_coverage(cost, StepSizes(decode_rows=rows, decode_context=1000 * rows, sampled_rows=rows))
-    assert marks.coverage[:2].tolist() == [Coverage.VALIDATED] * 2 and marks.coverage[2] > Coverage.VALIDATED
+    trust = step_trust(cost, StepSizes(decode_rows=rows, decode_context=1000 * rows, sampled_rows=rows))
+    assert trust.level[:2].tolist() == [TrustLevel.VALIDATED] * 2 and trust.level[2] > TrustLevel.VALIDATED

@@ -60,13 +60,13 @@ def layers_of(model: ModelSpec, projection: str) -> range:
 
 def read_bytes(model: ModelSpec, engine: Deployment) -> float:
     """Of every weight of a layer once, by the operations of a step."""
-    found = 0.0
+    total = 0.0
     for op in step_operations(model, engine, uniform_step(1, 10, 1, 16, 0)):
         if isinstance(op, Gemm) and op.width and not isinstance(op, HeadGemm):
-            found += op.count * op.width * op.n * op.k
+            total += op.count * op.width * op.n * op.k
         elif isinstance(op, Experts):
-            found += op.count * op.width * 3 * op.hidden * op.inter * op.experts / (op.ep * op.tp)
-    return found
+            total += op.count * op.width * 3 * op.hidden * op.inter * op.experts / (op.ep * op.tp)
+    return total
 
 
 @examples(0.3)

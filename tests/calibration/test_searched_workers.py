@@ -48,13 +48,13 @@ def test_workers_keep_pace_and_one_less_would_not(
             matched_workers(run, deployment, prediction)
         return
     prefill, decode = matched_workers(run, deployment, prediction)
-    held = ranks * min(64, blocks // -(-(prompt + output) // 16))
-    assert (decode - 1) * held < requests <= decode * held
+    places = ranks * min(64, blocks // -(-(prompt + output) // 16))
+    assert (decode - 1) * places < requests <= decode * places
     rows, prompts = -(-requests // decode // ranks), max(4096 // prompt, 1)
     wanted = requests / (output * (step_ns + token_ns * rows))  # requests a nanosecond
-    each = ranks * prompts / (step_ns + token_ns * prompts * prompt)
-    assert prefill * each >= wanted * (1 - 1e-9)
-    assert prefill == 1 or (prefill - 1) * each < wanted * (1 + 1e-9)
+    rate = ranks * prompts / (step_ns + token_ns * prompts * prompt)
+    assert prefill * rate >= wanted * (1 - 1e-9)
+    assert prefill == 1 or (prefill - 1) * rate < wanted * (1 + 1e-9)
 
 
 def test_more_than_the_limit_is_refused() -> None:

@@ -86,13 +86,13 @@ def test_what_quantisation_saves_in_memory_gemms_read_less(model: ModelSpec, qua
     kept, changed = deployment(), deployment(quantization=quantization)
 
     def read(engine: Deployment) -> float:
-        found = 0.0
+        total = 0.0
         for op in step_operations(model, engine, sizes_of([1], [])):
             if isinstance(op, Gemm) and op.width:
-                found += op.count * op.width * op.n * op.k
+                total += op.count * op.width * op.n * op.k
             elif isinstance(op, Experts):
-                found += op.count * op.width * 3 * op.hidden * op.inter * op.experts
-        return found
+                total += op.count * op.width * 3 * op.hidden * op.inter * op.experts
+        return total
 
     if quantization == "mxfp4" and not model.num_experts:
         for count in (read, lambda engine: kv_capacity(model, Roofline.gpu, engine)):
@@ -147,11 +147,11 @@ def test_a_window_bounds_what_is_read() -> None:
 def test_collectives_appear_with_devices() -> None:
     sizes = sizes_of([10, 20], [])
     assert not [op for op in step_operations(LLAMA, deployment(), sizes) if isinstance(op, Collective)]
-    found = [
+    collectives = [
         op for op in step_operations(LLAMA, deployment(tensor_parallel_size=4), sizes) if isinstance(op, Collective)
     ]
-    assert {op.kind: op.count for op in found} == {"all_reduce": 64, "all_gather": 1}
-    assert found[0].elements.item() == 2 * 4096
+    assert {op.kind: op.count for op in collectives} == {"all_reduce": 64, "all_gather": 1}
+    assert collectives[0].elements.item() == 2 * 4096
 
 
 # The sum
@@ -209,10 +209,10 @@ def test_scaled_costs_share_what_kernels_take_unless_factors_choose_the_type(wid
     plans = [plan_of([100, 900], []), plan_of([50], [(300, 100)])]
     known = [cost.step_ns(plan) for plan in plans]
     scaled, before = cost.scaled(0.7, 1.6), len(asked)
-    found = [scaled.step_ns(plan) for plan in plans]
+    times = [scaled.step_ns(plan) for plan in plans]
     assert (len(asked) == before) == (not wider)
     anew = OperationCost(LLAMA, of_fp8, timed, correction.scaled(0.7, 1.6))
-    assert found == [anew.step_ns(plan) for plan in plans]
+    assert times == [anew.step_ns(plan) for plan in plans]
     assert [cost.step_ns(plan) for plan in plans] == known
 
 
@@ -272,21 +272,21 @@ def test_a_fit_recovers_the_correction_that_made_the_steps() -> None:
     clean = sum(truth.apply(parts, sizes).values())
     noisy = clean * np.exp(0.02 * rng.standard_normal(3000))
     noisy[::40] *= 3  # interruptions
-    found = fit_correction(parts, sizes, noisy, "test")
-    predicted = sum(found.apply(parts, sizes).values())
+    fitted = fit_correction(parts, sizes, noisy, "test")
+    predicted = sum(fitted.apply(parts, sizes).values())
     assert np.median(np.abs(predicted / clean - 1)) < 0.005
     assert np.percentile(np.abs(predicted / clean - 1), 95) < 0.02
-    assert found.factors["compute@8192"] == pytest.approx(1.3, rel=0.05)
-    assert found.factors["decode attention"] == pytest.approx(0.8, rel=0.05)
-    assert found.sigma["decode"] == pytest.approx(0.02, rel=0.3)
+    assert fitted.factors["compute@8192"] == pytest.approx(1.3, rel=0.05)
+    assert fitted.factors["decode attention"] == pytest.approx(0.8, rel=0.05)
+    assert fitted.sigma["decode"] == pytest.approx(0.02, rel=0.3)
 
 
 def test_what_the_steps_do_not_show_stays_at_its_prior() -> None:
     sizes = many_steps(np.random.default_rng(3), 400)
     parts = step_parts(LLAMA, deployment(), Roofline(), sizes)
-    found = fit_correction(parts, sizes, sum(Correction().apply(parts, sizes).values()) + 1e6, "test")
-    assert found.factors["experts"] == found.factors["collectives"] == 1.0
-    assert set(found.factors) == set(FACTORS)
+    fitted = fit_correction(parts, sizes, sum(Correction().apply(parts, sizes).values()) + 1e6, "test")
+    assert fitted.factors["experts"] == fitted.factors["collectives"] == 1.0
+    assert set(fitted.factors) == set(FACTORS)
 
 
 def test_too_few_steps_for_a_correction_is_one_line() -> None:

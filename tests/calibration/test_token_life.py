@@ -49,7 +49,7 @@ def test_ranks_that_share_experts_bring_all_their_tokens(parallel: bool, rows: i
 def test_explain_shows_it() -> None:
     arguments = ["explain", "--model", "Llama-3.1-8B", "--rows", "4"]
     assert "probabilities" in CliRunner().invoke(cli, arguments, catch_exceptions=False).output
-    told = json.loads(CliRunner().invoke(cli, [*arguments, "--format", "json"], catch_exceptions=False).output)
-    assert told["token_life"][1] == {
+    explained = json.loads(CliRunner().invoke(cli, [*arguments, "--format", "json"], catch_exceptions=False).output)
+    assert explained["token_life"][1] == {
         "name": "embeddings", "shape": [4, 4096], "dtype": "bfloat16", "times": 1, "bytes": 32768
     }  # fmt: skip

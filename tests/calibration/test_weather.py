@@ -32,12 +32,12 @@ class InWeather(KnownCost):
         super().__init__(noise=0.01)
         self._random = np.random.default_rng(seed)
         self._speed = self._taken = 1.0
-        self.told: list[tuple[float, float]] = []
+        self.speeds: list[tuple[float, float]] = []
 
     def step_ns(self, plan: StepPlan) -> int:
-        if len(self.told) % 12 == 0:
+        if len(self.speeds) % 12 == 0:
             self._speed, self._taken = np.exp(0.3 * self._random.standard_normal()), self._random.uniform(1, 3)
-        self.told.append((SPEED * self._speed, self._taken))
+        self.speeds.append((SPEED * self._speed, self._taken))
         return int(super().step_ns(plan) * self._speed**-EXPONENT * self._taken)
 
 
@@ -46,7 +46,7 @@ def recorded(path: Path, workload: object, seed: int, shuffled: bool = False) ->
     cost = InWeather(seed)
     record(path, workload, cost)  # type: ignore[arg-type]
     steps = pq.read_table(path / "steps.parquet")
-    speed, taken = np.array(cost.told[: steps.num_rows]).T
+    speed, taken = np.array(cost.speeds[: steps.num_rows]).T
     wall = steps["end_ns"].to_numpy() - steps["start_ns"].to_numpy()
     own = (wall / taken).astype(np.int64)
     if shuffled:

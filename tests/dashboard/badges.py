@@ -3,22 +3,22 @@
 import re
 from typing import NamedTuple
 
-from calibration.provenance import MARKS
+from calibration.trust import LEVELS
 
-_BADGE = re.compile(rf":(?:green|blue|orange|gray)-badge\[:material/\w+: ({'|'.join(MARKS)})\] ?(.*)", re.DOTALL)
+_BADGE = re.compile(rf":(?:green|blue|orange|gray)-badge\[:material/\w+: ({'|'.join(LEVELS)})\] ?(.*)", re.DOTALL)
 
 
 class Badge(NamedTuple):
-    """A mark and its reason."""
+    """A level of trust and its reason."""
 
-    mark: str
+    level: str
     reason: str
 
 
 def page_badges(app):
     """The badges of a page that are in sight."""
-    marks = [_BADGE.fullmatch(leaf.value) for leaf in _leaves(app.main) if leaf.type == "markdown"]
-    return [Badge(*mark.groups()) for mark in marks if mark]
+    matches = [_BADGE.fullmatch(leaf.value) for leaf in _leaves(app.main) if leaf.type == "markdown"]
+    return [Badge(*match.groups()) for match in matches if match]
 
 
 def badges(app):
@@ -39,12 +39,12 @@ def _at(blocks):
     for block in reversed(blocks):
         leaves = list(_leaves(block))
         helps = [getattr(leaf.proto, "help", "") for leaf in leaves if leaf.type in ("markdown", "subheader")]
-        marks = [mark for help in helps if (mark := _BADGE.search(help.split("\n\n")[-1]))]
-        if marks:
+        matches = [match for help in helps if (match := _BADGE.search(help.split("\n\n")[-1]))]
+        if matches:
             plots = sum(leaf.type == "plotly_chart" for leaf in leaves)
-            assert len(marks) == plots == 1, f"{len(marks)} marks and {plots} plots in one block"
-            assert len(marks[0][2]) > len("."), "a mark without a reason"
-            return Badge(*marks[0].groups())
+            assert len(matches) == plots == 1, f"{len(matches)} badges and {plots} plots in one block"
+            assert len(matches[0][2]) > len("."), "a level without a reason"
+            return Badge(*matches[0].groups())
     raise AssertionError("a plot without a badge")
 
 

@@ -12,10 +12,9 @@ pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import Coverage
-from calibration.provenance import Provenance, noted, of_run, weakest
 from calibration.steps.observed import observed
 from calibration.steps.predict import predicted_cost
+from calibration.trust import Trust, TrustLevel, noted_trust, trust_in_run, weakest
 from calibration.validation.report import ValidationReport
 from dashboard.bundled import DEMO, RUN_SAMPLE
 from dashboard.calibration_page import charts as calibration_charts
@@ -25,7 +24,7 @@ from dashboard.palette import policy_colour
 from dashboard.plan_page import charts as plan_charts
 from dashboard.policy_lab_page.charts import side_colours
 from dashboard.policy_lab_page.tasks import recorded
-from dashboard.policy_lab_page.words import provenance
+from dashboard.policy_lab_page.words import trust
 from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.trust_page.words import of_report, of_steps
 from planning.compare.document import ComparisonDocument
@@ -65,7 +64,7 @@ def test_every_plot_has_a_badge(tmp_path, name):
 
 def test_every_plot_of_a_calibration_and_of_a_step_has_a_badge(tmp_path):
     shutil.copytree(DEMO / "calibration", tmp_path / "calibration")
-    assert [badge.mark for badge in badges(opened("calibration", tmp_path, of="Engines"))] == ["validated"]
+    assert [badge.level for badge in badges(opened("calibration", tmp_path, of="Engines"))] == ["validated"]
     assert len(badges(opened("step"))) == 2
 
 
@@ -74,15 +73,15 @@ def test_a_plot_without_a_badge_is_found():
         import plotly.graph_objects as go
         import streamlit as st
 
-        from calibration.provenance import Provenance
+        from calibration.trust import Trust
         from dashboard.blocks import figure
 
-        figure(go.Figure(), "one", "With", Provenance("validated", "measured"))
+        figure(go.Figure(), "one", "With", Trust("validated", "measured"))
         st.plotly_chart(go.Figure(), key="two")
 
     app = AppTest.from_function(script).run()
     assert not app.exception
-    with pytest.raises(AssertionError, match="1 marks and 2 plots"):
+    with pytest.raises(AssertionError, match="1 badges and 2 plots"):
         badges(app)
 
 
@@ -90,23 +89,25 @@ def test_a_plot_without_a_badge_is_found():
 
 
 def test_several_stand_as_the_least_certain_and_say_how_many_do():
-    good, beyond = Provenance("interpolated", "between"), Provenance("extrapolated", "beyond")
+    good, beyond = Trust("interpolated", "between"), Trust("extrapolated", "beyond")
     assert weakest([good, good], "runs") == good
-    assert weakest([good, beyond, good], "runs") == Provenance(
+    assert weakest([good, beyond, good], "runs") == Trust(
         "extrapolated", "of 3 runs 1 extrapolated, 2 interpolated; for example: beyond"
     )
-    assert weakest([beyond, noted(None, "nobody knows")], "runs").mark == "unknown"
-    assert weakest([], "runs").mark == "unknown"
+    assert weakest([beyond, noted_trust(None, None, "nobody knows")], "runs").level == "unknown"
+    assert weakest([], "runs").level == "unknown"
 
 
 def test_a_run_stands_as_what_it_is(tmp_path):
     toy_run(tmp_path / "simulated", "virtual", seed=0)
     toy_run(tmp_path / "real", "wall", seed=0)
-    marks = {name: of_run(Recording.load(tmp_path / name).run).mark for name in ("simulated", "real")}
-    assert marks == {"simulated": "unknown", "real": "measured"}
-    assert of_run(Recording.load(RUN_SAMPLE).run).mark == "interpolated"
-    assert of_run({"clock": "sundial", "notes": ""}).mark == "unknown"
-    assert of_run({"clock": "virtual", "notes": '{"standing": {"mark": "splendid"}}'}).mark == "unknown"
+    levels = {name: trust_in_run(Recording.load(tmp_path / name).run).level for name in ("simulated", "real")}
+    assert levels == {"simulated": "unknown", "real": "measured"}
+    assert trust_in_run(Recording.load(RUN_SAMPLE).run).level == "interpolated"
+    assert trust_in_run({"clock": "sundial", "notes": ""}).level == "unknown"
+    assert trust_in_run({"clock": "virtual", "notes": '{"trust": {"level": "splendid"}}'}).level == "unknown"
+    former = '{"standing": {"mark": "validated", "reason": "as 0.2 wrote it"}}'
+    assert trust_in_run({"clock": "virtual", "notes": former}) == Trust("validated", "as 0.2 wrote it")
 
 
 def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
@@ -114,17 +115,17 @@ def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
         toy_run(tmp_path / name, clock, seed=0)
     asked = {"bounds": {}, "stamps": [0, 0]}
 
-    def mark(a, b):
+    def level(a, b):
         sides = {"a": str(tmp_path / a), "b": str(tmp_path / b)}
         answer = recorded({**asked, **sides}, tmp_path, lambda stage, share: None)
-        return provenance(ComparisonDocument.read(answer)).mark
+        return trust(ComparisonDocument.read(answer)).level
 
-    assert mark("real", "again") == "measured"
-    assert mark("real", "simulated") == mark("simulated", "real") == "unknown"
+    assert level("real", "again") == "measured"
+    assert level("real", "simulated") == level("simulated", "real") == "unknown"
 
 
 @pytest.mark.parametrize(
-    ("change", "mark", "reason"),
+    ("change", "level", "reason"),
     [
         ({"extrapolated_share": 0.0}, "validated", "; 0 %"),
         ({"extrapolated_share": 0.3}, "extrapolated", "30.0 %"),
@@ -133,21 +134,21 @@ def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
         ({"rungs": {}}, "unknown", "no real run"),
     ],
 )
-def test_a_report_stands_as_what_it_holds(tmp_path, change, mark, reason):
+def test_a_report_stands_as_what_it_holds(tmp_path, change, level, reason):
     judged = of_report(ValidationReport.model_validate({**report(tmp_path), **change}))
-    assert judged.mark == mark and reason in judged.reason
+    assert judged.level == level and reason in judged.reason
 
 
 def test_steps_stand_as_the_worst_regime():
-    assert of_steps(0, [], "").mark == "unknown"
+    assert of_steps(0, [], "").level == "unknown"
     assert of_steps(1200, [2.0, None, 9.0], "for once").reason == "1,200 steps were measured, for once"
     far = of_steps(1200, [2.0, 80.0], "for once")
-    assert far.mark == "unknown" and "80 %" in far.reason
+    assert far.level == "unknown" and "80 %" in far.reason
 
 
 def test_a_curve_stands_as_its_dots():
-    assert _of_dots(np.array([1.0, 2.0])).mark == "validated"
-    assert _of_dots(np.array([1.0, np.nan])) == Provenance(
+    assert _of_dots(np.array([1.0, 2.0])).level == "validated"
+    assert _of_dots(np.array([1.0, np.nan])) == Trust(
         "extrapolated", "it was measured at 1 of 2 sizes, those with a dot"
     )
 
@@ -156,8 +157,8 @@ def test_gpus_stand_as_their_shapes():
     kernels = load_kernels(find_gpu("H100"))
     fits = {"H100": (kernels.gpu, kernels.fits["gemm/bfloat16"])}
     measured = np.exp2(kernels.fits["gemm/bfloat16"].surface.shapes[0]).tolist()
-    assert calibration_charts.marks(fits, "gemm/bfloat16", measured, 0)["H100"] < Coverage.EXTRAPOLATED
-    assert calibration_charts.marks(fits, "gemm/bfloat16", [3.0, 3.0], 0)["H100"] is Coverage.EXTRAPOLATED
+    assert calibration_charts.worst_levels(fits, "gemm/bfloat16", measured, 0)["H100"] < TrustLevel.EXTRAPOLATED
+    assert calibration_charts.worst_levels(fits, "gemm/bfloat16", [3.0, 3.0], 0)["H100"] is TrustLevel.EXTRAPOLATED
 
 
 # What is hollow
@@ -167,14 +168,14 @@ def test_fleets_rates_and_replicas_are_hollow_where_they_are_extrapolated():
     def some_beyond(points):
         """Every third extrapolated, the others not."""
         return [
-            p.model_copy(update={"mark": "interpolated" if at % 3 else "extrapolated"}) for at, p in enumerate(points)
+            p.model_copy(update={"level": "interpolated" if at % 3 else "extrapolated"}) for at, p in enumerate(points)
         ]
 
     def hollow(figure):
         return sum(symbol.endswith("-open") for trace in figure.data for symbol in trace.marker.symbol or ())
 
     def beyond(points):
-        return sum(point.mark == "extrapolated" for point in points)
+        return sum(point.level == "extrapolated" for point in points)
 
     answer = PlanDocument.read(plan_example()["answer"])
     curve = answer.engine_curves[0]
@@ -192,7 +193,7 @@ def test_a_policy_has_one_colour_on_every_page():
     import pandas as pd
 
     policies = ["fair", "vllm", "mine:Own"]
-    runs = pd.DataFrame({"rate": [1, 1, 1], "policy": policies, "v": [1.0, 2.0, 3.0], "standing": ""})
+    runs = pd.DataFrame({"rate": [1, 1, 1], "policy": policies, "v": [1.0, 2.0, 3.0], "trust": ""})
     titles = {"rate": "rate", "v": "v"}
     drawn = sweep_charts.metric_over(runs, "rate", "v", "policy", titles, policies)
     colours = {trace.name: trace.marker.color for trace in drawn.data if trace.mode != "none"}
@@ -216,10 +217,11 @@ def test_a_run_on_a_machine_that_was_not_calm_says_so_and_no_other_does(tmp_path
 def test_few_extrapolated_steps_do_not_make_a_run_extrapolated():
     """Planted: decode steps of a size that was measured, and 1 in 300, or 1 in 3, far beyond any."""
     cost = predicted_cost("H100", Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9))
-    for usual, mark in ((299, Coverage.INTERPOLATED), (2, Coverage.EXTRAPOLATED)):
+    for usual, level in ((299, "interpolated"), (2, "extrapolated")):
         seen = observed(cost)
         for _ in range(usual):
             seen.decode_run_ns(8, 8000, 8_000_000, 1)
         seen.decode_run_ns(2, 2 * 10**8, 10**16, 1)
-        reason = seen.provenance()
-        assert reason[0] is mark and reason[1].startswith(f"{100 / (usual + 1):.1f} % of the steps extrapolated: ")
+        trust = seen.trust()
+        share = f"{100 / (usual + 1):.1f} % of the steps extrapolated: "
+        assert trust.level == level and trust.reason.startswith(share)

@@ -16,11 +16,12 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.shapes import estimate_at, measured_at, operation_at
 from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import bundled_names
-from calibration.kernels.times import Coverage, floor_ns
+from calibration.kernels.times import floor_ns
 from calibration.steps.correction import Correction
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.fit import fit, predict, step_residuals_table
 from calibration.steps.operation_cost import HostTimes
+from calibration.trust import TrustLevel
 from dashboard.calibration_page import charts as calibration_charts
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
@@ -69,7 +70,7 @@ def test_the_fit_is_near_what_was_measured_of_it():
         (knots,), ns = measured_at(H100.gpu, "gemm/bfloat16", fit_, number)
         estimate = estimate_at(H100.gpu, "gemm/bfloat16", fit_, np.exp2(fit_.surface.shapes[number]).tolist(), (knots,))
         assert np.median(np.abs(np.log(estimate.ns / ns))) < 0.1
-        assert (estimate.coverage == Coverage.VALIDATED).all()
+        assert (estimate.level == TrustLevel.VALIDATED).all()
 
 
 # Figures
@@ -95,8 +96,8 @@ def test_a_hole_is_where_the_model_extrapolates():
     holes = calibration_charts.domain(calibration_charts.known(H100.gpu, "decode/bfloat16", fit_, 0, 0)).data[0]
     shape = np.exp2(fit_.surface.shapes[0]).tolist()
     for i, j in ((0, 0), (14, 14), (27, 27), (5, 23)):
-        mark = estimate_at(H100.gpu, "decode/bfloat16", fit_, shape, (holes.x[j], holes.y[i])).coverage
-        assert np.isfinite(holes.z[i][j]) == (mark == Coverage.EXTRAPOLATED)
+        level = estimate_at(H100.gpu, "decode/bfloat16", fit_, shape, (holes.x[j], holes.y[i])).level
+        assert np.isfinite(holes.z[i][j]) == (level == TrustLevel.EXTRAPOLATED)
 
 
 def test_utilisation_is_the_roofline_over_the_time():

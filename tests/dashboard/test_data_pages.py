@@ -61,7 +61,7 @@ def test_the_sample_is_there_when_nothing_else_is(tmp_path):
     assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"
     assert figure["layout"]["yaxis"]["title"]["text"] == "SLO attainment (fraction)"
     (badge,) = badges(app)
-    assert badge.mark == "interpolated" and "lies between measured shapes" in badge.reason
+    assert badge.level == "interpolated" and "lies between measured shapes" in badge.reason
 
 
 def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):
@@ -69,12 +69,12 @@ def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):
     path = tmp_path / "mine" / "runs" / "runs.parquet"
     runs = pq.read_table(path)
     fast = pc.greater(runs["rate"], 2)
-    marks = pc.if_else(fast, "extrapolated", runs["standing"])
-    pq.write_table(runs.set_column(runs.schema.get_field_index("standing"), "standing", marks), path)
+    trust = pc.if_else(fast, "extrapolated", runs["trust"])
+    pq.write_table(runs.set_column(runs.schema.get_field_index("trust"), "trust", trust), path)
     (badge,) = badges(sweeps(tmp_path))
-    assert badge.mark == "extrapolated" and "Of 84 runs 60 extrapolated, 24 interpolated" in badge.reason
+    assert badge.level == "extrapolated" and "Of 84 runs 60 extrapolated, 24 interpolated" in badge.reason
     (badge,) = badges(sweeps(tmp_path, only_rate="1,2"))
-    assert badge.mark == "interpolated"
+    assert badge.level == "interpolated"
 
 
 def test_the_url_chooses_axes_series_and_filters(partitioned):
@@ -175,7 +175,7 @@ def test_axis_titles():
 
 
 def test_a_point_is_the_median_of_its_runs_in_a_band_of_all_of_them():
-    runs = pd.DataFrame({"rate": [1, 1, 1, 2], "v": [3.0, 9.0, 4.0, 5.0], "standing": ["", "extrapolated", "", ""]})
+    runs = pd.DataFrame({"rate": [1, 1, 1, 2], "v": [3.0, 9.0, 4.0, 5.0], "trust": ["", "extrapolated", "", ""]})
     band, line = sweep_charts.metric_over(runs, "rate", "v", None, {"rate": "rate", "v": "v"}).data
     assert list(line.y) == [4.0, 5.0] and list(line.marker.symbol) == ["circle-open", "circle"]
     assert list(band.y) == [3.0, 5.0, 5.0, 9.0]
@@ -185,14 +185,14 @@ def test_a_point_is_the_median_of_its_runs_in_a_band_of_all_of_them():
 
 
 def test_points_lie_where_they_are_on_numbers_and_side_by_side_on_names():
-    runs = pd.DataFrame({"rate": [1, 2], "gpu": ["a", "b"], "v": [3.0, 4.0], "standing": ""})
+    runs = pd.DataFrame({"rate": [1, 2], "gpu": ["a", "b"], "v": [3.0, 4.0], "trust": ""})
     titles = {name: name for name in runs}
     assert sweep_charts.metric_over(runs, "rate", "v", "gpu", titles, ["a", "b"]).layout.scattermode is None
     assert sweep_charts.metric_over(runs, "gpu", "v", "rate", titles, [1, 2]).layout.scattermode == "group"
 
 
 def test_many_values_are_a_point_each_and_none_is_said():
-    runs = pd.DataFrame({"x": range(5000), "v": range(5000), "standing": "interpolated"})
+    runs = pd.DataFrame({"x": range(5000), "v": range(5000), "trust": "interpolated"})
     (points,) = sweep_charts.metric_over(runs, "x", "v", None, {"x": "x", "v": "v"}).data
     assert points.mode == "markers" and len(points.x) == 2000
     nothing = sweep_charts.metric_over(runs.assign(v=float("nan")), "x", "v", None, {"x": "x", "v": "v"})

@@ -231,7 +231,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert answer is not None, "see dashboard-internals.md"
     app = lab(tmp_path)
     text = shown(app)
-    assert answer["verdict"][1:] in text and f"{answer['a']['mark']}]" in text and "Jain's fairness index is" in text
+    assert answer["verdict"][1:] in text and f"{answer['a']['level']}]" in text and "Jain's fairness index is" in text
     assert len(app.get("plotly_chart")) == 4 and not app.get("progress")
     assert {button.label for button in app.get("download_button")} == {
         *("Parquet of rows", "Parquet of tallies", "CSV of rows", "CSV of tallies", "Report", "JSON")
@@ -451,7 +451,7 @@ def test_a_ranking_is_held_against_the_engine(tmp_path: Path, started: list[Job]
     engine_pair(tmp_path / "out", calibrated(tmp_path / "cal"))
     settings = asked(lab(tmp_path, compare="recordings", beside="cal"), started)
     answer = json.loads(json.dumps(recorded(settings, QUIET, progress)))
-    assert answer["rows"] == answer["simulated"]["rows"] and answer["simulated"]["a"]["mark"] == "extrapolated"
+    assert answer["rows"] == answer["simulated"]["rows"] and answer["simulated"]["a"]["level"] == "extrapolated"
     assert {row["outcome"] for row in answer["ranking"]} == {"holds"}
     leave(tmp_path, RECORDED, settings, answer)
     app = lab(tmp_path, compare="recordings", beside="cal")

@@ -115,7 +115,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     text, answer = shown(app), plan_example()["answer"]
     assert answer["answer"].partition("/h. ")[2] in text
     assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
-    assert f"{answer['recommendation']['standing']['mark']}]" in text
+    assert f"{answer['recommendation']['trust']['level']}]" in text
     assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
     assert {button.label for button in app.get("download_button")} == {"Parquet", "CSV", "Report", "JSON"}
     assert not app.query_params.get("rate"), "what is as usual is not in the link"
@@ -436,7 +436,7 @@ def test_a_fleet_of_the_link_can_be_simulated(tmp_path: Path, started: list[Job]
     (job,) = started
     assert job.task == FLEET and job.settings["replicas"] == point["replicas"]
     assert job.settings["engine"] == point["engine"]
-    leave(job, result={"mark": "interpolated"})
+    leave(job, result={"level": "interpolated"})
     app.run()
     assert "simulate" not in [button.key for button in app.button]
 
@@ -527,7 +527,7 @@ def test_a_curve_ends_at_the_highest_rate_within_the_slos_and_says_its_units() -
         assert rates == sorted(rates) and curve.points[-1].met
         assert [p.concurrency for p in curve.points] == sorted(p.concurrency for p in curve.points)
     beyond = fast.model_copy(
-        update={"points": tuple(p.model_copy(update={"mark": "extrapolated"}) for p in fast.points)}
+        update={"points": tuple(p.model_copy(update={"level": "extrapolated"}) for p in fast.points)}
     )
     for draw, unit in ((frontier_charts.frontier, "tokens/s per GPU"), (frontier_charts.price, "per million output")):
         drawn = draw([slow, beyond], chosen)

@@ -107,7 +107,7 @@ def test_one_fleet_of_the_plan_is_recorded_as_the_plan_saw_it(answer: dict[str, 
     assert metrics.scalars()["usd_per_mtok_out"] > 0
     again = diagnose(DiagnoseRequest(run=str(tmp_path / "run"), gpu="H100"))
     assert again.simulated_p99 == again.recorded_p99 and again.warning is None, "the router of the plan is the run's"
-    assert answer["mark"] in ("validated", "interpolated", "extrapolated") and answer["duration_s"] > 0
+    assert answer["level"] in ("validated", "interpolated", "extrapolated") and answer["duration_s"] > 0
 
 
 def test_a_recorded_trace_is_scaled_and_cut_to_its_busiest_stretch(tmp_path: Path) -> None:

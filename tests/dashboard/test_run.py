@@ -17,10 +17,10 @@ pytest.importorskip("streamlit")
 import streamlit
 from click.testing import CliRunner
 
-from calibration.kernels.times import Coverage
 from calibration.steps.explanation import ExplainedOperation
 from calibration.steps.predict import identity, predicted_cost
 from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
+from calibration.trust import TrustLevel
 from dashboard.bundled import RUN_SAMPLE, bundled_answer, portable, sample_diagnosis
 from dashboard.loading import prefetch, token_gaps
 from dashboard.run_page import page as run_page
@@ -69,16 +69,16 @@ def timed(samples):
 page = partial(opened, "run")
 
 
-# Provenance and bands
+# Trust and bands
 
 
-def test_a_simulated_run_carries_its_standing_and_bands(samples, timed):
+def test_a_simulated_run_carries_its_trust_and_bands(samples, timed):
     app = page(samples, run="timed")
     assert not app.exception and not app.error
     notes = notes_of(timed.run)
     assert notes["gpu"] == "H100"
-    assert {badge.mark for badge in badges(app)} == {notes["standing"]["mark"]}
-    assert all(notes["standing"]["reason"][1:] in badge.reason for badge in badges(app))
+    assert {badge.level for badge in badges(app)} == {notes["trust"]["level"]}
+    assert all(notes["trust"]["reason"][1:] in badge.reason for badge in badges(app))
     low, high = notes["bands"]["ttft_ms"]["p99"]
     assert low <= RunMetrics.from_recording(timed).distribution("ttft_ms").p99 <= high
     deltas = [metric.delta for metric in app.metric[:6]]
@@ -87,9 +87,9 @@ def test_a_simulated_run_carries_its_standing_and_bands(samples, timed):
 
 def test_a_simulated_run_of_which_nothing_is_known_says_so(samples):
     app = page(samples, run="simulated")
-    assert {badge.mark for badge in badges(app)} == {"unknown"}
+    assert {badge.level for badge in badges(app)} == {"unknown"}
     assert not app.metric[0].delta
-    assert {badge.mark for badge in badges(page(samples, run="real-1"))} == {"measured"}
+    assert {badge.level for badge in badges(page(samples, run="real-1"))} == {"measured"}
 
 
 def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):
@@ -214,12 +214,12 @@ def test_parts_add_up_to_the_recorded_time_of_each_regime(timed):
 
 
 def test_only_kernels_that_tell_change_how_far_parts_are_trusted():
-    def kernel(name, ns, sigma, mark):
-        return ExplainedOperation(name, 1, 1.0, 1.0, ns, 0.5, "memory", sigma, mark)
+    def kernel(name, ns, sigma, level):
+        return ExplainedOperation(name, 1, 1.0, 1.0, ns, 0.5, "memory", sigma, level)
 
-    big, small = kernel("qkv", 99.0, 0.05, Coverage.INTERPOLATED), kernel("send", 1.0, 0.7, Coverage.EXTRAPOLATED)
+    big, small = kernel("qkv", 99.0, 0.05, TrustLevel.INTERPOLATED), kernel("send", 1.0, 0.7, TrustLevel.EXTRAPOLATED)
     assert RunExplanation({"decode": {"weights": 100.0}}, [big, small], 1).telling == [big]
-    longer = kernel("send", 2.0, 0.7, Coverage.EXTRAPOLATED)
+    longer = kernel("send", 2.0, 0.7, TrustLevel.EXTRAPOLATED)
     assert RunExplanation({"decode": {"weights": 100.0}}, [big, longer], 1).telling == [big, longer]
     assert RunExplanation({"decode": {"weights": 1e6}}, [small], 1).telling == [small]
 
@@ -298,7 +298,7 @@ def test_a_diagnosis_is_asked_for_and_found_again(samples, timed):
     assert not again.exception and not again.error
     verdict = answer["verdict"]
     assert verdict[1:] in text(again)
-    assert answer["standing"] and badges(again)[1].mark == answer["standing"]["mark"]
+    assert answer["trust"] and badges(again)[1].level == answer["trust"]["level"]
     assert "the simulated p99 is" in badges(again)[1].reason
     bars = charts(again)[1]
     shown = {name for trace in bars["data"] for name in trace["y"]}

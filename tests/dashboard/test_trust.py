@@ -117,7 +117,7 @@ def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
     write_report(tmp_path / "validation", content)
     app = trust(tmp_path)
     assert text(app).count(":gray[:material/help:] tells nothing") == 1
-    assert "unknown" in {badge.mark for badge in badges(app)}
+    assert "unknown" in {badge.level for badge in badges(app)}
     assert rungs(ValidationReport.model_validate(content), None)[4].headline == "tells nothing"
 
 
@@ -284,10 +284,10 @@ def test_kernel_tables_have_a_map_too(on_a_gpu):
     assert not app.exception and not app.error
     assert "kernel tables of the H100" in text(app)
     maps = domain(Recording.load(on_a_gpu / "run"), Source(None, "H100"))
-    assert not maps.counted and maps.mark == "interpolated" and maps.beyond.steps == 0
+    assert not maps.counted and maps.level == "interpolated" and maps.beyond.steps == 0
     long = domain(Recording.load(predicted_run(on_a_gpu / "long", 16) / "run"), Source(None, "H100"))
-    assert long.mark == "extrapolated" and "beyond measured shapes" in long.reason
-    assert 0 < long.beyond.steps <= 1 and str(long.beyond) in long.provenance.reason
+    assert long.level == "extrapolated" and "beyond measured shapes" in long.reason
+    assert 0 < long.beyond.steps <= 1 and str(long.beyond) in long.trust.reason
 
 
 def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
@@ -295,7 +295,7 @@ def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
     run = Recording.load(on_a_gpu / "run")
     maps = domain(run, Source(None, "H100"))
     assert (maps.steps, maps.of) == (50, run.steps.num_rows)
-    assert f"none of 50 (of {maps.of:,}) steps lies beyond" in maps.provenance.reason
+    assert f"none of 50 (of {maps.of:,}) steps lies beyond" in maps.trust.reason
 
 
 def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
@@ -305,10 +305,10 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
     scenario = price_scenario(made.workload(), None, "H100", alone)
     done = recorded(scenario, tmp_path / "run", band=False)
     maps = domain(done.recording, Source(None, "H100"))
-    assert maps.mark == done.standing["mark"] == "extrapolated"
-    assert done.standing["reason"].endswith(f"beyond measured shapes, in {maps.beyond}")
+    assert maps.level == done.trust.level == "extrapolated"
+    assert done.trust.reason.endswith(f"beyond measured shapes, in {maps.beyond}")
     few = recorded(price_scenario(made.workload(), None, "H100", alone), tmp_path / "few", band=False, details=False)
-    assert few.standing["reason"].endswith("beyond measured shapes")
+    assert few.trust.reason.endswith("beyond measured shapes")
 
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
@@ -446,7 +446,7 @@ def test_trust_answers_the_planners_own_question(gpu, model, at_a_time, error, a
         for metric in ("ttft_ms", "tpot_ms")
     ]
     source = {"name": "planted", "title": "Planted", "source": "here", "engine": "vLLM", "gpu": "H100"}
-    case = results.Source(**source, standing="interpolated", why="it is", rows=rows)
+    case = results.Source(**source, trust="interpolated", why="it is", rows=rows)
     verdict = judged(Question(gpu, model, at_a_time), External(cases=[case]))
     assert verdict.answer == answer and says in verdict.why
     if answer == "Yes":

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from calibration.provenance import MARKS
-from lab.claims.break_even import break_even
-from lab.claims.check import check
+from calibration.trust import LEVELS
+from lab.claims.check import break_even, check
 from lab.claims.claim import BreakEven, Claim, Expected, Experiment, load_claims
 from lab.claims.figures import measured
 from lab.claims.page import page as as_markdown
@@ -28,8 +27,8 @@ TRAFFIC = {
 
 
 def claim(expects: dict[str, float], figure: str, cases: list[dict[str, Any]], **experiment: Any) -> dict[str, Claim]:
-    told = {"claim": "so they say", "means": "this", "expects": expects, "cases": cases}
-    return {"planted": Claim.model_validate({**told, "experiment": {"figure": figure, **experiment}})}
+    stated = {"claim": "so they say", "means": "this", "expects": expects, "cases": cases}
+    return {"planted": Claim.model_validate({**stated, "experiment": {"figure": figure, **experiment}})}
 
 
 def only_case(claims: dict[str, Claim]) -> CheckedCase:
@@ -41,23 +40,23 @@ def test_every_bundled_claim_is_an_experiment_with_cases_of_its_own() -> None:
     assert len(claims) >= 12
     for name, one in claims.items():
         experiments = [experiment.as_json() for _, experiment in one.experiments()]
-        assert all(experiments.count(each) == 1 for each in experiments), name
+        assert all(experiments.count(experiment) == 1 for experiment in experiments), name
         assert all(not case.when.startswith("when") for case in one.cases), name
 
 
 def test_memory_is_told_by_hand() -> None:
     """80 layers, 8 KV heads of 128 dimensions, keys and values, 2 bytes: 327,680 bytes a token."""
     deployment = {"model": "Llama-3.1-70B", "device": "cuda"}
-    found = only_case(claim({"most": 3}, "kv_gb", [{"when": "alone"}], deployment=deployment, tokens=8192))
-    assert found.value == pytest.approx(327_680 * 8192 / 1e9)
-    assert found.low == found.high == found.value
-    assert found.holds == "yes"
+    case = only_case(claim({"most": 3}, "kv_gb", [{"when": "alone"}], deployment=deployment, tokens=8192))
+    assert case.value == pytest.approx(327_680 * 8192 / 1e9)
+    assert case.low == case.high == case.value
+    assert case.holds == "yes"
 
 
 @pytest.mark.parametrize("figure", ["ttft_ms.p50", "output_throughput"])
 def test_a_change_that_changes_nothing_is_once_as_good_with_nothing_around_it(figure: str) -> None:
-    found = only_case(claim({"least": 2}, figure, [{"when": "alone"}], baseline={}, offered={"traffic": TRAFFIC}))
-    assert (found.value, found.low, found.high, found.holds) == (1.0, 1.0, 1.0, "no")
+    case = only_case(claim({"least": 2}, figure, [{"when": "alone"}], baseline={}, offered={"traffic": TRAFFIC}))
+    assert (case.value, case.low, case.high, case.holds) == (1.0, 1.0, 1.0, "no")
 
 
 def test_a_faster_gpu_is_better_in_latency_and_in_the_rate_that_keeps_an_slo() -> None:
@@ -98,7 +97,7 @@ def test_the_page_and_the_json_say_what_the_terminal_says(tmp_path) -> None:
     assert "- does not hold when its KV is kept in FP8: 1.34 GB" in page.read_text()
     assert "- [kv-of-a-70b](#kv-of-a-70b): holds in 1 of 3" in page.read_text()
     answer = json.loads(tokentwin("claims", "--only", "kv-of-a-70b", "--format", "json").stdout)
-    assert [round(each["value"], 2) for each in answer["claims"][0]["cases"]] == [2.68, 1.34, 10.74]
+    assert [round(case["value"], 2) for case in answer["claims"][0]["cases"]] == [2.68, 1.34, 10.74]
 
 
 @pytest.mark.parametrize(
@@ -191,10 +190,10 @@ def test_a_break_even_lies_where_the_gain_is_one() -> None:
 )
 def test_a_verdict_flips_where_the_figure_crosses_the_bounds(least, most, said):
     """327,680 bytes of KV a token: 8 GB are 24,414 tokens, and 12 are 36,621, to within 8 %."""
-    found = {"figure": "kv_gb", "deployment": {"model": "Llama-3.1-70B", "device": "cuda"}}
+    experiment = {"figure": "kv_gb", "deployment": {"model": "Llama-3.1-70B", "device": "cuda"}}
     of = BreakEven(path="tokens", least=1024, most=131_072, what="tokens")
-    told = break_even(parse(Experiment, found, "experiment"), of, Expected(least=least, most=most))
-    assert told == f"From 1,024 to 131,072 tokens: {said}"
+    sentence = break_even(parse(Experiment, experiment, "experiment"), of, Expected(least=least, most=most))
+    assert sentence == f"From 1,024 to 131,072 tokens: {said}"
 
 
 def test_what_comes_as_fast_as_another_run_is_served_is_served_as_fast_at_every_end() -> None:
@@ -202,8 +201,8 @@ def test_what_comes_as_fast_as_another_run_is_served_is_served_as_fast_at_every_
     closed = {"offered.traffic.arrivals": {"kind": "closed", "concurrency": 2}}
     offered = {"traffic": {**TRAFFIC, "requests": 60, "arrivals": {"kind": "constant", "rate": 0.5}}}
     sides = {"baseline": {"as_fast_as": closed}, "change": closed, "offered": offered}
-    found = only_case(claim({"least": 0}, "request_throughput", [{"when": "alone"}], **sides))
-    assert 0.95 < (found.low or 0.0) <= (found.high or 9.0) < 1.05
+    case = only_case(claim({"least": 0}, "request_throughput", [{"when": "alone"}], **sides))
+    assert 0.95 < (case.low or 0.0) <= (case.high or 9.0) < 1.05
 
 
 def test_the_terms_of_a_request_are_its_time_and_each_says_what_it_is_known_from() -> None:
@@ -220,8 +219,8 @@ def test_the_terms_of_a_request_are_its_time_and_each_says_what_it_is_known_from
     known = {"client and network": 1.0, "tokenise": 4.0, "detokenise and write the last chunk": 0.3}
     known |= {"from the engine to the API server": 0.0, "end the answer": 0.0, "engine slowed by the API server": 2.0}
     assert {term.name: term.ms for term in split} == pytest.approx(known)  # 400 prompt tokens, 20 output tokens
-    assert {(term.source, term.mark) for term in split} == {("two runs", "measured")}
-    assert all(term.source and term.mark in MARKS for term in (*inside, outside))
+    assert {(term.source, term.level) for term in split} == {("two runs", "measured")}
+    assert all(term.source and term.level in LEVELS for term in (*inside, outside))
 
 
 def test_every_bundled_claim_has_an_experiment_on_the_engine_or_says_why_not() -> None:

@@ -17,7 +17,7 @@ from lab.decisions import scoring
 from lab.decisions.configurations import Configuration, Times
 from lab.decisions.page import markdown
 from lab.decisions.questions import Group, Slo, groups, slos
-from lab.decisions.rules import RULES, anchored, by, by_expected_worth
+from lab.decisions.rules import RULES, anchored, by_expected_worth, most_throughput
 from lab.decisions.scoring import answers, common_share, decided, summed_up
 from tests.budget import examples
 from tokentwin.commands.validate import validate
@@ -82,7 +82,7 @@ def test_the_anchored_constant_is_right_where_it_was_measured() -> None:
     """The roofline is twice as fast as the truth of every option: the factor mends that, and the roofline breaks."""
     planted = group(*(option(n, 10 + n / 4) for n in (8, 16, 32, 64)))
     assert summed_up(answers([planted], anchored)).utility == 1
-    assert summed_up(answers([planted], by(lambda o: o.roofline))).broke == 1
+    assert summed_up(answers([planted], most_throughput(lambda o: o.roofline))).broke == 1
 
 
 @examples(0.5)
@@ -91,7 +91,7 @@ def test_every_question_has_an_answer_that_is_not_the_fastest_of_all(rows: list[
     asked = group(*(option(requests, tpot) for requests, tpot in rows))
     fastest = asked.options[max(range(len(rows)), key=asked.measured.__getitem__)]
     for slo in slos(asked):
-        assert any(slo.kept(each.measured) for each in asked.options)
+        assert any(slo.kept(option.measured) for option in asked.options)
         assert not slo.kept(fastest.measured)
     for rule in RULES.values():
         for answer in answers([asked], rule):
@@ -99,9 +99,9 @@ def test_every_question_has_an_answer_that_is_not_the_fastest_of_all(rows: list[
 
 
 def test_groups_are_of_one_gpu_and_of_all_where_there_are_several() -> None:
-    found = [option(n, 10 + n, gpu=gpu) for gpu in ("H200", "H100") for n in (1, 2, 4, 8)]
-    assert [(g.gpu, len(g.options)) for g in groups(found)] == [("H100 or H200", 8), ("H100", 4), ("H200", 4)]
-    assert not groups(found[:3])
+    options = [option(n, 10 + n, gpu=gpu) for gpu in ("H200", "H100") for n in (1, 2, 4, 8)]
+    assert [(g.gpu, len(g.options)) for g in groups(options)] == [("H100 or H200", 8), ("H100", 4), ("H200", 4)]
+    assert not groups(options[:3])
 
 
 def test_throughput_is_littles_law() -> None:
@@ -111,11 +111,10 @@ def test_throughput_is_littles_law() -> None:
 
 def test_what_is_decided_is_summed_up_by_model_and_gpu() -> None:
     planted = group(*(option(n, 10 + n / 4, spread=1.3) for n in (8, 16, 32, 64)))
-    found = decided([planted])
-    assert list(found.rules) == list(RULES) and list(found.parts) == [("model", "H100")]
-    assert (
-        found.appetites[0.1] == found.parts["model", "H100"] == next(iter(found.rules.values())) == found.closer[1, 0.1]
-    )
+    decisions = decided([planted])
+    assert list(decisions.rules) == list(RULES) and list(decisions.parts) == [("model", "H100")]
+    ours = next(iter(decisions.rules.values()))
+    assert decisions.appetites[0.1] == decisions.parts["model", "H100"] == decisions.closer[1, 0.1] == ours
 
 
 def test_without_errors_choices_are_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,31 +127,32 @@ def test_without_errors_choices_are_the_best(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("factor", "told"),
+    ("factor", "sentence"),
     [
         (1, "The target is met with 100 % of the errors, at a risk of 20 %."),
         (4, "The target is met with 50 % of the errors, at a risk of 10 %."),
         (64, "The target would take less than 50 % of the errors."),
     ],
 )
-def test_the_page_says_how_large_errors_may_be(factor: int, told: str) -> None:
+def test_the_page_says_how_large_errors_may_be(factor: int, sentence: str) -> None:
     """The two fastest are predicted to be faster yet by a factor, of which their bands allow 4."""
     sure = [option(n, 10 + n / 4) for n in (4, 8, 16, 32)]
     unsure = [option(n, 10 + n / 4, predicted=(10 + n / 4) / factor, spread=4) for n in (64, 128)]
-    assert told in markdown(decided([group(*sure, *unsure)]), Counter())
+    assert sentence in markdown(decided([group(*sure, *unsure)]), Counter())
 
 
 def test_what_a_family_is_off_by_together_is_common() -> None:
     """All off by the same factor: everything is. Off by as much either way: nothing is."""
     alike = [option(n, 10.0 + n, predicted=20.0 + 2 * n, spread=1.3) for n in (8, 16, 32, 64)]
-    for each, expected in ((alike, 1.0), ([option(8, 10, 12, 1.3), option(16, 12, 10, 1.3)], 0.0)):
-        assert common_share(each) == pytest.approx(expected, abs=0.01)
+    for options, expected in ((alike, 1.0), ([option(8, 10, 12, 1.3), option(16, 12, 10, 1.3)], 0.0)):
+        assert common_share(options) == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_errors_of_ttft_and_tpot_may_go_together_or_not(sign: int) -> None:
-    found = [option(n, 10.0 + n, predicted=(10.0 + n) * 1.2 ** (sign * (n % 3 - 1)), spread=1.3) for n in range(4, 40)]
-    moved = [replace(o, measured=o.measured._replace(ttft_ms=100 / 1.2 ** (o.requests % 3 - 1))) for o in found]
+    skew = [1.2 ** (n % 3 - 1) for n in range(40)]
+    options = [option(n, 10.0 + n, predicted=(10.0 + n) * skew[n] ** sign, spread=1.3) for n in range(4, 40)]
+    moved = [replace(o, measured=o.measured._replace(ttft_ms=100 / skew[o.requests])) for o in options]
     assert decided([group(*moved)]).between == pytest.approx(sign)
 
 
@@ -191,18 +191,18 @@ def measured(tmp_path: Path) -> Path:
 
 
 def test_the_command_scores_what_is_described_and_counts_the_rest(measured: Path) -> None:
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         validate,
         f"decisions --data {measured} --cases {measured}/cases --format json --write {measured}/page.md "
         f"--out {measured}/runs/rung".split(),
         catch_exceptions=False,
     )
-    assert told.exit_code == 0
-    found = json.loads(told.stdout)
-    assert [rule["rule"] for rule in found["rules"]] == list(RULES)
-    assert found["rules"][0]["groups"] == 1 and found["rules"][0]["questions"] > 4
-    too_large = next(why for why in found["left_out"] if why.startswith("has room for 0 KV blocks"))
-    assert found["left_out"] == {
+    assert result.exit_code == 0
+    answer = json.loads(result.stdout)
+    assert [rule["rule"] for rule in answer["rules"]] == list(RULES)
+    assert answer["rules"][0]["groups"] == 1 and answer["rules"][0]["questions"] > 4
+    too_large = next(why for why in answer["left_out"] if why.startswith("has room for 0 KV blocks"))
+    assert answer["left_out"] == {
         too_large: 1,
         "no case says how vllm ran unheard-of in bf16": 1,
         "prefill and decode on workers of their own": 1,
@@ -210,4 +210,4 @@ def test_the_command_scores_what_is_described_and_counts_the_rest(measured: Path
     }
     page = (measured / "page.md").read_text()
     assert "| 1 | written twice, to the last digit |" in page and "| roofline |" in page
-    assert newest_decisions(measured / "runs").ours.utility == found["rules"][0]["utility"]
+    assert newest_decisions(measured / "runs").ours.utility == answer["rules"][0]["utility"]

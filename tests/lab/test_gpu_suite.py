@@ -17,9 +17,8 @@ from lab.gpu_suite.__main__ import _commit, main
 from lab.gpu_suite.engine_benchmark import decode_weight_bytes, idle_share, prefill_flops, usual_workload
 from lab.gpu_suite.page import TARGETS, UNMEASURED, faults, lines, page, table
 from lab.gpu_suite.phases import GROUPS, PHASES, chosen
-from lab.gpu_suite.recorded_runs import pace_of, record_runs
+from lab.gpu_suite.recorded_runs import Pace, pace_of, record_runs, scenarios
 from lab.gpu_suite.results import Results, load
-from lab.gpu_suite.scenarios import Pace, scenarios
 from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
 from realengine.devices.machine import _driver
 from realengine.engine import Engine
@@ -73,19 +72,19 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Comp
 def test_a_dry_run_goes_through_every_phase(dry: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, done = dry
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = load(out)
+    results = load(out)
     for name in ("environment", "correctness", "end_to_end", "kernels", "runs", "engine_large", "engine_small"):
-        assert found[name], name
-    assert all(f"{phase.name}_seconds" in found for phase in PHASES)
-    assert found["environment"]["dry_run"] is True
-    assert all(row["ok"] for row in found["correctness"] + found["end_to_end"])
-    assert {row["ceiling"] for row in found["ceilings"]} >= {"copy_bytes_per_s", "gemm_flops_per_s"}
+        assert results[name], name
+    assert all(f"{phase.name}_seconds" in results for phase in PHASES)
+    assert results["environment"]["dry_run"] is True
+    assert all(row["ok"] for row in results["correctness"] + results["end_to_end"])
+    assert {row["ceiling"] for row in results["ceilings"]} >= {"copy_bytes_per_s", "gemm_flops_per_s"}
     assert "of a stand-in" not in done.stdout
-    assert {row["kind"] for row in found["engine_large"]} == {"decode", "prefill", "mixed", "throughput", "timing"}
-    assert found["engine_small"][0]["kind"] == "throughput"
-    assert pq.read_table(out / "kernels.parquet").num_rows == len(found["kernels"]) > 10
-    assert len(found["runs"]) == 10
-    assert [row["decisions_identical"] == row["decisions"] > 0 for row in found["validation"]] == [True] * 2
+    assert {row["kind"] for row in results["engine_large"]} == {"decode", "prefill", "mixed", "throughput", "timing"}
+    assert results["engine_small"][0]["kind"] == "throughput"
+    assert pq.read_table(out / "kernels.parquet").num_rows == len(results["kernels"]) > 10
+    assert len(results["runs"]) == 10
+    assert [row["decisions_identical"] == row["decisions"] > 0 for row in results["validation"]] == [True] * 2
     files = list(out.iterdir())
     assert len(files) <= 8
     assert all(file.stat().st_size < 16e6 for file in files)
@@ -113,21 +112,21 @@ def test_its_scenarios_are_what_they_are_called(dry, tmp_path):
 
 @pytest.mark.deep
 def test_a_dry_run_is_no_measurement(dry: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    found = load(dry[0])
-    assert page(found) == page({})
-    assert UNMEASURED not in lines(found)[-1].found  # the table of the run itself has its figures
-    assert all(line.met is None for line in lines(found))
+    results = load(dry[0])
+    assert page(results) == page({})
+    assert UNMEASURED not in lines(results)[-1].measured  # the table of the run itself has its figures
+    assert all(line.met is None for line in lines(results))
 
 
 @pytest.mark.parametrize(("name", "folder"), [("gpu.md", "h200"), ("gpu-h100.md", "h100")])
 def test_a_page_of_results_is_what_the_measurements_make(name: str, folder: str) -> None:
-    measured = Results(RESULT_PAGES / "gpu" / folder).found
+    measured = Results(RESULT_PAGES / "gpu" / folder).values
     assert (RESULT_PAGES / name).read_text(encoding="utf-8") == page(measured)
     assert not faults(measured)
 
 
 def test_a_page_without_measurements_claims_none() -> None:
-    assert all(line.found == UNMEASURED and line.met is None for line in lines({}))
+    assert all(line.measured == UNMEASURED and line.met is None for line in lines({}))
     assert page({}).count(UNMEASURED) == len(TARGETS)
 
 
@@ -160,7 +159,7 @@ def test_figures_are_held_to_their_targets() -> None:
     met = {name.split(",")[1] if name.startswith("decode") else name: line.met for name, line in by_name.items()}
     assert met[" batch 1"] is True and met[" batch 64"] is False and met[" batch 8"] is None
     assert by_name["GPU idle in decode, batch 64"].met is True
-    assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].found == "4.00 %"
+    assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].measured == "4.00 %"
     assert by_name["mean TTFT, TPOT, E2E of an unseen run (worst error)"].met is False
     assert "| a GPU |" in page(RESULTS) and "NO" in table(RESULTS)
     assert "1 of 1 checks" in page(RESULTS)
@@ -170,9 +169,9 @@ def test_figures_are_held_to_their_targets() -> None:
 def test_a_share_of_a_ceiling_that_was_not_measured_says_so() -> None:
     without = {name: value for name, value in RESULTS.items() if name != "ceilings"}
     decode = "decode step, batch 1, context 1k, of the roofline"
-    found = {line.name: line.found for line in lines(without)}
-    assert found[decode] == "81.00 % (of a stand-in)" and "stand-in" not in table(RESULTS)
-    assert found["GPU idle in decode, batch 64"] == "1.00 %"
+    shown = {line.name: line.measured for line in lines(without)}
+    assert shown[decode] == "81.00 % (of a stand-in)" and "stand-in" not in table(RESULTS)
+    assert shown["GPU idle in decode, batch 64"] == "1.00 %"
     assert "| copy, TB/s | 4.3 | a stand-in: another H200 |" in page(without)
     assert "| gemm, TFLOP/s | 788 | a stand-in: another H200 |" in page(RESULTS)
 
@@ -204,8 +203,8 @@ def test_the_rooflines_are_those_of_the_papers() -> None:
     assert llama.kv_bytes_per_token(2) == 131_072
     assert prefill_flops(llama, 1) == pytest.approx(decode_weight_bytes(llama, 1) * 2, rel=0.001)
     embedding = 2 * llama.vocab_size * llama.hidden_size
-    each = prefill_flops(llama, 1) - embedding - 4 * 4096 * 32  # GEMMs of a token, less its one query-key pair
-    assert prefill_flops(llama, 8192) == embedding + 8192 * each + 4 * (8192 * 8193 // 2) * 4096 * 32
+    of_token = prefill_flops(llama, 1) - embedding - 4 * 4096 * 32  # GEMMs of a token, less its one query-key pair
+    assert prefill_flops(llama, 8192) == embedding + 8192 * of_token + 4 * (8192 * 8193 // 2) * 4096 * 32
 
 
 def test_idle_is_the_time_between_steps() -> None:

@@ -54,7 +54,7 @@ KERNELS = {"paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_
 
 
 def test_a_timing_is_the_median_and_the_quartiles_distance() -> None:
-    assert Timing.of([10.0, 12.0, 11.0, 9.0, 30.0]) == Timing(11.0, pytest.approx(100 * 2 / 11), 5)
+    assert Timing.from_times([10.0, 12.0, 11.0, 9.0, 30.0]) == Timing(11.0, pytest.approx(100 * 2 / 11), 5)
 
 
 def test_inputs_are_enough_to_exceed_the_cache_twice_and_fit_in_memory() -> None:
@@ -130,9 +130,9 @@ def test_graph_timing_rotates_inputs_and_divides_by_calls(monkeypatch: pytest.Mo
 
 def test_ceilings_in_miniature() -> None:
     rows = list(measure_ceilings(find_bench("cpu"), dry_run=True))
-    found = {row["ceiling"]: row["value"] for row in rows}
+    ceilings = {row["ceiling"]: row["value"] for row in rows}
     for name in ("copy_bytes_per_s", "gemm_flops_per_s", "launch_graph_ns", "launch_eager_ns"):
-        assert found[name] > 0
+        assert ceilings[name] > 0
     json.dumps(rows, allow_nan=False)
 
 

@@ -103,7 +103,7 @@ print(json.dumps([rows, list(seen)]))
 """
     failed, shapes = run(script, tmp_path)
     assert failed == []
-    found = {tuple(shape) for shape in shapes}
-    assert {(heads, 8, f"torch.{dtype}") for heads in (32, 16) for dtype in ("bfloat16", "float8_e4m3fn")} <= found
-    assert (16, 8, "torch.float32") in found
+    prepared = {tuple(shape) for shape in shapes}
+    assert {(heads, 8, f"torch.{dtype}") for heads in (32, 16) for dtype in ("bfloat16", "float8_e4m3fn")} <= prepared
+    assert (16, 8, "torch.float32") in prepared
     assert not list(tmp_path.rglob("*.cubin"))

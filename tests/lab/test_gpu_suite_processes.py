@@ -68,17 +68,17 @@ def test_a_phase_that_crashes_or_hangs_costs_only_itself(tmp_path: Path) -> None
     runs: list[Callable[[Work], None]] = [crashing, aborting, hanging, raising, leaving, good]
     phases = [Phase(run.__name__, 1.0, run, lambda work: after.append("after")) for run in runs]
     Suite(tmp_path, phases, 0.05, dry_sizes(), grace_s=0.5).run()
-    found = load(tmp_path)
-    assert [row["number"] for row in found["rows"]] == [1, 2, 3]
-    assert found["crashing_failed"] == "ended by SIGSEGV"
-    assert found["aborting_failed"] == "ended by SIGABRT"
-    assert found["hanging_failed"].startswith("killed: not done after")
-    assert found["raising_failed"].startswith("ValueError: no such thing (test_gpu_suite_processes.py:")
-    assert found["leaving_failed"] == "ended with exit code 7"
-    assert "good_failed" not in found
-    assert len(faults(found)) == 5
+    results = load(tmp_path)
+    assert [row["number"] for row in results["rows"]] == [1, 2, 3]
+    assert results["crashing_failed"] == "ended by SIGSEGV"
+    assert results["aborting_failed"] == "ended by SIGABRT"
+    assert results["hanging_failed"].startswith("killed: not done after")
+    assert results["raising_failed"].startswith("ValueError: no such thing (test_gpu_suite_processes.py:")
+    assert results["leaving_failed"] == "ended with exit code 7"
+    assert "good_failed" not in results
+    assert len(faults(results)) == 5
     assert len(after) == 6
-    assert not alive(found["child"])
+    assert not alive(results["child"])
 
 
 def test_time_that_a_phase_does_not_need_is_for_those_after_it(tmp_path: Path) -> None:
@@ -127,17 +127,17 @@ def test_a_failure_of_an_earlier_run_is_not_that_of_this_one(tmp_path: Path) -> 
 
 def test_results_survive_half_a_line(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    assert results.found == {}
+    assert results.values == {}
     results.set("a", 1)
     results.add("rows", {"x": [1, None]})
     with (tmp_path / FILE).open("a") as file:
         file.write('\n{"name": "b", "va')
     results.set("a", 2)
     results.add("rows", {"x": []})
-    assert results.found == {"a": 2, "rows": [{"x": [1, None]}, {"x": []}]}
+    assert results.values == {"a": 2, "rows": [{"x": [1, None]}, {"x": []}]}
     results.set("rows", [])
     results.add("rows", 1)
-    assert results.found["rows"] == [1]
+    assert results.values["rows"] == [1]
 
 
 def test_what_is_no_results_file_is_refused(tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_what_is_no_results_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_stand_ins_are_for_what_was_not_measured() -> None:
-    found = {"ceilings": [{"ceiling": "copy_bytes_per_s", "value": 1.0, "spread_pct": 0.1}]}
+    results = {"ceilings": [{"ceiling": "copy_bytes_per_s", "value": 1.0, "spread_pct": 0.1}]}
     assert ceilings_of({}) == {"copy_bytes_per_s": 4.3e12, "gemm_flops_per_s": 788e12}
-    assert ceilings_of(found) == {"copy_bytes_per_s": 1.0, "gemm_flops_per_s": 788e12}
+    assert ceilings_of(results) == {"copy_bytes_per_s": 1.0, "gemm_flops_per_s": 788e12}
 
 
 def test_recordings_are_packed_into_few_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +187,10 @@ def test_the_command_ends_with_its_phase(tmp_path: Path) -> None:
         "sys.exit(command.main())\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2]) as process:
-        while "rows" not in Results(tmp_path).found and process.poll() is None:
+        while "rows" not in Results(tmp_path).values and process.poll() is None:
             time.sleep(0.05)
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
-    found = load(tmp_path)
-    assert json.dumps(found["rows"]) == '[{"number": 2}]'
-    assert not alive(found["child"])
+    results = load(tmp_path)
+    assert json.dumps(results["rows"]) == '[{"number": 2}]'
+    assert not alive(results["child"])

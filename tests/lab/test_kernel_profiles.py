@@ -8,9 +8,9 @@ import pytest
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.surfaces import KernelSurfaces, is_whole
-from calibration.kernels.times import Coverage
 from calibration.kernels.transfer import TransferredKernels
 from calibration.operations import DecodeAttention, Experts, Gemm
+from calibration.trust import TrustLevel
 from lab.kernels.fit import fit_profiles
 from lab.kernels.llmservingsim import profiled
 from serving.deployments.gpu_spec import find_gpu
@@ -57,7 +57,7 @@ def test_what_was_not_profiled_is_transferred() -> None:
     experts = Experts("", 64.0, 2048, 768, 8, 128)
     assert kernels.time(experts).ns == transferred.time(experts).ns
     known, other = (kernels.time(Gemm("", 64.0, n, 4096)) for n in (6144, 1536))
-    assert known.coverage == Coverage.VALIDATED and other.coverage == Coverage.EXTRAPOLATED
+    assert known.level == TrustLevel.VALIDATED and other.level == TrustLevel.EXTRAPOLATED
     assert other.sigma > known.sigma
 
 
@@ -110,6 +110,6 @@ def test_another_projects_profiles_agree_with_nvidias_tables() -> None:
     off: dict[str, list[np.ndarray]] = {}
     for m in profiled(PROFILES / "RTXPRO6000"):
         off.setdefault(m.key, []).append(np.abs(kernels.time(m.operation).ns / m.ns - 1))
-    medians = {key: float(np.median(np.concatenate(each))) for key, each in off.items()}
+    medians = {key: float(np.median(np.concatenate(parts))) for key, parts in off.items()}
     assert medians["gemm/bfloat16"] < 0.06 and medians["experts/bfloat16"] < 0.12
     assert medians["prefill/bfloat16"] < 0.1 and medians["decode/bfloat16"] < 0.12

@@ -8,8 +8,7 @@ import pytest
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.operations import DecodeAttention, Gemm, PrefillAttention
-from lab.kernels.fit import main
-from lab.kernels.own_tables import agreement, own_measurements
+from lab.kernels.fit import agreement, main, own_measurements
 from serving.deployments.gpu_spec import find_gpu
 
 H200 = find_gpu("H200")
@@ -46,9 +45,9 @@ def written(path: Path, slower: float) -> Path:
 
 
 def test_what_the_suite_writes_becomes_the_same_operations(tmp_path: Path) -> None:
-    found = list(own_measurements(written(tmp_path / "kernels.parquet", 1.0)))
-    assert [kind for kind, _, _ in found] == ["gemm", "attention_decode", "attention_prefill"]
-    for (_, operation, _), (_, expected) in zip(found, OPERATIONS, strict=True):
+    measured = list(own_measurements(written(tmp_path / "kernels.parquet", 1.0)))
+    assert [kind for kind, _, _ in measured] == ["gemm", "attention_decode", "attention_prefill"]
+    for (_, operation, _), (_, expected) in zip(measured, OPERATIONS, strict=True):
         assert operation.flops == expected.flops and operation.bytes == expected.bytes
 
 

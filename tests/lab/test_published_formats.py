@@ -144,11 +144,11 @@ def test_rows_with_prefill_and_decode_apart_have_the_workers_that_are_told(tmp_p
         conc(36),
         conc(9, **apart),
     )
-    told = [
+    workers = [
         {"isl": 100, "concurrency": 36, "prefill": 1, "decode": 9, "tpot_ms": [9, 11]},
         {"isl": 100, "concurrency": 72, "prefill": 2, "decode": 7, "attention_dp": True, "tpot_ms": [9, 11]},
     ]
-    runs = read(tmp_path, format=SILICON_TABLE, file="table.csv", systems={"h": "H100"}, rules=[{}], apart=told)
+    runs = read(tmp_path, format=SILICON_TABLE, file="table.csv", systems={"h": "H100"}, rules=[{}], apart=workers)
     assert [run.name for run in runs] == ["row0", "row2"]  # drafts; together; not told of; written twice
     assert [run.workload.concurrency for run in runs] == [36, 72]
     tensor, data = (run.settings for run in runs)

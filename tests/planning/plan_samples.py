@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.kernels.times import Coverage
 from calibration.steps.interval import factor_at
+from calibration.trust import INTERPOLATED, Trust
 from planning.plan.candidates import Engine
 from planning.plan.objectives import parse_objectives
 from planning.plan.trial import Question, try_fleet
@@ -28,13 +28,13 @@ class Steps(TokenCost):
         self.speed, self.interval = speed, interval
 
     def ends(self) -> tuple[Steps, Steps]:
-        return self.at(0.05), self.at(0.95)
+        return self.at_share(0.05), self.at_share(0.95)
 
-    def at(self, share: float) -> Steps:
+    def at_share(self, share: float) -> Steps:
         return self if self.interval is None else Steps(self.speed / factor_at(self.interval, share))
 
-    def provenance(self) -> tuple[Coverage, str]:
-        return Coverage.INTERPOLATED, "made up"
+    def trust(self) -> Trust:
+        return Trust(INTERPOLATED, "made up")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def diagnosis() -> DiagnosisDocument:
 
 def symptoms() -> DiagnosisDocument:
     """Of a recording alone."""
-    nothing = {"counterfactuals": [], "simulated_p99": {}, "twin_error": None, "standing": None}
+    nothing = {"counterfactuals": [], "simulated_p99": {}, "twin_error": None, "trust": None}
     return DiagnosisDocument.read(diagnosis().as_json() | nothing)
 
 
@@ -275,8 +275,8 @@ def test_a_report_stands_alone_and_holds_the_figures_of_the_page(name: str, figu
 def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_again() -> None:
     answer = plan_example()["answer"]
     text = re.sub(r"<script.*?</script>|<style.*?</style>", "", written(plan(), "html").decode(), flags=re.DOTALL)
-    assert answer["recommendation"]["standing"]["mark"] in text
-    assert answer["recommendation"]["standing"]["reason"][1:] in text
+    assert answer["recommendation"]["trust"]["level"] in text
+    assert answer["recommendation"]["trust"]["reason"][1:] in text
     assert answer["recommendation"]["vllm_serve"].split()[2] in text and "tokentwin plan traffic.yaml" in text
     assert f"{100 * answer['recommendation']['attainment']:.1f} %" in text
     gpu = answer["candidates"][answer["recommendation"]["engine"]]["gpu"]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from calibration.expert_routing import random_imbalance
 from calibration.operations import uniform_step
-from calibration.steps.coverage import stacked
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
+from calibration.steps.step_trust import stacked
 from planning.diagnose.baseline import FINISHED
 from planning.diagnose.changes import changes
 from planning.diagnose.constraint_lifts import (

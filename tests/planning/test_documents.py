@@ -72,6 +72,12 @@ def test_bundled_answers_open_and_keep_every_figure(name: str) -> None:
     assert kept(json.loads(document.dumps()), content())
 
 
+def test_an_answer_that_0_2_saved_is_read() -> None:
+    kind, content = BUNDLED["plan"]
+    saved = json.dumps(content()).replace('"trust":', '"standing":').replace('"level":', '"mark":')
+    assert '"standing":' in saved and kind.read(json.loads(saved)) == kind.read(content())
+
+
 @pytest.mark.parametrize("name", BUNDLED)
 def test_one_that_was_saved_is_shown_as_one_that_was_just_made(name: str) -> None:
     kind, content = BUNDLED[name]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from calibration.kernels.times import Coverage
 from planning.costs import priced
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -46,7 +45,7 @@ def test_the_example_of_the_docs_prices_a_simulation(example: str, tmp_path: Pat
     done = CliRunner().invoke(simulate, [*command, "-o", str(tmp_path / "out"), "--format", "json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
-    assert told["standing"]["mark"] == "unknown" and example in told["standing"]["reason"]
+    assert told["trust"]["level"] == "unknown" and example in told["trust"]["reason"]
     assert (
         told["bands"]["e2e_ms"]["p50"][0] < told["distributions"]["e2e_ms"]["p50"] < told["bands"]["e2e_ms"]["p50"][1]
     )
@@ -169,8 +168,8 @@ def test_without_an_interval_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(tmp_path))
     cost = priced("of_deployments:Sized", None, Deployment(tensor_parallel_size=4)).cost
     assert cost.step_ns(PLAN) == 4
-    level, reason = cost.provenance()
-    assert level is Coverage.UNKNOWN and "does not say how far off" in reason
+    level, reason = cost.trust()
+    assert level == "unknown" and "does not say how far off" in reason
     assert [end.step_ns(PLAN) for end in cost.ends()] == [4, 4]
 
 

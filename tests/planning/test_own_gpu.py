@@ -35,16 +35,16 @@ def run(folder: Path, *arguments: object) -> Result:
 
 
 def test_explain_says_that_its_times_are_extrapolated(folder: Path) -> None:
-    assert json.loads(run(folder, "explain", "--format", "json").output)["coverage"] == "extrapolated"
+    assert json.loads(run(folder, "explain", "--format", "json").output)["level"] == "extrapolated"
 
 
 def test_a_run_is_simulated_and_diagnosed(folder: Path) -> None:
     out = folder / "run"
     run(folder, "simulate", folder / "traffic.yaml", "-o", out)
-    standing = notes_of(Recording.load(out).run)["standing"]
-    assert standing["mark"] == "extrapolated" and "the catalogue lacks our-h100" in standing["reason"]
+    trust = notes_of(Recording.load(out).run)["trust"]
+    assert trust["level"] == "extrapolated" and "the catalogue lacks our-h100" in trust["reason"]
     told = json.loads(run(folder, "diagnose", out, "--format", "json").stdout)
-    assert told["standing"]["mark"] == "extrapolated" and told["verdict"]
+    assert told["trust"]["level"] == "extrapolated" and told["verdict"]
 
 
 def test_a_plan_has_it_beside_catalogued_gpus(folder: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_fleet_holds_as_far_as_it_was_found_to() -> None:
     held = holding(QUERY, ONE, number)
     assert held is not None and 0.7 <= held < SURE
     for share, holds in ((held, True), (held + 0.02, False)):
-        assert simulated(QUERY, ONE, BySpeed()(ONE).at(share), number).met == holds
+        assert simulated(QUERY, ONE, BySpeed()(ONE).at_share(share), number).met == holds
     assert holding(QUERY, ONE, number, least=0.7) == held
     assert holding(QUERY, ONE, 32) == SURE and holding(QUERY, ONE, 1) == 0
     assert holding(replace(QUERY, pricing=BySpeed(interval=None)), ONE, number) is None
@@ -67,7 +67,7 @@ def test_the_answer_is_a_choice_with_its_risk() -> None:
     assert likely.holds is not None and chosen.holds is not None
     assert 0.5 <= likely.holds < 0.9 <= chosen.holds == best.holds
     for choice in best.choices.existing:
-        slow = simulated(UNSURE, ONE, BySpeed(WIDE)(ONE).at(0.95), choice.replicas, to_the_end=True)
+        slow = simulated(UNSURE, ONE, BySpeed(WIDE)(ONE).at_share(0.95), choice.replicas, to_the_end=True)
         assert slow.figures is not None and choice.if_slow == pytest.approx(slow.figures.attainment)
     assert likely.if_slow < 0.9 <= whole.if_slow
     assert document.risk_told == choices(best.choices)
@@ -184,7 +184,7 @@ def test_a_little_more_for_much_more_probability_is_worth_it(holds, expected):
 
 
 def test_steps_at_a_share_are_those_of_the_band() -> None:
-    assert Steps(1.0).at(0.95).speed == pytest.approx(1 / 1.2)
+    assert Steps(1.0).at_share(0.95).speed == pytest.approx(1 / 1.2)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

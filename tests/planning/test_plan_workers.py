@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from calibration.kernels.times import Coverage
 from calibration.steps.observed import ObservedOperations, ObservedPipeline
 from planning.plan.candidates import Engine
 from planning.plan.planner import _Pace
@@ -60,11 +59,11 @@ def test_a_cost_model_asked_before_prices_as_a_new_one_and_stands_for_its_own_st
     first = pricing(engine)
     said = [first.step_ns(plan) for plan in steps]
     again = pricing(engine)
-    assert again.provenance() == (Coverage.UNKNOWN, "no step was priced")
+    assert again.trust() == ("unknown", "no step was priced")
     again.step_ns(steps[0])
     alone = KernelPricing()(engine)
     alone.step_ns(steps[0])
-    assert again.provenance() == alone.provenance() != first.provenance()
+    assert again.trust() == alone.trust() != first.trust()
     assert isinstance(again, ObservedOperations) and isinstance(alone, ObservedOperations)
     assert again.interval == alone.interval
     assert [again.step_ns(plan) for plan in steps] == [KernelPricing()(engine).step_ns(plan) for plan in steps] == said

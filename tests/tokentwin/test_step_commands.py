@@ -71,12 +71,12 @@ def test_bad_input_is_one_line(arguments: list[str], says: str, trace: Path, tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_a_gpu_is_simulated_from_its_kernels_with_bands_and_a_mark(trace: Path, tmp_path: Path) -> None:
+def test_a_gpu_is_simulated_from_its_kernels_with_bands_and_trust(trace: Path, tmp_path: Path) -> None:
     told = json.loads(
         run("simulate", trace, "--gpu", "H100", *FLAGS, "-o", tmp_path / "run", "--format", "json").output
     )
     assert told["requests"] == {"finished": 60}
-    assert told["standing"]["mark"] == "interpolated" and told["standing"]["reason"]
+    assert told["trust"]["level"] == "interpolated" and told["trust"]["reason"]
     low, high = told["bands"]["tpot_ms"]["p50"]
     assert low < told["distributions"]["tpot_ms"]["p50"] < high
     slower = json.loads(

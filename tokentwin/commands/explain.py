@@ -100,13 +100,14 @@ def _print_life(life: list[Stage]) -> None:
 
 
 def _as_dict(explanation: Explanation) -> dict[str, Any]:
-    operations = [{**vars(o), "coverage": o.coverage.name.lower()} for o in explanation.operations]
-    stages, coverage = [stage._asdict() for stage in explanation.stages], explanation.coverage.name.lower()
-    return {**vars(explanation), "operations": operations, "stages": stages, "coverage": coverage}
+    operations = [{**vars(o), "level": o.level.word} for o in explanation.operations]
+    stages = [stage._asdict() for stage in explanation.stages]
+    return {**vars(explanation), "operations": operations, "stages": stages, "level": explanation.level.word}
 
 
 def _print(explanation: Explanation, title: str) -> None:
-    from calibration.kernels.times import Coverage
+
+    from calibration.trust import TrustLevel
 
     operations = [
         (
@@ -117,7 +118,7 @@ def _print(explanation: Explanation, title: str) -> None:
             shown_number(o.ns / 1e3),
             shown_share(o.utilisation),
             o.bound,
-            shown_share(o.sigma) + "*" * (o.coverage is Coverage.EXTRAPOLATED),
+            shown_share(o.sigma) + "*" * (o.level is TrustLevel.EXTRAPOLATED),
         )
         for o in explanation.operations
     ]
@@ -125,7 +126,7 @@ def _print(explanation: Explanation, title: str) -> None:
     numbers = ("times", "GFLOP", "MB", "µs", "roofline", "±")
     headings = ("operation", *numbers[:-1], "bound by", "±")
     print_table(headings, operations, title, right=numbers)
-    if any(o.coverage is Coverage.EXTRAPOLATED for o in explanation.operations):
+    if any(o.level is TrustLevel.EXTRAPOLATED for o in explanation.operations):
         print("* beyond measured shapes")
     _print_parts(explanation)
     if explanation.stages:
@@ -136,7 +137,7 @@ def _print(explanation: Explanation, title: str) -> None:
     if explanation.launches:
         launch_us, source = _us(explanation.launch_ns), explanation.launch_source
         print(f"{explanation.launches} kernels launched in {launch_us} µs each ({source})")
-    print(f"{explanation.coverage.name.lower()}: because of {explanation.why}")
+    print(f"{explanation.level.word}: because of {explanation.why}")
 
 
 def _print_parts(explanation: Explanation) -> None:

@@ -83,11 +83,11 @@ def simulate(
     done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if scenario.deployment.kv_tiers else {}
     defaults = {"defaults": done.defaults} if done.defaults else {}
-    print_metrics(done.metrics, style, bands=done.bands, standing=done.standing, **tiers, **defaults)
+    print_metrics(done.metrics, style, bands=done.bands, trust=done.trust._asdict(), **tiers, **defaults)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
-        click.echo("\n".join((f"{done.standing['mark']}: {done.standing['reason']}", *done.defaults)))
+        click.echo("\n".join((f"{done.trust.level}: {done.trust.reason}", *done.defaults)))
 
 
 def _accepting(deployment: Deployment, recording: str) -> Deployment:

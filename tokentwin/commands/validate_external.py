@@ -17,7 +17,6 @@ from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
     from calibration.validation.external.case import Case
-    from calibration.validation.external.predictor import Predictor
     from calibration.validation.external.scoring import CaseResult
     from serving.errors import UserError
 
@@ -83,10 +82,7 @@ def external(
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
     from calibration.validation.external.report import as_dict
-    from calibration.validation.external.scoring import score
-    from calibration.validation.external.steps import score_steps
     from planning.checkout import need_lab
-    from serving.errors import UserError
 
     if page:
         need_lab("write", "use --format json")
@@ -94,28 +90,17 @@ def external(
         need_lab("leave-out")
     refused: dict[str, UserError] = {}
     if recordings:
-        if cases or names:
-            raise UserError("cases", cases or names[0], "cannot be combined with --recording; leave one of them out")
+        _refuse_cases(cases, names)
         folder, chosen = Path(), [_own(recordings, **server)]
     else:
-        for option, value in server.items():
-            if value is not None:
-                raise UserError(option.removesuffix("_file").replace("_", "-"), value, "needs --recording")
+        _refuse_server(server)
         folder, chosen = Path(data), chosen_cases(data, cases, names, refused)
     if levels:
         _print_left_out(chosen, folder, levels, style, page)
         return
     if not names:
         chosen = [case for case in chosen if not case.only_left_out]
-    results = []
-    for at, case in enumerate(chosen, start=1):
-        click.echo(f"{at} of {len(chosen)}: {case.title}", err=True)
-        try:
-            results.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, _predictor()))
-        except UserError as error:
-            if len(chosen) == 1:
-                raise
-            refused[case.name] = error
+    results = _scored(chosen, folder, refused)
     why = {name: str(error) for name, error in refused.items()}
     report = as_dict(results)
     report |= {"refused": why, "met": report["met"] and not why}
@@ -133,6 +118,41 @@ def external(
         raise SystemExit(2)
     if not all(verdict.met for result in results for verdict in result.verdicts):
         raise SystemExit(TARGET_MISSED)
+
+
+def _refuse_cases(cases: str | None, names: tuple[str, ...]) -> None:
+    from serving.errors import UserError
+
+    if cases or names:
+        raise UserError("cases", cases or names[0], "cannot be combined with --recording; leave one of them out")
+
+
+def _refuse_server(server: Mapping[str, Any]) -> None:
+    """Raise UserError for an option that describes a server of one's own."""
+    from serving.errors import UserError
+
+    for option, value in server.items():
+        if value is not None:
+            raise UserError(option.removesuffix("_file").replace("_", "-"), value, "needs --recording")
+
+
+def _scored(cases: Sequence[Case], folder: Path, refused: dict[str, UserError]) -> list[CaseResult]:
+    """Return the results of the cases; a wrong one goes to `refused`, unless it is the only one."""
+    from calibration.validation.external.predictor import blind
+    from calibration.validation.external.scoring import score
+    from calibration.validation.external.steps import score_steps
+    from serving.errors import UserError
+
+    results = []
+    for at, case in enumerate(cases, start=1):
+        click.echo(f"{at} of {len(cases)}: {case.title}", err=True)
+        try:
+            results.append(score_steps(case, folder) if case.is_of_steps else score(case, folder, blind))
+        except UserError as error:
+            if len(cases) == 1:
+                raise
+            refused[case.name] = error
+    return results
 
 
 def _written(page: str) -> str:
@@ -171,11 +191,14 @@ def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: 
 
     if cases is None:
         need_lab("cases", "give --cases DIR, a folder of your own case files")
+        from lab.external.cases import FOLDER as folder
+    else:
+        folder = Path(cases)
     lab_is_here()  # whose formats a user's own case may name
     if not Path(data).is_dir():
         raise UserError("data", data, "is not a folder; give --data DIR, the folder of the measured runs")
     wrong: dict[str, UserError] = {}
-    chosen = load_cases(_published() if cases is None else Path(cases), wrong)
+    chosen = load_cases(folder, wrong)
     known = [case.name for case in chosen]
     if wrong and (not chosen or set(names) - set(known)):
         raise next(iter(wrong.values()))
@@ -186,12 +209,6 @@ def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: 
             remedy = f"is not a known case; choose one of {', '.join(known)}"
             raise UserError("case", name, remedy)
     return [case for case in chosen if (case.name in names if names else not case.only_named)]
-
-
-def _published() -> Path:
-    from lab.external.cases import FOLDER
-
-    return FOLDER
 
 
 def _own(
@@ -211,12 +228,6 @@ def _own(
     deployment = load_deployment(deployment_file) if deployment_file else None
     folders = [Path(recording) for recording in recordings]
     return case_of_recordings(folders, deployment, gpu, replicas or 1, router or "round-robin", max_error)
-
-
-def _predictor() -> Predictor:
-    from calibration.validation.external.predictor import blind
-
-    return blind
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -241,13 +252,13 @@ def write_text(option: str, path: Path, text: str) -> None:
 def print_results(results: list[CaseResult]) -> None:
     """Print every case as a table, long ones summed up by group, and then the targets."""
     from calibration.validation.external.report import (
+        LEVEL_HEADER,
         MANY,
-        MARK_HEADER,
         ROW_HEADER,
         TARGET_HEADER,
         group_header,
         group_rows,
-        mark_rows,
+        level_rows,
         row_cells,
         target_row,
     )
@@ -259,10 +270,9 @@ def print_results(results: list[CaseResult]) -> None:
         filled = [any(cells[at] not in ("", NOTHING) for cells in rows) for at in range(len(header))]
         shown = (tuple(compress(cells, filled)) for cells in rows)
         print_table(tuple(compress(header, filled)), shown, result.case.title)
-        coverage, why = result.provenance
-        print(f"{coverage.name.lower()}: {why}")
+        print(f"{result.trust.level}: {result.trust.reason}")
     if len(results) > 1:
-        print_table(MARK_HEADER, mark_rows(results), "by how far predictions are told to be trusted")
+        print_table(LEVEL_HEADER, level_rows(results), "by how far predictions are said to be trusted")
     targets = [target_row((result, verdict)) for result in results for verdict in result.verdicts]
     if targets:
         print_table(TARGET_HEADER, ([cell.replace("**", "") for cell in cells] for cells in targets), "targets")

@@ -113,7 +113,7 @@ def origin_of(case: Case, run: MeasuredRun, deployment: Deployment) -> Origin:
     known = find_gpu(run.gpu or case.gpu)
     measured_as = case.measured["format"] if case.is_of_steps else case.name
     source = f"{measured_as}/{deployment.model}/{known.name}/{deployment.engine_name.name}"
-    return Origin.of(find_model(deployment.model), known, deployment, source, run.client or case.client)
+    return Origin.from_deployment(find_model(deployment.model), known, deployment, source, run.client or case.client)
 
 
 def case_of_recordings(

@@ -23,8 +23,8 @@ _LEAST = 0.02  # no single run teaches better than this
 
 def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
     """Return the calibration of the engine of a scored case; raise UserError if the case has no anchor."""
-    case, found = result.case, result.correction
-    if case.anchor is None or found is None:
+    case, correction = result.case, result.correction
+    if case.anchor is None or correction is None:
         remedy = "is missing; name the run to learn from, and the figures to reproduce"
         raise UserError(f"{case.name}.anchor", None, remedy)
     deployment, _ = case.deployment_of(result.runs[0])
@@ -35,9 +35,9 @@ def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
         gpu=find_gpu(gpu).name,
         deployment=deployment.model_dump_json(),
         correction=replace(
-            start.correction.scaled(found.decode, found.prefill), source=f"{case.name}, run {case.anchor.run}"
+            start.correction.scaled(correction.decode, correction.prefill), source=f"{case.name}, run {case.anchor.run}"
         ),
-        host=start.host.scaled(found.decode),
+        host=start.host.scaled(correction.decode),
         **_intervals(result),
         source=f"{case.title}, run {case.anchor.run}; before that {start.source}",
         created=created,

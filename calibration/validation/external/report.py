@@ -7,6 +7,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from calibration.trust import LEVELS
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from serving.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
 
@@ -21,15 +22,14 @@ def as_dict(results: Sequence[CaseResult]) -> dict[str, Any]:
 
 def _case(result: CaseResult) -> dict[str, Any]:
     case = result.case
-    coverage, why = result.provenance
     return {
         "name": case.name,
         "title": case.title,
         "source": case.source,
         "engine": case.engine,
         "gpu": case.gpu,
-        "standing": coverage.name.lower(),
-        "why": why,
+        "trust": result.trust.level,
+        "why": result.trust.reason,
         "anchor": None if case.anchor is None else case.anchor.run,
         "correction": None if result.correction is None else asdict(result.correction),
         "targets": [
@@ -66,17 +66,17 @@ def target_row(pair: tuple[CaseResult, Verdict]) -> tuple[str, ...]:
     return result.case.name, what, shown_percent(verdict.error_pct), verdict.run, "met" if verdict.met else "**missed**"
 
 
-MARK_HEADER = ("marked", "figures", "median error", "in their interval")
+LEVEL_HEADER = ("trust", "figures", "median error", "in their interval")
 
 
-def mark_rows(results: Sequence[CaseResult]) -> Iterator[tuple[str, ...]]:
-    """Yield the latencies of all runs by their mark, as cells under `MARK_HEADER`."""
-    marked = [(result.marks[row.run], row) for result in results for row in result.rows if "_ms" in row.figure]
-    for mark in sorted({mark for mark, _ in marked}):
-        rows = [row for found, row in marked if found == mark]
-        errors = [abs(row.error_pct() or 0.0) for row in rows]
-        covered = sum(row.covered for row in rows) / len(rows)
-        yield mark.name.lower(), str(len(rows)), shown_percent(median(errors)), shown_share(covered)
+def level_rows(results: Sequence[CaseResult]) -> Iterator[tuple[str, ...]]:
+    """Yield the latencies of all runs by how far they can be trusted, as cells under `LEVEL_HEADER`."""
+    for level in LEVELS:
+        rows = [row for o in results for row in o.rows if "_ms" in row.figure and o.levels[row.run] == level]
+        if rows:
+            errors = [abs(row.error_pct() or 0.0) for row in rows]
+            covered = sum(row.covered for row in rows) / len(rows)
+            yield level, str(len(rows)), shown_percent(median(errors)), shown_share(covered)
 
 
 ROW_HEADER = ("run", "figure", "measured", "blind", "error", "90 % interval", "anchored", "error", "floor")

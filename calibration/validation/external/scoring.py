@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from calibration.kernels.times import Coverage
+from calibration.trust import Trust, least_certain
 from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target
 from calibration.validation.external.correction import Corrected, Correction, fit_correction
@@ -70,21 +70,21 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A scored case; `marks` are the marks of the runs for users, `provenance` the worst mark with its reason."""
+    """A scored case; `levels` say how far to trust each run, and `trust` is that in the least certain one."""
 
     case: Case
     rows: Sequence[Row]
     verdicts: Sequence[Verdict]
     runs: Sequence[MeasuredRun]
     correction: Correction | None
-    provenance: tuple[Coverage, str]
-    marks: Mapping[str, Coverage]
+    trust: Trust
+    levels: Mapping[str, str]
 
     def median_error_pct(self, figure: str, runs: Sequence[str]) -> float | None:
         """Return the median absolute error of a figure over some runs, as predicted blind."""
         names = set(runs)
-        found = [row.error_pct() for row in self.rows if row.figure == figure and row.run in names]
-        errors = [abs(error) for error in found if error is not None]
+        known = [row.error_pct() for row in self.rows if row.figure == figure and row.run in names]
+        errors = [abs(error) for error in known if error is not None]
         return median(errors) if errors else None
 
 
@@ -93,15 +93,15 @@ def score(case: Case, data: Path, predictor: Predictor) -> CaseResult:
     ready = [_ready(case, run, predictor) for run in case.format.read(data)]
     correction = _fit(case, ready)
     rows = []
-    for each in ready:
-        is_anchor = case.anchor is not None and each.run.name == case.anchor.run
-        rows += _rows(each, None if is_anchor else correction)
-    runs = [each.run for each in ready]
+    for one in ready:
+        is_anchor = case.anchor is not None and one.run.name == case.anchor.run
+        rows += _rows(one, None if is_anchor else correction)
+    runs = [one.run for one in ready]
     scored = [run.name for run in runs if case.anchor is None or run.name != case.anchor.run]
     verdicts = [_judge(case, target, rows, scored) for target in case.targets]
-    found = {each.run.name: each.prediction.cost.provenance() for each in ready}
-    marks = {name: mark for name, (mark, _) in found.items()}
-    return CaseResult(case, rows, verdicts, runs, correction, max(found.values(), key=lambda one: one[0]), marks)
+    trusts = [one.prediction.cost.trust() for one in ready]
+    levels = {run.name: trust.level for run, trust in zip(runs, trusts, strict=True)}
+    return CaseResult(case, rows, verdicts, runs, correction, least_certain(trusts), levels)
 
 
 def simulated_figures(
@@ -125,17 +125,17 @@ def simulated_figures(
     if rejected:
         remedy = f"rejects {rejected} of the measured requests; check max_model_len and num_blocks"
         raise UserError(f"deployment of {run.name}", f"max_model_len {deployment.scheduler.max_model_len}", remedy)
-    found = figures(metrics, run.offered_per_s)
+    simulated = figures(metrics, run.offered_per_s)
     if overhead_ms:
-        stretch = 1 + overhead_ms / 1e3 / found["makespan_s"]
-        for name in found:
+        stretch = 1 + overhead_ms / 1e3 / simulated["makespan_s"]
+        for name in simulated:
             if name.startswith(("ttft_ms.", "e2e_ms.")):
-                found[name] += overhead_ms
+                simulated[name] += overhead_ms
             elif name == "makespan_s":
-                found[name] *= stretch
+                simulated[name] *= stretch
             elif name in RATES:
-                found[name] /= stretch
-    return found
+                simulated[name] /= stretch
+    return simulated
 
 
 @dataclass(frozen=True)
@@ -200,10 +200,10 @@ def _with_workers(deployment: Deployment, counts: tuple[int, int]) -> Deployment
 def _fit(case: Case, ready: Sequence[_Ready]) -> Correction | None:
     if case.anchor is None:
         return None
-    for each in ready:
-        if each.run.name == case.anchor.run:
-            return fit_correction(case.anchor, each.run.figures, each.simulated)
-    names = ", ".join(each.run.name for each in ready)
+    for one in ready:
+        if one.run.name == case.anchor.run:
+            return fit_correction(case.anchor, one.run.figures, one.simulated)
+    names = ", ".join(one.run.name for one in ready)
     raise UserError(f"{case.name}.anchor.run", case.anchor.run, f"is not a run of this case; choose one of {names}")
 
 
@@ -219,8 +219,8 @@ def _rows(ready: _Ready, correction: Correction | None) -> list[Row]:
             figure=figure,
             measured=measured[figure],
             blind=blind[figure],
-            low=min(found[figure] for found in around) * (1 - one_request * (figure in RATES)),
-            high=max(found[figure] for found in around) * (1 + one_request * (figure in RATES)),
+            low=min(predicted[figure] for predicted in around) * (1 - one_request * (figure in RATES)),
+            high=max(predicted[figure] for predicted in around) * (1 + one_request * (figure in RATES)),
             anchored=anchored.get(figure),
             floor_pct=floors.get(figure),
         )

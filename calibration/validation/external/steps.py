@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from calibration.steps.coverage import interval_of, provenance_of
 from calibration.steps.features import REGIMES, regimes
 from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
 from calibration.steps.iteration_log import StepLog, read_iteration_log
 from calibration.steps.predict import blind, kernels
+from calibration.steps.step_trust import interval_of, trust_within
 from calibration.validation.external.case import Case, Target, origin_of
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from serving.deployments.config import parse
@@ -45,14 +45,14 @@ def score_steps(case: Case, data: Path) -> CaseResult:
     taught = priced.fit(~middle, f"{case.name}, first and last third")
     columns = {"blind": priced.predict(known.correction, middle), "anchored": priced.predict(taught, middle)}
     errors = {"blind": priced.score(known.correction, middle), "anchored": priced.score(taught, middle)}
-    found = log.take(middle)
+    scored = log.take(middle)
     cost, corners = known.cost(find_model(deployment.model), deployment, kernels(case.gpu)), _corners(log.sizes)
     for end, decode, prompts in zip(("fast", "slow"), *interval_of(cost, corners), strict=True):
         columns[end] = priced.predict(known.correction.scaled(decode, prompts), middle)
-    rows = list(_rows(found.measured_ns, columns, regimes(found.sizes)))
+    rows = list(_rows(scored.measured_ns, columns, regimes(scored.sizes)))
     verdicts = [_judge(case, target, errors[target.column]) for target in case.targets]
-    provenance = provenance_of(cost, corners)
-    return CaseResult(case, rows, verdicts, [], None, provenance, {row.run: provenance[0] for row in rows})
+    trust = trust_within(cost, corners)
+    return CaseResult(case, rows, verdicts, [], None, trust, {row.run: trust.level for row in rows})
 
 
 def _rows(
@@ -64,18 +64,20 @@ def _rows(
         if not mine.any():
             continue
         for figure, statistic in _STATISTICS.items():
-            found = {column: statistic(ns[mine]) for column, ns in columns.items()}
+            figures = {column: statistic(ns[mine]) for column, ns in columns.items()}
             run = f"{name} steps ({mine.sum()})"
-            low, high = found["fast"], found["slow"]
-            yield Row(run, figure, statistic(measured[mine]), found["blind"], low, high, found["anchored"], None)
+            low, high = figures["fast"], figures["slow"]
+            yield Row(run, figure, statistic(measured[mine]), figures["blind"], low, high, figures["anchored"], None)
 
 
 def _judge(case: Case, target: Target, errors: dict[str, StepErrors]) -> Verdict:
     regime, _, statistic = target.figure.partition(".")
     if regime not in errors or statistic not in ("median", "p95"):
         raise UserError(f"{case.name}.targets", target.figure, f"must be median or p95 of {', '.join(errors)}")
-    found = errors[regime]
-    return Verdict(target, found.median_pct if statistic == "median" else found.p95_pct, f"{found.steps} steps")
+    of_regime = errors[regime]
+    return Verdict(
+        target, of_regime.median_pct if statistic == "median" else of_regime.p95_pct, f"{of_regime.steps} steps"
+    )
 
 
 def _corners(sizes: StepSizes) -> list[StepSizes]:

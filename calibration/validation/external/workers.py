@@ -26,8 +26,8 @@ def matched_workers(run: MeasuredRun, deployment: Deployment, prediction: Predic
     (prompt, output), requests = run.lengths, run.workload.concurrency
     config, ranks, cost = deployment.scheduler, deployment.data_parallel_size, prediction.cost
     blocks = -(-(prompt + output) // config.block_size) + config.state_blocks
-    held = ranks * min(config.max_num_seqs, (prediction.num_blocks - 1) // blocks)
-    decode = ceil(requests / held) if held else run.most_workers + 1
+    places = ranks * min(config.max_num_seqs, (prediction.num_blocks - 1) // blocks)
+    decode = ceil(requests / places) if places else run.most_workers + 1
     rows, context = ceil(requests / decode / ranks), prompt + output // 2  # means
     squares = rows * context**2
     token = StepPlan.from_amounts(

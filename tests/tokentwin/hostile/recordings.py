@@ -19,7 +19,7 @@ WRONG: Mapping[str, tuple[str, ...]] = {
     "deployment": ('{"scheduler": 3}', '{"model": 3}', '{"scheduler": [1]}'),
     "hardware": ('{"gpu": 3}', '{"gpu": []}'),
     "notes": (
-        '{"gpu": 3}', '{"standing": 3}', '{"bands": {"ttft_ms": 3}}', '{"bands": {"ttft_ms": {"p50": ["x", 1]}}}',
+        '{"gpu": 3}', '{"trust": 3}', '{"bands": {"ttft_ms": 3}}', '{"bands": {"ttft_ms": {"p50": ["x", 1]}}}',
         '{"front_door": {"client_ns": -1}}', '{"experts": {"experts": "x", "topk": 1}}', '{"served": 3}',
         '{"served": {"speed": "x"}}', '{"launching_share": "x"}', '{"canary_before_ns": "x"}',
     ),

@@ -1,4 +1,4 @@
-"""The certainty of a step's time: of one step, or of the many steps of a map of a deployment.
+"""The trust in a step's time: of one step, or of the many steps of a map of a deployment.
 
 A step is as sure as the worst kernel that matters in it. A kernel matters if its standard error is not negligible
 beside the step.
@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Coverage
 from calibration.operations import StepSizes
 from calibration.steps.correction import domain_amounts
 from calibration.steps.features import recorded_sizes
@@ -22,6 +21,7 @@ from calibration.steps.interval import REACH, StepInterval, widened
 from calibration.steps.launches import PUBLISHED
 from calibration.steps.operation_cost import WAITING, OperationCost
 from calibration.steps.parts import never_slower
+from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
 from serving.figures import shown_share
 from serving.step_plan import AGGREGATES
 from traces.recording import Recording
@@ -31,11 +31,11 @@ NEGLIGIBLE = 0.01  # share of the step: a part with a smaller standard error doe
 _AT_ONCE = 100_000  # steps
 
 
-class StepCoverage(NamedTuple):
-    """The certainty of every step; arrays have the shape of the step sizes.
+class StepTrust(NamedTuple):
+    """The trust in every step; arrays have the shape of the step sizes.
 
     Attributes:
-        kernels: `Coverage` of the worst kernel that matters
+        kernels: `TrustLevel` of the worst kernel that matters
         worst: index of this kernel in `names`; -1 if no kernel matters
         covered: whether measured steps cover the step
         sigma: standard error of the logarithm of its kernels' time, if all kernels were off alike
@@ -50,22 +50,22 @@ class StepCoverage(NamedTuple):
     beyond: Floats
 
     @property
-    def coverage(self) -> NDArray[np.int64]:
-        """The `Coverage` of the step: validated only where measured steps cover it."""
-        return np.where(self.covered, Coverage.VALIDATED, np.maximum(self.kernels, Coverage.INTERPOLATED))
+    def level(self) -> NDArray[np.int64]:
+        """The `TrustLevel` of the step: validated only where measured steps cover it."""
+        return np.where(self.covered, TrustLevel.VALIDATED, np.maximum(self.kernels, TrustLevel.INTERPOLATED))
 
-    def worst_alone(self) -> StepCoverage:
-        """Return the coverage of the first among the least certain steps."""
-        at = [int(self.coverage.argmax())]
+    def worst_alone(self) -> StepTrust:
+        """Return the trust in the first among the least certain steps."""
+        at = [int(self.level.argmax())]
         return self._replace(**{name: of[at] for name, of in self._asdict().items() if name != "names"})
 
 
-def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
+def step_trust(cost: OperationCost, sizes: StepSizes) -> StepTrust:
     """Return how well the steps of `sizes` (arrays of one shape) are known."""
     parts = cost.parts(sizes)
     step_ns = np.sum(list(parts.values()), axis=0)
     shape = step_ns.shape
-    coverage, worst = np.full(shape, -1), np.full(shape, -1)
+    level, worst = np.full(shape, -1), np.full(shape, -1)
     worst_ns, kernels_ns, error_ns, beyond_ns = (np.zeros(shape) for _ in range(4))
     operations = cost.operations(sizes)
     for at, operation in enumerate(operations):
@@ -73,24 +73,25 @@ def step_coverage(cost: OperationCost, sizes: StepSizes) -> StepCoverage:
         ns = np.where(np.asarray(operation.size) > 0, operation.count * time.ns, 0.0)
         error = time.sigma * ns
         telling = (error >= NEGLIGIBLE * step_ns) & (ns > 0)
-        worse = telling & ((time.coverage > coverage) | (time.coverage == coverage) & (error > worst_ns))
-        coverage, worst = np.where(worse, time.coverage, coverage), np.where(worse, at, worst)
+        worse = telling & ((time.level > level) | (time.level == level) & (error > worst_ns))
+        level, worst = np.where(worse, time.level, level), np.where(worse, at, worst)
         worst_ns = np.where(worse, error, worst_ns)
         kernels_ns += ns
         error_ns += error
-        beyond_ns += np.where(time.coverage == Coverage.EXTRAPOLATED, error, 0.0)
+        beyond_ns += np.where(time.level == TrustLevel.EXTRAPOLATED, error, 0.0)
     covered = _covered(cost, sizes)
     if WAITING in parts:  # the step waits for launches
         known = cost.host.launches
-        mark = Coverage.EXTRAPOLATED if known == PUBLISHED else Coverage.INTERPOLATED
+        of_launches = TrustLevel.EXTRAPOLATED if known == PUBLISHED else TrustLevel.INTERPOLATED
         waits = parts[WAITING] > NEGLIGIBLE * step_ns
-        coverage, worst = np.where(waits, np.maximum(coverage, mark), coverage), np.where(waits, len(operations), worst)
+        level = np.where(waits, np.maximum(level, of_launches), level)
+        worst = np.where(waits, len(operations), worst)
         uncertain = np.where(waits, known.sigma * step_ns, 0.0)
         covered &= ~waits
         kernels_ns, error_ns = kernels_ns + parts[WAITING], error_ns + uncertain
     whole_ns = np.maximum(kernels_ns, 1e-9)
-    return StepCoverage(
-        kernels=np.maximum(coverage, Coverage.EXTRAPOLATED if cost.untaught else Coverage.VALIDATED),
+    return StepTrust(
+        kernels=np.maximum(level, TrustLevel.EXTRAPOLATED if cost.untaught else TrustLevel.VALIDATED),
         worst=worst,
         names=[*(operation.name for operation in operations), WAITING],
         covered=covered,
@@ -107,36 +108,36 @@ def stacked(steps: Sequence[StepSizes]) -> StepSizes:
 NEGLIGIBLE_STEPS = 0.01  # share of steps beyond the measured ones that does not change the trust in a run
 
 
-def mark_of(coverage: NDArray[np.int64], weights: Floats) -> Coverage:
-    """Return how far to trust a run of steps of these coverages; `weights` say how often each step occurs."""
-    worst = Coverage(int(coverage.max()))
-    if worst < Coverage.EXTRAPOLATED:
+def run_level(levels: NDArray[np.int64], weights: Floats) -> TrustLevel:
+    """Return how far to trust a run of steps of these levels; `weights` say how often each step occurs."""
+    worst = TrustLevel(int(levels.max()))
+    if worst < TrustLevel.EXTRAPOLATED:
         return worst
-    share = float(weights[coverage >= Coverage.EXTRAPOLATED].sum() / weights.sum())
-    return Coverage.INTERPOLATED if share <= NEGLIGIBLE_STEPS else worst
+    share = float(weights[levels >= TrustLevel.EXTRAPOLATED].sum() / weights.sum())
+    return TrustLevel.INTERPOLATED if share <= NEGLIGIBLE_STEPS else worst
 
 
-def provenance_of(cost: OperationCost, corners: Sequence[StepSizes]) -> tuple[Coverage, str]:
+def trust_within(cost: OperationCost, corners: Sequence[StepSizes]) -> Trust:
     """Return how far to trust the steps within these `corners` (of plain numbers), and the reason.
 
     No step is less certain than the corners.
     """
     if not corners:
-        return Coverage.UNKNOWN, "no step was priced"
-    return standing(cost, step_coverage(cost, stacked(corners)))
+        return Trust(UNKNOWN, "no step was priced")
+    return worst_trust(cost, step_trust(cost, stacked(corners)))
 
 
-def standing(cost: OperationCost, found: StepCoverage) -> tuple[Coverage, str]:
+def worst_trust(cost: OperationCost, steps: StepTrust) -> Trust:
     """Return how far to trust the least certain of the steps, and the part that is the reason."""
-    if found.covered.all():
-        return Coverage.VALIDATED, f"measured steps cover it ({cost.correction.source})"
+    if steps.covered.all():
+        return Trust(VALIDATED, f"measured steps cover it ({cost.correction.source})")
     if cost.untaught:
-        return Coverage.EXTRAPOLATED, cost.untaught
-    at = int(found.kernels.argmax())
-    worst, index = Coverage(int(found.kernels[at])), int(found.worst[at])
-    name = found.names[index] if index >= 0 else ""
-    told = f"launches take {cost.host.launches}" if name == WAITING else f"{name} {worst.clause}"
-    return max(worst, Coverage.INTERPOLATED), told
+        return Trust(EXTRAPOLATED, cost.untaught)
+    at = int(steps.kernels.argmax())
+    worst, index = TrustLevel(int(steps.kernels[at])), int(steps.worst[at])
+    name = steps.names[index] if index >= 0 else ""
+    reason = f"launches take {cost.host.launches}" if name == WAITING else f"{name} {worst.clause}"
+    return Trust(max(worst, TrustLevel.INTERPOLATED).word, reason)
 
 
 def interval_of(cost: OperationCost, corners: Sequence[StepSizes]) -> StepInterval:
@@ -144,7 +145,7 @@ def interval_of(cost: OperationCost, corners: Sequence[StepSizes]) -> StepInterv
     beyond = {False: 0.0, True: 0.0}  # error of decode steps, and of steps with prompts
     if corners:
         sizes = stacked(corners)
-        for has_prompts, reach in zip(sizes.prefill_tokens > 0, step_coverage(cost, sizes).beyond, strict=True):
+        for has_prompts, reach in zip(sizes.prefill_tokens > 0, step_trust(cost, sizes).beyond, strict=True):
             beyond[bool(has_prompts)] = max(beyond[bool(has_prompts)], float(reach))
     decode, prompts = cost.known_interval
     return StepInterval(widened(decode, beyond[False]), widened(prompts, beyond[True]))
@@ -157,7 +158,7 @@ class Beyond(NamedTuple):
     time: float
 
     @classmethod
-    def of(cls, out: NDArray[np.bool_], took_ns: Floats) -> Beyond:
+    def from_steps(cls, out: NDArray[np.bool_], took_ns: Floats) -> Beyond:
         return cls(float(out.mean()) if out.size else 0.0, float(took_ns[out].sum() / max(took_ns.sum(), 1.0)))
 
     def __str__(self) -> str:
@@ -168,9 +169,9 @@ def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
     """Return the share beyond measurements of the steps in a recording; None if it has no steps."""
     out, took_ns = [], []
     for steps in recording.pieces("steps", ["start_ns", "end_ns", *AGGREGATES], _AT_ONCE):
-        out.append(step_coverage(cost, recorded_sizes(steps)).coverage >= Coverage.EXTRAPOLATED)
+        out.append(step_trust(cost, recorded_sizes(steps)).level >= TrustLevel.EXTRAPOLATED)
         took_ns.append(pc.subtract(steps["end_ns"], steps["start_ns"]).cast("float64").to_numpy())
-    return Beyond.of(np.concatenate(out), np.concatenate(took_ns)) if out else None
+    return Beyond.from_steps(np.concatenate(out), np.concatenate(took_ns)) if out else None
 
 
 def _covered(cost: OperationCost, sizes: StepSizes) -> NDArray[np.bool_]:

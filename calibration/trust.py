@@ -1,0 +1,96 @@
+"""The trust in a figure: a level and its reason.
+
+A figure without a note has the level `unknown`. An input that was neither measured nor predicted is `assumed`, and a
+figure recorded on the real engine is `measured`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from traces.recording_notes import notes_of
+
+MEASURED, VALIDATED, INTERPOLATED, EXTRAPOLATED, UNKNOWN, ASSUMED = LEVELS = (
+    "measured",
+    "validated",
+    "interpolated",
+    "extrapolated",
+    "unknown",
+    "assumed",
+)  # from best to worst
+
+
+class TrustLevel(IntEnum):
+    """The level of a predicted time as a number, for arrays; the greatest is the worst.
+
+    A sum is as good as its worst part, and an empty sum is unknown.
+    """
+
+    UNKNOWN = -1  # no time was needed
+    VALIDATED = 0  # the shape itself was measured, or the whole was compared with a run
+    INTERPOLATED = 1  # the shape lies between measured ones
+    EXTRAPOLATED = 2  # the shape lies beyond measured ones
+
+    @property
+    def word(self) -> str:
+        """The level in `LEVELS`."""
+        return self.name.lower()
+
+    @property
+    def clause(self) -> str:
+        """The clause about a kernel: `was measured`."""
+        return {0: "was measured", 1: "lies between measured shapes", 2: "lies beyond measured shapes"}[self]
+
+
+class Trust(NamedTuple):
+    """A level out of `LEVELS`, and its reason: a clause without a full stop."""
+
+    level: str
+    reason: str
+
+    @property
+    def rank(self) -> int:
+        """The place of the level in the order: 0 is the best."""
+        return LEVELS.index(self.level)
+
+
+def noted_trust(level: Any, reason: Any, otherwise: str) -> Trust:
+    """Return the trust that a document notes, or unknown because of `otherwise` if it notes no level that we know."""
+    if level not in LEVELS:
+        return Trust(UNKNOWN, otherwise)
+    return Trust(level, str(reason or "no reason is recorded"))
+
+
+def trust_in_run(run: Mapping[str, Any]) -> Trust:
+    """Return the trust in a recording from its row of `runs`.
+
+    A run of the real engine is measured; a simulation notes how far to trust it.
+    """
+    if run["clock"] == "wall":
+        return Trust(MEASURED, "recorded on the real engine")
+    if run["clock"] != "virtual":
+        return Trust(UNKNOWN, "the recording does not say whether it was measured or simulated")
+    noted = notes_of(run).get("trust") or {}
+    otherwise = "the recording does not say how far its step times can be trusted"
+    return noted_trust(noted.get("level"), noted.get("reason"), otherwise)
+
+
+def least_certain(trusts: Iterable[Trust]) -> Trust:
+    """Return the trust in a simulation of several cost models; one that priced no step does not count beside others."""
+    return max(trusts, key=lambda trust: -1 if trust.level == UNKNOWN else trust.rank)
+
+
+def weakest(trusts: Iterable[Trust], things: str) -> Trust:
+    """Return the trust in a figure of several `things` (a plural): the least certain one, with counts."""
+    trusts = list(trusts)
+    if not trusts:
+        return Trust(UNKNOWN, f"there are no {things}")
+    worst = max(trusts, key=lambda trust: trust.rank)
+    if len(set(trusts)) == 1:
+        return worst
+    counts = Counter(trust.level for trust in trusts)
+    counted = ", ".join(f"{counts[level]:,} {level}" for level in reversed(LEVELS) if counts[level])
+    return Trust(worst.level, f"of {len(trusts):,} {things} {counted}; for example: {worst.reason}")
