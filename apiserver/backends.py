@@ -1,10 +1,10 @@
-"""Functions that make a backend (the real engine, a fleet of real engines, or a twin) with its ledger and metrics."""
+"""Functions that make a backend (real engines or a twin) with its ledger and metrics."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,15 @@ from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
 from apiserver.filler import PlainTexts, filler_tokens
 from apiserver.kv_cache_events.events import KvEvents
-from apiserver.kv_cache_events.feeds import EngineKvEvents, KvFeeds
-from apiserver.ledger import ForwardingLedger, Ledger
+from apiserver.kv_cache_events.feeds import KvFeeds
+from apiserver.kv_cache_events.publisher import KvPublisher
+from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import About, From
+from apiserver.messages import About
 from apiserver.settings import KvEventSettings, ServeSettings
 from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
 from serving.deployments.kv_bytes import kv_bytes_per_token, kv_dtype
 from serving.errors import UserError
@@ -34,11 +35,9 @@ from sim.remote_prefills import RemotePrefills
 from traces.live_recording import Place
 
 if TYPE_CHECKING:
-    from apiserver.real import RealEngine
     from apiserver.real_fleet import RealFleet
     from apiserver.request_spans import RequestSpans
 
-_LOG = logging.getLogger("tokentwin")
 _END = 0  # the token that would end a twin's answers; no filler token is 0
 
 
@@ -149,98 +148,49 @@ def _topic(settings: ServeSettings, kv: KvEventSettings, place: int, model: str)
     return kv.topic.format(replica=place, port=port, model=model)
 
 
-def engine_kv_events(
-    settings: ServeSettings, deployment: Deployment, place: int, begun_again: bool, poller: zmq.Poller
-) -> EngineKvEvents | None:
-    """Return the publisher of KV events for the real engine at `place`; None if KV events are not wanted.
-
-    Raises UserError if its endpoints cannot be bound.
-    """
-    kv = settings.kv_events
-    if kv is None:
-        return None
-    topic = _topic(settings, kv, place, _model_name(settings, deployment))
-    return EngineKvEvents(kv, place, topic, poller, begun_again)
-
-
 def make_real(
-    settings: ServeSettings,
-    deployment: Deployment,
-    place: Place,
-    exchange: Exchange,
-    kv_events: EngineKvEvents | None,
-    wake: Callable[[], None],
-    shared_ns: int | None,
-) -> tuple[RealEngine, Ledger | ForwardingLedger, LiveMetrics]:
-    """Load the real engine, and return it with its ledger and metrics. Raises UserError if it cannot be loaded.
+    settings: ServeSettings, deployment: Deployment, place: Place, exchange: Exchange, poller: zmq.Poller
+) -> tuple[RealFleet, Ledger, LiveMetrics]:
+    """Return the real engines, which then serve, with their ledger and metrics.
 
-    If it is one of several engines, whose run began at `shared_ns`, its rows go to the process that routes to it.
+    Raises UserError if one cannot be loaded, and for what is only for the simulator.
     """
-    from apiserver.real import RealEngine
-    from planning.measure.real_engine import load_engine
-    from realengine.devices.machine import describe
-    from realengine.engine import Engine
+    from apiserver.real_fleet import RealFleet
+    from planning.measure.engine_fleet import gpus_of, real_fleet
+    from planning.priced_scenario import with_fleet
+    from realengine.parallel.replica_process import ReplicaProcess
+    from sim.router import find_router
 
-    def about(engine: Engine) -> About:
-        spec, folder, deployment = engine.spec, engine.folder, engine.deployment
-        return About(
-            _model_name(settings, deployment),
-            deployment.scheduler.max_model_len,
-            list(spec.eos_ids),
-            str(folder) if folder is not None and (folder / "tokenizer.json").is_file() else "",
-            spec.vocab_size,
-            False,
-            deployment.scheduler.block_size,
-            {
-                "clock": "wall",
-                "deployment": deployment.model_dump_json(),
-                "replicas": 1,
-                "hardware": json.dumps(describe(deployment.device)),
-                "calibration": "",
-                "num_blocks": engine.scheduler.pool.total,
-                "block_size": deployment.scheduler.block_size,
-                "notes": json.dumps({"served": {}, **engine.notes}),
-            },
-        )
+    fleet = real_fleet(with_fleet(deployment, settings.replicas, settings.router))
+    replicas, kv, origin_ns = fleet.pools[0].replicas, settings.kv_events, monotonic_ns()
+    alone, name = deployment.model_copy(update={"fleet": None}), _model_name(settings, deployment)
+    gpus = gpus_of(deployment, replicas) if replicas > 1 else [None]
+    publishers = [] if kv is None else _publishers(settings, kv, name, replicas, poller)
 
-    def send(message: From) -> None:
-        for peer in exchange.peers:
-            exchange.send(peer, message)
+    def start(number: int, again: bool) -> ReplicaProcess:
+        serve = partial(_serve_engine, alone, name, kv, again or place.again, origin_ns)
+        return ReplicaProcess(number, serve, gpus[number], alone.tensor_parallel_size > 1)
 
-    origin_ns = monotonic_ns() if shared_ns is None else shared_ns
-    real = RealEngine(lambda: load_engine(deployment, _LOG.info), about, exchange, wake, origin_ns, kv_events)
-    metrics = _metrics(real.about, [deployment])
-    ledger: Ledger | ForwardingLedger = ForwardingLedger(send)
-    if shared_ns is None:
-        ledger = _ledger(real, metrics, settings, place, {**real.about.run, **_identity(settings)})
-    real.ledger = ledger
+    router = find_router(fleet.router.name, **fleet.router.settings)
+    real = RealFleet(start, replicas, exchange, router, poller, origin_ns, publishers)
+    real.await_all()
+    metrics = _metrics(real.about, [alone])
+    run = {**real.about.run, **_identity(settings), "replicas": replicas}
+    real.ledger = ledger = _ledger(real, metrics, settings, place, run)
     return real, ledger, metrics
 
 
-def make_fleet(
-    settings: ServeSettings,
-    addresses: Sequence[str],
-    place: Place,
-    exchange: Exchange,
-    context: zmq.Context[zmq.Socket[bytes]],
-    poller: zmq.Poller,
-    origin_ns: int,
-) -> tuple[RealFleet, Ledger, LiveMetrics]:
-    """Return the engines at `addresses` behind one router, with ledger and metrics.
+def _publishers(
+    settings: ServeSettings, kv: KvEventSettings, model: str, replicas: int, poller: zmq.Poller
+) -> list[KvPublisher]:
+    topics = [_topic(settings, kv, number, model) for number in range(replicas)]
+    return [KvPublisher(kv, number, topic, zmq.Context.instance(), poller) for number, topic in enumerate(topics)]
 
-    Raises UserError for an unknown router.
-    """
-    from apiserver.real_fleet import RealFleet
-    from sim.router import find_router
 
-    fleet = RealFleet(context, addresses, exchange, find_router(settings.router or "round-robin"), origin_ns)
-    fleet.register(poller)
-    fleet.await_all(poller)
-    deployment = parse(Deployment, json.loads(fleet.about.run["deployment"]), where="deployment")
-    metrics = _metrics(fleet.about, [deployment])
-    run = {**fleet.about.run, **_identity(settings), "replicas": len(addresses)}
-    fleet.ledger = ledger = _ledger(fleet, metrics, settings, place, run)
-    return fleet, ledger, metrics
+def _serve_engine(*arguments: Any) -> None:
+    from apiserver.real import serve_engine  # in the engine's process: no other needs torch
+
+    serve_engine(*arguments)
 
 
 def _model_name(settings: ServeSettings, deployment: Deployment) -> str:

@@ -9,7 +9,7 @@ import zmq
 
 from apiserver.backend import Backend
 from apiserver.exchange import Exchange
-from apiserver.ledger import ForwardingLedger, Ledger
+from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
 from apiserver.messages import Abort, Add, Delivered, Drain, Follow, Hello, Late, Message, Reply, Scrape
 
@@ -26,7 +26,7 @@ class EngineProcess:
         self,
         backend: Backend,
         exchange: Exchange,
-        ledger: Ledger | ForwardingLedger,
+        ledger: Ledger,
         metrics: LiveMetrics,
         most: int,
     ) -> None:

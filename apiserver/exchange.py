@@ -13,12 +13,10 @@ from realengine.logit_rules import Logprob
 class Exchange:
     """A ROUTER socket at `address`.
 
-    Requests get ids in the order of their arrival, so that no client can choose them. With `keeps_ids` they keep the
-    ids that they come with, for requests that all come from one process.
+    Requests get ids in the order of their arrival, so that no client can choose them.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keeps_ids: bool = False) -> None:
-        self._keeps_ids = keeps_ids
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an API process that reconnects keeps its identity
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -46,7 +44,7 @@ class Exchange:
 
     def open(self, peer: bytes, their_id: int) -> int:
         """Return our id for a new request."""
-        id, self._next = their_id if self._keeps_ids else self._next, self._next + 1
+        id, self._next = self._next, self._next + 1
         self._homes[id] = peer, their_id
         self._ids[peer, their_id] = id
         return id

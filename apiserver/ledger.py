@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from apiserver.backend import Backend
+from apiserver.engine_messages import StepEnd
 from apiserver.journeys import Journeys
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Add, Delivered, From, Row, StepEnd
+from apiserver.messages import Add, Delivered
 from serving.workload import WorkloadRequest
 from traces.live_recording import LiveRecording
 
@@ -116,39 +116,3 @@ class Ledger:
             self._recording.close(**self._run)
         if self._spans is not None:
             self._spans.close()
-
-
-class ForwardingLedger:
-    """A `Ledger` that passes every row on with `send`."""
-
-    records = False
-
-    def __init__(self, send: Callable[[From], None]) -> None:
-        self._send = send
-        self.under_way = 0
-        self.undelivered = 0
-
-    def expects(self, id: int, asked: Add) -> None:
-        self.under_way += 1
-
-    def arrived(self, request: WorkloadRequest) -> None:
-        """Do nothing: the process that routes records arrivals."""
-
-    def add_request(self, **row: Any) -> None:
-        self.under_way -= 1
-        self._send(Row("requests", row))
-
-    def step_ended(self, end: StepEnd) -> None:
-        self._send(end)
-
-    def add_step(self, **row: Any) -> None:
-        self._send(Row("steps", row))
-
-    def delivered(self, id: int, delivered: Delivered | None) -> None:
-        """Do nothing: the process that routes records deliveries."""
-
-    def journey(self, name: str) -> bytes:
-        return b""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to write."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from apiserver.engine_messages import Admitted, StepEnd
 from apiserver.exposition import Series, exposition
 from apiserver.families import CACHE_CONFIG, OF_THE_SERVER, of_an_engine
-from apiserver.messages import Add, Admitted, Late, StepEnd, finish_reason
+from apiserver.messages import Add, Late, finish_reason
 from serving.deployments.config import Deployment
 from serving.request import Status
 from serving.scheduler import Scheduler

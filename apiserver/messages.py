@@ -172,55 +172,12 @@ class Outputs(Message):
     outputs: list[Output]
 
 
-class Row(Message):
-    """A row of `requests` or `steps` from one of several engine processes, with the ids of the process that routes."""
-
-    dataset: str
-    columns: dict[str, Any]
-
-
-class Admitted(msgspec.Struct, array_like=True):
-    """A request that a step admitted, for the first time or again.
-
-    It holds the prompt's tokens, how many of them were cached at the first admission, and the preemptions before.
-    """
-
-    id: int
-    prompt_tokens: int
-    hit_tokens: int
-    preemptions: int
-
-
-class StepEnd(Message):
-    """The end of a step of `replica` at `now_ns` of the run: the state of its scheduler, for the metrics.
-
-    Attributes:
-        deferred: the waiting requests that wait for KV from elsewhere
-        usage: KV blocks referenced / KV blocks
-        tokens: computed in the step
-        generated: output tokens of the step for the requests `sampled`
-        drafts: for each draft that it verified: its tokens, and how many of them were accepted
-    """
-
-    replica: int
-    now_ns: int
-    running: int
-    waiting: int
-    deferred: int
-    usage: float
-    tokens: int
-    generated: int
-    sampled: list[int]
-    admitted: list[Admitted]
-    drafts: tuple[tuple[int, int], ...]
-
-
 class Drain(Message):
     """A message of the engine process: it takes no more requests, because it is about to end."""
 
 
 To = Hello | Add | Abort | Delivered | Late | Scrape | Follow
-From = About | Outputs | Reply | Row | StepEnd | Drain
+From = About | Outputs | Reply | Drain
 
 encode = msgspec.msgpack.Encoder().encode
 read_request = msgspec.msgpack.Decoder(To).decode

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection
 from threading import Thread
 from time import sleep
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from apiserver.log import LOG, log_to_stderr
 from apiserver.settings import ServeSettings
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from traces.live_recording import Place
 
-_LOG = logging.getLogger("tokentwin")
 _WAKE = "inproc://wake"
 _ENGINE_S = 5.0  # time that an HTTP process waits for an engine at the start, before it answers without one
 _END_S = 5.0  # time within which a process without a supervisor must end
@@ -33,18 +31,12 @@ class Engine(NamedTuple):
 
     Attributes:
         place: where its recording is written
-        engines: addresses of the engines that it routes to; empty if it is an engine itself
-        number: its own number if it is one of several engines; None if it serves API processes
-        origin_ns: when the run began on the monotonic clock, which all engines share
     """
 
     settings: ServeSettings
     deployment: Deployment
     place: Place
     address: str
-    origin_ns: int
-    engines: tuple[str, ...] = ()
-    number: int | None = None
 
 
 def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None:
@@ -64,9 +56,8 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
     settings, deployment, place = engine.settings, engine.deployment, engine.place
     process: EngineProcess | None = None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    woken, pokes, stops = context.socket(zmq.PULL), context.socket(zmq.PUSH), context.socket(zmq.PUSH)
+    woken, stops = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     woken.bind(_WAKE)
-    pokes.connect(_WAKE)
     stops.connect(_WAKE)
 
     def stop() -> None:
@@ -76,22 +67,13 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
         stops.send(b"")
 
     obey(orders, stop)
-    exchange = Exchange(context, engine.address, keeps_ids=engine.number is not None)
+    exchange = Exchange(context, engine.address)
     poller = zmq.Poller()
     poller.register(woken, zmq.POLLIN)
     exchange.register(poller)
-    wake = partial(pokes.send, b"")
-    made: tuple[Any, Any, Any]
+    make = backends.make_twin if settings.twin else backends.make_real
     try:
-        if settings.twin:
-            made = backends.make_twin(settings, deployment, place, exchange, poller)
-        elif engine.engines:
-            made = backends.make_fleet(settings, engine.engines, place, exchange, context, poller, engine.origin_ns)
-        else:
-            kv_events = backends.engine_kv_events(settings, deployment, engine.number or 0, engine.place.again, poller)
-            shared_ns = None if engine.number is None else engine.origin_ns
-            made = backends.make_real(settings, deployment, place, exchange, kv_events, wake, shared_ns)
-        backend, ledger, metrics = made
+        backend, ledger, metrics = make(settings, deployment, place, exchange, poller)
         process = EngineProcess(backend, exchange, ledger, metrics, settings.max_requests)
         reports.send(("serves", backend.about.model))
         gc.disable()  # requests leave no cycles behind, and a search for cycles would delay tokens
@@ -100,7 +82,7 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
         try:
             reports.send(("cannot", (error.field, error.value, error.remedy)))
         except BrokenPipeError:  # the engine serves already, and nobody reads `reports` any more
-            _LOG.error("%s", error)
+            LOG.error("%s", error)
         sys.exit(2)
     finally:
         exchange.close()
@@ -184,9 +166,3 @@ def obey(orders: Connection, stop: Callable[[], None]) -> None:
         os._exit(1)
 
     Thread(target=listen, name="orders", daemon=True).start()
-
-
-def log_to_stderr() -> None:
-    """Log to stderr, as the command does."""
-    logging.basicConfig(stream=sys.stderr, format="tokentwin: %(message)s", level=logging.WARNING)
-    _LOG.setLevel(logging.INFO)

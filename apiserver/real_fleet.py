@@ -1,64 +1,49 @@
-"""Several real engines, each in a process of its own, behind one of the simulator's routers."""
+"""Real engines, each in a process of its own, behind one of the simulator's routers."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import monotonic_ns
+from types import MappingProxyType
 from typing import Any, cast
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from apiserver.engine_messages import KvBatch, Routed, Row, StepEnd
 from apiserver.exchange import Exchange
+from apiserver.kv_cache_events.publisher import KvPublisher
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import ReplicaNow
-from apiserver.messages import (
-    Abort,
-    About,
-    Add,
-    Delivered,
-    Drain,
-    Hello,
-    Message,
-    Outputs,
-    Row,
-    StepEnd,
-    encode,
-    read_answer,
-)
+from apiserver.log import LOG
+from apiserver.messages import Abort, About, Add, Outputs
 from apiserver.prompt_segments import Answer, PromptSegments
+from planning.measure.engine_fleet import EngineProcess
+from realengine.parallel.replica_pipe import End
 from serving.deployments.config import Deployment
-from serving.request import Status
+from serving.errors import UserError
 from sim.replica_set import ReplicaSet
 from sim.routed_replica import RoutedReplica
 from sim.router import Router
-
-_LOG = logging.getLogger("tokentwin")
 
 
 class RemoteEngine(RoutedReplica):
     """An engine process as routers see it: the number of its KV blocks is known once it serves."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], index: int, address: str) -> None:
+    def __init__(self, index: int, process: EngineProcess, publisher: KvPublisher | None) -> None:
         super().__init__(index, kv_tokens=1)
+        self.process = process
+        self.publisher = publisher
         self.about: About | None = None
         self.answers: dict[int, _Answer] = {}
         self._steps_before = self._steps = 0  # steps of earlier processes, and of all processes by now
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.IDENTITY, b"fleet")
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.events = self.socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
-        self.socket.connect(address)
 
-    def send(self, message: Message) -> None:
-        self.socket.send(encode(message))
-
-    def answers_to(self, id: int, answer: _Answer) -> None:
-        """Note a request that was sent to the engine."""
-        self.answers[id] = answer
-        self.takes(id, len(answer.asked.prompt), answer.asked.max_tokens)
+    def answers_to(self, answer: _Answer) -> None:
+        """Send the engine a request."""
+        asked, arrived = answer.asked, answer.arrived
+        self.answers[arrived.id] = answer
+        self.takes(arrived.id, len(asked.prompt), asked.max_tokens)
+        self.process.send(Routed(asked, arrived))
 
     def serves(self, about: About) -> None:
         """Note that a process serves; a process that replaces another counts its steps from 0."""
@@ -77,37 +62,43 @@ class RemoteEngine(RoutedReplica):
 
 
 class RealFleet:
-    """The backend of the engines at `addresses`. If an engine ends, its open requests end with an error."""
+    """The backend of real engines. `start` starts the process of one, given its number and whether it replaces another.
+
+    If an engine ends, its open requests end with an error, and it is started again while another serves. Otherwise
+    `turn` raises the UserError that says why it has ended. `publishers` publish KV events, one for each engine.
+    """
 
     about: About
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        addresses: Sequence[str],
+        start: Callable[[int, bool], EngineProcess],
+        replicas: int,
         exchange: Exchange,
         router: Router,
+        poller: zmq.Poller,
         origin_ns: int,
+        publishers: list[KvPublisher],
     ) -> None:
         self.ledger: Ledger
-        self.engines = [RemoteEngine(context, index, address) for index, address in enumerate(addresses)]
+        self._start = start
         self._exchange = exchange
         self._router = router
-        self._ready = ReplicaSet()
+        self._poller = poller
         self._origin_ns = origin_ns
+        self._ready = ReplicaSet()
         self._engine_of: dict[int, RemoteEngine] = {}
         self._segments: PromptSegments
+        self.engines: list[RemoteEngine] = []
+        for number in range(replicas):
+            publisher = publishers[number] if publishers else None
+            self.engines.append(RemoteEngine(number, start(number, False), publisher))
+            poller.register(self.engines[number].process.pipe, zmq.POLLIN)
 
-    def register(self, poller: zmq.Poller) -> None:
-        """Let `poller` wake when an engine sends a message, comes or goes."""
-        for engine in self.engines:
-            poller.register(engine.socket, zmq.POLLIN)
-            poller.register(engine.events, zmq.POLLIN)
-
-    def await_all(self, poller: zmq.Poller) -> None:
-        """Return when every engine serves."""
+    def await_all(self) -> None:
+        """Return when every engine serves. Raises UserError if one cannot."""
         while len(self._ready) < len(self.engines):
-            poller.poll()
+            self._poller.poll()
             self.turn()
         self.about = cast(About, self.engines[0].about)
         self._segments = PromptSegments(self.about.block_size)
@@ -124,19 +115,19 @@ class RealFleet:
         self.ledger.arrived(request)
         engine = cast(RemoteEngine, self._router.choose(request, self._ready))
         self._engine_of[id] = engine
-        engine.answers_to(id, _Answer(asked, request))
-        asked.id = id
-        engine.send(asked)
+        engine.answers_to(_Answer(asked, request))
 
     def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
-        return None if self._ready else (503, "no engine is ready")
+        return None
 
     def abort(self, id: int, why: str) -> None:
         if (engine := self._engine_of.get(id)) is not None:
-            engine.send(Abort(id, why))
+            engine.process.send(Abort(id, why))
 
     def turn(self) -> float | None:
         for engine in self.engines:
+            if engine.publisher is not None:
+                engine.publisher.replay()
             self._listen(engine)
         return None
 
@@ -149,101 +140,106 @@ class RealFleet:
         ]
 
     def close(self) -> None:
-        self.turn()
         for engine in self.engines:
-            for id in list(engine.answers):
-                self._exchange.end(id, "abort", "the server ended")
-                self._left(engine, id, "unfinished", "the server ended")
-            engine.socket.disable_monitor()
-            engine.events.close()
-            engine.socket.close()
-        self._exchange.flush(monotonic_ns())
+            engine.process.send(End())
+        for engine in self.engines:
+            with suppress(UserError, RuntimeError):  # until its process has ended
+                while True:
+                    self._hear_all(engine)
+            self._give_up(engine, "abort", "the server ended", "unfinished")
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for engine in self.engines:
+            engine.process.close()
+            if engine.publisher is not None:
+                engine.publisher.close()
 
     def _listen(self, engine: RemoteEngine) -> None:
-        while engine.events.poll(0):
-            if recv_monitor_message(engine.events)["event"] == zmq.EVENT_CONNECTED:
-                engine.send(Hello())
-            elif engine.about is not None:
-                self._lost(engine)
-        while True:
-            try:
-                message = read_answer(engine.socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return
-            match message:
-                case About():
-                    engine.serves(message)
-                    self._ready.join(engine.as_replica)
-                case Outputs():
-                    self._pass_on(engine, message)
-                case Row():
-                    self._row(engine, message)
-                case StepEnd():
-                    message.replica = engine.index
-                    self.ledger.step_ended(message)
-                case Drain() if engine in self._ready:
-                    self._ready.leave(engine.as_replica)
+        try:
+            while engine.process.pipe.poll():
+                self._hear_all(engine)
+        except (UserError, RuntimeError) as error:
+            self._lost(engine, error)
+
+    def _hear_all(self, engine: RemoteEngine) -> None:
+        for message in engine.process.heard():
+            self._hear(engine, message)
+
+    def _hear(self, engine: RemoteEngine, message: Any) -> None:
+        match message:
+            case About():
+                engine.serves(message)
+                self._ready.join(engine.as_replica)
+            case Outputs():
+                self._pass_on(engine, message)
+            case Row():
+                self._row(engine, message)
+            case StepEnd():
+                self.ledger.step_ended(message._replace(replica=engine.index))
+            case KvBatch() if engine.publisher is not None:
+                engine.publisher.publish(message.batch)
 
     def _pass_on(self, engine: RemoteEngine, message: Outputs) -> None:
         for output in message.outputs:
-            if (answer := engine.answers.get(output.id)) is None:
-                continue
+            answer = engine.answers[output.id]
             answer.tokens += output.tokens
             engine.got(output.id, len(output.tokens))
             self._exchange.give(output.id, output.tokens, output.logprobs)
             if output.finish:
                 self._exchange.end(output.id, output.finish, output.reason)
-                engine.send(Delivered(output.id, 0, 0, 0, 0))
-                if answer.row is not None:
-                    self._ended(engine, answer.row)
-                elif output.finish == "refused":  # the engine was about to end, or was full, so it writes no row
-                    self._left(engine, output.id, Status.REJECTED.value, output.reason)
+                self._ended(engine, answer)
         self._exchange.flush(message.due_ns)
 
     def _row(self, engine: RemoteEngine, message: Row) -> None:
         row = {**message.columns, "replica": engine.index}
         if message.dataset == "steps":
             self.ledger.add_step(**{**row, "step": engine.step(row["step"])})
-        elif row["request_id"] not in engine.answers:
-            return  # row of an earlier process
-        elif row["status"] in ("finished", "rejected"):
-            engine.answers[row["request_id"]].row = row  # the last tokens, or the refusal, are on their way
         else:
-            self._ended(engine, row)
+            engine.answers[row["request_id"]].row = row  # its last output follows
 
-    def _ended(self, engine: RemoteEngine, row: dict[str, Any]) -> None:
-        id = row["request_id"]
-        answer = engine.ends(id)
+    def _ended(self, engine: RemoteEngine, answer: _Answer) -> None:
+        id = answer.arrived.id
+        engine.ends(id)
         del self._engine_of[id]
         self._segments.answered(answer)
-        self.ledger.add_request(**{**row, "arrival_ns": answer.arrived.arrival_ns})
+        self.ledger.add_request(**answer.row)
 
-    def _lost(self, engine: RemoteEngine) -> None:
-        engine.about = None
-        if engine in self._ready:
+    def _lost(self, engine: RemoteEngine, error: UserError | RuntimeError) -> None:
+        served, engine.about = engine.about is not None, None
+        self._poller.unregister(engine.process.pipe)
+        if served:
             self._ready.leave(engine.as_replica)
-        _LOG.error("engine %d is gone; its %d requests end", engine.index, len(engine.answers))
-        for id in list(engine.answers):
-            self._exchange.end(id, "crashed", f"engine {engine.index} has ended")
-            self._left(engine, id, Status.ABORTED.value, "its engine has ended")
-        self._exchange.flush(monotonic_ns())
+        if not (served and self._ready):
+            self._end_all()
+            raise error
+        LOG.error("engine %d is started again, and its %d requests end: %s", engine.index, len(engine.answers), error)
+        self._give_up(engine, "crashed", f"engine {engine.index} has ended", "aborted")
+        engine.process.close()
+        engine.process = self._start(engine.index, True)
+        self._poller.register(engine.process.pipe, zmq.POLLIN)
+        if engine.publisher is not None:
+            engine.publisher.restart()
 
-    def _left(self, engine: RemoteEngine, id: int, status: str, reason: str) -> None:
-        """Write the row of a request that its engine has left without one."""
-        answer = engine.ends(id)
-        del self._engine_of[id]
-        self.ledger.add_request(
-            **answer.arrived.labels,
-            replica=engine.index,
-            status=status,
-            reason=reason,
-            prompt_tokens=answer.arrived.prompt_len,
-            output_tokens=len(answer.tokens),
-            arrival_ns=answer.arrived.arrival_ns,
-            send_ns=answer.arrived.arrival_ns,
-            end_ns=self.run_ns(monotonic_ns()),
-        )
+    def _give_up(self, engine: RemoteEngine, finish: str, reason: str, status: str) -> None:
+        """End the requests of an engine that says no more of them."""
+        for id, answer in list(engine.answers.items()):
+            arrived, now_ns = answer.arrived, self.run_ns(monotonic_ns())
+            self._exchange.end(id, finish, reason)
+            answer.row = answer.row or {
+                **arrived.labels,
+                "replica": engine.index,
+                "status": status,
+                "reason": reason,
+                "prompt_tokens": arrived.prompt_len,
+                "output_tokens": len(answer.tokens),
+                "arrival_ns": arrived.arrival_ns,
+                "send_ns": arrived.arrival_ns,
+                "end_ns": now_ns,
+            }
+            self._ended(engine, answer)
+        self._exchange.flush(monotonic_ns())
 
 
 class _Answer(Answer):
-    row: dict[str, Any] | None = None
+    row: Mapping[str, Any] = MappingProxyType({})  # until its engine has sent it

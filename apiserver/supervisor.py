@@ -10,8 +10,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from time import monotonic, monotonic_ns
+from time import monotonic
 from typing import Any
 
 from apiserver.openai_api.api_keys import read_keys, tls_context
@@ -55,8 +54,8 @@ def serve(
         addresses = [port.getsockname()[:2] for port in listening]
         settings = settings.model_copy(update={"port": addresses[0][1]})
         with tempfile.TemporaryDirectory(prefix="tokentwin-") as folder:
-            engines = _engines(settings, deployment, Place(out, overwrite), Path(folder))
-            supervisor = _Supervisor(settings, engines, listening, say)
+            engine = Engine(settings, deployment, Place(out, overwrite), f"ipc://{folder}/{_ENGINE}")
+            supervisor = _Supervisor(engine, listening, say)
             try:
                 if model := supervisor.start():
                     ready(model, [_url(scheme, *address) for address in addresses])
@@ -102,30 +101,10 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _engines(settings: ServeSettings, deployment: Deployment, place: Place, folder: Path) -> dict[str, Engine]:
-    """Return the engine processes by name: `engine` is the process that API processes talk to, and comes last."""
-    whole = Engine(settings, deployment, place, f"ipc://{folder / _ENGINE}", monotonic_ns())
-    if settings.twin or (settings.replicas or 1) == 1:
-        return {_ENGINE: whole}
-    names = [f"{_ENGINE}-{number}" for number in range(settings.replicas or 1)]
-    several = {
-        name: whole._replace(place=Place(None), address=f"ipc://{folder / name}", number=number)
-        for number, name in enumerate(names)
-    }
-    return {**several, _ENGINE: whole._replace(engines=tuple(engine.address for engine in several.values()))}
-
-
 class _Supervisor:
-    def __init__(
-        self,
-        settings: ServeSettings,
-        engines: dict[str, Engine],
-        listening: list[socket.socket],
-        say: Callable[[str], None],
-    ) -> None:
-        self._settings = settings
+    def __init__(self, engine: Engine, listening: list[socket.socket], say: Callable[[str], None]) -> None:
+        self._engine = engine
         self._say = say
-        self._engines = engines
         self._listening = listening
         self._processes: dict[str, BaseProcess] = {}
         self._orders: dict[str, Connection] = {}
@@ -137,11 +116,8 @@ class _Supervisor:
         """Start everything; return the name of the served model, empty if a stop was asked for before it served."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
-        receivers = {name: self._start_engine(name) for name in self._engines if name != _ENGINE}
-        for name, connection in receivers.items():
-            self._await_engine(name, connection)
-        model = "" if self._stops else self._await_engine(_ENGINE, self._start_engine(_ENGINE))
-        for at in range(self._settings.api_workers):
+        model = self._await_engine(self._start_engine())
+        for at in range(self._engine.settings.api_workers):
             self._start_api(f"api-{at}")
         return model
 
@@ -180,21 +156,20 @@ class _Supervisor:
             remedy = f"has ended {_MOST_YOUNG} times as soon as it was started; the lines above say why"
             raise UserError(f"process {name}", f"exit code {process.exitcode}", remedy)
         self._say(f"the process {name} has ended (exit code {process.exitcode}); it is started again")
-        if name in self._engines:
-            engine = self._engines[name]
-            self._engines[name] = engine._replace(place=engine.place._replace(again=True))
-            self._await_engine(name, self._start_engine(name))
+        if name == _ENGINE:
+            self._engine = self._engine._replace(place=self._engine.place._replace(again=True))
+            self._await_engine(self._start_engine())
         else:
             self._start_api(name)
 
-    def _start_engine(self, name: str) -> Connection:
+    def _start_engine(self) -> Connection:
         receiver, sender = _SPAWN.Pipe(duplex=False)
-        self._start(name, engine_main, self._engines[name], sender)
+        self._start(_ENGINE, engine_main, self._engine, sender)
         sender.close()
         return receiver
 
-    def _await_engine(self, name: str, receiver: Connection) -> str:
-        """Return the name of the model that an engine process serves, empty on a stop.
+    def _await_engine(self, receiver: Connection) -> str:
+        """Return the name of the model that the engine process serves, empty on a stop.
 
         Raises UserError if it cannot serve.
         """
@@ -206,15 +181,15 @@ class _Supervisor:
         except EOFError:
             if self._stops:
                 return ""
-            self._processes[name].join()
+            self._processes[_ENGINE].join()
             remedy = "has ended before it could serve; the lines above say why"
-            raise UserError(f"process {name}", f"exit code {self._processes[name].exitcode}", remedy) from None
+            raise UserError(f"process {_ENGINE}", f"exit code {self._processes[_ENGINE].exitcode}", remedy) from None
         if what == "cannot":
             raise UserError(*text)
         return str(text)
 
     def _start_api(self, name: str) -> None:
-        self._start(name, api_main, self._settings, self._engines[_ENGINE].address, name, self._listening)
+        self._start(name, api_main, self._engine.settings, self._engine.address, name, self._listening)
 
     def _start(self, name: str, main: Callable[..., None], *args: Any) -> None:
         if name in self._orders:

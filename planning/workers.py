@@ -1,7 +1,8 @@
 """Tasks on several processors: a worker gets the data that all tasks share once, and then one task at a time.
 
-A pool of the standard library is broken for good when one of its processes dies; here only the task in that process is
-lost. Workers ignore Ctrl-C, which their parent handles, and end with their parent.
+Pools of the standard library and of loky are broken for good when one of their processes dies; here only the task in
+that process is lost, a task can have a time limit, and it can report progress. Workers ignore Ctrl-C, which their
+parent handles, and end with their parent.
 """
 
 from __future__ import annotations

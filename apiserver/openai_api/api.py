@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
+from apiserver.log import LOG
 from apiserver.messages import About, Add
 from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
 from apiserver.openai_api.api_keys import check_key
@@ -38,7 +38,6 @@ from realengine.tokenizer import Detokenizer
 from serving.errors import UserError
 from serving.version import __version__
 
-_LOG = logging.getLogger("tokentwin")
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
 _OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key
 _LONG = 1 << 14  # characters of a body that is tokenised in a thread, so that other requests need not wait
@@ -440,7 +439,7 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPException as error:
         refusal = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
     except Exception:
-        _LOG.exception("a request failed")
+        LOG.exception("a request failed")
         refusal = Refusal(500, "the server has made a mistake; its log says more")
     return answer_to(refusal)
 

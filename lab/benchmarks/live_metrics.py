@@ -12,8 +12,9 @@ import argparse
 import json
 from time import perf_counter_ns, process_time_ns
 
+from apiserver.engine_messages import Admitted, StepEnd
 from apiserver.live_metrics import LiveMetrics, ReplicaNow
-from apiserver.messages import Add, Admitted, StepEnd
+from apiserver.messages import Add
 from serving.deployments.config import Deployment
 
 _OUTPUT = 200

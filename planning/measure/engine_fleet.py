@@ -61,12 +61,12 @@ class EngineFleet:
     """
 
     def __init__(self, deployment: Deployment, start: Callable[[int, Deployment, str | None], EngineProcess]) -> None:
-        fleet = _real_fleet(deployment)
+        fleet = real_fleet(deployment)
         self._ends = ExitStack()
         alone = deployment.model_copy(update={"fleet": None})
         self._engines: list[EngineProcess] = []
         try:
-            for number, gpus in enumerate(_gpus(deployment, fleet.pools[0].replicas)):
+            for number, gpus in enumerate(gpus_of(deployment, fleet.pools[0].replicas)):
                 engine = start(number, alone, gpus)
                 self._ends.callback(engine.close)
                 self._engines.append(engine)
@@ -278,7 +278,7 @@ class _RoutedRun:
             self._progress(self._ended)
 
 
-def _real_fleet(deployment: Deployment) -> FleetConfig:
+def real_fleet(deployment: Deployment) -> FleetConfig:
     """Return the fleet of `deployment`. Raises UserError unless it is a pool of identical engines behind a router."""
     fleet = deployment.fleet
     assert fleet is not None
@@ -301,7 +301,7 @@ def _real_fleet(deployment: Deployment) -> FleetConfig:
     return fleet
 
 
-def _gpus(deployment: Deployment, replicas: int) -> list[str | None]:
+def gpus_of(deployment: Deployment, replicas: int) -> list[str | None]:
     """Return CUDA_VISIBLE_DEVICES of each replica, which has its own GPUs. Raises UserError if there are too few."""
     if deployment.device == "cpu":
         return [None] * replicas

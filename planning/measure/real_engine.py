@@ -63,12 +63,9 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
     if deployment.fleet is None:
         return load_engine(deployment, say)
     runs, files, draft = _runnable(deployment, say)
-    from realengine.parallel.replica_process import ReplicaProcess
+    from realengine.parallel.replica_replay import start_replica
 
-    def start(number: int, alone: Deployment, gpus: str | None) -> ReplicaProcess:
-        return ReplicaProcess(number, alone, files, draft, gpus)
-
-    return _ready(EngineFleet(runs, start), say)
+    return _ready(EngineFleet(runs, lambda number, alone, gpus: start_replica(number, alone, files, draft, gpus)), say)
 
 
 def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deployment, ModelFiles, ModelFiles | None]:

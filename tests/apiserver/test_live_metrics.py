@@ -5,9 +5,10 @@ from itertools import pairwise
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from apiserver.engine_messages import Admitted, StepEnd
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics, ReplicaNow
-from apiserver.messages import About, Add, Admitted, Late, StepEnd
+from apiserver.messages import About, Add, Late
 from apiserver.twin import AnswerLengths, Twin
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig

@@ -1,37 +1,46 @@
 """Several engines behind one router, held against an engine process that says what a test has it say."""
 
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
+from apiserver.engine_messages import Row
 from apiserver.exchange import Exchange
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import About, Add, Drain, From, Hello, Output, Outputs, Row, encode, read_answer, read_request
+from apiserver.messages import About, Add, Output, Outputs, encode, read_answer
 from apiserver.real_fleet import RealFleet
+from realengine.parallel.replica_process import ReplicaProcess
 from serving.deployments.config import Deployment
+from serving.errors import UserError
 from sim.router import find_router
 
 ABOUT = About("m", 100, [], "", 50, False, 16, {"num_blocks": 4, "deployment": Deployment().model_dump_json()})
 REJECTED = {"tenant": "", "slo_class": "", "session": "", "turn": 0, "priority": 0, "prompt_tokens": 3}
 
 
-class Said:
-    """An engine's end of the wire."""
+class Said(ReplicaProcess):
+    """An engine process, of which a test is the other end."""
 
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self.socket = context.socket(zmq.ROUTER)
-        self.socket.bind(address)
+    def __init__(self) -> None:
+        self.number = 0
+        self.pipe, self.other = Pipe()
 
-    def hears(self) -> Any:
-        self.peer, data = self.socket.recv_multipart()
-        return read_request(data)
+    def says(self, *messages: Any) -> None:
+        self.other.send([*messages])
 
-    def says(self, message: From) -> None:
-        self.socket.send_multipart([self.peer, encode(message)])
+    def heard(self) -> Any:
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            raise UserError("replica 0", "lost", "its engine has ended") from None
+
+    def close(self) -> None:
+        self.pipe.close()
 
 
 class Rows:
@@ -53,25 +62,28 @@ class Rows:
 
 
 class Front:
-    """A fleet of one engine, and a client of it."""
+    """A fleet of two engines, and a client of it."""
 
     def __init__(self, context: zmq.Context[Any], folder: Path) -> None:
         self.poller = zmq.Poller()
-        self.engine = Said(context, f"ipc://{folder / 'engine'}")
+        self.started: list[tuple[int, bool]] = []
+        self.engines: list[Said] = []
         self.exchange = Exchange(context, f"ipc://{folder / 'front'}")
         self.client = context.socket(zmq.DEALER)
         self.client.connect(f"ipc://{folder / 'front'}")
-        router = find_router("round-robin")
-        self.fleet = RealFleet(context, [f"ipc://{folder / 'engine'}"], self.exchange, router, 0)
-        self.fleet.register(self.poller)
-        self.poller.poll()
-        self.fleet.turn()
-        assert isinstance(self.engine.hears(), Hello)
-        self.engine.says(ABOUT)
-        self.fleet.await_all(self.poller)
+        self.fleet = RealFleet(self.start, 2, self.exchange, find_router("round-robin"), self.poller, 0, [])
+        for engine in self.engines:
+            engine.says(ABOUT)
+        self.engine = self.engines[0]
+        self.fleet.await_all()
         self.rows = Rows()
         self.metrics = LiveMetrics("m", 100)
         self.fleet.ledger = self.ledger = Ledger(self.fleet, self.metrics, self.rows)  # type: ignore[arg-type]
+
+    def start(self, number: int, again: bool) -> Said:
+        self.started.append((number, again))
+        self.engines.append(Said())
+        return self.engines[-1]
 
     def ask(self, their_id: int) -> int:
         """The id by which the engine was asked."""
@@ -84,7 +96,8 @@ class Front:
         id = self.exchange.open(peer, asked.id)
         self.ledger.expects(id, asked)
         self.fleet.add(id, asked)
-        assert self.engine.hears().id == id
+        routed = self.engine.other.recv()
+        assert (routed.asked.prompt, routed.arrived.id) == ([1, 2, 3], id)
         return id
 
     def listens(self) -> None:
@@ -114,43 +127,43 @@ def test_a_client_hears_that_its_engine_rejected_its_request(front: Front) -> No
     id = front.ask(7)
     times = {"arrival_ns": 1, "send_ns": 2, "end_ns": 3}
     row = {**REJECTED, **times, "request_id": id, "replica": 0, "output_tokens": 0}
-    front.engine.says(Row("requests", {**row, "status": "rejected", "reason": "too many blocks"}))
-    front.engine.says(Outputs(0, [Output(id, [], finish="refused", reason="too many blocks")]))
+    front.engine.says(
+        Row("requests", {**row, "status": "rejected", "reason": "too many blocks"}),
+        Outputs(0, [Output(id, [], finish="refused", reason="too many blocks")]),
+    )
     front.listens()
     assert front.outputs() == [(7, "refused", "too many blocks")]
-
-
-def test_what_an_engine_refuses_because_it_ends_is_over_and_it_is_asked_no_more(front: Front) -> None:
-    id = front.ask(7)
-    front.engine.says(Drain())
-    front.engine.says(Outputs(0, [Output(id, [], finish="refused", reason="the server is about to end")]))
-    front.listens()
-    assert front.outputs() == [(7, "refused", "the server is about to end")]
-    assert [(row["request_id"], row["status"]) for row in front.rows.requests] == [(id, "rejected")]
-    assert front.fleet.refusal(8, Add(8, [1], 1, 0)) == (503, "no engine is ready")
-    assert not front.metrics._lives
 
 
 def test_what_is_under_way_when_the_server_ends_at_once_is_unfinished(front: Front) -> None:
     id = front.ask(7)
     front.engine.says(Outputs(0, [Output(id, [5, 6])]))
-    front.poller.poll(5000)
+    for engine in front.engines:
+        engine.other.close()
     front.fleet.close()
     assert front.outputs() == [(7, "", "")]
     assert front.outputs() == [(7, "abort", "the server ended")]
     (row,) = front.rows.requests
     assert (row["status"], row["output_tokens"]) == ("unfinished", 2)
-    assert not front.ledger.under_way and front.fleet.engines[0].events.closed
+    assert not front.ledger.under_way and front.engine.pipe.closed
 
 
-def test_steps_are_counted_on_when_an_engine_starts_again(front: Front) -> None:
-    for _ in range(2):
-        for number in range(3):
-            front.engine.says(Row("steps", {"step": number, "row_ids": [], "row_tokens": [], "preempted_ids": []}))
-        front.engine.says(ABOUT)  # from the process that takes its place
-        wanted = len(front.rows.steps) + 3
-        while len(front.rows.steps) < wanted:
-            assert front.poller.poll(5000)
-            front.fleet.turn()
+def test_an_engine_that_ends_is_started_again_while_another_serves(front: Front) -> None:
+    front.ask(7)
+    steps = [Row("steps", {"step": number, "row_ids": [], "row_tokens": [], "preempted_ids": []}) for number in (0, 1)]
+    front.engine.says(*steps)
+    front.engine.other.close()
+    front.listens()
+    assert front.told() == [(7, "crashed", "engine 0 has ended")]
+    assert [(row["status"], row["replica"]) for row in front.rows.requests] == [("aborted", 0)]
+    assert front.started == [(0, False), (1, False), (0, True)]
+    front.engines[2].says(ABOUT, *steps)
+    assert front.poller.poll(5000)
+    front.fleet.turn()
+    assert front.rows.steps == [0, 1, 2, 3]
+    front.engines[1].other.close()
+    front.fleet.turn()
+    front.engines[2].other.close()
+    with pytest.raises(UserError, match="replica 0"):  # none serves: the server's supervisor starts all again
         front.fleet.turn()
-    assert front.rows.steps == [0, 1, 2, 3, 4, 5]
+    assert front.engines[2].pipe.closed and not front.metrics._lives

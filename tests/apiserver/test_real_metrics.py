@@ -1,20 +1,21 @@
 """The real engine's metrics: they agree with its rows, in the plain loop and in the overlapped one."""
 
-from pathlib import Path
-from threading import Event
+from functools import partial
 from time import monotonic_ns
 
 import pytest
+import zmq
 
 pytest.importorskip("torch")
 
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import About, Add
-from apiserver.real import RealEngine
-from realengine.engine import Engine
-from realengine.models.weights import load_model_files
+from apiserver.messages import Add
+from apiserver.real import serve_engine
+from apiserver.real_fleet import RealFleet
+from realengine.parallel.replica_process import ReplicaProcess
 from serving.deployments.config import Deployment, SchedulerConfig
+from sim.router import find_router
 from tests.apiserver.test_live_metrics import Rows, Scraped, Wire
 
 pytestmark = pytest.mark.engine
@@ -26,14 +27,15 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2
 def test_metrics_agree_with_the_rows(scheduler):
     scheduler = SchedulerConfig(**TIGHT, **scheduler)
     deployment = Deployment(model="random:llama", dtype="float32", scheduler=scheduler)
-    woken, wire, rows = Event(), Wire(), Rows()
-    real = RealEngine(
-        lambda: Engine(deployment, load_model_files("random:llama", Path())),
-        lambda engine: About("random:llama", 256, [], "", engine.spec.vocab_size, False, 16),
-        wire,
-        woken.set,
-        monotonic_ns(),
-    )
+    poller, wire, rows = zmq.Poller(), Wire(), Rows()
+    origin_ns = monotonic_ns()
+
+    def start(number, again):
+        serve = partial(serve_engine, deployment, "random:llama", None, again, origin_ns)
+        return ReplicaProcess(number, serve)
+
+    real = RealFleet(start, 1, wire, find_router("round-robin"), poller, origin_ns, [])
+    real.await_all()
     metrics = LiveMetrics("random:llama", 256, 3 if scheduler.speculative else 0)
     real.ledger = ledger = Ledger(real, metrics, rows)
     ends, take = [], metrics.step
@@ -44,8 +46,7 @@ def test_metrics_agree_with_the_rows(scheduler):
         real.add(id, asked)
     told = 0
     while ledger.under_way:
-        assert woken.wait(60)
-        woken.clear()
+        assert poller.poll(60_000)
         real.turn()
         if not told and any(len(tokens) > 5 for tokens in wire.given.values()):
             real.abort(3, "its client went away")

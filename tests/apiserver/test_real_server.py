@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
@@ -191,8 +192,9 @@ def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(re
     client.completions.create(prompt=prompt, max_tokens=1, **GREEDY)
     assert len(kv_batches(real.replays)) == before + len(batches)  # what is known is not stored again
 
-    (engine,) = real.server.processes()["engine"]
-    os.kill(engine, signal.SIGKILL)
+    (router,) = real.server.processes()["engine"]
+    for engine in Path(f"/proc/{router}/task/{router}/children").read_text().split():
+        os.kill(int(engine), signal.SIGKILL)
     until(lambda: real.server.ask("GET", "/ready").status == 503)
     until(lambda: real.server.ask("GET", "/ready").status == 200)
     assert kv_batches(real.replays) == [(f"kv of {MODEL}", 0, [{"type": "AllBlocksCleared"}])]

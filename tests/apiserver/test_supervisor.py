@@ -3,15 +3,16 @@
 from multiprocessing import Pipe
 from pathlib import Path
 
+from apiserver.processes import Engine
 from apiserver.settings import ServeSettings
-from apiserver.supervisor import _engines, _Supervisor
+from apiserver.supervisor import _Supervisor
 from serving.deployments.config import Deployment
 from traces.live_recording import Place
 
 
 def test_a_model_that_still_loads_is_not_waited_for_once_the_server_is_to_end(tmp_path: Path) -> None:
-    settings = ServeSettings()
-    supervisor = _Supervisor(settings, _engines(settings, Deployment(), Place(None), tmp_path), [], print)
-    reports, _tells = Pipe(duplex=False)
+    engine = Engine(ServeSettings(), Deployment(), Place(None), f"ipc://{tmp_path}/engine")
+    supervisor = _Supervisor(engine, [], print)
+    told, _tells = Pipe(duplex=False)
     supervisor._stop(15, None)
-    assert supervisor._await_engine("engine", reports) == ""
+    assert supervisor._await_engine(told) == ""

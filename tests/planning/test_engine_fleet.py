@@ -22,6 +22,7 @@ from planning.compare.request import CompareRequest
 from planning.measure.engine_fleet import EngineFleet
 from realengine.models.weights import load_model_files
 from realengine.parallel.replica_process import ReplicaProcess
+from realengine.parallel.replica_replay import start_replica
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.errors import UserError
@@ -61,7 +62,7 @@ def traffic(requests: int = 40, **arrivals: Any) -> Workload:
 
 
 def start(number: int, deployment: Deployment, gpus: str | None) -> ReplicaProcess:
-    return ReplicaProcess(number, deployment, load_model_files("random:llama", Path()), None, gpus)
+    return start_replica(number, deployment, load_model_files("random:llama", Path()), None, gpus)
 
 
 @pytest.fixture(scope="module")
