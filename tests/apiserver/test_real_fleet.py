@@ -154,7 +154,7 @@ def test_an_engine_that_ends_is_started_again_while_another_serves(front: Front)
     front.engine.says(*steps)
     front.engine.other.close()
     front.listens()
-    assert front.told() == [(7, "crashed", "engine 0 has ended")]
+    assert front.outputs() == [(7, "crashed", "engine 0 has ended")]
     assert [(row["status"], row["replica"]) for row in front.rows.requests] == [("aborted", 0)]
     assert front.started == [(0, False), (1, False), (0, True)]
     front.engines[2].says(ABOUT, *steps)
