@@ -65,7 +65,7 @@ def holding(
     """
     traffic, drawn_engine = (question, engine) if draw is None else on_draw(question, engine, draw)
     cost = cost_at(question, engine, replicas, LIKELY)
-    if cost.at(SURE) is cost:
+    if cost.at_share(SURE) is cost:
         return None if draw is None else float(at_share(traffic, drawn_engine, replicas, LIKELY).met)
 
     def trial_at(percent: int) -> Trial:

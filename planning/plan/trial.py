@@ -173,7 +173,7 @@ def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: boo
     narrow = None
     if not to_the_end and (engine.name, replicas, share) not in known:
         cost = question.pricing(engine)
-        narrow = simulated(question, engine, cost.at(share), replicas)
+        narrow = simulated(question, engine, cost.at_share(share), replicas)
         if not narrow.met:  # the interval of the steps that it asks for is no narrower
             return narrow
     likely = at_share(question, engine, replicas, LIKELY, to_the_end)
@@ -247,7 +247,7 @@ def cost_at(
     likely = at_share(question, engine, replicas, LIKELY, to_the_end=True)
     if isinstance(cost, ObservedOperations) and likely.figures is not None:
         cost.known_interval = likely.figures.interval
-    return cost.at(share)
+    return cost.at_share(share)
 
 
 def _alone(question: Question, engine: Engine, sampled: bool = False) -> tuple[Question, Engine]:
