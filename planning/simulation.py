@@ -14,17 +14,17 @@ from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_trust import recorded_beyond
 from calibration.trust import EXTRAPOLATED, Trust
-from calibration.validation.bands import bands
+from calibration.validation.bands import Band, bands
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
 from serving.deployments.gpu_spec import gpus
 from serving.document import Answer
 from serving.report import Line, Table
+from sim.cluster import Simulated
 from sim.simulate import simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.recording_notes import add_notes
 
 _MANY_STEPS = 100_000
 
@@ -74,7 +74,8 @@ def recorded(
     Raises UserError if `out` exists and `overwrite` is not set.
     """
     tell("simulating", 0.0)
-    done = simulate_to(
+    judge = _Judge(scenario, band, tell)
+    simulate_to(
         out,
         scenario.workload,
         scenario.deployment,
@@ -87,25 +88,40 @@ def recorded(
         tokens=details,
         leaps=True,
         front_door=scenario.front_door,
+        note=judge.notes,
         overwrite=overwrite,
     )
-    _give_back(done.steps)
-    recording = Recording.load(out)
-    metrics, around = RunMetrics.from_recording(recording, peak=gpus().get(scenario.gpu or "")), None
-    if band:
-        around = bands(metrics, _at_both_ends(scenario, done.steps, tell))
-    trust = _trust(recording, scenario)
-    notes: dict[str, Any] = {"trust": trust._asdict()}
-    if scenario.front_door is not None:
-        notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
-    if scenario.gpu:
-        notes["gpu"] = scenario.gpu
-    if scenario.defaults:
-        notes["defaults"] = list(scenario.defaults)
-    if around:
-        notes["bands"] = around
-    add_notes(out, notes)
-    return SimulatedRun(Recording.load(out), metrics, around, trust, scenario.defaults)
+    return SimulatedRun(Recording.load(out), judge.metrics, judge.bands, judge.trust, scenario.defaults)
+
+
+class _Judge:
+    """What is said about a simulated run: its metrics, its bands if they are wanted, and the trust in it."""
+
+    metrics: RunMetrics
+    trust: Trust
+    bands: dict[str, dict[str, Band]] | None = None
+
+    def __init__(self, scenario: PricedScenario, band: bool, tell: Tell) -> None:
+        self._scenario, self._band, self._tell = scenario, band, tell
+
+    def notes(self, done: Simulated, recording: Recording) -> dict[str, Any]:
+        """Judge the run, and return the notes of its recording."""
+        scenario = self._scenario
+        _give_back(done.steps)
+        self.metrics = RunMetrics.from_recording(recording, peak=gpus().get(scenario.gpu or ""))
+        if self._band:
+            self.bands = bands(self.metrics, _at_both_ends(scenario, done.steps, self._tell))
+        self.trust = _trust(recording, scenario)
+        notes: dict[str, Any] = {"trust": self.trust._asdict()}
+        if scenario.front_door is not None:
+            notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
+        if scenario.gpu:
+            notes["gpu"] = scenario.gpu
+        if scenario.defaults:
+            notes["defaults"] = list(scenario.defaults)
+        if self.bands:
+            notes["bands"] = self.bands
+        return notes
 
 
 def _at_both_ends(scenario: PricedScenario, steps: int, tell: Tell) -> Iterator[RunMetrics]:

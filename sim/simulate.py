@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
@@ -12,7 +14,7 @@ from serving.front_door import FrontDoor
 from serving.workload import Workload
 from sim.cluster import Cluster, Simulated
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet
-from traces.recording import RecordingWriter
+from traces.recording import Recording, RecordingWriter
 
 
 def simulate_to(
@@ -31,13 +33,14 @@ def simulate_to(
     tokens: bool = False,
     leaps: bool = False,
     front_door: FrontDoor | None = None,
+    note: Callable[[Simulated, Recording], Mapping[str, Any]] | None = None,
     overwrite: bool = False,
 ) -> Simulated:
     """Simulate `workload` and write the recording `out`, streaming.
 
     See `Cluster` for `replicas`, `fleet`, `pools`, `leaps` and `front_door`. The recorded deployment has the fleet,
-    whichever argument gave it, so that the run can be made again. Prices are by pool, None if there is none. Raises
-    UserError if `out` exists and `overwrite` is not set.
+    whichever argument gave it, so that the run can be made again. Prices are by pool, None if there is none. `note`
+    returns the notes of the run. Raises UserError if `out` exists and `overwrite` is not set.
     """
     fleet = fleet or deployment.fleet or plain_fleet(replicas)
     deployment = deployment.model_copy(update={"fleet": fleet})
@@ -69,8 +72,10 @@ def simulate_to(
             leaps=leaps,
             front_door=front_door,
         )
-        done = cluster.run(workload)
-        writer.close(duration_ns=done.duration_ns, replica_lives=cluster.lives)
+        done, lives = cluster.run(workload), cluster.lives
+        del cluster  # which is large, and `note` may simulate more
+        noted = None if note is None else partial(note, done)
+        writer.close(duration_ns=done.duration_ns, note=noted, replica_lives=lives)
     return done
 
 

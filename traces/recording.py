@@ -8,8 +8,9 @@ recording. A server also keeps a journal there until then (`traces.live_recordin
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -28,6 +29,7 @@ from traces.column_dictionary import columns_text, recording_columns
 from traces.dataset_writer import DatasetWriter, check_columns, writing
 from traces.formats.parquet import ParquetReader, arrow_reason, write_parquet
 from traces.recording_claim import JOURNAL, WORKLOAD, claim
+from traces.recording_notes import notes_of
 from traces.run_objects import check_objects
 from traces.schema import DATASETS, arrow_schema
 
@@ -99,10 +101,13 @@ class RecordingWriter:
         """Add many rows of `requests`: lists or arrays of one length, by column."""
         self._datasets["requests"].add_columns(columns)
 
-    def close(self, status: str = "complete", duration_ns: int | None = None, **run: Any) -> None:
+    def close(
+        self, status: str = "complete", duration_ns: int | None = None, note: Note | None = None, **run: Any
+    ) -> None:
         """Finish the recording: `status` is `complete` or `interrupted`.
 
-        `duration_ns` defaults to the last step's end or request's finish; `run` sets more columns of `runs`.
+        `duration_ns` defaults to the last step's end or request's finish; `run` sets more columns of `runs`. `note`
+        returns notes that follow from the recording, which lacks nothing else then.
         """
         if not self._open:
             return
@@ -112,7 +117,10 @@ class RecordingWriter:
             self._datasets[name].close()
         if duration_ns is None:
             duration_ns = max(dataset.end_ns for dataset in self._datasets.values())
-        self._datasets["runs"].add({**self._run, **run, "status": status, "duration_ns": duration_ns})
+        row = {**self._run, **run, "status": status, "duration_ns": duration_ns}
+        if note is not None:
+            row["notes"] = json.dumps({**notes_of(row), **note(_Closing(self.path, row))}, allow_nan=False)
+        self._datasets["runs"].add(row)
         self._datasets["runs"].close()
         (self.path / "runs.parquet").unlink(missing_ok=True)
         (self.path / WORKLOAD).unlink(missing_ok=True)
@@ -144,7 +152,7 @@ class RecordingWriter:
             self.discard()  # does nothing once the recording is closed
 
     def _temporary(self, name: str) -> Path:
-        return self.path / f".{name}.partial"
+        return _temporary(self.path, name)
 
     def _remove(self) -> None:
         for partial in self.path.glob(".*.partial"):
@@ -153,6 +161,10 @@ class RecordingWriter:
         if self._made_directory:
             with suppress(OSError):  # another writer may have begun
                 self.path.rmdir()
+
+
+def _temporary(directory: Path, name: str) -> Path:
+    return directory / f".{name}.partial"
 
 
 class _Footer(NamedTuple):
@@ -324,6 +336,23 @@ class Recording:
                 remedy = f"must be {field.name}: {field.type}; record the run again"
                 raise UserError(f"{path}: {stored.name}", str(stored.type), remedy)
         return _Footer(about, schema)
+
+
+class _Closing(Recording):
+    """A recording of which all but the row of `runs` is written; its files have temporary names until it is closed."""
+
+    def __init__(self, path: Path, row: Mapping[str, Any]) -> None:
+        self.path = path
+        self._footers = {}
+        schema = arrow_schema("runs")
+        self.runs = pa.table([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
+
+    def _file(self, dataset: str) -> Path:
+        temporary = _temporary(self.path, f"{dataset}.parquet")
+        return temporary if temporary.exists() else super()._file(dataset)
+
+
+Note = Callable[[Recording], Mapping[str, Any]]
 
 
 def _with_all(table: pa.Table, wanted: Sequence[str], dataset: str, rows: int) -> pa.Table:

@@ -1,10 +1,8 @@
 """Every page has one badge; every plot says on hover how far to trust it, which is what it is drawn from."""
 
-import json
 import shutil
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("streamlit")
@@ -34,6 +32,7 @@ from serving.deployments.gpu_spec import find_gpu
 from tests.dashboard.badges import badges, page_badges
 from tests.dashboard.pages import opened
 from tests.dashboard.samples import plan_example, report, toy_run
+from tests.traces.notes import add_notes
 from traces.recording import Recording
 
 PAGES = {
@@ -205,11 +204,7 @@ def test_a_run_on_a_machine_that_was_not_calm_says_so_and_no_other_does(tmp_path
     """Planted: a canary that takes 31 % longer after the run, and one that takes as long."""
     for name, after_ns in (("disturbed", 131), ("calm", 101)):
         toy_run(tmp_path / name, "wall", seed=0)
-        notes = json.dumps({"canary_before_ns": 100 * 10**6, "canary_after_ns": after_ns * 10**6})
-        path = tmp_path / name / "runs.parquet"
-        table = pq.read_table(path)
-        place = table.column_names.index("notes")
-        pq.write_table(table.set_column(place, table.schema.field("notes"), [[notes]]), path)
+        add_notes(tmp_path / name, canary_before_ns=100 * 10**6, canary_after_ns=after_ns * 10**6)
         warnings = [warning.value for warning in opened("run", tmp_path, run=name).warning]
         assert ("31 % apart" in "".join(warnings)) == (name == "disturbed")
 

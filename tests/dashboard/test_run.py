@@ -41,7 +41,7 @@ from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording, RecordingWriter
-from traces.recording_notes import add_notes, notes_of
+from traces.recording_notes import notes_of
 
 SPEC = {
     "requests": 150,
@@ -90,25 +90,6 @@ def test_a_simulated_run_of_which_nothing_is_known_says_so(samples):
     assert {badge.level for badge in badges(app)} == {"unknown"}
     assert not app.metric[0].delta
     assert {badge.level for badge in badges(page(samples, run="real-1"))} == {"measured"}
-
-
-def test_notes_are_added_and_nothing_else_changes(tmp_path, timed):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in timed.path.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    add_notes(copy, {"gpu": "H200", "by": "hand"})
-    changed = Recording.load(copy)
-    before, after = notes_of(timed.run), notes_of(changed.run)
-    assert after == {**before, "gpu": "H200", "by": "hand"}
-    assert changed.runs.drop_columns("notes").equals(timed.runs.drop_columns("notes"), check_metadata=True)
-    assert not list(copy.glob("*.partial")) and not list(copy.glob(".*.partial"))
-    with pytest.raises(ValueError, match="JSON"):
-        add_notes(copy, {"bad": float("nan")})
-    with pytest.raises(UserError):
-        add_notes(tmp_path, {})
-    for said in ("", None, "not JSON", "[1]"):
-        assert notes_of({"notes": said}) == {}
 
 
 # A run that came to little

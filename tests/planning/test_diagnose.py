@@ -56,6 +56,7 @@ from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
 from tests.planning import diagnosed_runs as runs
 from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, requests
 from tests.planning.sweep_samples import calibrated
+from tests.traces.notes import add_notes
 from tokentwin.cli import cli
 from traces.metrics.replica_lives import unserved_ns
 from traces.metrics.run_metrics import RunMetrics
@@ -172,7 +173,7 @@ def test_a_recording_without_steps_still_shows_its_queue(tmp_path: Path) -> None
 def test_a_log_of_a_host_that_launches_while_steps_run_needs_no_cost_model(tmp_path: Path) -> None:
     recording = runs.recorded(runs.calm(), tmp_path / "run")
     for share in (0.1, 0.4):
-        add_notes(recording.path, {"launching_share": share})
+        add_notes(recording.path, launching_share=share)
         found = {s.name: s.evidence for s in symptoms(Evidence(Recording.load(recording.path)))}
         assert ("launch-bound steps" in found) == (share == 0.4)
     assert found["launch-bound steps"] == "40 % of the steps' time goes into launching kernels"
@@ -688,7 +689,7 @@ def test_a_slow_front_door_is_lifted(slow_run: Path, tmp_path: Path) -> None:
         assert told["symptoms"][0]["name"] == "slow front door" and told["kind"] == "capacity"
         assert told["simulated_p99"] == pytest.approx(told["recorded_p99"], rel=0.0 if told_by == "notes" else 0.02)
         assert told["counterfactuals"][0]["bought"]["ttft_ms"] > 0.9
-        add_notes(out, {"front_door": None})
+        add_notes(out, front_door=None)
 
 
 def test_without_a_cost_model_it_says_that_there_is_only_evidence(slow_run: Path) -> None:

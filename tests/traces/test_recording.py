@@ -1,7 +1,7 @@
 """Recordings: streamed, whole or not there at all, and readable by anyone who reads Parquet."""
 
 import tracemalloc
-from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pytest
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from traces.recording import Recording, RecordingWriter
-from traces.recording_notes import add_notes
+from traces.recording_notes import notes_of
 from traces.schema import DATASETS
 
 RUN = {"run_id": "r1", "clock": "virtual", "deployment": '{"model": "m"}', "seed": 7, "calibration": "c1"}
@@ -136,10 +136,29 @@ def test_a_recording_is_written_by_one_process_at_a_time(tmp_path):
         writer.add_step(step=0)
         with pytest.raises(UserError, match="is being written by another process; wait for it"):
             RecordingWriter(tmp_path / "rec", RUN, overwrite=True)
-    again = RecordingWriter(tmp_path / "rec", RUN, overwrite=True)
-    with closing(again), pytest.raises(UserError, match="is being written by another process"):
-        add_notes(tmp_path / "rec", {"gpu": "H100"})
     assert Recording.load(tmp_path / "rec").run["status"] == "complete"
+
+
+def test_notes_may_follow_from_what_was_recorded(tmp_path):
+    """They are made before there is a recording, and what was read for them is right after it, too."""
+    read = []
+
+    def note(recording: Recording) -> dict[str, Any]:
+        read.append(recording)
+        assert recording.run["status"] == "complete" and not (tmp_path / "rec" / "runs.parquet").exists()
+        return {"steps": recording.rows("steps")}
+
+    with RecordingWriter(tmp_path / "rec", {**RUN, "notes": '{"gpu": "H100"}'}) as writer:
+        writer.add_step(step=0, start_ns=0, end_ns=10)
+        writer.close(note=note)
+    made = Recording.load(tmp_path / "rec")
+    assert notes_of(made.run) == {"gpu": "H100", "steps": 1} and made.steps.equals(read[0].steps)
+    assert made.runs.drop_columns("notes").equals(read[0].runs.drop_columns("notes"))
+    with pytest.raises(ValueError, match="JSON"), RecordingWriter(tmp_path / "bad", RUN) as writer:
+        writer.close(note=lambda recording: {"bad": float("nan")})
+    assert not (tmp_path / "bad").exists()
+    for said in ("", None, "not JSON", "[1]"):
+        assert notes_of({"notes": said}) == {}
 
 
 def test_damage_is_one_line(tmp_path):
