@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from serving.errors import UserError, reason
-from serving.files.directory_lock import LOCK, DirectoryLock
+from serving.whole_file import LOCK, DirectoryLock
 from traces.column_dictionary import FILE as COLUMNS
 from traces.schema import DATASETS
 

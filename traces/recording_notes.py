@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.errors import UserError, reason
-from serving.files.directory_lock import DirectoryLock
-from serving.files.whole_file import whole_file
+from serving.whole_file import DirectoryLock, whole_file
 from traces.recording import Recording
 
 _RUNS = "runs.parquet"

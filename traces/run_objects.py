@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from serving.data_file import parse_json
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.files.json_file import parse_json
 from serving.front_door import FrontDoor
 
 

@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
+from serving.data_file import read_yaml
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.files.yaml_file import read_yaml
 from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.arrivals import LATEST_NS, Arrivals, Closed

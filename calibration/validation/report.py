@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serving.data_file import parse_json
 from serving.deployments.config import parse
 from serving.document import Document, Number, Part, fact
 from serving.errors import UserError
 from serving.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
-from serving.files.json_file import parse_json
 from traces.document_table import table_of
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from serving.data_file import read_json_file
 from serving.errors import UserError, reason
-from serving.files.directory_lock import DirectoryLock
-from serving.files.json_file import read_json_file
-from serving.files.whole_file import whole_file
+from serving.whole_file import DirectoryLock, whole_file
 from traces.column_dictionary import FILE as COLUMNS
 from traces.column_dictionary import columns_text, described
 

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from planning.sweep.dataset import ABOUT
+from serving.data_file import parse_json
 from serving.document import Answer
 from serving.errors import UserError
 from serving.figures import shown_number
-from serving.files.json_file import parse_json
 from serving.metrics import METRICS, STATISTICS
 
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}

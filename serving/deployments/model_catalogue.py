@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from serving.data_file import bundled, read_json_file
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import ATTENTION
 from serving.errors import UserError
-from serving.files.json_file import read_json_file
-from serving.files.yaml_file import bundled
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
 _NEAREST = 3  # names that are suggested for an unknown one

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from serving.document import Document, print_document
-from serving.files.whole_file import check_free, write_whole
+from serving.whole_file import check_free, write_whole
 
 _ANY = ("style", "save", "force", "jobs")  # options that change no answer
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.data_file import parse_yaml
 from serving.errors import UserError
 from serving.figures import shown_number, shown_share
-from serving.files.yaml_file import parse_yaml
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
     and `--sessions`.
     """
     from planning.progress import counting
-    from serving.files.yaml_file import read_mapping
+    from serving.data_file import read_mapping
     from traces.formats.reader import read_workload
     from traces.formats.writer import write_workload
     from traces.summary import summarise

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from serving.errors import UserError
-from serving.files.whole_file import write_whole
+from serving.whole_file import write_whole
 from serving.workload import Workload
 from traces.formats.mooncake import write_mooncake
 from traces.formats.parquet import write_parquet
