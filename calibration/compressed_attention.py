@@ -20,7 +20,7 @@ from calibration.latent_attention import (
     SparsePrefill,
 )
 from calibration.operations import Amount, Elementwise, Gemm, Operation, StepSizes
-from serving.deployments.compressed_attention import SPARSE, CompressedAttention
+from serving.deployments.attention import SPARSE, CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import stored

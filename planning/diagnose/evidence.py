@@ -22,7 +22,7 @@ from calibration.steps.run_explanation import (
 from calibration.validation.decision_replay import recorded_deployment
 from planning.priced_scenario import PricedScenario
 from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_bytes import kv_bytes_per_token
+from serving.deployments.kv_layout import kv_bytes_per_token
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import WorkloadRequest

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mypy_extensions import mypyc_attr
 
 from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_groups import most_held
+from serving.deployments.kv_layout import most_held
 from serving.errors import UserError
 from serving.kv.block_pool import BlockPool, StatePool
 from serving.kv.blocks import Hit, KvBlocks, blocks_for

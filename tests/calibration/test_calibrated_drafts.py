@@ -25,8 +25,8 @@ from calibration.steps.features import (
 from calibration.steps.fit import fit, predict
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.costs import base_deployment, priced
+from serving.cost_model import padded
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
 from serving.scheduler import find_policy
 from serving.speculative import SpeculativeConfig

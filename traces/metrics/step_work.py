@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from serving.deployments.compressed_attention import SPARSE, CompressedAttention
+from serving.deployments.attention import SPARSE, CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec, gpus
-from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.kv_layout import kv_dtype
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES, stored, weights_dtype
