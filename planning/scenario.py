@@ -15,9 +15,9 @@ from planning.request import Request, TimedBy
 from serving.deployments.config import Deployment, parse, with_stated_blocks
 from serving.deployments.fleet import RouterConfig
 from serving.deployments.gpu_spec import gpus
+from serving.metrics import check_slo
 from serving.scheduler import find_policy
 from serving.workload import Workload
-from traces.metrics.slo import check_slo
 
 if TYPE_CHECKING:
     from planning.priced_scenario import PricedScenario

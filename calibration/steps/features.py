@@ -19,7 +19,7 @@ from serving.cost_model import padded, padded_tokens
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
-from traces.numeric_columns import numbers
+from traces.tables import numbers
 
 Floats = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from serving.deployments.config import parse
 from serving.deployments.engines import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from traces.metrics.slo import check_slo
+from serving.metrics import check_slo
 
 Settings = dict[str, Any]  # values by dotted path
 

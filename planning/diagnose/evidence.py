@@ -28,8 +28,8 @@ from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from traces.metrics.client_view import as_clients_saw
 from traces.metrics.run_metrics import RunMetrics
-from traces.numeric_columns import Floats
 from traces.recording import Recording
+from traces.tables import Floats
 
 _IDLE_NS = 5_000_000  # a longer wait for the next plan is not the host's work
 _COLUMNS = [

@@ -25,8 +25,7 @@ from tests.command import tokentwin
 from tests.dashboard.samples import MS, toy_run
 from tokentwin.cli import cli
 from tokentwin.commands.export import export as command
-from traces.measured.prometheus import Prometheus
-from traces.measured.prometheus_text import Window
+from traces.measured.prometheus import Prometheus, Window
 from traces.metrics.run_metrics import REQUEST_METRICS, RunMetrics
 from traces.recording import RecordingWriter
 
