@@ -107,7 +107,7 @@ class Scenario(Request):
     def offered(self) -> Workload:
         """Return the workload. Raises UserError when its trace cannot be read."""
         from planning.traffic import is_specification
-        from traces.formats.reader import read_workload
+        from traces.formats.trace_file import read_workload
         from traces.reshape import reshaped, spread_ticks
         from traces.synth import parse_spec, read_spec, synthesise
 

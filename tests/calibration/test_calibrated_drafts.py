@@ -35,7 +35,7 @@ from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tokentwin.cli import cli
-from traces.formats.writer import write_workload
+from traces.formats.trace_file import write_workload
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
