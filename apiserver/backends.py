@@ -27,7 +27,7 @@ from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
-from serving.deployments.kv_bytes import kv_bytes_per_token, kv_dtype
+from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype
 from serving.errors import UserError
 from serving.workload import Workload
 from sim.fleet import Life

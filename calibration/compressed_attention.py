@@ -20,11 +20,11 @@ from calibration.latent_attention import (
     SparsePrefill,
 )
 from calibration.operations import Amount, Elementwise, Gemm, Operation, StepSizes
-from serving.deployments.compressed_attention import SPARSE, CompressedAttention
+from serving.deployments.attention import SPARSE, CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import stored
-from traces.metrics.step_work import attended_pairs
+from traces.metrics.step_metrics import attended_pairs
 
 _PADDED_HEADS = 64  # FlashMLA pads to this number or to twice as many
 

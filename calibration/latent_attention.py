@@ -21,8 +21,8 @@ from calibration.operations import (
     PrefillAttention,
     StepSizes,
 )
+from serving.deployments.attention import LatentAttention
 from serving.deployments.config import Deployment
-from serving.deployments.latent_attention import LatentAttention
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES, stored
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from calibration.operations import Amount, Operation, StepSizes
-from serving.deployments.linear_attention import LinearAttention
+from serving.deployments.attention import LinearAttention
 from serving.deployments.weight_types import DTYPE_BYTES
 
 _CHUNK = 64  # tokens, as in the kernels that vLLM takes

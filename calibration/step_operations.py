@@ -26,7 +26,7 @@ from calibration.operations import (
     Scores,
     StepSizes,
 )
-from serving.deployments.compressed_attention import CompressedAttention
+from serving.deployments.attention import CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.inter_node import (
     Group,
@@ -36,7 +36,7 @@ from serving.deployments.inter_node import (
     inter_node,
     tensor_group,
 )
-from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.kv_layout import kv_dtype
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import check_experts, check_linear_heads, stored
 from serving.errors import UserError

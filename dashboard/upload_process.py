@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from traces.formats.parquet import MAGIC
-from traces.formats.reader import read_workload
-from traces.formats.writer import write_workload
+from traces.formats.trace_file import read_workload, write_workload
 
 MB = 1_000_000
 FAILED = 1

@@ -20,7 +20,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_groups import with_kv_groups
+from serving.deployments.kv_layout import with_kv_groups
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.user_code.own_cost import identity, names_own_cost, own_cost

@@ -15,9 +15,9 @@ from planning.request import Request, TimedBy
 from serving.deployments.config import Deployment, parse, with_stated_blocks
 from serving.deployments.fleet import RouterConfig
 from serving.deployments.gpu_spec import gpus
+from serving.metrics import check_slo
 from serving.scheduler import find_policy
 from serving.workload import Workload
-from traces.metrics.slo import check_slo
 
 if TYPE_CHECKING:
     from planning.priced_scenario import PricedScenario
@@ -107,7 +107,7 @@ class Scenario(Request):
     def offered(self) -> Workload:
         """Return the workload. Raises UserError when its trace cannot be read."""
         from planning.traffic import is_specification
-        from traces.formats.reader import read_workload
+        from traces.formats.trace_file import read_workload
         from traces.reshape import reshaped, spread_ticks
         from traces.synth import parse_spec, read_spec, synthesise
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from serving.data_file import parse_yaml
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
-from serving.files.yaml_file import parse_yaml
 
 
 def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:

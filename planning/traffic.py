@@ -74,7 +74,7 @@ class Offered(Request):
         that cannot be read, and if a `window_s` holds nothing to plan for.
         """
         if isinstance(self.traffic, str):
-            from traces.formats.reader import read_workload
+            from traces.formats.trace_file import read_workload
 
             made = read_workload(self.traffic)
         elif isinstance(self.traffic, tuple):

@@ -23,7 +23,7 @@ from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.formats.parquet import write_parquet
-from traces.recording import RecordingWriter
+from traces.recording_writer import RecordingWriter
 
 _OUT = "out:"
 

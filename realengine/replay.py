@@ -32,7 +32,7 @@ from serving.canary import canary_rows
 from serving.request import Request, Status
 from serving.user_code.call_limit import watching
 from serving.workload import Workload, WorkloadRequest
-from traces.recording import RecordingWriter
+from traces.recording_writer import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 FLUSH_NS = 50_000_000  # buffered rows are written when idle for longer than this

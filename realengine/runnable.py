@@ -6,7 +6,7 @@ from realengine.models.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
 from realengine.models.weight_loader import QUANTIZATIONS
 from realengine.parallel.tensor_parallel import shard_spec
 from serving.deployments.config import Deployment
-from serving.deployments.kv_groups import kv_groups, stating_kv_groups
+from serving.deployments.kv_layout import kv_groups, stating_kv_groups
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 

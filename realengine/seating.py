@@ -14,7 +14,7 @@ import numpy as np
 from realengine.sequence import TokenSequence
 from realengine.step_input import Ints, RowInput
 from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_groups import most_held
+from serving.deployments.kv_layout import most_held
 from serving.request import Request
 from serving.step_plan import Row, StepPlan
 

@@ -16,7 +16,7 @@ import torch
 
 from realengine.devices.device import Device
 from realengine.step_input import Layout, StepInput
-from serving.deployments.decode_buckets import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
+from serving.cost_model import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
 
 _FEWEST_SAMPLES = 64  # up to here the head takes as long to read its weights as to compute
 _FEWEST_TILES = 8

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from realengine.logit_rules import LogitChanges, StepChanges, step_changes
-from serving.deployments.decode_buckets import padded
+from serving.cost_model import padded
 
 Ints = NDArray[np.int32]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serving.data_file import parse_json
 from serving.errors import UserError
-from serving.files.json_file import parse_json
 
 _INCOMPLETE = "\ufffd"
 

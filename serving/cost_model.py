@@ -1,16 +1,21 @@
-"""The cost model: how long a step takes.
+"""The cost model: how long a step takes, and the sizes that steps are padded to.
 
-The real engine measures it, calibration fits it, the simulator asks it. Durations are integer nanoseconds.
+The real engine measures it, calibration fits it, the simulator asks it. Durations are integer nanoseconds. The engine
+pads, as CUDA graphs require and CPU kernels like; the cost model must price the same padding: decode rows to a batch
+size, and tokens of mixed steps that run as CUDA graphs.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 from serving.decode_run import DecodeRun
 from serving.step_plan import StepPlan
 
+DECODE_BUCKETS = (1, 2, 4, *range(8, 1025, 8))
+TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 8)))
 MASK_NS = 50_000
 """CPU time of the mask of one structured token where none was measured: llguidance states about 50 us for a vocabulary
 of 128,000 tokens."""
@@ -88,3 +93,16 @@ class TokenCost:
         fixed_ns = self.plan_ns + self.base_ns + self.per_token_ns * rows
         growth_ps = self.per_pair_ps * rows
         return DecodeRun(1000 * fixed_ns + self.per_pair_ps * context + growth_ps, growth_ps, steps)
+
+
+def padded(rows: int) -> int:
+    """Return the smallest bucket that holds `rows` decode rows; 0 for no rows."""
+    return DECODE_BUCKETS[bisect_left(DECODE_BUCKETS, rows)] if 0 < rows <= DECODE_BUCKETS[-1] else rows
+
+
+def padded_tokens(tokens: int) -> int:
+    """Return the tokens of the CUDA graph that holds a mixed step of `tokens` tokens.
+
+    Larger steps keep their size, because they run eagerly.
+    """
+    return TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, tokens)] if tokens <= TOKEN_BUCKETS[-1] else tokens

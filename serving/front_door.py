@@ -9,11 +9,11 @@ from pathlib import Path
 from pydantic import ConfigDict, Field
 
 from serving.cost_model import CostModel
+from serving.data_file import parse_json
 from serving.errors import UserError, reason
-from serving.files.json_file import parse_json
-from serving.files.whole_file import whole_file
 from serving.settings import Settings
 from serving.step_plan import StepPlan
+from serving.whole_file import whole_file
 
 FILE = "front_door.json"
 

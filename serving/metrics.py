@@ -1,4 +1,4 @@
-"""The metric registry: one definition of each number, and its names in other tools.
+"""The metric registry: one definition of each number, its names in other tools, and the bounds on it that are SLOs.
 
 Column metadata, `--help`, tooltips and the glossary (`docs/metrics.md`) all come from the table in `metrics.toml`; no
 other module may define a metric. Tools disagree on TPOT, ITL and "throughput"; this table decides. `python -m
@@ -7,7 +7,10 @@ serving.metrics` prints the glossary.
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +34,7 @@ STATISTICS: dict[str, str] = {
     "p95": "nearest-rank 95th percentile",
     "p99": "nearest-rank 99th percentile",
 }
+SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,36 @@ def label_of(name: str) -> str:
 def axis_of(name: str) -> str:
     """Return a metric's label with its unit, or `name` itself if the registry does not have it."""
     return METRICS[name].axis if name in METRICS else name
+
+
+def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
+    """Return the bounds on request metrics, checked.
+
+    Raises UserError for a metric that can have no bound, and for a bound that is not above 0.
+    """
+    for name, bound in slo.items():
+        if name not in SLO_METRICS:
+            raise UserError("slo", name, f"is not a known latency; choose one of {', '.join(SLO_METRICS)}")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
+            raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0")
+    return {name: float(bound) for name, bound in slo.items()}
+
+
+def parse_slo(text: str) -> dict[str, float]:
+    """Parse SLOs in the form of vLLM's `--goodput`: `ttft:200 tpot:50`, in milliseconds; our own names work too."""
+    slo: dict[str, float] = {}
+    for pair in re.split(r"[\s,]+", text.strip()):
+        name, colon, bound = pair.partition(":")
+        if not colon:
+            raise UserError("slo", pair or text, "must be METRIC:MILLISECONDS, e.g. ttft:200 tpot:50")
+        name = {"e2el": "e2e_ms"}.get(name, f"{name.removesuffix('_ms')}_ms")
+        if name in slo:
+            raise UserError("slo", text, f"bounds {name} twice; give each latency one bound")
+        try:
+            slo[name] = float(bound)
+        except ValueError:
+            raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0") from None
+    return check_slo(slo)
 
 
 def glossary() -> str:

@@ -19,7 +19,7 @@ from serving.front_door import FrontDoor
 from serving.kv.external import ExternalKv
 from serving.scheduler import POLICIES
 from serving.user_code.call_limit import watching
-from serving.user_code.our_code import Replaced, functions_of, replaced
+from serving.user_code.plugins import Replaced, functions_of, replaced
 from serving.workload import Workload, WorkloadRequest
 from sim.api_server import ApiServer
 from sim.arrivals import Arrivals

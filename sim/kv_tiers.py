@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from simpy.events import ProcessGenerator
 
 from serving.deployments.config import Deployment
-from serving.deployments.kv_bytes import kv_bytes_per_token
+from serving.deployments.kv_layout import kv_bytes_per_token
 from serving.kv.content import segment_content
 from serving.kv.tiered_blocks import TieredBlocks
 from serving.request import Request

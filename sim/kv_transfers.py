@@ -13,8 +13,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from serving.deployments.fleet import LinksConfig
-from serving.deployments.kv_bytes import kv_bytes_per_token, kv_dtype
-from serving.deployments.kv_groups import states_bytes
+from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype, states_bytes
 from serving.errors import UserError
 from serving.request import Request
 from serving.workload import WorkloadRequest

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serving.data_file import parse_json
 from serving.deployments.engines import release_settings
 from serving.errors import UserError, one_line, shortened
-from serving.files.json_file import parse_json
 from serving.python_process import HOME
 from sim.conformance import Conformance, conform
 from sim.live_scenarios import FAMILIES, scenario

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from serving.cost_model import TokenCost
+from serving.data_file import parse_json
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
-from serving.files.json_file import parse_json
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.recorded_connector import Outside

@@ -20,8 +20,8 @@ from serving.deployments.fleet import AdmissionConfig, FleetConfig, Patience
 from serving.errors import UserError
 from serving.scheduler import POLICIES, find_policy
 from serving.user_code.call_limit import CALL_LIMIT_S, time_limit, watching
-from serving.user_code.our_code import Replaced
 from serving.user_code.own_contract import contract_with
+from serving.user_code.plugins import Replaced
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.check_requests import MS, requests, talks
 from sim.cluster import Cluster

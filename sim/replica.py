@@ -18,7 +18,7 @@ from simpy.events import ProcessGenerator
 
 from serving.contract import Contract
 from serving.cost_model import CostModel
-from serving.deployments.kv_groups import kv_tokens
+from serving.deployments.kv_layout import kv_tokens
 from serving.kv.block_pool import BlockPool
 from serving.kv.external import ExternalKv
 from serving.request import Request, Status

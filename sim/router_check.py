@@ -17,7 +17,7 @@ from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
 from serving.user_code.call_limit import CALL_LIMIT_S, time_limit, watching
-from serving.user_code.our_code import Replaced
+from serving.user_code.plugins import Replaced
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.check_requests import MS, requests, talks
 from sim.cluster import Cluster

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_groups import most_held
+from serving.deployments.kv_layout import most_held
 from serving.kv.contiguous_pool import longest_free
 from serving.request import Request, Status
 from serving.scheduler import Scheduler

@@ -14,7 +14,8 @@ from serving.front_door import FrontDoor
 from serving.workload import Workload
 from sim.cluster import Cluster, Simulated
 from sim.priced_pool import PricedPool, alike_pools, plain_fleet
-from traces.recording import Recording, RecordingWriter
+from traces.recording import Recording
+from traces.recording_writer import RecordingWriter
 
 
 def simulate_to(

@@ -23,8 +23,8 @@ import pyarrow as pa
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from traces.formats.parquet import WorkloadWriter
-from traces.recording import RecordingWriter
-from traces.recording_claim import JOURNAL
+from traces.recording import JOURNAL
+from traces.recording_writer import RecordingWriter
 from traces.schema import DATASETS
 
 _LOG = logging.getLogger("tokentwin")

@@ -1,36 +1,32 @@
 """A recorded run: a directory of Parquet files that the real engine and the simulator write alike.
 
 It holds `runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (the meaning of every column)
-and, if known, `workload.parquet` (the offered requests in our trace format). The writer writes row groups during the
-run, under temporary names; `close` renames the files, `runs.parquet` last, so a directory with that file is a complete
-recording. A server also keeps a journal there until then (`traces.live_recording`).
+and, if known, `workload.parquet` (the offered requests in our trace format). `traces.recording_writer` writes it.
+
+Columns of `runs` hold JSON objects. The entries that we read are checked when a recording is opened, since anyone may
+have written the file. Other entries are allowed and ignored.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel, Field
 
+from serving.data_file import parse_json
+from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.version import __version__
+from serving.former_names import with_present_names
+from serving.front_door import FrontDoor
 from serving.workload import Workload
-from traces.column_dictionary import FILE as COLUMNS
-from traces.column_dictionary import columns_text, recording_columns
-from traces.dataset_writer import DatasetWriter, check_columns, writing
-from traces.formats.parquet import ParquetReader, arrow_reason, write_parquet
-from traces.recording_claim import JOURNAL, WORKLOAD, claim
-from traces.recording_notes import notes_of
-from traces.run_objects import check_objects
+from traces.formats.parquet import ParquetReader, arrow_reason
 from traces.schema import DATASETS, arrow_schema
 
 # For a large column, Arrow's own allocator takes huge pages that nobody has touched yet. The system takes longer to
@@ -38,133 +34,9 @@ from traces.schema import DATASETS, arrow_schema
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
     pa.set_memory_pool(pa.system_memory_pool())
 
+JOURNAL = "journal"
+WORKLOAD = "workload.parquet"
 _READERS = 2  # columns that are decoded at the same time
-_FORMAT = "1"
-_METADATA = ("deployment", "seed", "version", "hardware", "calibration")
-
-
-class RecordingWriter:
-    """A writer of one recording during the run; memory is bounded by a row group.
-
-    `run` holds the columns of `runs` that are known at the start; `version` is filled in. `keep` names the list columns
-    to write (`token_times_ns`, `row_ids`, ...): the others are null even if given; None keeps all of them. As a context
-    manager it closes the recording, or discards it after an exception or Ctrl-C. Raises UserError while another process
-    writes to the same directory.
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        run: Mapping[str, Any],
-        *,
-        workload: Workload | None = None,
-        keep: Collection[str] | None = None,
-        overwrite: bool = False,
-    ) -> None:
-        self.path = Path(path)
-        self._run = {"version": __version__, **run}
-        check_columns("runs", self._run)
-        self._made_directory, self._lock = claim(self.path, overwrite)
-        self._open = True
-        metadata = {f"tokentwin.{name}": str(self._run.get(name, "")) for name in _METADATA}
-        metadata["tokentwin.recording"] = _FORMAT
-        try:
-            with writing(self.path):
-                if workload is not None:
-                    write_parquet(workload, self._temporary(WORKLOAD))
-                self._temporary(COLUMNS).write_text(columns_text(recording_columns()), encoding="utf-8")
-                self._datasets = {
-                    name: DatasetWriter(name, self._temporary(f"{name}.parquet"), metadata, keep) for name in DATASETS
-                }
-        except BaseException:
-            self._remove()
-            raise
-
-    @property
-    def workload_path(self) -> Path:
-        """The path for a workload that is known only during the run; `close` finishes this file, too."""
-        return self._temporary(WORKLOAD)
-
-    def add_step(self, **columns: Any) -> None:
-        """Add one row of `steps`; a column not given is null."""
-        self._datasets["steps"].add(columns)
-
-    def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Add many rows of `steps`: lists or arrays of one length, by column."""
-        self._datasets["steps"].add_columns(columns)
-
-    def add_request(self, **columns: Any) -> None:
-        """Add one row of `requests`; a column not given is null."""
-        self._datasets["requests"].add(columns)
-
-    def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Add many rows of `requests`: lists or arrays of one length, by column."""
-        self._datasets["requests"].add_columns(columns)
-
-    def close(
-        self, status: str = "complete", duration_ns: int | None = None, note: Note | None = None, **run: Any
-    ) -> None:
-        """Finish the recording: `status` is `complete` or `interrupted`.
-
-        `duration_ns` defaults to the last step's end or request's finish; `run` sets more columns of `runs`. `note`
-        returns notes that follow from the recording, which lacks nothing else then.
-        """
-        if not self._open:
-            return
-        if status not in ("complete", "interrupted"):
-            raise ValueError(f"status {status!r} is neither complete nor interrupted")
-        for name in ("requests", "steps"):
-            self._datasets[name].close()
-        if duration_ns is None:
-            duration_ns = max(dataset.end_ns for dataset in self._datasets.values())
-        row = {**self._run, **run, "status": status, "duration_ns": duration_ns}
-        if note is not None:
-            row["notes"] = json.dumps({**notes_of(row), **note(_Closing(self.path, row))}, allow_nan=False)
-        self._datasets["runs"].add(row)
-        self._datasets["runs"].close()
-        (self.path / "runs.parquet").unlink(missing_ok=True)
-        (self.path / WORKLOAD).unlink(missing_ok=True)
-        for name in (COLUMNS, WORKLOAD, "requests.parquet", "steps.parquet", "runs.parquet"):
-            if self._temporary(name).exists():
-                self._temporary(name).replace(self.path / name)
-        (self.path / JOURNAL).unlink(missing_ok=True)
-        self._lock.close()
-        self._open = False
-
-    def discard(self) -> None:
-        """Remove everything this writer wrote. An older recording in the same directory stays."""
-        if self._open:
-            self._open = False
-            for dataset in self._datasets.values():
-                dataset.abandon()
-            self._remove()
-
-    def __enter__(self) -> RecordingWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            self.discard()  # does nothing once the recording is closed
-
-    def _temporary(self, name: str) -> Path:
-        return _temporary(self.path, name)
-
-    def _remove(self) -> None:
-        for partial in self.path.glob(".*.partial"):
-            partial.unlink()
-        self._lock.close()
-        if self._made_directory:
-            with suppress(OSError):  # another writer may have begun
-                self.path.rmdir()
-
-
-def _temporary(directory: Path, name: str) -> Path:
-    return directory / f".{name}.partial"
 
 
 class _Footer(NamedTuple):
@@ -338,23 +210,6 @@ class Recording:
         return _Footer(about, schema)
 
 
-class _Closing(Recording):
-    """A recording of which all but the row of `runs` is written; its files have temporary names until it is closed."""
-
-    def __init__(self, path: Path, row: Mapping[str, Any]) -> None:
-        self.path = path
-        self._footers = {}
-        schema = arrow_schema("runs")
-        self.runs = pa.table([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
-
-    def _file(self, dataset: str) -> Path:
-        temporary = _temporary(self.path, f"{dataset}.parquet")
-        return temporary if temporary.exists() else super()._file(dataset)
-
-
-Note = Callable[[Recording], Mapping[str, Any]]
-
-
 def _with_all(table: pa.Table, wanted: Sequence[str], dataset: str, rows: int) -> pa.Table:
     """Return the `wanted` columns of `table`; a column that an older recording lacks is null."""
     for name in wanted:
@@ -367,3 +222,55 @@ def _with_all(table: pa.Table, wanted: Sequence[str], dataset: str, rows: int) -
 def _holds_value(chunk: pq.ColumnChunkMetaData) -> bool:
     nulls = chunk.statistics.null_count if chunk.statistics else None
     return nulls is None or nulls < chunk.num_values or chunk.statistics.has_min_max
+
+
+class _Experts(BaseModel):
+    experts: int = Field(ge=1)
+    topk: int = Field(ge=1)
+
+
+class _Served(BaseModel):
+    speed: float = 1.0
+
+
+class _Notes(BaseModel):
+    """The notes that are read; `traces.recording_notes` says what they mean."""
+
+    gpu: str | None = None
+    trust: dict[str, Any] | None = None
+    bands: dict[str, dict[str, tuple[float, float]]] | None = None
+    front_door: FrontDoor | None = None
+    experts: _Experts | None = None
+    served: _Served | None = None
+    launching_share: float | None = None
+    canary_before_ns: int = 0
+    canary_after_ns: int = 0
+
+
+class _Hardware(BaseModel):
+    gpu: str | None = None
+
+
+class _Deployment(BaseModel):
+    """The deployment of any engine; deployments of our own are read as `Deployment`."""
+
+    model: str | None = None
+    scheduler: dict[str, Any] | None = None
+
+
+_OBJECTS: dict[str, type[BaseModel]] = {"deployment": _Deployment, "hardware": _Hardware, "notes": _Notes}
+
+
+def check_objects(run: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for a column of the row `run` that is neither empty nor an object of its model."""
+    for name, model in _OBJECTS.items():
+        text, field = run[name], f"{where}: {name}"
+        if not text:
+            continue
+        try:
+            value = parse_json(text)
+            if not isinstance(value, dict):
+                raise ValueError("must be a JSON object")
+        except ValueError as error:
+            raise UserError(field, text, f"{error}; record the run again") from None
+        parse(model, with_present_names(value), field)

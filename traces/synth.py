@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
+from serving.data_file import read_yaml
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.files.yaml_file import read_yaml
 from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.arrivals import LATEST_NS, Arrivals, Closed
@@ -132,7 +132,7 @@ def synthesise(spec: SynthSpec) -> Workload:
 
 def _sizes(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the prompt and output lengths of a trace."""
-    from traces.formats.reader import read_workload
+    from traces.formats.trace_file import read_workload
 
     pairs = [(request.prompt_len, request.output_len) for request in read_workload(path).requests]
     prompts, outputs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T

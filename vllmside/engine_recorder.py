@@ -19,8 +19,7 @@ import yaml
 
 from serving.errors import UserError, raised
 from traces.live_recording import LiveRecording
-from traces.recording import RecordingWriter
-from traces.recording_claim import DEPLOYMENT
+from traces.recording_writer import DEPLOYMENT, RecordingWriter
 from vllmside.engine_events import EngineEvents, Event, Flight
 from vllmside.record_settings import RecordSettings
 from vllmside.recorded_run import RecordedRows, RecordedRun

@@ -34,7 +34,7 @@ from realengine.undisturbed import no_cycle_search
 from serving.canary import canary_rows
 from serving.errors import UserError, raised
 from serving.workload import Workload, WorkloadRequest
-from traces.formats.reader import read_workload
+from traces.formats.trace_file import read_workload
 from vllmside.engine_recorder import EngineRecorder
 from vllmside.record_settings import RecordSettings
 from vllmside.replay_messages import Begin, Ended

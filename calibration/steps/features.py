@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
+from serving.cost_model import padded, padded_tokens
 from serving.deployments.config import Deployment
-from serving.deployments.decode_buckets import padded, padded_tokens
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
-from traces.numeric_columns import numbers
+from traces.tables import numbers
 
 Floats = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from calibration.steps.features import recorded_sizes
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from traces.numeric_columns import numbers
+from traces.tables import numbers
 
 _FEW_TOKENS = 64  # tokens of a step that can be waiting for its launches
 _FEWEST = 10  # steps of each kind, eager and graph, that are needed

@@ -26,12 +26,10 @@ from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.launches import PUBLISHED, LaunchCost, launches, launching_ps
 from calibration.steps.parts import parts_of, step_parts
-from serving.cost_model import MASK_NS, decode_plans
+from serving.cost_model import MASK_NS, decode_plans, padded
 from serving.deployments.config import Deployment
-from serving.deployments.decode_buckets import padded
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_parts import draft_module, module_deployment
-from serving.deployments.model_spec import ModelSpec, check_vocabulary
+from serving.deployments.model_spec import ModelSpec, check_vocabulary, draft_module, module_deployment
 from serving.step_plan import StepPlan
 from serving.step_prices import Cell, DecodeRows, PromptCells, StepPrices
 

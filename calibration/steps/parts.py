@@ -33,10 +33,10 @@ from calibration.operations import (
     own_pairs,
 )
 from calibration.step_operations import heads_per_device, step_operations
+from serving.cost_model import DECODE_BUCKETS
 from serving.deployments.config import Deployment
-from serving.deployments.decode_buckets import DECODE_BUCKETS
 from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.kv_layout import kv_dtype
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES
 

@@ -22,7 +22,7 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import parts_of
 from serving.cost_model import decode_plans
 from serving.deployments.inter_node import hops_between_nodes, of_stage
-from serving.deployments.model_parts import stage_models
+from serving.deployments.model_spec import stage_models
 from serving.step_plan import StepPlan
 
 

@@ -21,7 +21,7 @@ from calibration.steps.features import REGIMES, recorded_sizes, regimes
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_trust import NEGLIGIBLE
 from serving.step_plan import AGGREGATES
-from traces.numeric_columns import numbers
+from traces.tables import numbers
 
 SAMPLE = 600  # steps of a regime, which give shares of a part to a percent or two
 PREDICTED_COLUMNS = ("start_ns", "end_ns", *AGGREGATES)

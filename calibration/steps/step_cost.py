@@ -32,10 +32,9 @@ from calibration.steps.features import (
 from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
 from calibration.steps.weather import Weather
-from serving.cost_model import MASK_NS
+from serving.cost_model import MASK_NS, padded
 from serving.decode_run import DecodeRun
 from serving.deployments.config import Deployment, parse
-from serving.deployments.decode_buckets import padded
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.step_plan import StepPlan

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from calibration.operations import StepSizes
 from calibration.step_operations import heads_per_device
 from serving.deployments.config import Deployment
-from serving.deployments.kv_bytes import kv_dtype
+from serving.deployments.kv_layout import kv_dtype
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES
 

@@ -43,7 +43,7 @@ from calibration.validation.report import (
 from calibration.validation.same_weather import InWeather, in_weather_of, known_weather
 from serving.errors import UserError
 from serving.figures import shown_change, shown_percent
-from serving.files.whole_file import whole_file
+from serving.whole_file import whole_file
 from sim.simulate import simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording

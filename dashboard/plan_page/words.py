@@ -12,7 +12,7 @@ from dashboard.shown import prose
 from dashboard.uploads import trace_name
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
-from serving.deployments.hf_config import spec_from_hf_config
+from serving.deployments.model_catalogue import spec_from_hf_config
 from serving.errors import UserError
 from serving.figures import counted, shown_band, shown_number, shown_share, shown_usd
 from serving.report import Column, Table

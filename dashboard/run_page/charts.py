@@ -19,7 +19,7 @@ from dashboard.series import bucket_means, envelope, step_function_at, step_func
 from serving.figures import shown_number, shown_share
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
-from traces.numeric_columns import known
+from traces.tables import known
 
 PHASES = ("queue", "prefill", "decode")
 _SECONDS_FROM_MS = 2000  # mean time from which a bar of phases is in seconds

@@ -32,7 +32,7 @@ from dashboard.series import thin
 from serving.figures import shown_band, shown_number, shown_percent
 from serving.metrics import label_of
 from traces.metrics.distribution import ecdf
-from traces.numeric_columns import Floats
+from traces.tables import Floats
 
 REGIMES = ("prefill", "decode", "mixed")
 _POINTS = 1500

@@ -29,8 +29,8 @@ from dashboard.bundled import DEMO
 from dashboard.library import calibrations
 from dashboard.series import column, thin
 from planning.repricing import Source, fitting_sources, repriced, source_of
+from serving.cost_model import DECODE_BUCKETS, padded
 from serving.deployments.config import Deployment
-from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.errors import UserError
 from traces.recording import Recording
 

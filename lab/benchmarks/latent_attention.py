@@ -16,7 +16,7 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.operations import uniform_step
 from calibration.step_operations import step_operations
 from lab.kernels.aiconfigurator import PACKAGE, tables_root
-from serving.deployments.compressed_attention import CompressedAttention
+from serving.deployments.attention import CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model

@@ -35,7 +35,7 @@ from lab.benchmarks.peer_simulators import PACKAGE, Blis, DynoSim, InferenceLab,
 from serving.deployments.config import SchedulerConfig
 from serving.workload import Workload
 from traces.formats.parquet import write_parquet
-from traces.formats.reader import read_workload
+from traces.formats.trace_file import read_workload
 from traces.reshape import reshaped
 
 TWIN = "lab.benchmarks.peer_twin"

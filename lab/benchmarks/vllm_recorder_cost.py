@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.vllmside.stand_in import Scheduler, request
 from tests.vllmside.test_recorded_run import RUN
 from traces.live_recording import LiveRecording
-from traces.recording import RecordingWriter
+from traces.recording_writer import RecordingWriter
 from vllmside.engine_events import EngineEvents, Event
 from vllmside.recorded_run import RecordedRun
 from vllmside.writer_thread import WriterThread

@@ -18,12 +18,12 @@ from planning.deployments import completed, served
 from planning.request import Request, StatedDeployment
 from planning.settings import overridden
 from planning.traffic import Offered
+from serving.data_file import read_yaml
 from serving.deployments.config import parse
 from serving.deployments.engines import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from serving.files.yaml_file import read_yaml
-from traces.metrics.slo import check_slo
+from serving.metrics import check_slo
 
 Settings = dict[str, Any]  # values by dotted path
 

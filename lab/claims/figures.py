@@ -23,8 +23,8 @@ from calibration.trust import VALIDATED, Trust, least_certain
 from lab.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
 from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.kv_layout import kv_dtype
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError

@@ -21,7 +21,7 @@ from planning.claims.document import Term
 from serving.front_door import FrontDoor
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.numeric_columns import numbers
+from traces.tables import numbers
 
 _OF_ENGINES = "measured engines"
 _OUTSIDE = "around the engine: tokenise, hand over, detokenise, stream, client"

@@ -34,10 +34,9 @@ from lab.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_groups import with_known_states
+from serving.deployments.kv_layout import with_known_states
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_parts import draft_module, module_deployment
-from serving.deployments.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec, draft_module, module_deployment
 from serving.errors import UserError
 from serving.workload import Workload
 from traces.measured.run import MeasuredRun

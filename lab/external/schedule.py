@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
+from serving.cost_model import padded
 from serving.deployments.config import Deployment
-from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 from serving.step_plan import StepPlan

@@ -31,8 +31,8 @@ from realengine.models.model import Model
 from realengine.models.weights import RANDOM, shapes
 from realengine.step_graphs import mixed_layout, pad
 from realengine.step_input import Batch, RowInput, pack
+from serving.cost_model import DECODE_BUCKETS, padded
 from serving.deployments.config import Deployment
-from serving.deployments.decode_buckets import DECODE_BUCKETS, padded
 from serving.deployments.model_spec import ModelSpec
 
 _META = torch.device("meta")

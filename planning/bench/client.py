@@ -31,7 +31,7 @@ from realengine.undisturbed import ctrl_c_heard
 from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
-from traces.recording import RecordingWriter
+from traces.recording_writer import RecordingWriter
 
 _OUT = "out:"
 # Common words; with the space before it, each is one token of most vocabularies.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.numeric_columns import Floats, ratio
+from traces.tables import Floats, ratio
 
 Ints = NDArray[np.int64]
 

@@ -22,14 +22,14 @@ from calibration.steps.run_explanation import (
 from calibration.validation.decision_replay import recorded_deployment
 from planning.priced_scenario import PricedScenario
 from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_bytes import kv_bytes_per_token
+from serving.deployments.kv_layout import kv_bytes_per_token
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from traces.metrics.client_view import as_clients_saw
 from traces.metrics.run_metrics import RunMetrics
-from traces.numeric_columns import Floats
 from traces.recording import Recording
+from traces.tables import Floats
 
 _IDLE_NS = 5_000_000  # a longer wait for the next plan is not the host's work
 _COLUMNS = [

@@ -30,8 +30,8 @@ from serving.deployments.config import parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.figures import shown_change
+from serving.metrics import check_slo
 from serving.version import __version__
-from traces.metrics.slo import check_slo
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 

@@ -24,7 +24,7 @@ from planning.exports.perfetto import write_perfetto
 from planning.exports.recorded_run import RecordedRun
 from serving.document import Document
 from serving.errors import UserError
-from serving.files.whole_file import write_whole
+from serving.whole_file import write_whole
 
 _FORMULA = r"^([=+\-@\t\r])"
 

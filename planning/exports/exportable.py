@@ -7,9 +7,9 @@ from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
+from serving.data_file import no_constant, parse_json
 from serving.document import Document
 from serving.errors import UserError, reason
-from serving.files.json_file import no_constant, parse_json
 
 ANSWER = "result.json"  # the file in a job's directory
 _KNOWN = (

@@ -28,7 +28,7 @@ from serving.workload import Workload, WorkloadRequest
 from sim.replica_set import ReplicaSet
 from sim.routed_replica import RoutedReplica
 from sim.router import Router, find_router
-from traces.recording import RecordingWriter
+from traces.recording_writer import RecordingWriter
 
 _LONGEST_WAIT_NS = 100_000_000  # after that, look whether Ctrl-C was pressed
 _POLLED_NS = 1_000_000  # waits are rounded up to this; closer to an arrival there is no wait

@@ -19,7 +19,7 @@ from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_groups import kv_tokens, with_kv_groups
+from serving.deployments.kv_layout import kv_tokens, with_kv_groups
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import Workload

@@ -16,8 +16,8 @@ import numpy as np
 
 from serving.errors import UserError
 from serving.figures import shown_share, shown_time
+from serving.metrics import check_slo
 from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.slo import check_slo
 
 _FORM = "must be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
 _BOUND = re.compile(r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=\s*(?P<bound>\S+)")

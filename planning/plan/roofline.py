@@ -17,7 +17,7 @@ from planning.plan.candidates import Engine
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_catalogue import find_model
 from serving.workload import PRIVATE, WorkloadRequest
-from traces.metrics.step_work import StepWork
+from traces.metrics.step_metrics import StepWork
 
 
 class MeanRequest(NamedTuple):

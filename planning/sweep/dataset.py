@@ -20,12 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from serving.data_file import read_json_file
 from serving.errors import UserError, reason
-from serving.files.directory_lock import DirectoryLock
-from serving.files.json_file import read_json_file
-from serving.files.whole_file import whole_file
-from traces.column_dictionary import FILE as COLUMNS
-from traces.column_dictionary import columns_text, described
+from serving.whole_file import DirectoryLock, whole_file
+from traces.schema import COLUMNS_FILE, columns_text, described
 
 ABOUT = "sweep.json"  # data that all rows share
 _FILE = "runs.parquet"
@@ -69,14 +67,14 @@ class SweepDataset:
         for left in self.path.rglob(".*.partial"):
             left.unlink()
         _write(file, (json.dumps(about, indent=2, sort_keys=True) + "\n").encode())
-        _write(self.path / COLUMNS, columns_text({"runs": described(self._schema)}).encode())
+        _write(self.path / COLUMNS_FILE, columns_text({"runs": described(self._schema)}).encode())
 
     def discard(self) -> None:
         """Remove everything, if the dataset was begun here."""
         if self._begun:
             for name in ("runs", "requests", self._journal.name):
                 rmtree(self.path / name, ignore_errors=True)
-            for name in (ABOUT, COLUMNS):
+            for name in (ABOUT, COLUMNS_FILE):
                 (self.path / name).unlink()
 
     def close(self) -> None:

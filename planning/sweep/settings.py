@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from planning.request import Request
+from serving.data_file import read_mapping
 from serving.deployments.config import check_text, parse
 from serving.errors import UserError
-from serving.files.yaml_file import read_mapping
 
 Overrides = dict[str, Any]  # values by dotted path
 _PAGE = "docs/sweeps.md"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.kv_groups import most_held
+from serving.deployments.kv_layout import most_held
 from serving.errors import UserError
 from serving.figures import shown_gib
 

@@ -13,11 +13,10 @@ from realengine.models.linear import StoredWeight
 from realengine.models.mlp import mixture_shapes
 from realengine.models.quantised_checkpoint import read_quantised
 from realengine.runnable import check_runnable
-from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_catalogue import find_model
+from serving.data_file import parse_json
+from serving.deployments.model_catalogue import find_model, spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
-from serving.files.json_file import parse_json
 
 _SMALL = {
     "vocab_size": 1024,

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from serving.data_file import read_mapping
 from serving.deployments.engines import EngineName, check_engine
 from serving.deployments.fleet import FleetConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
-from serving.files.yaml_file import read_mapping
 from serving.settings import TerseSettings, remedy
 from serving.speculative import SpeculativeConfig
 from serving.user_code.plugins import located

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import Field
 
+from serving.data_file import bundled, read_yaml
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.files.yaml_file import bundled, read_yaml
 from serving.settings import Settings
 
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")

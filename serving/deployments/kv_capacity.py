@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.kv_groups import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
+from serving.deployments.kv_layout import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_parts import draft_module, module_deployment, stage_models
-from serving.deployments.model_spec import ModelSpec
+from serving.deployments.model_spec import ModelSpec, draft_module, module_deployment, stage_models
 from serving.deployments.weight_types import (
     DTYPE_BYTES,
     check_experts,

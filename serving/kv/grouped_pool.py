@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_groups import most_sliding_tokens
+from serving.deployments.kv_layout import most_sliding_tokens
 from serving.errors import UserError
 from serving.kv.block_pool import BlockPool
 from serving.kv.block_runs import BlockTable, Run

@@ -8,16 +8,15 @@ from __future__ import annotations
 from mypy_extensions import mypyc_attr
 
 from serving.deployments.config import SchedulerConfig
-from serving.deployments.kv_groups import most_held
+from serving.deployments.kv_layout import most_held
 from serving.errors import UserError
 from serving.kv.block_pool import BlockPool, StatePool
 from serving.kv.blocks import Hit, KvBlocks, blocks_for
 from serving.kv.content import Content, segment_content
 from serving.kv.contiguous_pool import ContiguousPool
-from serving.kv.external import ExternalKv
+from serving.kv.external import ExternalKv, KvLoading
 from serving.kv.grouped_pool import GroupedPool
 from serving.policies.drafts import Drafts
-from serving.policies.kv_loading import KvLoading
 from serving.request import Request, Status
 from serving.waiting import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
 from serving.workload import WorkloadRequest
@@ -123,7 +122,7 @@ class Residents:
             need = blocks_for(tokens, self._block_size) + self._state_blocks - hit.blocks + hit.idle
         return need + (self._watermark if self.running else 0) + reserved <= self.pool.free
 
-    # KV from outside: see `kv_loading.py`
+    # KV from outside: see `serving/kv/external.py`
 
     def connect(self, external: ExternalKv) -> None:
         if self._contiguous is not None:

@@ -21,7 +21,7 @@ from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
 from serving.kv.blocks import NO_HIT, Hit
 from serving.kv.content import Content
-from serving.policies.kv_loading import KvLoading
+from serving.kv.external import KvLoading
 from serving.policies.residents import Residents
 from serving.policies.steady_decode import SteadyDecode
 from serving.request import Request, Status

@@ -24,8 +24,8 @@ from tests.budget import examples
 from tests.sim.fleet_samples import COST, MS, ROOMY, S
 from tests.sim.test_fleet_properties import fleets
 from traces.live_recording import LiveRecording, recover
-from traces.recording import Recording, RecordingWriter
-from traces.recording_claim import JOURNAL
+from traces.recording import JOURNAL, Recording
+from traces.recording_writer import RecordingWriter
 
 ABOUT = About("a-model", 600, [0], "", 1000, True, 16)
 FILLER = range(100, 612)

@@ -25,8 +25,8 @@ from calibration.steps.features import (
 from calibration.steps.fit import fit, predict
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.costs import base_deployment, priced
+from serving.cost_model import padded
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
 from serving.scheduler import find_policy
 from serving.speculative import SpeculativeConfig
@@ -35,7 +35,7 @@ from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tokentwin.cli import cli
-from traces.formats.writer import write_workload
+from traces.formats.trace_file import write_workload
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise

@@ -15,8 +15,8 @@ from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, TOKEN_FEATUR
 from calibration.steps.fit import fit, predict, residuals
 from calibration.steps.observed import ObservedPrices
 from calibration.steps.step_cost import Calibration, StepCost
+from serving.cost_model import padded
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.decode_buckets import padded
 from serving.errors import UserError
 from serving.step_plan import StepPlan
 from sim.cluster import Cluster

@@ -16,14 +16,13 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.times import floor_ns
 from calibration.operations import Gemm, Operation, StepSizes, uniform_step
 from calibration.step_operations import step_operations
-from serving.deployments.compressed_attention import CompressedAttention
+from serving.deployments.attention import CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_groups import most_held, with_states
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_parts import draft_module, stage_models
+from serving.deployments.kv_layout import most_held, with_states
+from serving.deployments.model_catalogue import find_model, spec_from_hf_config
+from serving.deployments.model_spec import draft_module, stage_models
 from serving.deployments.weight_types import stored
 from serving.errors import UserError
 from serving.policies.vllm import VllmScheduler

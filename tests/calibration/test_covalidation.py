@@ -23,7 +23,8 @@ from serving.workload import Workload
 from sim.cluster import Cluster
 from tests.calibration.test_calibration import KnownCost
 from tokentwin.commands.validate import validate
-from traces.recording import Recording, RecordingWriter
+from traces.recording import Recording
+from traces.recording_writer import RecordingWriter
 from traces.schema import arrow_schema
 from traces.synth import parse_spec, synthesise
 

@@ -14,7 +14,8 @@ from serving.deployments.config import Deployment
 from sim.cluster import Cluster
 from tests.planning.diagnosed_runs import arrivals, requests
 from tests.planning.sweep_samples import calibrated
-from traces.recording import Recording, RecordingWriter
+from traces.recording import Recording
+from traces.recording_writer import RecordingWriter
 
 
 def recorded(

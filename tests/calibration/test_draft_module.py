@@ -9,7 +9,7 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_parts import draft_module
+from serving.deployments.model_spec import draft_module
 from serving.errors import UserError
 from tests.calibration.step_model_samples import Roofline
 

@@ -20,7 +20,8 @@ from serving.front_door import FrontDoor
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from tests.calibration.test_calibration import fitted, measured
-from traces.recording import Recording, RecordingWriter
+from traces.recording import Recording
+from traces.recording_writer import RecordingWriter
 
 US, MS = 1000, 1_000_000
 TRUE = FrontDoor(

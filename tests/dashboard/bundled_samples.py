@@ -36,9 +36,9 @@ from planning.compare.request import CompareRecordingsRequest, CompareRequest, S
 from planning.jobs.files import write_json
 from planning.request import Timing
 from serving.workload import Workload
-from traces.column_dictionary import FILE as COLUMNS
-from traces.recording import Recording, RecordingWriter
-from traces.schema import RUNS, STEPS
+from traces.recording import Recording
+from traces.recording_writer import RecordingWriter
+from traces.schema import COLUMNS_FILE, RUNS, STEPS
 
 _OF_CALIBRATION = ("calibration.json", "steps.parquet")
 
@@ -88,7 +88,7 @@ def _simulate_sample() -> None:
     deployment = Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)
     workload = replace(synthesise(parse_spec(traffic)), name="chat")
     recorded(price_scenario(workload, None, RUN_GPU, deployment), RUN_SAMPLE, overwrite=True)
-    (RUN_SAMPLE / COLUMNS).unlink()
+    (RUN_SAMPLE / COLUMNS_FILE).unlink()
 
 
 def _answers() -> Iterator[dict[str, Any]]:
@@ -143,7 +143,7 @@ def _copy(recording: Recording, out: Path, workload: Workload | None = None) -> 
         writer.add_requests(recording.requests.to_pydict())
         writer.add_steps(recording.table("steps", [column.name for column in STEPS]).to_pydict())
         writer.close(recording.run["status"], recording.run["duration_ns"])
-    (out / COLUMNS).unlink()  # which is the same of every recording
+    (out / COLUMNS_FILE).unlink()  # which is the same of every recording
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dashboard.bundled import ANSWERS
-from traces.recording import RecordingWriter
+from traces.recording_writer import RecordingWriter
 
 MS = 1_000_000
 BLOCKS, BLOCK = 140, 16

@@ -47,7 +47,7 @@ from tests.dashboard.pages import opened, shown
 from tests.dashboard.samples import one_line, toy_run
 from tests.dashboard.test_uploads import CSV
 from tests.planning.sweep_samples import SCHEDULER, calibrated
-from traces.recording import RecordingWriter
+from traces.recording_writer import RecordingWriter
 from traces.synth import synthesise
 
 QUIET = Path("/nowhere")

@@ -19,7 +19,7 @@ from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
 from planning.traffic import Offered
 from serving.deployments.config import parse
-from traces.formats.writer import write_workload
+from traces.formats.trace_file import write_workload
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.synth import synthesise

@@ -18,7 +18,7 @@ from dashboard import uploads
 from dashboard.uploads import keep_model, keep_trace, model_path, trace_path
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-from traces.formats.reader import read_workload
+from traces.formats.trace_file import read_workload
 
 CSV = b"arrival_s,prompt_tokens,output_tokens\n0,10,5\n0.5,20,6\n2,30,7\n"
 CONFIG = {

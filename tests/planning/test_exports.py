@@ -25,10 +25,9 @@ from tests.command import tokentwin
 from tests.dashboard.samples import MS, toy_run
 from tokentwin.cli import cli
 from tokentwin.commands.export import export as command
-from traces.measured.prometheus import Prometheus
-from traces.measured.prometheus_text import Window
+from traces.measured.prometheus import Prometheus, Window
 from traces.metrics.run_metrics import REQUEST_METRICS, RunMetrics
-from traces.recording import RecordingWriter
+from traces.recording_writer import RecordingWriter
 
 OF_A_RUN = ("parquet", "csv", "html", "perfetto", "openmetrics")
 

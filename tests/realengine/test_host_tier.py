@@ -21,7 +21,8 @@ from serving.deployments.kv_tiers import KvTier, KvTiersConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.budget import examples  # noqa: E402
-from traces.recording import Recording, RecordingWriter  # noqa: E402
+from traces.recording import Recording  # noqa: E402
+from traces.recording_writer import RecordingWriter  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

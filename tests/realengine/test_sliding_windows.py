@@ -13,7 +13,7 @@ from realengine.engine import Engine  # noqa: E402
 from realengine.models.weights import load_model_files  # noqa: E402
 from realengine.replay import record  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
-from serving.deployments.kv_groups import most_held  # noqa: E402
+from serving.deployments.kv_layout import most_held  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.realengine.tiny_models import greedy, save  # noqa: E402

@@ -23,7 +23,7 @@ from realengine.step_graphs import (  # noqa: E402
     pad,
 )
 from realengine.step_input import Batch, Layout, RowInput, pack  # noqa: E402
-from serving.deployments.decode_buckets import TOKEN_BUCKETS, padded  # noqa: E402
+from serving.cost_model import TOKEN_BUCKETS, padded  # noqa: E402
 from tests.realengine.test_engine_loop import engine_for, plain, run  # noqa: E402, F401
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from planning.settings import named_value
 from planning.sweep.settings import SweepSettings
+from serving.data_file import parse_yaml
 from serving.deployments.config import Deployment, load_deployment, parse
 from serving.errors import UserError
-from serving.files.yaml_file import parse_yaml
 from tokentwin.cli import cli
 from traces.synth import SynthSpec
 

@@ -20,9 +20,9 @@ from sim.run_log import TableSink
 from tests.budget import examples
 from tests.serving.test_policies import decisions, tight, traffic
 from tests.serving.test_scheduler_properties import LOOPS, leapt
-from traces.metrics.memory_tables import MemoryTables
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.step_metrics import StepMetrics
+from traces.tables import MemoryTables
 
 ALONE: dict[str, Any] = {"enable_prefix_caching": False}
 

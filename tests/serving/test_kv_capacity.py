@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import KvCapacity, kv_capacity, weight_bytes
-from serving.deployments.kv_groups import kv_groups, most_held, with_kv_groups
+from serving.deployments.kv_layout import kv_groups, most_held, with_kv_groups
 from serving.deployments.model_catalogue import find_model, models
 from serving.deployments.weight_types import weights_dtype
 from serving.errors import UserError

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from realengine.runnable import check_runnable
-from serving.deployments.hf_config import spec_from_hf_config
+from serving.deployments.model_catalogue import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec, RopeScaling
 from serving.errors import UserError
 

@@ -22,7 +22,7 @@ from sim.fifo_link import FifoLink
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.stand_in import StandIn
-from traces.formats.reader import read_workload
+from traces.formats.trace_file import read_workload
 from traces.metrics.run_metrics import RunMetrics
 
 MS, S = 1_000_000, 1_000_000_000

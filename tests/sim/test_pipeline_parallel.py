@@ -35,7 +35,7 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity, stage_weight_bytes
 from serving.deployments.model_catalogue import find_model
-from serving.deployments.model_parts import layers_of_stages, stage_models
+from serving.deployments.model_spec import layers_of_stages, stage_models
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.step_plan import StepPlan

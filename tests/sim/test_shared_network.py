@@ -13,7 +13,7 @@ from planning.diagnose.lifted_costs import with_free_prefill, without_cpu_time
 from serving.cost_model import NetworkedCost, TokenCost
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig, LinksConfig, PoolConfig
-from serving.deployments.kv_groups import states_bytes
+from serving.deployments.kv_layout import states_bytes
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.clock import VirtualClock

@@ -13,7 +13,7 @@ from tests.command import tokentwin
 from tests.sim.test_queueing import ONE_SLOT, PER_TOKEN
 from tests.traces.test_readers import SIMPLE
 from traces.formats.parquet import write_parquet
-from traces.formats.reader import read_workload
+from traces.formats.trace_file import read_workload
 from traces.recording import Recording
 from traces.reshape import reshaped
 

@@ -8,9 +8,8 @@ from click.testing import CliRunner
 
 from serving.errors import UserError
 from tokentwin.cli import cli
-from traces.column_dictionary import columns_at, recording_columns
-from traces.recording import RecordingWriter
-from traces.schema import DATASETS
+from traces.recording_writer import RecordingWriter
+from traces.schema import DATASETS, columns_at, recording_columns
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving.errors import UserError
 from serving.workload import PRIVATE
 from traces.measured.formats import FORMATS, measured_format
-from traces.measured.prometheus_text import Window
+from traces.measured.prometheus import Window
 from traces.measured.run import MeasuredRun, Observed, figures_of_requests
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

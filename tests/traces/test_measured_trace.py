@@ -8,7 +8,7 @@ import pytest
 
 from serving.errors import UserError
 from tests.traces.test_measured_readers import aiperf_phases, aiperf_row, bench, guidellm_benchmark
-from traces.formats.reader import read_workload
+from traces.formats.trace_file import read_workload
 
 
 def written(path: Path, document: object) -> Path:

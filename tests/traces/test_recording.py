@@ -10,8 +10,9 @@ import pytest
 
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
-from traces.recording import Recording, RecordingWriter
+from traces.recording import Recording
 from traces.recording_notes import notes_of
+from traces.recording_writer import RecordingWriter
 from traces.schema import DATASETS
 
 RUN = {"run_id": "r1", "clock": "virtual", "deployment": '{"model": "m"}', "seed": 7, "calibration": "c1"}

@@ -11,8 +11,7 @@ from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces.formats.mooncake import BLOCK_TOKENS, MooncakeReader, write_mooncake
 from traces.formats.parquet import ParquetReader, write_parquet
-from traces.formats.reader import read_workload
-from traces.formats.writer import write_workload
+from traces.formats.trace_file import read_workload, write_workload
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

@@ -13,8 +13,9 @@ from serving.deployments.model_catalogue import find_model
 from serving.step_plan import AGGREGATES
 from tests.traces.test_run_metrics import MS, finished, requests_table, steps_table
 from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.step_work import StepWork
-from traces.recording import Recording, RecordingWriter
+from traces.metrics.step_metrics import StepWork
+from traces.recording import Recording
+from traces.recording_writer import RecordingWriter
 
 
 def run(deployment: Deployment, **changes) -> dict:

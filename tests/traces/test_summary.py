@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.formats.reader import read_workload
+from traces.formats.trace_file import read_workload
 from traces.summary import PrefixReuse, summarise
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -18,7 +18,8 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
 from tests.vllmside.stand_in import Scheduler, request
 from traces.live_recording import LiveRecording
-from traces.recording import Recording, RecordingWriter
+from traces.recording import Recording
+from traces.recording_writer import RecordingWriter
 from vllmside.engine_events import EngineEvents, NotRecorded
 from vllmside.recorded_run import RecordedRun
 

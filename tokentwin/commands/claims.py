@@ -45,8 +45,8 @@ def claims(
     from lab.claims.on_engine import machine, on_engine
     from lab.claims.page import page
     from planning.progress import telling
-    from serving.files.whole_file import check_free, write_whole
     from serving.front_door import FrontDoor
+    from serving.whole_file import check_free, write_whole
 
     if write is not None:
         check_free(write, overwrite=True)

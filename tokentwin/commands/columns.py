@@ -19,7 +19,7 @@ def columns(path: Path | None, dataset: str | None, style: str) -> None:
     PATH is a recording, a sweep or a Parquet file. Without PATH you see the columns of every recording.
     """
     from serving.errors import UserError
-    from traces.column_dictionary import columns_at, columns_text, recording_columns
+    from traces.schema import columns_at, columns_text, recording_columns
 
     datasets = recording_columns() if path is None else columns_at(path)
     if dataset is not None:

@@ -74,7 +74,7 @@ def compare(
     from planning.compare import comparer
     from planning.progress import telling
     from serving.errors import UserError
-    from traces.metrics.slo import parse_slo
+    from serving.metrics import parse_slo
 
     given |= {"bounds": parse_slo(slo) if slo else None, "threshold": None if threshold is None else threshold / 100}
     if len(sides) not in (0, 2):

@@ -47,7 +47,7 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
     from serving.errors import UserError
     from serving.terminal import print_report
     from tokentwin.commands.validate import DECISIONS_DIFFER
-    from traces.formats.writer import write_workload
+    from traces.formats.trace_file import write_workload
     from traces.synth import parse_spec, synthesise
 
     directory = Path(out)

@@ -32,7 +32,7 @@ def diagnose(slo: str | None, metric: str | None, output: AnswerOutput, **given:
     """
     from planning.diagnose import recorded_run
     from planning.progress import telling
-    from traces.metrics.slo import parse_slo
+    from serving.metrics import parse_slo
 
     given |= {"bounds": parse_slo(slo) if slo else None, "metric": f"{metric}_ms" if metric else None}
     request = requested(DiagnoseRequest, given)

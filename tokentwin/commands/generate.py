@@ -76,8 +76,8 @@ def generate(
 
 def _grammar(json_schema: str | None, regex: str | None) -> str:
     from realengine.grammar import json_grammar, regex_grammar
+    from serving.data_file import read_json_file
     from serving.errors import UserError
-    from serving.files.json_file import read_json_file
 
     if json_schema is not None and regex is not None:
         raise UserError("--regex", regex, "cannot be combined with --json-schema; leave one out")

@@ -90,7 +90,7 @@ def inspect(
     from serving.deployments.engines import defaults_taken, with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
-    from serving.deployments.kv_groups import kv_groups, kv_tokens, most_held, with_states
+    from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, with_states
     from serving.deployments.model_catalogue import find_model
     from serving.errors import UserError
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import click
 
 from serving.document import Document
-from serving.files.whole_file import check_free, write_whole
 from serving.markdown import markdown
+from serving.whole_file import check_free, write_whole
 
 _ANY = ("style", "save", "force", "jobs")  # options that change no answer
 

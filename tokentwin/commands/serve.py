@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from apiserver.settings import ServeSettings
+from serving.data_file import parse_json, read_yaml
 from serving.errors import UserError
-from serving.files.json_file import parse_json
-from serving.files.yaml_file import read_yaml
 from tokentwin.options import SectionedCommand, deployment_options, options_of, requested
 
 options = options_of(ServeSettings)

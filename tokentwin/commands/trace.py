@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.data_file import parse_yaml
 from serving.errors import UserError
 from serving.figures import shown_number, shown_share
-from serving.files.yaml_file import parse_yaml
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
     Mooncake keeps milliseconds, lengths, and prefixes that are shared in whole blocks. It cannot store ids,
     priorities, tenants, SLO classes or a closed loop.
     """
-    from traces.formats.writer import write_workload
+    from traces.formats.trace_file import write_workload
 
     write_workload(_read(path, spread_ticks), out, to, overwrite=force)
     click.echo(f"wrote {out}", err=True)
@@ -103,9 +103,8 @@ def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format
     and `--sessions`.
     """
     from planning.progress import counting
-    from serving.files.yaml_file import read_mapping
-    from traces.formats.reader import read_workload
-    from traces.formats.writer import write_workload
+    from serving.data_file import read_mapping
+    from traces.formats.trace_file import read_workload, write_workload
     from traces.summary import summarise
     from traces.synth import parse_spec, synthesise
 
@@ -139,7 +138,7 @@ class _Counted:
 
 
 def _read(path: Path, spread: bool) -> Workload:
-    from traces.formats.reader import read_workload
+    from traces.formats.trace_file import read_workload
     from traces.reshape import spread_ticks
 
     workload = read_workload(path)

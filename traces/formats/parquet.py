@@ -69,7 +69,7 @@ def arrow_reason(error: Exception) -> str:
 
 
 class ParquetReader:
-    """A reader of this project's trace format. See `traces.formats.reader.TraceReader`."""
+    """A reader of this project's trace format. See `traces.formats.trace_file.TraceReader`."""
 
     name = "parquet"
 

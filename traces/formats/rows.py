@@ -19,8 +19,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
+from serving.data_file import parse_json
 from serving.errors import UserError, reason
-from serving.files.json_file import parse_json
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from traces.arrivals import LATEST_NS, TOO_LATE
 from traces.lengths import LONGEST

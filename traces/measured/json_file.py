@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from serving.data_file import parse_json
 from serving.errors import UserError
-from serving.files.json_file import parse_json
 from traces.formats.rows import read_head
 
 MOST = 9e9  # in seconds it still fits 64 bits of nanoseconds

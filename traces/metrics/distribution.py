@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.numeric_columns import Floats, known
+from traces.tables import Floats, known
 
 PERCENTILES = (50, 90, 95, 99)
 _PIECE = 1 << 16  # values: so many differences from the mean fit a cache

@@ -23,19 +23,14 @@ from numpy.typing import NDArray
 from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
-from serving.metrics import METRICS, metric
+from serving.metrics import METRICS, check_slo, metric
 from traces.metrics.distribution import Distribution
-from traces.metrics.fragmentation import internal_fragmentation
-from traces.metrics.memory_tables import Datasets, MemoryTables
 from traces.metrics.replica_lives import cost_usd, gpu_hours, serving_ns
-from traces.metrics.saturation import Saturation, saturation_of
-from traces.metrics.slo import check_slo
-from traces.metrics.step_metrics import STEP_METRICS, StepMetrics
-from traces.metrics.step_work import StepWork
-from traces.metrics.times_in_system import TimesInSystem
-from traces.numeric_columns import Floats, gaps_ms, known, numbers, over, ratio
+from traces.metrics.saturation import Saturation, TimesInSystem, saturation_of
+from traces.metrics.step_metrics import STEP_METRICS, StepMetrics, StepWork
 from traces.recording import Recording
 from traces.schema import DATASETS
+from traces.tables import Datasets, Floats, MemoryTables, gaps_ms, known, numbers, over, ratio
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # metrics of an API server and its clients
@@ -54,6 +49,7 @@ _SPANS = {  # start and end of each metric, as times of a request
 }
 _PIECE = 1 << 12  # requests whose token times are read at a time
 _AT_ONCE = 1 << 16  # a recording of no more requests and steps is read in one go, which is faster
+_SUMMED = 1 << 16  # requests at a time: clearing temporaries of a million takes longer than using them
 _READ = {
     name: [column.name for column in columns if column.name not in ("row_ids", "row_tokens")]
     for name, columns in DATASETS.items()
@@ -324,7 +320,7 @@ class RunMetrics:
         scheduler = json.loads(self._run["deployment"]).get("scheduler", {})
         names = ("prompt_tokens", "output_tokens", "scheduled_ns", "first_token_ns", "finish_ns")
         config = parse(SchedulerConfig, scheduler, "scheduler")
-        return internal_fragmentation({name: self._request(name) for name in names}, config)
+        return _empty_share({name: self._request(name) for name in names}, config)
 
     @cached_property
     def _admitted(self) -> NDArray[np.bool_]:
@@ -417,3 +413,39 @@ def _jain_index(tenants: pa.ChunkedArray, tokens: Floats) -> float | None:
         return None
     service = np.bincount(names.indices.to_numpy(), weights=tokens, minlength=len(names.dictionary))
     return over(float(service.sum()) ** 2, len(service) * float((service**2).sum()))
+
+
+def _empty_share(requests: dict[str, Floats], config: SchedulerConfig) -> float | None:
+    """Return the share of reserved KV memory that holds no token: of the token-time of one run's requests.
+
+    It follows from when requests ran and how long they were. Tokens are assumed to come evenly: the prompt's from its
+    first step to its first token, the output's from there to the last token. With pages, half a block less half a token
+    is then empty on average. A contiguous reservation is empty beyond its tokens.
+
+    `requests` has the columns `prompt_tokens`, `output_tokens`, `scheduled_ns`, `first_token_ns` and `finish_ns`. A
+    request that lacks one does not count. None if no request has all of them, and for models in which some layers do
+    not keep every token.
+    """
+    if config.kv_groups or config.state_blocks:
+        return None
+    used = reserved = 0.0
+    for first in range(0, len(requests["prompt_tokens"]), _SUMMED):
+        columns = np.stack([column[first : first + _SUMMED] for column in requests.values()])
+        times = _token_time(columns[:, np.isfinite(columns).all(axis=0)], config)
+        used, reserved = used + times[0], reserved + times[1]
+    return 1.0 - used / reserved if reserved > 0 else None
+
+
+def _token_time(columns: Floats, config: SchedulerConfig) -> tuple[float, float]:
+    """Return the space that requests used and the space reserved for them, in tokens times nanoseconds."""
+    prompts, outputs, scheduled, first, last = columns
+    prefill, decode = first - scheduled, last - first
+    used = prompts / 2 * prefill + (prompts + (outputs - 1) / 2) * decode
+    if config.kv_reservation == "paged":
+        reserved = used + (config.block_size - 1) / 2 * (prefill + decode)
+    else:
+        tokens = np.full_like(prompts, config.max_model_len)
+        if config.kv_reservation == "max_tokens":
+            tokens = np.minimum(tokens, prompts + np.maximum(outputs, config.kv_reserved_max_tokens))
+        reserved = np.ceil(tokens / config.block_size) * config.block_size * (prefill + decode)
+    return float(used.sum()), float(reserved.sum())

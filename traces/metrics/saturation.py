@@ -1,6 +1,6 @@
-"""A verdict on whether a run keeps up with its arrivals, by the slope of its backlog.
+"""The requests in the system over time, and a verdict on whether a run keeps up with its arrivals.
 
-The rule is in the glossary, under saturation.
+The verdict is by the slope of the backlog; its rule is in the glossary, under saturation.
 """
 
 from __future__ import annotations
@@ -8,18 +8,57 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from traces.tables import Floats
 
 _BINS = 16
 FEWEST = 20  # requests; with fewer, there is no verdict
 PILING_UP = 0.1  # share of the arrivals that piles up when a run is overloaded
 _GROWING = 0.02  # the same share for a backlog that grows: a burst near the end makes a line rise by less
 _LEAST_T, _MOST_T = 1.9599, 4.3027  # Student's t at 97.5 %, with infinite degrees of freedom and with two
+
+
+class TimesInSystem:
+    """Arrival and end of each request, in nanoseconds; NaN where it is not known."""
+
+    def __init__(self, arrivals: Floats, ends: Floats) -> None:
+        self._arrivals = arrivals
+        self._ends = ends
+
+    @cached_property
+    def outstanding(self) -> tuple[Floats, Floats]:
+        """Arrivals and ends, both sorted, of the requests for which both are known."""
+        inside = np.isfinite(self._arrivals) & np.isfinite(self._ends)
+        return np.sort(self._arrivals[inside]), np.sort(self._ends[inside])
+
+    def concurrency(self, window_ns: tuple[int, int] | None) -> tuple[float | None, int | None]:
+        """Return the requests at a time: time-weighted mean over the window, and peak; None where unknown."""
+        arrivals, ends = self.outstanding
+        if window_ns is None or not len(arrivals):
+            return None, None
+        started = np.searchsorted(arrivals, arrivals, side="right")
+        ended = np.searchsorted(ends, arrivals, side="right")  # a request that ends when another arrives is gone
+        peak = int((started - ended).max())
+        first, last = window_ns
+        if last <= first:
+            return None, peak
+        return float((ends.sum() - arrivals.sum()) / (last - first)), peak
+
+    def waiting_share(self, scheduled: Floats, counted: NDArray[np.bool_], begin: float, end: float) -> float:
+        """Return the share of their time that requests arriving between `begin` and `end` wait for their first step.
+
+        `counted` marks the requests that count: their first step is known. `scheduled` is NaN for a request without a
+        step.
+        """
+        inside = (self._arrivals >= begin) & (self._arrivals < end) & np.isfinite(self._ends) & counted
+        waits = np.fmin(scheduled, self._ends) - self._arrivals
+        total = float((self._ends - self._arrivals)[inside].sum())
+        return float(waits[inside].sum()) / total if total > 0 else 0.0
 
 
 class Trend(NamedTuple):

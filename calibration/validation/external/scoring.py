@@ -21,7 +21,7 @@ from calibration.validation.external.predictor import Prediction, Predictor
 from calibration.validation.external.workers import matched_workers
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
-from serving.deployments.kv_groups import with_known_states
+from serving.deployments.kv_layout import with_known_states
 from serving.errors import UserError
 from sim.router import find_router
 from traces.measured.run import RATES, MeasuredRun, figures

@@ -1,15 +1,15 @@
-"""Groups of layers that share a block table, and the KV blocks that a request then holds: vLLM's hybrid allocator.
+"""The KV of a request: the bytes of a token, and the blocks in groups of layers that share a block table.
 
-Groups have equally many layers, so that one pool of blocks serves them all. A group of layers with full attention takes
-a block for every `block_size` tokens. A group with a sliding window gives back blocks that its window has passed. A
-group with a constant state has a single block, and blocks are long enough for that state.
+The groups are those of vLLM's hybrid allocator. They have equally many layers, so that one pool of blocks serves them
+all. A group of layers with full attention takes a block for every `block_size` tokens. A group with a sliding window
+gives back blocks that its window has passed. A group with a constant state has a single block, and blocks are long
+enough for that state.
 """
 
 from __future__ import annotations
 
-from serving.deployments.compressed_attention import BLOCK_SIZE, CompressedAttention
+from serving.deployments.attention import BLOCK_SIZE, CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.kv_bytes import kv_dtype
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES
@@ -17,6 +17,34 @@ from serving.errors import UserError
 from serving.kv.blocks import blocks_for
 
 _NEARLY_EVEN = 1.5  # below this ratio of the two kinds of layers vLLM pads the rarer kind and splits neither
+
+
+def kv_dtype(deployment: Deployment) -> str:
+    """Return the data type of keys and values."""
+    return deployment.dtype if deployment.kv_cache_dtype == "auto" else deployment.kv_cache_dtype
+
+
+def kv_bytes_per_token(deployment: Deployment, given: int | None, setting: str) -> int:
+    """Return `given`, or the bytes by the shapes of the model and of its draft model.
+
+    Raises UserError that names `setting` if the shapes are not known.
+    """
+    if given is not None:
+        return given
+    drafts, dtype_bytes = deployment.scheduler.speculative, int(DTYPE_BYTES[kv_dtype(deployment)])
+    return sum(
+        _shapes(name, setting).kv_bytes_per_token(dtype_bytes)
+        for name in (deployment.model, drafts and drafts.model)
+        if name
+    )
+
+
+def _shapes(name: str, setting: str) -> ModelSpec:
+    try:
+        return find_model(name)
+    except UserError:
+        remedy = f"has no known shapes, which give the KV bytes of a token; set {setting}"
+        raise UserError("model", name, remedy) from None
 
 
 def layers_of_a_group(model: ModelSpec) -> int:

@@ -1,22 +1,29 @@
-"""One way to read any trace: the content of a file decides its format, never its name.
+"""One way to read any trace, and to write any workload.
 
-A format is a small class with the three members of `TraceReader`, listed in `READERS`. All readers promise requests
-sorted by `(arrival_ns, id)`, unique ids, times of 0 or more, and lengths of 1 or more.
+The content of a file decides its format, never its name. A format is a small class with the three members of
+`TraceReader`, listed in `READERS`. All readers promise requests sorted by `(arrival_ns, id)`, unique ids, times of 0 or
+more, and lengths of 1 or more. A format to write is a function listed in `WRITERS`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from serving.errors import UserError
+from serving.whole_file import write_whole
 from serving.workload import Workload
 from traces.formats.azure import AzureReader
 from traces.formats.measured_trace import AIPERF, AIPERF_EXPORT, BENCH_SERVE, GUIDELLM, MeasuredTraceReader
-from traces.formats.mooncake import MooncakeReader
-from traces.formats.parquet import ParquetReader
+from traces.formats.mooncake import MooncakeReader, write_mooncake
+from traces.formats.parquet import ParquetReader, write_parquet
 from traces.formats.rows import read_head
 from traces.formats.simple import SimpleCsvReader, SimpleJsonReader
+
+WRITERS: dict[str, Callable[[Workload, Path], None]] = {"parquet": write_parquet, "mooncake": write_mooncake}
+_SUFFIXES = {".parquet": "parquet", ".jsonl": "mooncake"}
 
 
 class TraceReader(Protocol):
@@ -78,3 +85,18 @@ def _numbered_run(path: Path) -> tuple[Path, int | None]:
     if path.exists() or not mark or not number.isascii() or not number.isdigit():
         return path, None
     return Path(file), int(number)
+
+
+def write_workload(workload: Workload, path: str | Path, format: str | None = None, overwrite: bool = False) -> None:
+    """Write `workload` to the file `path`, in full or not at all.
+
+    `format` is a key of `WRITERS`; by default the name decides, `.parquet` or `.jsonl` (Mooncake). Raises
+    UserError if the file exists and `overwrite` is not set, or if it cannot be written.
+    """
+    path = Path(path)
+    name = format or _SUFFIXES.get(path.suffix)
+    if name not in WRITERS:
+        formats, suffixes = " or ".join(WRITERS), " or ".join(_SUFFIXES)
+        remedy = f"does not say the format; give --to {formats}, or a name that ends in {suffixes}"
+        raise UserError("format", format or path.name, remedy)
+    write_whole(path, partial(WRITERS[name], workload), overwrite)

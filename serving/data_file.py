@@ -1,11 +1,12 @@
-"""YAML, read as data.
+"""Files of YAML and JSON, read as data.
 
-Three mistakes that YAML allows are refused: a key twice, a number that is not as it looks, and aliases that expand to
-far more than is written.
+Mistakes that the formats allow are refused: a name twice, data that nests deeper than Python can follow, and in YAML
+also a number that is not as it looks, and aliases that expand to far more than is written.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import chain
 from pathlib import Path
@@ -109,3 +110,41 @@ def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
             parts = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(node.value)
             known[node] = 1 + sum(_length(part, known) for part in parts)
     return known[node]
+
+
+def parse_json(text: str | bytes, **how: Any) -> Any:
+    """Return the data in `text`; `how` is as `json.loads` takes it. Raises ValueError that says what is wrong."""
+    try:
+        return json.loads(text, object_pairs_hook=_object, **how)
+    except json.JSONDecodeError as error:
+        place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"is not JSON: {error.msg} at {place}") from None
+    except UnicodeDecodeError:
+        raise ValueError("is not JSON: it is not UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("is not JSON that can be read: it is nested too deeply") from None
+    except ValueError as error:  # a name twice, too many digits
+        raise ValueError(f"is not JSON: {error}") from None
+
+
+def read_json_file(path: str | Path, field: str, advice: str = "") -> Any:
+    """Return the data in the file. Raises UserError of `field`, which names the file and ends in `advice`."""
+    try:
+        return parse_json(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(field, str(path), f"cannot be read: {reason(error)}{advice}") from None
+    except ValueError as error:
+        raise UserError(field, str(path), f"{error}{advice}") from None
+
+
+def no_constant(name: str) -> Any:
+    """Raise ValueError, as a `parse_constant`: Python reads NaN and infinities, which JSON does not have."""
+    raise ValueError(f"{name} is no number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} is given twice; leave one of them out")
+    return members

@@ -1,7 +1,12 @@
-"""A file that is there in full or not at all, whatever ends its writer, and that replaces no other unasked."""
+"""Files written as a whole, and directories that one writer has at a time.
+
+A whole file is there in full or not at all, whatever ends its writer, and replaces no other unasked. The lock of a
+directory is the system's, and ends with the process that holds it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +14,8 @@ from glob import escape
 from pathlib import Path
 
 from serving.errors import UserError, reason
+
+LOCK = ".tokentwin.lock"
 
 
 @contextmanager
@@ -57,3 +64,31 @@ def _has_ended(process: str) -> bool:
     except (ValueError, OverflowError, OSError):  # no file of ours; another user's process
         return False
     return False
+
+
+class DirectoryLock:
+    """The lock on `directory`, held until `close`.
+
+    Raises UserError of `field` while another writer has the directory, and OSError if no file can be made in it.
+    """
+
+    def __init__(self, directory: Path, field: str) -> None:
+        self._path = directory / LOCK
+        while True:
+            self._file = self._path.open("w")
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.close()
+                remedy = "is being written by another process; wait for it, or choose another directory"
+                raise UserError(field, str(directory), remedy) from None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                    return
+            self._file.close()  # the locked file is the one that the holder before has just removed
+
+    def close(self) -> None:
+        """Release the directory for other writers."""
+        if not self._file.closed:
+            self._path.unlink(missing_ok=True)
+            self._file.close()

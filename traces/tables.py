@@ -1,8 +1,9 @@
-"""Columns of a recording as numpy arrays, with NaN for unknown values."""
+"""The tables that metrics read, of a recording or in memory, and their columns as numpy arrays: NaN is no value."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from traces.recording import Recording
+from traces.schema import DATASETS
+
+_NOTHING = pa.table({})
 Floats = NDArray[np.float64]
 
 _PIECE = 1 << 18
@@ -20,7 +25,7 @@ def numbers(table: pa.Table, name: str) -> Floats:
     return pc.cast(table.column(name), pa.float64(), safe=False).to_numpy()
 
 
-def stored(table: pa.Table, name: str) -> NDArray[Any]:
+def as_stored(table: pa.Table, name: str) -> NDArray[Any]:
     """Return a numeric column with its stored type, or as float64 if it has nulls. A copy of millions is slow."""
     column = table.column(name)
     return numbers(table, name) if column.null_count else column.to_numpy()
@@ -77,3 +82,37 @@ def gaps_ms(times: pa.ChunkedArray) -> Floats:
         inside[ends[(ends > 0) & (ends < len(flat))] - 1] = False
         gaps.append(gap[inside] / 1e6)
     return np.concatenate(gaps)
+
+
+class MemoryTables:
+    """Datasets in memory, with the interface of a recording. A dataset that is not given has no rows."""
+
+    def __init__(self, **datasets: pa.Table) -> None:
+        self._tables = {"requests": _NOTHING, "steps": _NOTHING, **datasets}
+
+    def table(self, dataset: str, columns: Sequence[str]) -> pa.Table:
+        stored = self._tables[dataset]
+        present = set(stored.column_names)
+        return pa.table({name: stored[name] if name in present else self._null(dataset, name) for name in columns})
+
+    def _null(self, dataset: str, name: str) -> pa.Array:
+        (type_,) = (column.type for column in DATASETS[dataset] if column.name == name)
+        return pa.nulls(self.rows(dataset), type_)
+
+    def pieces(self, dataset: str, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        table = self.table(dataset, columns)
+        return (table.slice(at, rows) for at in range(0, table.num_rows, rows))
+
+    def rows(self, dataset: str) -> int:
+        return int(self._tables[dataset].num_rows)
+
+    def filled(self, dataset: str, columns: Sequence[str]) -> list[str]:
+        return [name for name in columns if has_value(self._tables[dataset], name)]
+
+    def most_items(self, dataset: str, column: str) -> int:
+        """Return the number of items in all lists of a column, or a larger number."""
+        return sum(len(chunk.values) for chunk in self.table(dataset, [column]).column(0).chunks)
+
+
+Datasets = Recording | MemoryTables
+"""The tables that metrics read. A missing column is null."""

@@ -1,0 +1,227 @@
+"""Attention that keeps other things of a request than keys and values: latent vectors, or a constant state.
+
+Sizes are in elements, by the names that Hugging Face gives them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from serving.settings import Settings
+
+SPARSE, HEAVY = 4, 128  # tokens of an entry
+BLOCK_SIZE = 256  # tokens of a KV block of vLLM's: a whole number of entries of either kind
+_WINDOW_PAGE = 64  # tokens of a page of the window, which can begin in the middle of a page
+_STATE_PAGES = {SPARSE: 4, HEAVY: 8}  # tokens of a page of tokens that are not in an entry yet
+_FLOAT_BYTES = 4
+
+
+class LatentAttention(Settings):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): one small latent vector for the KV of all heads.
+
+    Hidden states are projected down to a latent vector and one rotated key, which the cache keeps once for all heads.
+    Prompts expand the latent vector into keys and values of every head; decode rows take the expansion into their
+    queries and outputs instead, and attend over the latent vectors themselves. In DeepSeek-V3.2 (arXiv:2512.02556) and
+    GLM-5 every token attends to `index_topk` tokens only, which an indexer chooses by its own small keys.
+    """
+
+    q_lora_rank: int = Field(0, ge=0, description="rank of the queries' projection; 0: it is one matrix")
+    kv_lora_rank: int = Field(ge=1, description="rank of the latent vector")
+    qk_nope_head_dim: int = Field(ge=1, description="size of a head's query and key without rotation")
+    qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="size of the rotated key that all heads share")
+    v_head_dim: int = Field(ge=1, description="size of a head's value")
+    index_n_heads: int = Field(0, ge=0, description="heads of the indexer; 0: every token attends to all before it")
+    index_head_dim: int = Field(0, ge=0, description="size of a head of the indexer's queries and keys")
+    index_topk: int = Field(0, ge=0, description="most tokens that one token attends to")
+
+    @model_validator(mode="after")
+    def _index_is_whole(self) -> LatentAttention:
+        if len({bool(self.index_n_heads), bool(self.index_head_dim), bool(self.index_topk)}) > 1:
+            raise ValueError("index_n_heads, index_head_dim and index_topk need each other; give all or none")
+        if self.index_n_heads and not self.q_lora_rank:
+            raise ValueError("an indexer needs q_lora_rank; set it")
+        return self
+
+    @property
+    def kv_dim(self) -> int:
+        """The elements that a token leaves in the cache of a layer, on every device."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def index_bytes(self) -> int:
+        """The bytes of a token in a layer's cache for the indexer: an fp8 key, and a 4-byte scale for 128 elements."""
+        return self.index_head_dim + 4 * -(-self.index_head_dim // 128)
+
+    def cache_bytes(self, dtype_bytes: float, layers: int) -> float:
+        """Return the bytes that a token adds to the caches of `layers`."""
+        return layers * (self.kv_dim * dtype_bytes + self.index_bytes)
+
+    @property
+    def qk_head_dim(self) -> int:
+        """The elements of a head's whole query, and of its expanded key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def shared_parameters(self, hidden_size: int) -> int:
+        """Return the weights of a layer that every tensor-parallel device has.
+
+        They are the projections down with their norms, and the indexer.
+        """
+        index = self.index_n_heads * (self.q_lora_rank * self.index_head_dim + hidden_size)
+        index += self.index_head_dim * (hidden_size + 2)
+        return (hidden_size + 1) * self.q_lora_rank + hidden_size * self.kv_dim + self.kv_lora_rank + index
+
+    def plain_parameters(self, hidden_size: int) -> int:
+        """Return the weights of all layers that stay in 16 bits, on every device."""
+        return 0
+
+    def out_parameters(self, hidden_size: int, heads: int) -> int:
+        """Return the weights of a layer that bring heads back to the hidden state."""
+        return heads * self.v_head_dim * hidden_size
+
+    def of_layers(self, first: int, end: int) -> LatentAttention:
+        """Return the attention of the layers from `first` to before `end`."""
+        return self
+
+    def expansion_parameters(self, heads: int) -> int:
+        """Return the weights that expand the latent vector into keys and values of `heads`."""
+        return self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+    def parameters(self, hidden_size: int, heads: int) -> int:
+        """Return the weights of one layer's attention with its norms."""
+        queries = (self.q_lora_rank or hidden_size) * heads * self.qk_head_dim
+        shared = self.shared_parameters(hidden_size) + self.expansion_parameters(heads)
+        return shared + queries + self.out_parameters(hidden_size, heads)
+
+
+class CompressedAttention(LatentAttention):
+    """DeepSeek-V4's attention: latent vectors of a window, and before it one entry for every 4 or 128 tokens.
+
+    Each layer keeps the latent vectors of the last `sliding_window` tokens, which are key and value at once and the
+    same for all heads; `kv_lora_rank` is the part that is not rotated. By its ratio a layer keeps nothing else (0), one
+    entry for 4 tokens of which an indexer chooses `index_topk` (compressed sparse attention), or one entry for 128
+    tokens, all of which it attends to (heavily compressed attention). Sizes and layouts are those of transformers'
+    `DeepseekV4Config` and of vLLM 0.33's `vllm/models/deepseek_v4`.
+    """
+
+    sliding_window: int = Field(ge=1, description="tokens whose own latent vectors a query sees")
+    compress_ratios: tuple[int, ...] = Field(
+        description="tokens of an entry, for each layer; 0: it has the window only"
+    )
+    o_groups: int = Field(ge=1, description="groups of heads that are projected down apart from each other")
+    o_lora_rank: int = Field(ge=1, description="rank that each group is projected down to")
+
+    @model_validator(mode="after")
+    def _ratios_are_known(self) -> CompressedAttention:
+        if not set(self.compress_ratios) <= {0, SPARSE, HEAVY}:
+            raise ValueError(f"compress_ratios must be 0, {SPARSE} or {HEAVY}")
+        return self
+
+    def of_layers(self, first: int, end: int) -> CompressedAttention:
+        """Return the attention of the layers from `first` to before `end`; layers for drafting have the window only."""
+        return self.model_copy(update={"compress_ratios": self.compress_ratios[first:end] or (0,) * (end - first)})
+
+    def entry_bytes(self, dtype_bytes: float) -> float:
+        """Return the bytes of a latent vector in a cache.
+
+        In fp8 the rotated part stays in 16 bits, with a scale for each 64 of the rest, padded to 8 bytes (vLLM's
+        fp8_ds_mla).
+        """
+        return self.kv_dim * dtype_bytes if dtype_bytes > 1 else self.kv_lora_rank + 2 * self.qk_rope_head_dim + 8
+
+    def cache_bytes(self, dtype_bytes: float, layers: int) -> float:
+        """Return the bytes that a token adds to the caches of `layers` for good: parts of entries and indexer keys."""
+        entry = self.entry_bytes(dtype_bytes)
+        return sum((entry + self._keys(ratio, self.index_bytes)) / ratio for ratio in self.compress_ratios if ratio)
+
+    def request_bytes(self, dtype_bytes: float) -> float:
+        """Return the bytes that a request has in the caches of all layers, however long it is.
+
+        They are the window, and in float32 keys and weights of the tokens that the next entry is made of. Entries for 4
+        tokens see the tokens of the last entry, too.
+        """
+        total = self.entry_bytes(dtype_bytes) * (self.sliding_window - 1 + _WINDOW_PAGE) * len(self.compress_ratios)
+        for ratio in filter(None, self.compress_ratios):
+            seen = self._overlap(ratio) * ratio - 1 + _STATE_PAGES[ratio]
+            total += _FLOAT_BYTES * self.compressor_width(ratio) * seen
+        return total
+
+    def compressor_width(self, ratio: int) -> int:
+        """Return the keys and weights that a token gives the compressors of a layer, the indexer's among them."""
+        return 2 * self._overlap(ratio) * (self.kv_dim + self._keys(ratio, self.index_head_dim)) if ratio else 0
+
+    def shared_parameters(self, hidden_size: int) -> int:
+        indexed = self.compress_ratios.count(SPARSE) / len(self.compress_ratios)  # share of the layers
+        index = round(indexed * self.index_n_heads * self.index_head_dim * self.q_lora_rank)
+        return (hidden_size + 1) * (self.q_lora_rank + self.kv_dim) + index
+
+    def plain_parameters(self, hidden_size: int) -> int:
+        weights = self.compress_ratios.count(SPARSE) * self.index_n_heads
+        return hidden_size * (weights + sum(map(self.compressor_width, self.compress_ratios)))
+
+    def expansion_parameters(self, heads: int) -> int:
+        return 0
+
+    def out_parameters(self, hidden_size: int, heads: int) -> int:
+        return self.o_lora_rank * (heads * self.v_head_dim + self.o_groups * hidden_size)
+
+    def _overlap(self, ratio: int) -> int:
+        return 2 if ratio == SPARSE else 1
+
+    def _keys(self, ratio: int, size: int) -> int:
+        return size if ratio == SPARSE else 0
+
+
+class LinearAttention(Settings):
+    """Gated delta networks (Yang et al., arXiv:2412.06464), as in Qwen3-Next and Qwen3.5: a constant state.
+
+    A short convolution runs over queries, keys and values, then one matrix for each value head, which every token
+    decays and corrects. A request keeps the last inputs of the convolution and these matrices, which do not grow with
+    its past.
+    """
+
+    linear_num_key_heads: int = Field(ge=1, description="heads of queries, and of keys")
+    linear_num_value_heads: int = Field(
+        ge=1, description="heads of values, a multiple of the key heads; each has a state"
+    )
+    linear_key_head_dim: int = Field(ge=1, description="rows of a state")
+    linear_value_head_dim: int = Field(ge=1, description="columns of a state")
+    linear_conv_kernel_dim: int = Field(ge=1, description="tokens that the convolution sees")
+    mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="type of the states; null: as activations"
+    )
+
+    @property
+    def key_dim(self) -> int:
+        """The elements of all heads' keys."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """The elements of all heads' values."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """The channels of the convolution: queries, keys and values."""
+        return 2 * self.key_dim + self.value_dim
+
+    @property
+    def conv_state(self) -> int:
+        """The elements that the convolution keeps of a request."""
+        return (self.linear_conv_kernel_dim - 1) * self.conv_dim
+
+    @property
+    def state(self) -> int:
+        """The elements of a request's matrices."""
+        return self.linear_key_head_dim * self.value_dim
+
+    def parameters(self, hidden_size: int) -> int:
+        """Return the weights of one layer's attention.
+
+        They are the projection in, the convolution, decay and bias of each head, the norm, and the projection out.
+        """
+        into = hidden_size * (self.conv_dim + self.value_dim + 2 * self.linear_num_value_heads)
+        own = self.linear_conv_kernel_dim * self.conv_dim + 2 * self.linear_num_value_heads
+        return into + own + self.linear_value_head_dim + self.value_dim * hidden_size
