@@ -1,15 +1,106 @@
-"""The source of a GPU's kernel times: its bundled fit, or the fits of similar GPUs applied to its datasheet."""
+"""The source of a GPU's kernel times: its bundled fit, or the fits of similar GPUs applied to its datasheet.
+
+A GPU without a table gets the kernels of similar GPUs on its datasheet. Every GPU with a fit of a whole table predicts
+a time on this datasheet, with its own shares of the rates and its own surfaces. The answer is the geometric mean of
+these times, and it is marked as extrapolated throughout. The nearer a donor's datasheet is, and the better it predicts
+the few measured kernels of this GPU, the more the donor counts. The errors of fitted GPUs that were left out in turn,
+alone and with all others of their chip, say how good that is, and the widths below were chosen by them
+(`lab/benchmarks/kernel_surfaces.py`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from calibration.kernels.surface_file import read_surfaces
-from calibration.kernels.surfaces import bundled, bundled_names, is_whole
-from calibration.kernels.times import KernelTimes
-from calibration.kernels.transfer import TransferredKernels
-from serving.deployments.gpu_spec import GpuSpec
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.kernels.collectives import collectives_of
+from calibration.kernels.shapes import measured_at, operation_at
+from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole, read_surfaces
+from calibration.kernels.times import Estimate, KernelTimes
+from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
+from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
+from calibration.trust import TrustLevel
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
+
+_SIGMA = {  # error of log time by operation: 90 % of the errors of GPUs left out in turn lie within 1.645 of it
+    Gemm: 0.25,
+    PrefillAttention: 0.55,
+    DecodeAttention: 0.4,
+    HeadGemm: 0.25,
+    LatentPrefill: 0.55,
+    LatentDecode: 0.4,
+    Experts: 0.75,
+    Elementwise: 0.4,
+}
+_UNTABLED_SIGMA = 0.7  # no GPU has tables of the operation
+_LEAST_NS = 1e-6  # below any time, so that a time of 0 has a logarithm
+_NEAR = 1.0  # octaves of bandwidth, rate or SMs at which a donor counts 0.61 of one with the same datasheet
+_OTHER_GENERATION = 1.0  # octaves that count for a different generation
+_RIGHT = 0.2  # root mean square error of log time at measured kernels at which a donor counts 0.61 of a perfect one
+
+
+@dataclass
+class TransferredKernels:
+    """`KernelTimes` of `gpu` by `donors`: fits of other GPUs, each put on `gpu`'s datasheet; `weights` sum to 1."""
+
+    gpu: GpuSpec
+    donors: tuple[KernelSurfaces, ...]
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def to(cls, gpu: GpuSpec, anchors: KernelSurfaces | None = None, without: Sequence[str] = ()) -> TransferredKernels:
+        """Make kernel times from the bundled fits of whole tables, except for the GPUs `without`.
+
+        `anchors` is a fit of a few measured shapes of `gpu`.
+        """
+        names = [name for name in bundled_names() if name not in {gpu.name, *without}]
+        fits = [read_surfaces(bundled(name), find_gpu(name)) for name in names]
+        whole = [fit for fit in fits if is_whole(fit)]
+        donors = tuple(replace(fit, gpu=gpu) for fit in whole)
+        logs = np.array([_likeness(gpu, fit.gpu) for fit in whole])
+        if anchors is not None:
+            logs -= np.array([_mean_square(anchors, donor) for donor in donors]) / (2 * _RIGHT**2)
+        weights = np.exp(logs - logs.max())
+        return cls(gpu, donors, weights / weights.sum())
+
+    def time(self, operation: Operation) -> Estimate:
+        if isinstance(operation, Collective):
+            return collectives_of(self.gpu).time(operation)
+        times = np.array([donor.time(operation).ns for donor in self.donors])
+        logs = np.log(np.maximum(times, _LEAST_NS))
+        mean = np.tensordot(self.weights, logs, axes=1)
+        ns = np.where(times.any(axis=0), np.exp(mean), 0.0)  # an empty operation takes no time
+        apart = np.sqrt(np.tensordot(self.weights, np.square(logs - mean), axes=1))
+        sigma = np.hypot(_SIGMA.get(type(operation), _UNTABLED_SIGMA), apart)
+        return Estimate(ns, sigma, np.full(ns.shape, TrustLevel.EXTRAPOLATED, dtype=np.int8))
+
+
+def _likeness(gpu: GpuSpec, donor: GpuSpec) -> float:
+    """Return the logarithm of a Gaussian of the octaves between two datasheets."""
+    rates = [(g.memory_bytes_per_s, g.bf16_flop_per_s, g.sm_count) for g in (gpu, donor)]
+    octaves = np.log2(rates[0]) - np.log2(rates[1])
+    other = _OTHER_GENERATION * (gpu.generation != donor.generation)
+    return float(-(octaves @ octaves + other**2) / (2 * _NEAR**2))
+
+
+def _mean_square(anchors: KernelSurfaces, donor: KernelSurfaces) -> float:
+    """Return the mean square log of a donor's over the measured time, over all shapes and sizes of `anchors`.
+
+    Every kind of kernel counts alike.
+    """
+    squares = []
+    for key, fit in anchors.fits.items():
+        misses = []
+        for number, shape in enumerate(np.exp2(fit.surface.shapes).tolist()):
+            sizes, ns = measured_at(anchors.gpu, key, fit, number)
+            predicted = donor.time(operation_at(key, shape, sizes)).ns
+            misses.append(np.nanmean(np.square(np.log(predicted / ns))))
+        squares.append(float(np.mean(misses)))
+    return float(np.mean(squares))
 
 
 def load_kernels(gpu: GpuSpec) -> KernelTimes:

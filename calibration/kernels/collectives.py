@@ -1,4 +1,4 @@
-"""The time of a collective: closed forms of few numbers, by kind of link and by algorithm.
+"""The times of collectives and of exchanges of experts' tokens: closed forms of few numbers, by link and algorithm.
 
 One algorithm on g devices takes
 
@@ -15,9 +15,28 @@ bytes and devices, as the time of each algorithm does. An engine chooses its ker
 - over PCIe, where they do not: NCCL through the host's memory, of which there are no measurements here;
 - over PCIe, among more than two devices: the time depends on the machine's board, not on the GPU. The measured board
   of a GPU is one among several, and the error is the distance between them;
-- over several nodes: NCCL, with one time within a node and one between nodes (`inter_node.py`).
+- over several nodes: NCCL, with one time within a node and one between nodes (below).
 
 The numbers of a GPU are in `gpus/collectives.json`, made by `python -m lab.kernels.fit --forms collectives`.
+
+DeepEP sends tokens to their experts and back. An exchange takes
+
+    start + doubling log2(nodes) + the longer of
+    bytes within the node / (share of NVLink) and bytes to other nodes / (share of the link)
+
+In its low-latency mode a token goes to each of its experts. In its high-throughput mode it goes once to each node that
+has one of its experts, and from there once to each device. The form assumes that experts are chosen evenly (`Exchange`
+counts the copies). Starts and shares of NVLink are fitted to tables of one node of each GPU, with 2,048 to 7,168
+elements a token and 1 to 10 experts. The doubling and the share of the link are fitted to a table of 1 to 8 nodes of
+H100 with InfiniBand NDR. The numbers are in `gpus/exchanges.json`, made by `python -m lab.kernels.fit --forms
+exchanges`.
+
+Between nodes the time is NCCL's own closed form of its rings and trees. In a collective of g devices on each of n
+nodes, the devices of a node share its work, and every device exchanges its share with its counterparts. Between nodes a
+ring takes some steps of a latency and the bytes that a ring sends. A tree takes 2 log2(n) steps up and down and the
+bytes of both ways. Latencies and shares of the rate are the numbers by which NCCL chooses its algorithm (`hwLat`, row
+NET, and `ncclTopoTuneModel` in NVIDIA/nccl, src/graph/tuning.cc), for its protocols for small messages (LL) and for
+large ones (Simple). The fastest counts. No two nodes were measured here, so the standard error is an estimate.
 """
 
 from __future__ import annotations
@@ -27,16 +46,123 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from calibration.kernels.exchanges import exchange_time
-from calibration.kernels.inter_node import INTER_NODE_SIGMA, between_nodes_ns
 from calibration.kernels.times import Estimate, floor_ns
 from calibration.operations import Collective, Exchange
 from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.inter_node import InterNodeConfig
+from serving.errors import UserError
+
+INTER_NODE_SIGMA = 0.4
+
+
+class _Protocol(NamedTuple):
+    """Nanoseconds of a step from node to node, and the share of the link's rate."""
+
+    hop_ns: float
+    share: float
+
+
+_RING = (_Protocol(2_700.0, 1 / 4), _Protocol(9_600.0, 1.0))
+_TREE = (_Protocol(5_000.0, 0.9 / 3.8), _Protocol(50_000.0, 0.9))
+
+
+def rate_between_nodes(gpu: GpuSpec, operation: Collective) -> float:
+    """Return the bytes a second that a device sends to other nodes: its share of the adapters, which are on PCIe."""
+    assert operation.link is not None
+    return min(operation.link.bytes_per_s, gpu.pcie_bytes_per_s)
+
+
+def between_nodes_ns(gpu: GpuSpec, operation: Collective) -> Any:
+    """Return the nanoseconds that `operation` adds to its time within a node."""
+    assert operation.link is not None
+    nodes, sent = operation.nodes, np.asarray(operation.sent_between_nodes, dtype=np.float64)
+    steps = 1 if operation.kind == "p2p" else nodes - 1
+    both_ways = 2 if operation.kind == "all_reduce" else 1
+    ways = [(protocol, both_ways * steps, sent) for protocol in _RING]
+    if operation.kind == "all_reduce":  # the root's share goes up and down whole, including the root's own part
+        ways += [(protocol, 2 * (nodes - 1).bit_length(), sent * nodes / (nodes - 1)) for protocol in _TREE]
+    rate = rate_between_nodes(gpu, operation)
+    return np.minimum.reduce(
+        [
+            hops * (protocol.hop_ns + operation.link.latency_ns) + 1e9 * moved / (protocol.share * rate)
+            for protocol, hops, moved in ways
+        ]
+    )
+
+
+EXCHANGES = Path(__file__).with_name("gpus") / "exchanges.json"
+SEVERAL_NODES = ("H100", InterNodeConfig().of_a_device)  # GPU and link of the table of several nodes
+_HIDDEN, _TOPK = (2048, 7168), (1, 10)
+_OTHERS_SIGMA = 0.4  # an estimate for GPUs without a table
+
+
+@dataclass(frozen=True)
+class ExchangeForm:
+    """One direction in one mode.
+
+    `error` is the standard error of its log time at measured points of one node, `error_apart` at points of several
+    nodes. The points had up to `most_tokens` tokens on a device and up to `most_nodes` nodes.
+    """
+
+    start_ns: float
+    doubling_ns: float
+    share: float
+    share_apart: float
+    error: float
+    error_apart: float
+    most_tokens: float
+    most_nodes: float
+
+    def ns(self, gpu: GpuSpec, exchange: Exchange) -> Any:
+        """Return nanoseconds, with the shape of `exchange.elements`."""
+        within = 1e9 * exchange.sent_within_node / (self.share * gpu.link_bytes_per_s)
+        if exchange.link is None:
+            return self.start_ns + within
+        steps = np.log2(exchange.nodes)
+        apart = 1e9 * exchange.sent_between_nodes / (self.share_apart * rate_between_nodes(gpu, exchange))
+        waits = steps * self.doubling_ns + (1 + steps) * exchange.link.latency_ns
+        return self.start_ns + waits + np.maximum(within, apart)
+
+
+def exchange_time(gpu: GpuSpec, exchange: Exchange) -> Estimate:
+    """Return the time by the GPU's own form, or by the geometric mean of all other GPUs' forms.
+
+    The standard error is larger beyond the measured sizes. Raises UserError for GPUs without NVLink, for which DeepEP
+    has no kernels.
+    """
+    if gpu.link_bytes_per_s <= gpu.pcie_bytes_per_s:
+        remedy = f"needs NVLink, which {gpu.name} lacks; leave it out"
+        raise UserError("all2all_backend", exchange.backend, remedy)
+    known = read_exchanges()
+    forms = [known[gpu.name]] if gpu.name in known else list(known.values())
+    fits = [of_gpu[exchange.form] for of_gpu in forms]
+    logs = np.log([form.ns(gpu, exchange) for form in fits])
+    ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(gpu, exchange))
+    apart = exchange.nodes > 1
+    measured = (
+        gpu.name in known and _HIDDEN[0] <= exchange.hidden <= _HIDDEN[1] and _TOPK[0] <= exchange.topk <= _TOPK[1]
+    )
+    measured &= not apart or ((gpu.name, exchange.link) == SEVERAL_NODES and exchange.nodes <= fits[0].most_nodes)
+    within = measured & (np.asarray(exchange.elements) <= fits[0].most_tokens * exchange.hidden)
+    error = float(np.mean([form.error_apart if apart else form.error for form in fits]))
+    beyond = np.hypot(error, INTER_NODE_SIGMA if apart else _OTHERS_SIGMA)
+    level = np.where(within, TrustLevel.INTERPOLATED, TrustLevel.EXTRAPOLATED).astype(np.int8)
+    return Estimate(ns, np.where(within, error, beyond), level)
+
+
+@cache
+def read_exchanges() -> dict[str, dict[str, ExchangeForm]]:
+    """Return the forms of every GPU that has a table, by `mode/phase`."""
+    data = json.loads(EXCHANGES.read_text(encoding="utf-8"))
+    return {
+        gpu: {key: ExchangeForm(**numbers) for key, numbers in about["forms"].items()} for gpu, about in data.items()
+    }
+
 
 COLLECTIVES = Path(__file__).with_name("gpus") / "collectives.json"
 

@@ -17,11 +17,18 @@ from numpy.typing import NDArray
 from calibration.operations import StepSizes, own_pairs
 from calibration.steps.features import REGIMES, feature_rows, regimes
 from calibration.steps.interval import REACH, StepInterval, factor_at, widened
-from calibration.steps.measured_domain import beyond
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from calibration.steps.step_cost import StepCost
-from calibration.steps.step_trust import NEGLIGIBLE_STEPS, interval_of, run_level, stacked, step_trust, worst_trust
+from calibration.steps.step_trust import (
+    NEGLIGIBLE_STEPS,
+    beyond,
+    interval_of,
+    run_level,
+    stacked,
+    step_trust,
+    worst_trust,
+)
 from calibration.trust import EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
 from serving.cost_model import CostModel
 from serving.figures import shown_share

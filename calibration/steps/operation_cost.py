@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.inter_node import rate_between_nodes
+from calibration.kernels.collectives import rate_between_nodes
 from calibration.kernels.times import KernelTimes
 from calibration.operations import Collective, Operation, StepSizes
 from calibration.step_operations import step_operations

@@ -14,8 +14,7 @@ from calibration.kernels.collectives import COLLECTIVES
 from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.kernels.times import KernelTimes
 from calibration.steps.evidence import Evidence, Origin
-from calibration.steps.evidence_calibration import of_belief, step_shares, transferred
-from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.external_calibration import ExternalCalibration, of_belief, step_shares, transferred
 from calibration.steps.launches import PUBLISHED, LaunchCost
 from calibration.steps.operation_cost import OperationCost
 from serving.deployments.config import Deployment

@@ -4,6 +4,11 @@ The simulator gets the engine's measured step times. Every decision of the recor
 requests with their tokens, every preemption, every prefix hit. Times are given, not compared, and so are drafts and
 their acceptance, because they follow from tokens. Of several engines, each is replayed with the requests that it had,
 and the router's choices are replayed separately.
+
+The router gets what it knew then, in the order in which it learnt it: the requests, the tokens and the ends that it had
+heard of when each request came.
+
+Transfers between KV tiers end when the recorded ones did.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -20,16 +26,128 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from calibration.acceptance import DRAFT_COLUMNS, RecordedAcceptance
-from calibration.validation.recorded_tiers import RecordedTiers
-from calibration.validation.route_replay import replay_routes
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
 from serving.policies.drafts import judge_drafts
+from serving.request import Request
 from serving.step_plan import StepPlan
 from serving.workload import STOPPED, Workload
+from sim.clock import FLEET, TRANSFER_ENDS, Alarm, VirtualClock
 from sim.cluster import Cluster
-from sim.run_log import TableSink
+from sim.kv_tiers import TieredKv
+from sim.replica import Replica
+from sim.replica_set import ReplicaSet
+from sim.routed_replica import RoutedReplica
+from sim.router import find_router
+from sim.run_log import RunLog, TableSink
 from traces.recording import Recording
+
+_UNUSED_NS = 10**9  # delay after the last plan; no decision depends on later transfers
+
+
+class RecordedTiers(TieredKv):
+    """The tiers of one engine.
+
+    `steps` are the rows of its steps; they say which transfers had ended before each plan, plans that ran nothing
+    included.
+    """
+
+    def __init__(
+        self, clock: VirtualClock, log: RunLog, replica: Replica, deployment: Deployment, steps: list[dict[str, Any]]
+    ) -> None:
+        super().__init__(clock, log, replica, deployment)
+        self._last_ns = steps[-1]["plan_ns"]
+        self._came_ns: dict[int, list[int]] = {}  # end times of each request's loads, in order
+        plans = [plan for step in steps for plan in (*(step["kv_attempts"] or ()), step)]
+        self._released = {id for plan in plans for id in plan["released_ids"] or ()}
+        self._keeping: dict[int, Request] = {}
+        for plan in plans:
+            for id in plan["loaded_ids"] or ():
+                self._came_ns.setdefault(id, []).append(plan["plan_ns"])
+            if plan["released_ids"]:  # the engine releases after loads, too
+                Alarm(clock, plan["plan_ns"], FLEET, partial(self._release, plan["released_ids"]))
+
+    def _loads_until(self, request: Request, ends_ns: int) -> None:
+        came_ns = self._came_ns.get(request.id) or [self._last_ns + _UNUSED_NS]
+        at_ns = max(came_ns.pop(0), self._clock.now_ns)
+        Alarm(self._clock, at_ns, TRANSFER_ENDS, lambda _: self._replica.loaded(request))
+
+    def _keeps_until(self, request: Request, written_ns: int) -> bool:
+        if request.id not in self._released:
+            return False
+        self._keeping[request.id] = request
+        return True
+
+    def _release(self, ids: list[int], alarm: Alarm) -> None:
+        for id in ids:
+            if (request := self._keeping.pop(id, None)) is not None:
+                self._replica.release(request)
+
+
+_GOT, _LEFT, _SENT = range(3)  # order of messages with the same time
+_Event = tuple[int, int, int, dict[str, Any]]  # time, kind, request id, and the request's row
+
+
+@dataclass(frozen=True)
+class RouteReplay:
+    """Counts of requests and of those that went where they had gone; `first_difference` names the first other."""
+
+    routes: int
+    identical: int
+    first_difference: str | None
+
+
+def replay_routes(recording: Recording, deployment: Deployment) -> RouteReplay:
+    """Choose again for every request; raise UserError if a recording does not say what its router knew."""
+    fleet, run = deployment.fleet, recording.run
+    events = _events(recording)
+    if fleet is None or not events:
+        remedy = "does not hold what its router knew; record it with bench --replicas"
+        raise UserError("recording", run["run_id"], remedy)
+    router = find_router(fleet.router.name, **fleet.router.settings)
+    kv_tokens = run["num_blocks"] * run["block_size"]
+    replicas, ready = [RoutedReplica(number, kv_tokens) for number in range(run["replicas"])], ReplicaSet()
+    for replica in replicas:
+        ready.join(replica.as_replica)
+    requests = {request.id: request for request in recording.workload().requests}
+    routes = identical = 0
+    difference = None
+    for _, what, id, row in sorted(events, key=lambda event: event[:3]):
+        replica = replicas[row["replica"]]
+        if what == _GOT:
+            replica.got(id, 1)
+        elif what == _LEFT:
+            replica.loses(id)
+        else:
+            request = replace(requests[id], arrival_ns=row["arrival_ns"])
+            chosen = cast(RoutedReplica, router.choose(request, ready))
+            replica.takes(
+                id, request.prompt_len, request.output_limit
+            )  # whatever was chosen now, that is where it went
+            routes += 1
+            identical += chosen is replica
+            if chosen is not replica and difference is None:
+                difference = f"request {id}: simulated to replica {chosen.index}, real to replica {replica.index}"
+    return RouteReplay(routes, identical, difference)
+
+
+def _events(recording: Recording) -> list[_Event]:
+    """Return everything the router learnt; nothing, if that was not recorded."""
+    steps = recording.table("steps", ["replica", "end_ns", "heard_ns"]).to_pylist()
+    heard_ns = {(row["replica"], row["end_ns"]): row["heard_ns"] for row in steps}
+    columns = ["request_id", "replica", "arrival_ns", "send_ns", "heard_ns", "token_times_ns"]
+    events: list[_Event] = []
+    for row in recording.table("requests", columns).to_pylist():
+        id = row["request_id"]
+        events.append((row["send_ns"], _SENT, id, row))
+        tokens_ns = [heard_ns.get((row["replica"], end_ns)) for end_ns in row["token_times_ns"] or ()]
+        if None in (*tokens_ns, row["send_ns"]):
+            return []
+        events += ((time_ns, _GOT, id, row) for time_ns in tokens_ns if time_ns is not None)
+        if row["heard_ns"] is not None:
+            events.append((row["heard_ns"], _LEFT, id, row))
+    return events
+
 
 _DECISIONS = ("row_ids", "row_tokens", "preempted_ids")
 _NEVER_NS = 10**15

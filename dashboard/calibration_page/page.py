@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.shapes import NO_WINDOW, KernelKind, kind_of
-from calibration.kernels.surface_file import about_surfaces
-from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, bundled_names
+from calibration.kernels.surfaces import KernelFit, KernelSurfaces, about_surfaces, bundled, bundled_names
 from calibration.trust import EXTRAPOLATED, INTERPOLATED, VALIDATED, Trust, TrustLevel, weakest
 from dashboard.blocks import facts, figure, heading, mistake, titled
 from dashboard.calibration_page import charts, step_calibration

@@ -5,10 +5,9 @@ from __future__ import annotations
 import streamlit as st
 
 from calibration.operations import uniform_step
-from calibration.steps.explanation import Explanation, explain
+from calibration.steps.explanation import Explanation, explain, token_life
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
-from calibration.steps.token_life import token_life
 from calibration.trust import Trust, weakest
 from dashboard import blocks
 from dashboard.blocks import data_table, figure, heading, mistake

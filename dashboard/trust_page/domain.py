@@ -18,11 +18,10 @@ from calibration.operations import StepSizes
 from calibration.steps.explanation import explain
 from calibration.steps.features import STEP_FEATURES, MeasuredSteps, recorded_sizes
 from calibration.steps.interval import REACH
-from calibration.steps.measured_domain import beyond, factor_beyond, first_reason
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration
-from calibration.steps.step_trust import Beyond, step_trust
+from calibration.steps.step_trust import Beyond, beyond, factor_beyond, first_reason, step_trust
 from calibration.trust import Trust, TrustLevel
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard.bundled import DEMO

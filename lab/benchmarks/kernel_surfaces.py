@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from calibration.kernels.catalogue import TransferredKernels
 from calibration.kernels.collectives import COLLECTIVES, Collectives, over_nvlink, read_forms, transferred
-from calibration.kernels.surface_file import about_surfaces, read_surfaces
-from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
+from calibration.kernels.surfaces import KernelSurfaces, about_surfaces, bundled, bundled_names, read_surfaces
 from calibration.kernels.times import floor_ns
-from calibration.kernels.transfer import TransferredKernels
 from calibration.operations import Collective, Gemm, StepSizes
 from calibration.step_operations import step_operations
 from lab.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements

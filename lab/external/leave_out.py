@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibration.steps.correction import Correction
 from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
-from calibration.steps.evidence_calibration import correction_of
+from calibration.steps.external_calibration import correction_of
 from calibration.trust import TrustLevel
 from lab.external.lessons import FIGURES, Lesson
 from serving.deployments.gpu_spec import find_gpu

@@ -21,8 +21,8 @@ from calibration.operations import Operation, StepSizes
 from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import draft_passes
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
-from calibration.steps.evidence_calibration import step_shares
-from calibration.steps.iteration_log import StepLog, read_iteration_log
+from calibration.steps.external_calibration import step_shares
+from calibration.steps.iteration_fit import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import TypeFactors, step_parts
 from calibration.steps.predict import kernels

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.optimize import least_squares
 
-from calibration.kernels.exchanges import SEVERAL_NODES, ExchangeForm
+from calibration.kernels.collectives import SEVERAL_NODES, ExchangeForm
 from calibration.operations import Exchange
 from lab.kernels.aiconfigurator import SYSTEMS, tables_root
 from serving.deployments.gpu_spec import GpuSpec, find_gpu

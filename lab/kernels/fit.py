@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.surface_file import write_surfaces
-from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled
+from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, write_surfaces
 from calibration.operations import Collective, DecodeAttention, Gemm, Operation, PrefillAttention
 from lab.kernels import collective_fit, exchange_fit
 from lab.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance

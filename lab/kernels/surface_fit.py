@@ -14,8 +14,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import least_squares
 
 from calibration.kernels.structure import Efficiency, structure_of
-from calibration.kernels.surface import Surface, corners, kernel
-from calibration.kernels.surfaces import KernelFit
+from calibration.kernels.surfaces import KernelFit, Surface, corners, kernel
 from lab.kernels.aiconfigurator import Measured
 from serving.deployments.gpu_spec import GpuSpec
 

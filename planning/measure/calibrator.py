@@ -19,15 +19,13 @@ from calibration.steps.design import designed_workloads
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import fit, predict, step_residuals_table
-from calibration.steps.iteration_fit import calibrate_from_log
-from calibration.steps.iteration_log import read_iteration_log
+from calibration.steps.iteration_fit import calibrate_from_log, read_iteration_log
 from calibration.steps.launches import measured_launches
 from calibration.steps.predict import kernels
 from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.external.case import load_case
-from calibration.validation.external.learning import learnt_from
-from calibration.validation.external.predictor import blind
+from calibration.validation.external.predictor import blind, learnt_from
 from calibration.validation.external.scoring import CaseResult, score
 from planning.checkout import lab_is_here
 from planning.measure.real_engine import load_engines, pace_of, record_whole

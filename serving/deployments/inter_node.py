@@ -1,6 +1,6 @@
 """The links between nodes, the devices of an engine on each node, and the links between devices that exchange data.
 
-Bandwidths of the named links are the line rates of their standards; `calibration/kernels/inter_node.py` decides how
+Bandwidths of the named links are the line rates of their standards; `calibration/kernels/collectives.py` decides how
 much of one a collective gets. Ranks are numbered as vLLM numbers them: tensor-parallel devices next to each other, then
 pipeline stages, then data-parallel ranks. They fill one node after another.
 """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calibration.operations import uniform_step
 from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Missed, Origin, Taught, reach_of
-from calibration.steps.evidence_calibration import transferred
+from calibration.steps.external_calibration import transferred
 from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
 from calibration.steps.operation_cost import OperationCost

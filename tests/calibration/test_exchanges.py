@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.exchanges import read_exchanges
+from calibration.kernels.collectives import read_exchanges
 from calibration.kernels.times import KernelTimes
 from calibration.operations import Collective, Exchange, uniform_step
 from calibration.step_operations import step_operations

@@ -18,10 +18,9 @@ from calibration.steps.predict import kernels
 from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target, load_case, load_cases
-from calibration.validation.external.correction import Corrected, Correction
 from calibration.validation.external.predictor import Prediction, Predictor
 from calibration.validation.external.report import as_dict, level_rows
-from calibration.validation.external.scoring import Row, score
+from calibration.validation.external.scoring import Corrected, Correction, Row, score
 from calibration.validation.external.steps import score_steps
 from lab.external.cases import FOLDER
 from lab.external.page import markdown

@@ -9,8 +9,13 @@ import pytest
 
 from calibration.steps.correction import Correction
 from calibration.steps.external_calibration import FILE, ExternalCalibration
-from calibration.steps.iteration_fit import PricedLog, calibrate_from_log, middle_third
-from calibration.steps.iteration_log import IterationLog, read_iteration_log
+from calibration.steps.iteration_fit import (
+    IterationLog,
+    PricedLog,
+    calibrate_from_log,
+    middle_third,
+    read_iteration_log,
+)
 from calibration.steps.observed import observed
 from calibration.steps.parts import step_parts
 from serving.errors import UserError

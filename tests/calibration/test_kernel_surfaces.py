@@ -10,13 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.catalogue import TransferredKernels, load_kernels
 from calibration.kernels.shapes import operation_at
 from calibration.kernels.structure import Efficiency, structure_of
-from calibration.kernels.surface_file import about_surfaces, read_surfaces, write_surfaces
-from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names
+from calibration.kernels.surfaces import (
+    KernelSurfaces,
+    about_surfaces,
+    bundled,
+    bundled_names,
+    read_surfaces,
+    write_surfaces,
+)
 from calibration.kernels.times import KernelTimes, floor_ns
-from calibration.kernels.transfer import TransferredKernels
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
 from calibration.steps.parts import never_slower

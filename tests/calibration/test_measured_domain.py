@@ -9,12 +9,11 @@ from calibration.operations import StepSizes
 from calibration.steps.correction import Correction
 from calibration.steps.explanation import explain
 from calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
-from calibration.steps.measured_domain import beyond, factor_beyond, first_reason
 from calibration.steps.observed import ObservedPrices, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
-from calibration.steps.step_trust import step_trust, trust_within
+from calibration.steps.step_trust import beyond, factor_beyond, first_reason, step_trust, trust_within
 from calibration.trust import TrustLevel
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment, SchedulerConfig

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.validation.external.predictor import Prediction
-from calibration.validation.external.workers import matched_workers
+from calibration.validation.external.scoring import matched_workers
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.step_plan import StepPlan

@@ -14,7 +14,7 @@ from calibration.operations import Collective, Experts, Gemm, Operation, StepSiz
 from calibration.step_operations import step_operations
 from calibration.steps.correction import FACTORS, WEIGHTS, Correction, fit_correction
 from calibration.steps.features import regimes
-from calibration.steps.iteration_log import read_iteration_log
+from calibration.steps.iteration_fit import read_iteration_log
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.parts import step_parts
 from serving.decode_set import DecodeSet

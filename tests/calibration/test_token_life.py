@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibration.operations import uniform_step
-from calibration.steps.token_life import token_life
+from calibration.steps.explanation import token_life
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from tokentwin.cli import cli

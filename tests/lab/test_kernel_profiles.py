@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.catalogue import TransferredKernels, load_kernels
 from calibration.kernels.surfaces import KernelSurfaces, is_whole
-from calibration.kernels.transfer import TransferredKernels
 from calibration.operations import DecodeAttention, Experts, Gemm
 from calibration.trust import TrustLevel
 from lab.kernels.fit import fit_profiles

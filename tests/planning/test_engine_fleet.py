@@ -15,8 +15,7 @@ from click.testing import CliRunner
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from calibration.steps.step_cost import Calibration
-from calibration.validation.decision_replay import recorded_deployment, replay_decisions
-from calibration.validation.route_replay import replay_routes
+from calibration.validation.decision_replay import recorded_deployment, replay_decisions, replay_routes
 from planning.compare.comparer import compare_on_engine
 from planning.compare.request import CompareRequest
 from planning.measure.engine_fleet import EngineFleet

@@ -15,8 +15,7 @@ from tokentwin.options import deployment_options
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from calibration.steps.explanation import Explanation
-    from calibration.steps.token_life import Stage
+    from calibration.steps.explanation import Explanation, Stage
 
 _COUNT = click.IntRange(min=0, max=10_000_000)
 
@@ -48,9 +47,9 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     """
     from calibration.operations import uniform_step
     from calibration.steps.explanation import explain as explained
+    from calibration.steps.explanation import token_life
     from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.predict import predicted_cost
-    from calibration.steps.token_life import token_life
     from planning.costs import calibration_in
     from serving.deployments.config import Deployment
     from serving.deployments.engines import defaults_taken, with_engine_defaults

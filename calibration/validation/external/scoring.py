@@ -4,27 +4,137 @@
 every score. The interval has the figures at the ends of the predictor's 90 % interval of step times, so near saturation
 it opens as wide as it should. It includes a client's time if the latencies are a client's, and both workloads if two
 are possible. A rate is known to one request of those counted.
+
+The correction of the anchored column is two factors and a constant. One factor multiplies decode steps, the other the
+time that prompts add to a step; a constant outside the engine is added to each request. Each reproduces one figure of
+the anchor run, by repeated simulation of that run.
+
+A run that prefills and decodes on separate workers may not state their counts: then it gets the fewest that keep pace.
+A closed loop of C requests finishes C of them in the time of their output tokens, so decode workers set a rate, and
+prefill workers must make first tokens as fast (rate matching, as NVIDIA's AIConfigurator sizes such fleets). The
+measured times choose nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 
 from calibration.trust import Trust, least_certain
 from calibration.validation.bands import run_metrics
-from calibration.validation.external.case import Case, Target
-from calibration.validation.external.correction import Corrected, Correction, fit_correction
+from calibration.validation.external.case import Anchor, Case, Target
 from calibration.validation.external.predictor import Prediction, Predictor
-from calibration.validation.external.workers import matched_workers
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
 from serving.deployments.kv_layout import with_known_states
 from serving.errors import UserError
+from serving.step_plan import StepPlan
 from sim.router import find_router
 from traces.measured.run import RATES, MeasuredRun, figures
+
+
+def matched_workers(run: MeasuredRun, deployment: Deployment, prediction: Prediction) -> tuple[int, int]:
+    """Return the numbers of prefill and decode workers.
+
+    They are the fewest decode workers that can have all requests at once, and the fewest prefill workers that keep
+    their pace. Raises UserError if more than `run.most_workers` of a kind would be needed.
+    """
+    assert run.lengths is not None and run.workload.concurrency is not None
+    (prompt, output), requests = run.lengths, run.workload.concurrency
+    config, ranks, cost = deployment.scheduler, deployment.data_parallel_size, prediction.cost
+    blocks = -(-(prompt + output) // config.block_size) + config.state_blocks
+    places = ranks * min(config.max_num_seqs, (prediction.num_blocks - 1) // blocks)
+    decode = ceil(requests / places) if places else run.most_workers + 1
+    rows, context = ceil(requests / decode / ranks), prompt + output // 2  # means
+    squares = rows * context**2
+    token = StepPlan.from_amounts(
+        decode_rows=rows, decode_context=rows * context, decode_squares=squares, sampled_rows=rows
+    )
+    together = max(config.max_num_batched_tokens // prompt, 1)
+    first = StepPlan.from_amounts(
+        prefill_rows=together,
+        prefill_tokens=together * prompt,
+        prefill_pairs=together * prompt * (prompt + 1) // 2,
+        sampled_rows=together,
+    )
+    finished_per_ns = requests / (output * cost.step_ns(token))
+    prefill = max(ceil(finished_per_ns * cost.step_ns(first) / (ranks * together)), 1)
+    if max(prefill, decode) > run.most_workers:
+        remedy = f"need {prefill} workers for prefill and {decode} for decode; raise measured.search"
+        raise UserError(run.name, run.most_workers, remedy)
+    return prefill, decode
+
+
+_ROUNDS = 12
+_CLOSE = 1e-4  # relative difference at which the anchor's figures count as reproduced
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Two factors, `decode` and `prefill`, and `overhead_ms`, milliseconds on each request's TTFT and E2E."""
+
+    decode: float = 1.0
+    prefill: float = 1.0
+    overhead_ms: float = 0.0
+
+
+class Corrected:
+    """A cost model with its decode steps scaled by one factor and the time that prompts add by another.
+
+    Factors are of the CPU time and the step together; the CPU keeps its share, scaled as decode steps are.
+    """
+
+    def __init__(self, cost: CostModel, correction: Correction) -> None:
+        self._cost = cost
+        self._decode = correction.decode
+        self._prefill = correction.prefill
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return round(self._decode * self._cost.cpu_ns(plan))
+
+    def step_ns(self, plan: StepPlan) -> int:
+        whole = self._cost.cpu_ns(plan) + self._cost.step_ns(plan)
+        decode = 0
+        if plan.decode_rows:
+            (decode,) = self._cost.decode_run_ns(plan.decode_rows, plan.decode_context, plan.decode_squares, 1)
+        prompts = whole - decode if plan.prefill_rows else 0
+        return max(round(self._decode * decode) + round(self._prefill * prompts) - self.cpu_ns(plan), 0)
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        return [round(self._decode * ns) for ns in self._cost.decode_run_ns(rows, context, squares, steps)]
+
+
+def fit_correction(
+    anchor: Anchor, measured: Mapping[str, float], simulate: Callable[[Correction], Mapping[str, float]]
+) -> Correction:
+    """Return the correction with which `simulate` reproduces the anchor run's figures that `anchor` names.
+
+    Factors and the constant are adjusted in turn, each by the error of its own figure. Latencies of an unloaded run are
+    nearly proportional to them, so this converges in a few rounds. Raises UserError for a figure that the anchor run
+    does not have.
+    """
+    fitted = {name: figure for name in ("decode", "prefill", "overhead") if (figure := getattr(anchor, name))}
+    for name, figure in fitted.items():
+        if figure not in measured:
+            remedy = f"is not a figure of {anchor.run}; choose one of {', '.join(measured)}"
+            raise UserError(f"anchor.{name}", figure, remedy)
+    correction = Correction()
+    for _ in range(_ROUNDS):
+        simulated = simulate(correction)
+        off = {name: measured[figure] / simulated[figure] for name, figure in fitted.items()}
+        if all(abs(ratio - 1) < _CLOSE for ratio in off.values()):
+            break
+        if "decode" in off:
+            correction = replace(correction, decode=correction.decode * off["decode"])
+        if "prefill" in off:
+            correction = replace(correction, prefill=correction.prefill * off["prefill"])
+        if "overhead" in off:
+            short_ms = measured[fitted["overhead"]] - simulated[fitted["overhead"]]
+            correction = replace(correction, overhead_ms=max(correction.overhead_ms + short_ms, 0.0))
+    return correction
 
 
 @dataclass(frozen=True)

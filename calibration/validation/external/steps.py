@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
 from calibration.steps.features import REGIMES, regimes
-from calibration.steps.iteration_fit import PricedLog, StepErrors, middle_third
-from calibration.steps.iteration_log import StepLog, read_iteration_log
+from calibration.steps.iteration_fit import PricedLog, StepErrors, StepLog, middle_third, read_iteration_log
 from calibration.steps.predict import blind, kernels
 from calibration.steps.step_trust import interval_of, trust_within
 from calibration.validation.external.case import Case, Target, origin_of
