@@ -86,9 +86,7 @@ def test_steps_that_took_too_long_mark_the_runs(slow: float, disturbed: bool, en
     calibration, deployment = engine
     run = recorded(tmp_path / "a", deployment, calibration, [], slow)
     found = disturbance([([run], replace(calibration, noise={}))])
-    assert (
-        found.disturbed == disturbed and "of the real steps took over 1.25 times as long as predicted" in found.evidence
-    )
+    assert found.disturbed == disturbed and "over 1.25 times" in found.evidence
     assert not disturbance([([run], None)]).evidence, "nothing tells how long they should have taken"
 
 
@@ -101,7 +99,7 @@ def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
     found = calm([[real], [real]], [scenario, scenario])
     assert found is not None and found.disturbed and "as long as predicted" in found.evidence
     side = recorded_side([real], found)
-    assert (side.mark, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
+    assert side.mark == "unknown" and "disturbed" in side.reason
     assert recorded_side([real], None).mark == "measured"
     bare = calm([[real], [real]])
     assert bare is not None and bare.evidence == "the canary step took 10–13 ms (30 % apart)"

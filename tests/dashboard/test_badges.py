@@ -92,9 +92,8 @@ def test_a_plot_without_a_badge_is_found():
 def test_several_stand_as_the_least_certain_and_say_how_many_do():
     good, beyond = Provenance("interpolated", "between"), Provenance("extrapolated", "beyond")
     assert weakest([good, good], "runs") == good
-    assert weakest([good, beyond, good], "runs") == Provenance(
-        "extrapolated", "of 3 runs 1 extrapolated, 2 interpolated; for example: beyond"
-    )
+    mark, reason = weakest([good, beyond, good], "runs")
+    assert mark == "extrapolated" and "1 extrapolated, 2 interpolated" in reason and "beyond" in reason
     assert weakest([beyond, noted(None, "nobody knows")], "runs").mark == "unknown"
     assert weakest([], "runs").mark == "unknown"
 
