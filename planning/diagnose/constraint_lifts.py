@@ -81,7 +81,6 @@ class Lift:
 
     name: str
     apply: Callable[[PricedScenario], PricedScenario | str]
-    tier: int
     cause: str
     layer: Layer
     question: str
@@ -302,14 +301,12 @@ def _of_costs(lifted: Callable[[CostModel], CostModel | None]) -> Callable[[Pric
     return partial(_recosted, lifted=lifted)
 
 
-PREFIXES, FREE_PREFILL, REPLICA, ADMISSION, CHUNKS, BUBBLES, KV_MEMORY, TIER_READS = (
-    "perfect prefix reuse", "free prefill", "one more replica", "no admission limits", "smaller chunks",
-    "no pipeline bubbles", "infinite KV memory", "instant KV tiers",
-)  # fmt: skip
+FREE_PREFILL, REPLICA, ADMISSION = "free prefill", "one more replica", "no admission limits"
 _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "even arrivals": even_arrivals,
     "no failures": no_failures,
-    PREFIXES: perfect_prefix_reuse,
+    "instant KV tiers": instant_tiers,  # before what takes the tiers' work away, too, and gains the same
+    "perfect prefix reuse": perfect_prefix_reuse,
     "longer sequences": longer_sequences,
     "no drafts": no_drafts,
     "fused kernels": fused_kernels,
@@ -319,16 +316,15 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "small KV blocks": small_blocks,
     "paged KV memory": paged,
     "more running requests": more_places,
-    CHUNKS: smaller_chunks,
+    "smaller chunks": smaller_chunks,
     "prompts in one piece": whole_prompts,
     "policy vllm": vllm_policy,
     "routing by load": better_routing,
     ADMISSION: everyone_admitted,
-    KV_MEMORY: infinite_kv,
+    "infinite KV memory": infinite_kv,
     "instant KV transfers": instant_transfers,
-    TIER_READS: instant_tiers,
     "free communication": no_communication,
-    BUBBLES: no_bubbles,
+    "no pipeline bubbles": no_bubbles,
     "even experts": even_experts,
     "no front door": no_front_door,
     "no CPU time between steps": _of_costs(without_cpu_time),
@@ -341,8 +337,8 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
 }
 _TOLD = tomllib.loads(Path(__file__).with_name("lifts.toml").read_text(encoding="utf-8"))
 LIFTS = {name: Lift(name, apply, **_TOLD[name]) for name, apply in _APPLY.items()}
-TIERS = tuple(tuple(lift for lift in LIFTS.values() if lift.tier == tier) for tier in range(4))
-RESOURCES = tuple(lift.name for tier in TIERS[1:3] for lift in tier)
+WORK = ("half the KV to read", "half the weights to read", FREE_PREFILL)  # less of it makes healthy runs faster, too
+MORE = (REPLICA, "twice the GPUs an engine")  # as do more GPUs
 
 
 def dispersion(requests: list[WorkloadRequest]) -> float:

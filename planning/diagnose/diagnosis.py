@@ -2,16 +2,12 @@
 
 A recording alone gives symptoms. With a cost model the run is simulated again, as it was and without each constraint; a
 constraint is to blame for the p99 that its lift takes away. If more than one request in a hundred is lost, no p99 says
-anything: the gain is then the share of the lost requests that a lift lets finish. More of a resource also helps if a
-setting is wrong, and one more replica helps nearly always. So the diagnosis blames a setting, failures or the shape of
-the load before a resource, waste before the work itself, and a resource before the number of replicas, if it gains
-nearly as much. Near saturation every little relief empties the queues: resources that gain nearly the same are told
-apart by how much sooner all requests are served if they are there at once.
+anything: the gain is then the share of the lost requests that a lift lets finish. Less work or more GPUs also help if a
+setting is wrong or something is wasted, so that their gains count less.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -22,16 +18,10 @@ from planning.diagnose.changes import both_sides, changed, changes, one_more
 from planning.diagnose.command import named
 from planning.diagnose.constraint_lifts import (
     ADMISSION,
-    BUBBLES,
-    CHUNKS,
-    FREE_PREFILL,
-    KV_MEMORY,
     LIFTS,
-    PREFIXES,
+    MORE,
     REPLICA,
-    RESOURCES,
-    TIER_READS,
-    TIERS,
+    WORK,
     Lift,
     offered,
 )
@@ -55,7 +45,6 @@ from serving.errors import UserError
 from traces.metrics.run_metrics import RunMetrics
 
 _NEARLY = 0.8  # share of the gain of the best lift
-_OF_MORE = 0.65  # the same for less work or more GPUs, which make healthy runs faster, too
 _ROUNDING = {"quantization", "kv_cache_dtype"}  # settings that answers may suffer from
 _LASTING = 0.25  # share of the run: more arrives than can be served, and not all at once
 
@@ -104,7 +93,7 @@ def diagnose(
     arrivals = [request.arrival_ns for request in scenario.workload.requests]
     lasting = arrivals[-1] - arrivals[0] > _LASTING * 1e9 * (recorded.window_s or 0.0)
     overloaded = lasting and any(symptom.name == OVERLOAD for symptom in symptoms)
-    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, scenario, overloaded)
+    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, overloaded)
     facts |= {
         "symptoms": symptoms,
         "metric": name,
@@ -181,56 +170,23 @@ def worth_of(change: Counterfactual, judged: str) -> float:
     return net if net < 0 and judged != FINISHED else gain
 
 
-def _by_blame(
-    tried: Sequence[Counterfactual], judged: str, scenario: PricedScenario, overloaded: bool
-) -> list[Counterfactual]:
+def _by_blame(tried: Sequence[Counterfactual], judged: str, overloaded: bool) -> list[Counterfactual]:
     """Return the counterfactuals, the most likely cause first and skipped ones last.
 
-    If more arrives than can be served, the work itself is no longer blamed before the number of replicas.
+    The gain decides. It counts half for less work and a quarter for more GPUs, which make healthy runs faster, too. If
+    more arrives than can be served, one more replica counts half, and all other GPUs and less work a quarter.
     """
-    blame = {c.name: _blame(c, judged) for c in tried if not c.skipped}
-    if PREFIXES in blame:  # this lift keeps all KV, too; its gain from prefixes comes from sparing prefill
-        blame[PREFIXES] = min(blame[PREFIXES], blame[FREE_PREFILL])
-    of_answer = {c.name: c.gain("e2e_ms") for c in tried}
-    if BUBBLES in blame and of_answer[CHUNKS] < _NEARLY * of_answer[BUBBLES]:  # chunks fill them for some tokens only
-        blame[CHUNKS] = min(blame[CHUNKS], _NEARLY * blame[BUBBLES] - 1e-9)
-    most = max((blame[name] for name in RESOURCES if name in blame), default=0.0)
-    alike = [name for name in RESOURCES if blame.get(name, 0.0) >= max(_NEARLY * most, LEAST)]
-    if len(alike) > 1:
-        blame |= {name: most * sooner for name, sooner in _sooner(scenario, alike).items()}
-    gains = {c.name: c.gain(judged) for c in tried}
-    if TIER_READS in blame and gains[TIER_READS] >= _NEARLY * gains[KV_MEMORY]:  # KV memory spares loads, too
-        blame[TIER_READS] = max(blame[TIER_READS], blame[KV_MEMORY])
-        blame[KV_MEMORY] = blame[TIER_READS] - 1e-9
-    work = {lift.name for tier in TIERS[2:] for lift in tier} & blame.keys() - {REPLICA}
-    if overloaded and blame.get(REPLICA, 0.0) >= _OF_MORE * max(blame[name] for name in work):
-        blame |= {name: min(blame[name], _OF_MORE * blame[REPLICA] - 1e-9) for name in work}
-    best = 0.0  # the largest of the tiers before
-    for tier in TIERS:
-        names = [lift.name for lift in tier if lift.name in blame]
-        nearly = _OF_MORE if tier in TIERS[2:] else _NEARLY
-        for name in names:
-            if best >= max(nearly * blame[name], LEAST):
-                blame[name] = min(blame[name], best - 1e-9)
-        best = max([best, *(blame[name] for name in names)])
-    return sorted(tried, key=lambda c: -blame.get(c.name, -math.inf))
+    half, quarter = ((REPLICA,), (*WORK, *MORE)) if overloaded else (WORK, MORE)
+
+    def rank(c: Counterfactual) -> tuple[bool, bool, float]:
+        gain = _net_gain(c, judged)
+        counts = 0.5 if c.name in half else 0.25 if c.name in quarter else 1.0
+        return not c.skipped, gain >= LEAST, counts * gain
+
+    return sorted(tried, key=rank, reverse=True)
 
 
-def _sooner(scenario: PricedScenario, names: Sequence[str]) -> dict[str, float]:
-    """Return how much sooner each lift has all requests served, relative to the best; empty if it is not known."""
-    whole = Baseline.drained_ns(scenario)
-    if not whole:
-        return {}
-    spared = {}
-    for name in names:
-        lifted = LIFTS[name].apply(scenario)
-        assert isinstance(lifted, PricedScenario)  # the lift was tried
-        spared[name] = max(1 - (Baseline.drained_ns(lifted) or whole) / whole, 0.0)
-    most = max(spared.values())
-    return {name: share / most for name, share in spared.items()} if most > 0 else {}
-
-
-def _blame(c: Counterfactual, name: str) -> float:
+def _net_gain(c: Counterfactual, name: str) -> float:
     """Return the gain of a lift, less its cost elsewhere; more finished requests take longer, which is no cost.
 
     The lift that lets everybody in is to blame only as far as the requests that had been let in wait no longer for it.

@@ -87,8 +87,7 @@ def test_steps_that_took_too_long_mark_the_runs(slow: float, disturbed: bool, en
     calibration, deployment = engine
     run = recorded(tmp_path / "a", deployment, calibration, [], slow)
     judged = disturbance([([run], replace(calibration, noise={}))])
-    assert judged.disturbed == disturbed
-    assert "of the real steps took over 1.25 times as long as predicted" in judged.evidence
+    assert judged.disturbed == disturbed and "over 1.25 times" in judged.evidence
     assert not disturbance([([run], None)]).evidence, "nothing tells how long they should have taken"
 
 
@@ -101,7 +100,7 @@ def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
     judged = calm([[real], [real]], [scenario, scenario])
     assert judged is not None and judged.disturbed and "as long as predicted" in judged.evidence
     side = recorded_side([real], judged)
-    assert (side.level, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
+    assert side.level == "unknown" and "disturbed" in side.reason
     assert recorded_side([real], None).level == "measured"
     bare = calm([[real], [real]])
     assert bare is not None and bare.evidence == "the canary step took 10–13 ms (30 % apart)"

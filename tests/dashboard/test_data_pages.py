@@ -55,7 +55,7 @@ def test_the_sample_is_there_when_nothing_else_is(tmp_path):
     app = sweeps(tmp_path / "nowhere")
     assert not app.exception and not app.error and not dict(app.query_params)
     assert app.selectbox(key="url_sweep").value == SAMPLE
-    assert "84 runs; varied: gpu (2), max_num_batched_tokens (3), rate (7), seed (2)" in text(app)
+    assert "84 runs" in text(app) and "rate (7), seed (2)" in text(app)
     (figure,) = charts(app)
     assert {trace.get("name") for trace in figure["data"]} >= {"H100", "L40S"}
     assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"

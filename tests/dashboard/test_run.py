@@ -132,8 +132,8 @@ def test_a_run_that_came_to_little_says_so_first(shed):
 
 def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
-    assert any("came from KV tiers: 12.5 % from cpu, 5.0 % from nvme" in text for text in said)
-    assert any("gives a request 2.5 tokens on average. 50 % of the draft tokens" in text for text in said)
+    assert any("12.5 % from cpu, 5.0 % from nvme" in text for text in said)
+    assert any("2.5 tokens" in text and "50 % of the draft" in text for text in said)
     assert any("of single replicas" in text for text in said)
 
 
@@ -141,7 +141,7 @@ def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys
     print_metrics(RunMetrics.from_recording(shed), "table")
     print_reasons(shed)
     said = capsys.readouterr().out
-    assert "80.0 % did not finish: latencies are those of the 8 of 40 requests" in " ".join(said.split())
+    assert "80.0 %" in said and "8 of 40 requests" in " ".join(said.split())
     assert "30 timed out; reason of the first: because of 10\n" in said
     assert "2 rejected; reason of the first: because of 8\n" in said
     usage = next(line for line in said.splitlines() if line.startswith("kv_usage, %"))
@@ -363,9 +363,7 @@ def test_of_a_run_that_sheds_bars_are_the_requests_that_finish():
         bundled_diagnosis(metric="finished", simulated_finished=0.15, counterfactuals=tried, changes=())
     )
     assert list(figure.data[0].x) == [80] and figure.data[0].text[0] == "83.0 % finish"
-    assert (
-        figure.layout.xaxis.title.text == "share of the lost requests that would finish (%); 15.0 % finished in the run"
-    )
+    assert "15.0 %" in figure.layout.xaxis.title.text
 
 
 # Every metric

@@ -30,7 +30,9 @@ def served(share: float, requests: int = 0, **settings: Any) -> PricedScenario:
     """Llama 8B on this share of an H100, with a request of 900 tokens every 80 ms."""
     stated = {"model": "Llama-3.1-8B", "device": "cuda", MEMORY: share, "scheduler": SCHEDULER, **settings}
     made = [WorkloadRequest(i, i * 80 * MS, (("", 700),), 200) for i in range(requests)]
-    return price_scenario(Workload(made), None, "H100", parse(Deployment, stated, where="deployment"))
+    return price_scenario(
+        Workload(made, shares_prefixes=False), None, "H100", parse(Deployment, stated, where="deployment")
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
@@ -74,7 +76,7 @@ def test_the_command_gives_both_sides_the_share_that_the_run_had() -> None:
 
 def test_where_memory_alone_mends_a_run_it_is_recommended(tmp_path: Path) -> None:
     """On the same GPU, and before KV in fewer bits, which mends it, too."""
-    starved = served(0.235, requests=120)
+    starved = served(0.226, requests=120)
     evidence = Evidence(recorded(starved, tmp_path / "run"))
     found = diagnose(symptoms(evidence), evidence.metrics, starved, source=H100)
     assert found.best is not None, found.verdict

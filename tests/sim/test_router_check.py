@@ -101,7 +101,7 @@ def test_a_broken_rule_is_named(name: str, rule: str, says: str, routers: str, m
 
 def test_what_may_be_chosen_is_said(routers: str) -> None:
     first = check_router(f"{routers}:First", {})
-    assert first.holds and first.spread == "60, 0, 0, 0 of 60 requests went to four replicas that are alike"
+    assert first.holds and first.spread.startswith("60, 0, 0, 0 of 60 requests")
     scans = check_router(f"{routers}:Scans", {})
     assert scans.holds and scans.grows is not None and scans.grows.endswith("among 128")
 

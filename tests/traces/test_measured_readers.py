@@ -142,7 +142,7 @@ def test_guidellm_reports_a_run_for_each_benchmark(tmp_path: Path) -> None:
     assert [run.name for run in (alone, several, paced)] == ["0 synchronous", "1 concurrent", "2 poisson"]
     assert [run.workload.concurrency for run in (alone, several, paced)] == [1, 2, None]
     assert [r.arrival_ns for r in paced.workload.requests] == [0, 250_000_000] and paced.offered_per_s == 4.0
-    assert several.caution == "1 requests failed or were cut off, and are left out" and not alone.caution
+    assert several.caution.startswith("1 requests ") and not alone.caution
     assert paced.figures["ttft_ms.mean"] == 30 and paced.figures["tpot_ms.mean"] == 7.5 and paced.by_client
 
 
