@@ -23,12 +23,12 @@ _FLOAT_BYTES = 4
 class CompressedAttention(LatentAttention):
     """Attention whose keys and values are whole latent vectors; `kv_lora_rank` is the part that is not rotated."""
 
-    sliding_window: int = Field(ge=1, description="tokens whose own latent vectors a query sees")
+    sliding_window: int = Field(ge=1, description="number of last tokens whose own latent vectors a query sees")
     compress_ratios: tuple[int, ...] = Field(
-        description="tokens of an entry, for each layer; 0: it has the window only"
+        description="number of tokens that each layer compresses into one entry; 0: the layer has the window only"
     )
-    o_groups: int = Field(ge=1, description="groups of heads that are projected down apart from each other")
-    o_lora_rank: int = Field(ge=1, description="rank that each group is projected down to")
+    o_groups: int = Field(ge=1, description="number of groups of heads that are projected down separately")
+    o_lora_rank: int = Field(ge=1, description="rank of each group's projection")
 
     @model_validator(mode="after")
     def _ratios_are_known(self) -> CompressedAttention:

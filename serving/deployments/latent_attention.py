@@ -16,19 +16,23 @@ from serving.settings import Settings
 class LatentAttention(Settings):
     """The sizes of a latent attention, in elements, by the names that Hugging Face gives them."""
 
-    q_lora_rank: int = Field(0, ge=0, description="rank of the queries' projection; 0: it is one matrix")
+    q_lora_rank: int = Field(0, ge=0, description="rank of the queries' projection; 0: the projection is one matrix")
     kv_lora_rank: int = Field(ge=1, description="rank of the latent vector")
     qk_nope_head_dim: int = Field(ge=1, description="size of a head's query and key without rotation")
     qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="size of the rotated key that all heads share")
     v_head_dim: int = Field(ge=1, description="size of a head's value")
-    index_n_heads: int = Field(0, ge=0, description="heads of the indexer; 0: every token attends to all before it")
+    index_n_heads: int = Field(
+        0,
+        ge=0,
+        description="number of heads of the indexer; 0: no indexer, so every token attends to all tokens before it",
+    )
     index_head_dim: int = Field(0, ge=0, description="size of a head of the indexer's queries and keys")
-    index_topk: int = Field(0, ge=0, description="most tokens that one token attends to")
+    index_topk: int = Field(0, ge=0, description="maximum number of tokens that one token attends to")
 
     @model_validator(mode="after")
     def _index_is_whole(self) -> LatentAttention:
         if len({bool(self.index_n_heads), bool(self.index_head_dim), bool(self.index_topk)}) > 1:
-            raise ValueError("index_n_heads, index_head_dim and index_topk need each other; give all or none")
+            raise ValueError("index_n_heads, index_head_dim and index_topk must be given together; give all or none")
         if self.index_n_heads and not self.q_lora_rank:
             raise ValueError("an indexer needs q_lora_rank; set it")
         return self

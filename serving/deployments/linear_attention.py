@@ -16,15 +16,15 @@ from serving.settings import Settings
 class LinearAttention(Settings):
     """The sizes of a linear attention, in elements, by the names that Hugging Face gives them."""
 
-    linear_num_key_heads: int = Field(ge=1, description="heads of queries, and of keys")
+    linear_num_key_heads: int = Field(ge=1, description="number of query heads, and of key heads")
     linear_num_value_heads: int = Field(
-        ge=1, description="heads of values, a multiple of the key heads; each has a state"
+        ge=1, description="number of value heads, a multiple of the key heads; each value head has a state"
     )
     linear_key_head_dim: int = Field(ge=1, description="rows of a state")
     linear_value_head_dim: int = Field(ge=1, description="columns of a state")
     linear_conv_kernel_dim: int = Field(ge=1, description="tokens that the convolution sees")
     mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="type of the states; null: as activations"
+        None, description="data type of the states; null: the type of activations"
     )
 
     @property

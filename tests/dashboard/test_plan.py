@@ -242,7 +242,7 @@ def test_a_deployment_says_all_other_settings(tmp_path: Path, started: list[Job]
     app = plan(tmp_path, rest="yaml")
     assert "Paste the deployment." in shown(app)
     app.text_area(key="yaml_text").set_value(DEPLOYMENT + "fleet: {}").run()
-    assert "deployment.fleet: leave this section out: a plan finds" in one_line(app)
+    assert "deployment.fleet: must be left out, because a plan finds" in one_line(app)
     app.text_area(key="yaml_text").set_value(DEPLOYMENT).run()
     settings = asked(app, started)
     assert not {"model", "tensor_parallel_sizes", "policies"} & settings.keys()

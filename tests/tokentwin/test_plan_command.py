@@ -197,7 +197,7 @@ def test_a_closed_loop_has_no_rate_to_plan_for() -> None:
 
 def test_requests_of_one_instant_have_no_rate_to_plan_for() -> None:
     at_once = [WorkloadRequest(number, 5, (("", 10),), 5) for number in range(50)]
-    with pytest.raises(UserError, match="has all arrivals at one instant, and so no rate") as caught:
+    with pytest.raises(UserError, match="has all arrivals at one instant") as caught:
         planned_traffic(Workload(at_once, "burst"), 3600, 2.0)
     assert "\n" not in str(caught.value)
 
