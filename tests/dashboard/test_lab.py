@@ -353,7 +353,7 @@ def test_without_recordings_the_real_engines_bundled_pair_is_shown(tmp_path: Pat
     text = shown(app)
     assert not app.exception and not started, "bundled with its answer"
     assert (app.query_params["rec_a"], app.query_params["rec_b"]) == ("bundled pair/a", "bundled pair/b")
-    assert len(app.get("plotly_chart")) == 5 and "Did the simulator see it?" in text
+    assert len(app.get("plotly_chart")) == 5 and "Does the simulator show the same differences?" in text
     assert "The engine does not contradict the simulator" in text and "--engine --repeats 3" in text
 
 
