@@ -163,7 +163,7 @@ def _choices(answer: PlanDocument) -> None:
             holds = "an unknown share" if choice.holds is None else percent(choice.holds)
             st.caption(
                 f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. If steps are slow, "
-                f"{shown_share(choice.if_slow, 1)} of the requests meet them."
+                f"{shown_share(choice.if_slow, 1)} of the requests keep them."
             )
 
 

@@ -543,5 +543,5 @@ def test_requests_that_do_not_finish_are_told(tmp_path: Path, answer: dict[str, 
     extended = {**answer, "rows": [*answer["rows"], {**lost, "percent": 100.0, "better": ""}]}
     leave(tmp_path, SIMULATED, asked(lab(tmp_path, seconds="8"), started), extended)
     app = lab(tmp_path, seconds="8")
-    assert "On A 25.0 % of the requests finish, on B 50.0 %" in shown(app)
+    assert "25.0 % of the requests finish on A, 50.0 % on B" in shown(app)
     assert "finish on A" not in shown(lab(tmp_path))

@@ -98,7 +98,7 @@ def test_a_size_that_splits_no_head_evenly_is_left_out_and_said_to_be(shape: Pat
         (("--gpu", "H100", "--slo", EASY, "--price", "H100"), "price: 'H100'"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100=nan"), "price"),
         (("--gpu", "H100", "--slo", EASY, "--price", "H100=2,H100=3"), "price: 'H100=3': is the second price of H100"),
-        (("--gpu", "H100", "--slo", EASY, "--price", "H200=3"), "is the price of no candidate; choose from H100"),
+        (("--gpu", "H100", "--slo", EASY, "--price", "H200=3"), "is not the GPU of any candidate; choose from H100"),
         (("--gpu", "TPU", "--slo", EASY), "TPU"),
         (("--gpu", "H100", "--slo", EASY, "--policy", "magic"), "magic"),
         (("--gpu", "H100", "--slo", EASY, "--router", "magic"), "magic"),

@@ -20,7 +20,7 @@ REVERSED = 4
 _OF_THE_RUN = ("replicas", "router", "gpu", "calibration")  # settings of a side that are not settings of its deployment
 
 _THRESHOLD = (
-    "Change of a latency in percent from which a request counts as gaining or losing. "
+    "Change of a latency in percent that counts as a gain or a loss. "
     f"[default: {100 * CompareRequest.model_fields['threshold'].default:g}]"
 )
 
