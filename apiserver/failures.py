@@ -11,17 +11,21 @@ from serving.deployments.fleet import FailuresConfig
 
 
 class _Accident(BaseModel):
-    """A failure that befalls a share of the requests that come in a period.
+    """A failure of a share of the requests that arrive in a period.
 
-    Times are the twin's own, from its start.
+    Times are simulated times from the twin's start.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    at_s: float = Field(0.0, ge=0, le=1e9, description="time from which on it happens, in seconds")
-    for_s: float | None = Field(None, gt=0, le=1e9, description="duration in seconds; null: to the end")
-    share: float = Field(1.0, gt=0, le=1, description="share of the requests that it befalls")
-    replica: int | None = Field(None, ge=0, description="with ports per replica: only at this one's; null: at all")
+    at_s: float = Field(0.0, ge=0, le=1e9, description="time at which the failures begin, in seconds")
+    for_s: float | None = Field(
+        None, gt=0, le=1e9, description="duration of the failures in seconds; null: until the twin ends"
+    )
+    share: float = Field(1.0, gt=0, le=1, description="share of requests that fail")
+    replica: int | None = Field(
+        None, ge=0, description="with ports_per_replica: number of the replica whose requests fail; null: all"
+    )
 
 
 class RefusedRequests(_Accident):
@@ -33,7 +37,9 @@ class RefusedRequests(_Accident):
 class CutAnswers(_Accident):
     """A period in which the connections of answers break."""
 
-    after_tokens: int = Field(1, ge=1, le=10**9, description="tokens that come before")
+    after_tokens: int = Field(
+        1, ge=1, le=10**9, description="number of tokens that are sent before the connection breaks"
+    )
 
 
 class ServedFailures(FailuresConfig):

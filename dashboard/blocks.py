@@ -1,6 +1,6 @@
 """The building blocks of pages: titles, figures, tables, and messages about a wrong file or input.
 
-A page has one badge, which says how far it can be trusted. The heading of each figure gives the reason on hover.
+A page has one badge, which says how far to trust its numbers. The heading of each figure gives the reason on hover.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SHOWN = {
     ASSUMED: ("gray", "edit"),
 }
 _MEANING = {
-    MEASURED: "It was recorded on the real engine. Nothing of it is predicted.",
-    VALIDATED: "This exact shape was measured, or the whole was compared with a real run.",
-    INTERPOLATED: "It lies between measured shapes.",
-    EXTRAPOLATED: "It lies outside the measured shapes. A model predicts it from the nearest measured ones.",
-    UNKNOWN: "Nothing says how far to trust it.",
+    MEASURED: "It was recorded on the real engine, without any prediction.",
+    VALIDATED: "This exact shape was measured, or this result was compared with a real run.",
+    INTERPOLATED: "Similar shapes were measured; this one lies between them.",
+    EXTRAPOLATED: "It lies outside the measured shapes. A model predicts it from the nearest measured shapes.",
+    UNKNOWN: "There is no information about how far to trust it.",
     ASSUMED: "It is an input. It was neither measured nor predicted.",
 }
 

@@ -40,7 +40,7 @@ _KEPT = "deployment-*.json"
 def read_text(text: str) -> Deployment:
     """Return the deployment that the text describes. Raises UserError if it is none, or names what is not bundled."""
     if len(text.encode()) > MOST_KB * 1000:
-        raise UserError(WHERE, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; {MOST_KB} kB are allowed")
+        raise UserError(WHERE, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; at most {MOST_KB} kB are allowed")
     try:
         _check_shape(text)
         data = parse_yaml(text)
@@ -60,10 +60,10 @@ def _check_shape(text: str) -> None:
     depth = 0
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken):
-            raise UserError(WHERE, "an alias (*name)", "can grow without end; write it out")
+            raise UserError(WHERE, "an alias (*name)", "can expand without limit; write the value instead of the alias")
         depth += isinstance(token, _OPENS) - isinstance(token, _CLOSES)
         if depth > _DEEPEST:
-            raise UserError(WHERE, "the text", f"is nested too deeply; {_DEEPEST} levels will do")
+            raise UserError(WHERE, "the text", f"is nested too deeply; use at most {_DEEPEST} levels")
 
 
 def check_bundled(deployment: Deployment) -> None:
@@ -77,7 +77,9 @@ def check_bundled(deployment: Deployment) -> None:
     most = {fleet.pool_number(scaler.pool): scaler.max_replicas for scaler in fleet.autoscaler or ()}
     replicas = sum(max(pool.replicas, most.get(number, 0)) for number, pool in enumerate(fleet.pools))
     if replicas > MOST_REPLICAS:
-        raise UserError(f"{WHERE}.fleet", f"{replicas} replicas", f"are more than this page takes: {MOST_REPLICAS}")
+        raise UserError(
+            f"{WHERE}.fleet", f"{replicas} replicas", f"is more than this page allows; use at most {MOST_REPLICAS}"
+        )
 
 
 def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], str]]:
@@ -93,7 +95,12 @@ def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], 
         if pool.gpu is not None:
             yield f"{where}gpu", pool.gpu, gpus(), f"must be one of {', '.join(gpus())}"
         if pool.calibration is not None:
-            yield f"{where}calibration", pool.calibration, (), "is a path; choose one on the page"
+            yield (
+                f"{where}calibration",
+                pool.calibration,
+                (),
+                "is a path, which this page does not allow; choose a calibration on the page",
+            )
 
 
 def _names_of_engine(where: str, engine: Deployment) -> Iterator[tuple[str, str, Collection[str], str]]:

@@ -67,7 +67,7 @@ class Door:
         host = headers.get("host", "")
         name = _name(f"//{host}")
         if name not in self._names and not _is_address(name):
-            return f"host: {name[:80]!r} is not served here; start the dashboard with --served-as {name[:80]}"
+            return f"host: {name[:80]!r} is not a name of this server; start the dashboard with --served-as {name[:80]}"
         origin = headers.get("origin")
         if origin is not None and _site(origin) != host.lower():
             return f"origin: {origin[:80]!r} is another site than {host[:80]!r}; a proxy must pass on the Host header"

@@ -18,8 +18,8 @@ _EXAMPLE = (
     "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
 )
 _YAML = (
-    f"The file that `tokentwin simulate -d` takes, up to {MOST_KB} kB. Settings that it leaves out have their "
-    "defaults. It can name only bundled models, policies and routers."
+    f"A deployment file as for `tokentwin simulate -d`, up to {MOST_KB} kB. Settings that the file leaves out have "
+    "their defaults. The file can name only bundled models, policies and routers."
 )
 Kept = TypeVar("Kept")
 
@@ -86,7 +86,7 @@ def model_input(runs: Path) -> Path | Incomplete:
             height=140,
             max_chars=100_000,
             key=fresh_key("config_text", "config"),
-            help="Copy it from the model's page.",
+            help="Copy config.json from the model's page on Hugging Face.",
         )
         if text.strip():
             said = keep_model(runs, text)

@@ -73,7 +73,7 @@ def plans(runs: Path) -> dict[str, Planned]:
         try:
             by_id[job.id] = Planned(job.id, job.settings, PlanDocument.read(job.result))
         except UserError:
-            mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete it and plan again"))
+            mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete the file and plan again"))
     by_id[EXAMPLE] = _bundled()
     return by_id
 
@@ -111,7 +111,8 @@ def planned(runs: Path) -> Planned | None:
     if plan is None:
         if said:
             st.info(
-                f"The plan {verbatim(said[:40])} of this link is not on this server. Ask for the link of its Plan page."
+                f"The plan {verbatim(said[:40])} of this link is not on this server. "
+                "Open the link of its Plan page instead."
             )
         return None
     if said or name != EXAMPLE:
@@ -138,7 +139,7 @@ def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
     if here != "Frontier" and "Frontier" in ways:
         st.page_link(ways["Frontier"], label="See the frontier", icon=":material/scatter_plot:", query_params=query)
     lab = ways.get("Policy lab") if here != "Policy lab" else None
-    if lab and st.button("Compare policies on it", icon=":material/compare_arrows:", type="tertiary"):
+    if lab and st.button("Compare policies on this plan", icon=":material/compare_arrows:", type="tertiary"):
         st.session_state[TO_COMPARE] = plan.name
         st.switch_page(lab, query_params={**query, "offered": "plan"})
     job = plan.fleet_job(runs, best)

@@ -134,11 +134,11 @@ def _bounded(workload: Workload, limits: Limits) -> Workload:
 
 def _check_amounts(limits: Limits, requests: int, segments: int, characters: int = 0) -> None:
     if requests > limits.requests:
-        raise _too_much(f"holds more than {limits.requests:,} requests")
+        raise _too_much(f"has more than {limits.requests:,} requests")
     if segments > limits.segments:
-        raise _too_much(f"holds more than {limits.segments:,} segments of prompts")
+        raise _too_much(f"has more than {limits.segments:,} segments of prompts")
     if characters > limits.names_mb * MB:
-        raise _too_much(f"holds more than {limits.names_mb} MB of names")
+        raise _too_much(f"has more than {limits.names_mb} MB of names")
 
 
 def _too_much(what: str) -> UserError:

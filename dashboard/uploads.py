@@ -41,7 +41,7 @@ def keep_trace(runs: Path, content: bytes, name: str = "") -> str:
     path = _path(runs, _TRACE, digest)
     if not path.is_file():
         if len(content) > MOST_MB * MB:
-            raise UserError("trace", f"{len(content) / MB:.0f} MB", f"is too large; {MOST_MB} MB are allowed")
+            raise UserError("trace", f"{len(content) / MB:.0f} MB", f"is too large; at most {MOST_MB} MB are allowed")
         with _written_below(path.parent), tempfile.TemporaryDirectory(dir=path.parent, prefix=".reading-") as folder:
             upload, requests = Path(folder) / "upload", Path(folder) / "requests.parquet"
             upload.write_bytes(content)
@@ -76,7 +76,7 @@ def keep_model(runs: Path, text: str) -> str:
     """Keep a pasted config.json, and return its digest. Raises UserError, one line, if it describes no model."""
     if len(text) > MB:
         raise UserError(
-            "config.json", f"{len(text) / MB:.1f} MB", "is too large for a config.json; paste the text of one"
+            "config.json", f"{len(text) / MB:.1f} MB", "is too large for a config.json; paste the text of a config.json"
         )
     try:
         data = json.loads(text, parse_constant=_no_number, parse_float=_finite)
@@ -123,7 +123,7 @@ def _check_numbers(data: Any) -> None:
     for name, value in data.items() if isinstance(data, dict) else ():
         most = MOST_LAYERS if "layers" in name else _LARGEST
         if isinstance(value, int | float) and abs(value) > most:
-            raise UserError(f"config.json: {name}", value, f"is too large; {most:,} is allowed")
+            raise UserError(f"config.json: {name}", value, f"is too large; at most {most:,} is allowed")
 
 
 def _path(runs: Path, place: str, digest: str) -> Path:

@@ -96,7 +96,7 @@ def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> 
 def check_timed(calibration: str | None, gpu: str | None) -> None:
     """Raise UserError if neither a calibration nor a GPU is given to time steps."""
     if calibration is None and gpu is None:
-        remedy = "is missing; give --calibration, or --gpu for a GPU that was not measured"
+        remedy = "is missing; give --calibration, or --gpu for a GPU without a calibration"
         raise UserError("calibration", None, remedy)
 
 

@@ -47,7 +47,7 @@ class Timing(Request):
 
     calibration: TimedBy = None
     gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
-    model: str | None = Field(None, description="model of the catalogue to serve, where the deployment names none")
+    model: str | None = Field(None, description="model of the catalogue to serve, if the deployment names no model")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs that share each layer of --model")
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ class TraceWorkload(Request):
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
     rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
     warm_up_s: float | None = Field(
-        None, gt=0, le=1e9, description="seconds at the start whose arrivals are served but not counted"
+        None, gt=0, le=1e9, description="seconds at the start whose requests are served but not counted"
     )
     spread_ticks: bool = Field(False, description="spread arrivals with the same timestamp evenly until the next one")
 
@@ -44,7 +44,7 @@ class Scenario(Request):
     """
 
     deployment: Annotated[Deployment, AfterValidator(with_stated_blocks)] = Field(
-        description="the deployment, as in a deployment's own YAML file"
+        description="the deployment, as in a deployment's YAML file"
     )
     gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
     calibration: TimedBy = None
@@ -53,12 +53,12 @@ class Scenario(Request):
         None,
         ge=1,
         le=100_000,
-        description="engines behind the router (of a fleet: of its first pool); by default 1, or as the fleet states",
+        description="engines behind the router (with a fleet: in its first pool); by default 1, or as the fleet states",
     )
-    router: RouterConfig | None = Field(None, description="router, by name; by default round-robin")
+    router: RouterConfig | None = Field(None, description="name of the router; by default round-robin")
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {},
-        description="dollars per GPU-hour, such as H100=2.9, instead of the catalogue's; our own engine is cpu or cuda",
+        description="dollars per GPU-hour (H100=2.9), instead of the catalogue's; our own engine is cpu or cuda",
     )
     slo: dict[str, float] = Field({}, description="latency bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
 
@@ -92,9 +92,9 @@ class Scenario(Request):
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> Scenario:
         if self.gpu is None and self.calibration is None:
-            raise ValueError("give gpu or calibration, which time the steps")
+            raise ValueError("give gpu or calibration, to time the steps")
         if self.deployment.fleet is not None and (self.replicas or self.router):
-            raise ValueError("leave replicas and router out, because the deployment's fleet states them")
+            raise ValueError("leave replicas and router out, because the deployment's fleet states both")
         return self
 
     def whole(self) -> tuple[Scenario, tuple[str, ...]]:

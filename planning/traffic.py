@@ -33,12 +33,12 @@ class Offered(Request):
     """The offered traffic. Requests of several specifications arrive together, and share no prompt between them."""
 
     traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
-        description="a trace file, a recording, or a YAML specification as `tokentwin trace synth` takes it"
+        description="a trace file, a recording, or a YAML specification for `tokentwin trace synth`"
     )
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
     rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
     window_s: float | None = Field(
-        None, gt=0, le=WHOLE_S, description="use only the busiest stretch of this many seconds, by tokens"
+        None, gt=0, le=WHOLE_S, description="use only the period of this many seconds with the most tokens"
     )
 
     @field_validator("traffic", mode="before")
@@ -142,21 +142,21 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
     Raises UserError for a workload that has no rate, or no requests.
     """
     if workload.concurrency is not None:
-        remedy = "is a closed loop, which any fleet can serve; give a trace with arrivals"
+        remedy = "is a closed loop of clients, which any fleet can serve; give a trace with arrivals"
         raise UserError("trace", workload.name, remedy)
     requests = list(workload.requests)
     if len(requests) < 2:
-        raise UserError("trace", workload.name, f"holds {len(requests)} requests; planning needs at least 2")
+        raise UserError("trace", workload.name, f"has {len(requests)} requests; planning needs at least 2")
     first, end = _busiest([r.arrival_ns for r in requests], [r.prompt_len + r.output_len for r in requests], window_s)
     if end - first < 2:
-        raise UserError("window-s", window_s, "covers a single request; take a longer stretch")
+        raise UserError("window-s", window_s, "covers a single request; give a longer period")
     if requests[first].arrival_ns == requests[end - 1].arrival_ns:
-        remedy = "has all arrivals at one instant, and so no rate; give a trace with arrivals over some time"
+        remedy = "has all arrivals at one instant, and therefore no rate; give a trace with arrivals over some time"
         raise UserError("trace", workload.name, remedy)
     planned = reshaped(only(workload, requests[first:end]), rate_scale=rate_scale)
     planned = replace(planned, requests=list(planned.requests))
     if math.isinf(mean_rate(planned)):
-        raise UserError("rate-scale", rate_scale, "brings all arrivals to one instant, and so no rate; lower it")
+        raise UserError("rate-scale", rate_scale, "is so high that all requests arrive at one instant; lower it")
     return planned
 
 

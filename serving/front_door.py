@@ -1,4 +1,4 @@
-"""The costs that an API server and its clients add to a request: work, waits for that work, and a slower engine."""
+"""The time that an API server and its clients add to a request: work, waits for that work, and a slower engine."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class FrontDoor(Settings):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    client_ns: float = Field(0, ge=0, description="the client's lateness and the network, until the server has it")
-    request_ns: float = Field(0, ge=0, description="work on each request before the engine has it")
-    prompt_token_ns: float = Field(0, ge=0, description="work on each token of a request's prompt")
-    outputs_ns: float = Field(0, ge=0, description="a step's tokens on their way from the engine to the API process")
-    chunk_ns: float = Field(0, ge=0, description="work on each chunk of an answer: detokenising and writing it")
-    last_ns: float = Field(0, ge=0, description="time from an answer's last text until all of it is written")
+    client_ns: float = Field(
+        0, ge=0, description="time from a request's arrival until the server has it: the client's delay and the network"
+    )
+    request_ns: float = Field(0, ge=0, description="work on each request before the engine gets it")
+    prompt_token_ns: float = Field(0, ge=0, description="work on each prompt token")
+    outputs_ns: float = Field(0, ge=0, description="transfer of a step's tokens from the engine to the API process")
+    chunk_ns: float = Field(0, ge=0, description="detokenising and writing each chunk of an answer")
+    last_ns: float = Field(0, ge=0, description="time from an answer's last text until the complete answer is written")
     engine_step_ns: float = Field(0, ge=0, description="additional time of each step of the engine")
     engine_row_ns: float = Field(0, ge=0, description="additional time for each token that the engine samples")
-    host_step_ns: float = Field(0, ge=0, description="additional time of the engine's host between two steps")
-    host_row_ns: float = Field(
-        0, ge=0, description="additional time of the engine's host for each token that is sampled"
-    )
-    source: str = Field("", description="recordings that it was fitted to")
+    host_step_ns: float = Field(0, ge=0, description="additional CPU time of the engine between two steps")
+    host_row_ns: float = Field(0, ge=0, description="additional CPU time of the engine for each token that it samples")
+    source: str = Field("", description="recordings that the times were fitted to")
 
     @classmethod
     def load(cls, path: str | Path) -> FrontDoor:
@@ -52,7 +52,7 @@ class FrontDoor(Settings):
             remedy = f"cannot be read: {reason(error)}; make one with calibrate --from-served"
             raise UserError("front-door", str(path), remedy) from None
         except ValueError:
-            remedy = "is no front door; make one with calibrate --from-served"
+            remedy = "is not a front-door file; make one with calibrate --from-served"
             raise UserError("front-door", str(path), remedy) from None
 
     def save(self, folder: Path) -> None:

@@ -27,10 +27,10 @@ class DraftRates(Settings):
     """The rates of the steps of a request that come after steps of one sort."""
 
     proposal_rates: tuple[float, ...] = Field(
-        description="proposal rates of these steps, as the setting of that name for all steps"
+        description="proposal rates of these steps, in the form of the setting proposal_rates"
     )
     synthetic_acceptance_rates: tuple[float, ...] = Field(
-        description="acceptance rates of these steps, as the setting of that name for all steps"
+        description="acceptance rates of these steps, in the form of the setting synthetic_acceptance_rates"
     )
 
 
@@ -46,11 +46,16 @@ class SpeculativeConfig(TerseSettings):
     seldom_set = ("rates_after",)
 
     method: Literal["draft_model", "eagle", "mtp", "ngram"] = Field(
-        "draft_model", description="method that proposes the draft tokens"
+        "draft_model", description="method that proposes draft tokens"
     )
-    num_speculative_tokens: int = Field(ge=1, le=64, description="draft tokens that a request verifies in one step")
+    num_speculative_tokens: int = Field(
+        ge=1, le=64, description="number of draft tokens of a request that one step verifies"
+    )
     acceptance_rate: float | None = Field(
-        None, ge=0, le=1, description="probability that a draft token is accepted if all before it were"
+        None,
+        ge=0,
+        le=1,
+        description="probability that a draft token is accepted, if all draft tokens before it were accepted",
     )
     synthetic_acceptance_rates: tuple[float, ...] | None = Field(
         None,
@@ -59,29 +64,40 @@ class SpeculativeConfig(TerseSettings):
     )
     proposal_rates: tuple[float, ...] | None = Field(
         None,
-        description="the share of steps in which a decoding request has a draft that reaches each position; null: all",
+        description="share of steps in which the draft of a decoding request reaches each position; null: all steps",
     )
     rates_after: tuple[DraftRates, DraftRates, DraftRates, DraftRates] | None = Field(
         None,
-        description="rates, as they were recorded, of a request that has had no draft accepted yet, and of one whose "
-        "step before accepted none, some or all of num_speculative_tokens; null: all steps are alike",
+        description="recorded rates of requests without an accepted draft so far, and of requests whose step before "
+        "accepted none, some or all of num_speculative_tokens; null: the same rates in all steps",
     )
-    seed: int = Field(0, description="seed of the acceptances")
-    model: str | None = Field(None, description="draft_model: the draft model, named like the deployment's model")
+    seed: int = Field(0, description="seed of the random acceptances")
+    model: str | None = Field(
+        None, description="draft_model: the draft model, named in the same ways as the deployment's model"
+    )
     draft_sample_method: Literal["coupled", "probabilistic"] = Field(
         "coupled",
-        description="draft_model on the real engine, where tokens are drawn: coupled drafts with the target's random "
-        "number, and no output changes; probabilistic accepts more, but what a seed gives depends on the drafts",
+        description="draft_model on the real engine, at temperatures above 0: coupled draws drafts with the target's "
+        "random numbers and changes no output; probabilistic accepts more drafts, but the output of a seed depends on "
+        "the drafts",
     )
     prompt_lookup_max: int | None = Field(
-        None, ge=1, le=64, description="ngram: longest run of last tokens that is looked up in the text before it"
+        None, ge=1, le=64, description="ngram: maximum number of last tokens that are looked up in the text before them"
     )
-    prompt_lookup_min: int | None = Field(None, ge=1, le=64, description="ngram: shortest such run")
+    prompt_lookup_min: int | None = Field(
+        None, ge=1, le=64, description="ngram: minimum number of last tokens that are looked up"
+    )
     draft_step_share: float | None = Field(
-        None, ge=0, le=10, description="eagle, ngram: time of a drafting pass as a share of the step before it"
+        None,
+        ge=0,
+        le=10,
+        description="eagle, ngram: time of a drafting pass, as a share of the time of the step before it",
     )
     draft_us: float | None = Field(
-        None, ge=0, le=1e7, description="eagle, ngram: microseconds of a drafting pass, instead of draft_step_share"
+        None,
+        ge=0,
+        le=1e7,
+        description="eagle, ngram: time of a drafting pass in microseconds, instead of draft_step_share",
     )
 
     @model_validator(mode="after")
@@ -93,7 +109,7 @@ class SpeculativeConfig(TerseSettings):
             if rates is None:
                 continue
             if len(rates) != self.num_speculative_tokens:
-                raise ValueError(f"{name} must hold num_speculative_tokens shares")
+                raise ValueError(f"{name} must have num_speculative_tokens shares")
             if any(not 0 <= rate <= before for before, rate in zip((1.0, *rates), rates, strict=False)):
                 raise ValueError(f"{name} must be shares, none larger than the one before it")
         return self
@@ -104,7 +120,7 @@ class SpeculativeConfig(TerseSettings):
         if self.method == "draft_model" and (self.model is None or stated):
             raise ValueError("method draft_model needs model; leave draft_step_share and draft_us out")
         if self.method == "mtp" and stated:
-            raise ValueError("method mtp is priced by the model; leave draft_step_share and draft_us out")
+            raise ValueError("method mtp takes its time from the model; leave draft_step_share and draft_us out")
         if self.method != "draft_model" and (self.model is not None or len(stated) > 1):
             raise ValueError(f"method {self.method} takes either draft_step_share or draft_us; leave model out")
         shortest, longest = self.prompt_lookup

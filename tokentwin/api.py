@@ -76,14 +76,14 @@ def simulate(
 
     Args:
         workload: the path of a trace, a `Workload`, or a specification as a mapping (see `tokentwin trace synth`)
-        deployment: by default one replica of vLLM's defaults; see `Deployment`
-        out: directory to write the recording to; by default a temporary one that stays after Python ends
+        deployment: by default one replica with vLLM's default settings; see `Deployment`
+        out: directory to write the recording to; by default a temporary directory, which stays after Python ends
         band: also simulate both ends of the 90 % interval of step times
-        details: keep steps and token times
+        details: record every step and the time of every token
         scenario: more fields of `planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
             (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
 
-    Raises UserError for what cannot be simulated, and if `out` exists and `overwrite` is not set.
+    Raises UserError for settings that cannot be simulated, and if `out` exists and `overwrite` is not set.
     """
     from planning.deployments import served
     from planning.scenario import Scenario
@@ -126,12 +126,12 @@ def compare(
     """Compare B with A, request by request, with confidence intervals.
 
     Args:
-        a, b: how the sides differ: settings by path (`{"policy": "fair"}`), `deployment`, `replicas`, `router`, `gpu`,
-            `calibration`; or, without `traffic`, directories of recordings
+        a, b: settings in which the sides differ, by path (`{"policy": "fair"}`), or `deployment`, `replicas`,
+            `router`, `gpu`, `calibration`. Without `traffic`: directories of recordings
         traffic: the requests that both sides serve; like `workload` in `simulate`
-        request: `gpu` or `calibration`, which time the steps of both sides; `model` and `tensor_parallel_size` of both
-            sides, if `deployment` does not state them; and more fields of `planning.compare.request.CompareRequest`:
-            `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
+        request: more fields of `planning.compare.request.CompareRequest`. `gpu` or `calibration` times the steps of
+            both sides. `model` and `tensor_parallel_size` are for both sides, if `deployment` does not state them.
+            Others are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
 
     Raises UserError for sides that cannot be simulated or paired.
     """
@@ -149,7 +149,7 @@ def compare(
         raise UserError(
             "a/b",
             f"{a}, {b}",
-            "must be mappings of settings when traffic is given; leave traffic out to compare recordings",
+            "must be mappings of settings if traffic is given; leave traffic out to compare recordings",
         )
     timing = {name: request.pop(name) for name in Timing.model_fields if name in request}
     with _offered(traffic) as offered:
@@ -199,8 +199,9 @@ def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
     """Find out why the recorded `run` is slow, and what would help.
 
     Args:
-        request: fields of `planning.diagnose.request.DiagnoseRequest`: with `gpu` or `calibration` the run is simulated
-            with each constraint lifted; `metric` is the latency to explain, `bounds` say from where it is high (ms)
+        request: fields of `planning.diagnose.request.DiagnoseRequest`. With `gpu` or `calibration` the run is simulated
+            again with each constraint lifted. `metric` is the latency to explain. A latency above its bound in
+            `bounds` (ms) counts as high
 
     Raises UserError if the run cannot be read or simulated.
     """
@@ -260,8 +261,8 @@ def calibrate(
         request: more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or `recordings`, or
             `iterations` with `gpu`, or `case` with `data`, or `served` with `client`, which are read instead
 
-    Raises UserError if torch is not installed or the model cannot be loaded, for measurements that teach nothing, and
-    if `out` holds a calibration and `overwrite` is not set.
+    Raises UserError if torch is not installed or the model cannot be loaded, for measurements to which nothing can be
+    fitted, and if `out` holds a calibration and `overwrite` is not set.
     """
     from planning.measure.calibrator import calibrate
     from planning.measure.request import CalibrateRequest
@@ -285,9 +286,9 @@ def read_recording(path: str | Path) -> Recording:
 
 @contextmanager
 def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
-    """Yield traffic as a request takes it: a specification as it is, else the path of a trace.
+    """Yield traffic as a request takes it: a specification unchanged, or else the path of a trace.
 
-    The path is the value of the field `as_field`, if one is named.
+    If `as_field` is given, yield the path as the value of that field.
     """
     from serving.workload import Workload
 
@@ -335,7 +336,9 @@ def _check_jobs(jobs: object) -> None:
     from serving.errors import UserError
 
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, Integral) or jobs < 1):
-        raise UserError("jobs", repr(jobs), "must be a whole number of at least 1; leave it out for one for each CPU")
+        raise UserError(
+            "jobs", repr(jobs), "must be a whole number of at least 1; leave it out to run one simulation on each CPU"
+        )
 
 
 def _side(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from serving.errors import UserError, reason, shortened
 VERBS = {
     "bench": "Replay a trace on the real engine, or send it to a server, and record it.",
     "calibrate": "Measure the engine and fit the step cost model.",
-    "claims": "Check what everyone says about inference.",
+    "claims": "Test common claims about LLM inference.",
     "columns": "Explain the columns of a dataset.",
     "compare": "Compare two deployments, policies or runs on the same requests.",
     "conformance": "Compare our scheduler's decisions with recordings of vLLM's.",
     "dashboard": "Open the dashboard.",
-    "demo": "Run the whole loop: record, calibrate, simulate, validate.",
+    "demo": "Record real runs on this machine, calibrate, simulate the same traffic, and compare.",
     "diagnose": "Find out why a run is slow, and what would help.",
     "explain": "Show where the time of a step goes, operation by operation.",
     "export": "Write a run, a sweep or a saved answer in another format.",
@@ -38,7 +38,7 @@ VERBS = {
     "plan": "Find the cheapest fleet that meets its SLOs.",
     "policy": "Check that a scheduling policy keeps its contract.",
     "router": "Check that a router keeps its rules.",
-    "serve": "Serve the real engine, or a fleet's twin, by OpenAI's API.",
+    "serve": "Serve the real engine, or the twin of a fleet, with OpenAI's API.",
     "simulate": "Run a trace through the simulator and record it.",
     "sweep": "Simulate many configurations and write a Parquet dataset.",
     "trace": "Inspect, convert or generate a trace of requests.",
@@ -83,9 +83,7 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="tokentwin", message=f"%(prog)s, version %(version)s, {CORE}")
-@click.option(
-    _TRACEBACK, is_flag=True, help="Where a policy, router or cost model of yours fails, print its traceback."
-)
+@click.option(_TRACEBACK, is_flag=True, help="If a policy, router or cost model of yours fails, print the traceback.")
 def cli(traceback: bool) -> None:
     """Predict how an LLM serving system performs: one scheduler runs a real engine and a simulator."""
 

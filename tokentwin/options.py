@@ -35,7 +35,7 @@ class Finite(click.FloatRange):
 
 
 class RequestOption(click.Option):
-    """A flag whose help is the description of its field; `default_of` begins the words about the default."""
+    """A flag whose help is the description of its field; the text `default_of` introduces the default."""
 
     def __init__(self, *args: Any, fields: Mapping[str, FieldInfo], default_of: str = "default", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -117,7 +117,7 @@ def listed(option: str, texts: tuple[str, ...]) -> list[str]:
     """Return names given one by one or separated by commas, each once. Raises UserError for a comma without a name."""
     for text in texts:
         if not all(part.strip() for part in text.split(",")):
-            raise UserError(option, text, "has nothing between two commas, or beside one; leave the comma out")
+            raise UserError(option, text, "has a comma without a name before or after it; leave the comma out")
     return list(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
 
 
@@ -127,5 +127,9 @@ def deployment_options(command: Command) -> Command:
     settings = options_of(SchedulerConfig, Deployment, default_of="a deployment's default", default=None)
     command = settings(" ".join(names))(command)
     return click.option(
-        "--deployment", "-d", "deployment_file", type=click.Path(), help="Deployment, in YAML, or that of a recording."
+        "--deployment",
+        "-d",
+        "deployment_file",
+        type=click.Path(),
+        help="Deployment: a YAML file, or a recording whose deployment is used.",
     )(command)

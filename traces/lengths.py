@@ -22,8 +22,8 @@ _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
 class _Lengths(Settings, allow_inf_nan=False):
-    min: int = Field(1, ge=1, le=LONGEST, description="shortest length; shorter draws are raised to it")
-    max: int = Field(LONGEST, ge=1, le=LONGEST, description="longest length; longer draws are cut to it")
+    min: int = Field(1, ge=1, le=LONGEST, description="minimum length; shorter lengths are raised to it")
+    max: int = Field(LONGEST, ge=1, le=LONGEST, description="maximum length; longer lengths are cut to it")
 
     @model_validator(mode="after")
     def _ordered(self) -> _Lengths:

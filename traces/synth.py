@@ -32,10 +32,14 @@ _MOST_REQUESTS = 1_000_000_000  # so many take hours to write
 class SystemPrompts(Settings, allow_inf_nan=False):
     """Prompts with which requests begin and which they share; each request (or session) chooses one."""
 
-    count: int = Field(ge=1, le=1_000_000, description="number of different prompts")
-    tokens: Lengths = Field(description="length of each prompt in tokens")
-    choice: Literal["uniform", "zipf"] = Field("uniform", description="way in which a request chooses its prompt")
-    exponent: float = Field(1.0, ge=0, le=20, description="zipf: prompt k is chosen in proportion to k^-exponent")
+    count: int = Field(ge=1, le=1_000_000, description="number of different system prompts")
+    tokens: Lengths = Field(description="length of each system prompt in tokens")
+    choice: Literal["uniform", "zipf"] = Field(
+        "uniform", description="distribution by which a request chooses its system prompt"
+    )
+    exponent: float = Field(
+        1.0, ge=0, le=20, description="zipf: system prompt k is chosen in proportion to k^-exponent"
+    )
     share: float = Field(1.0, ge=0, le=1, description="share of requests that have a system prompt")
 
 
@@ -47,11 +51,14 @@ class Sessions(Settings):
     """
 
     turns: Lengths = Field(description="number of turns of a session")
-    think_ms: Lengths = Field(description="milliseconds from one turn to the arrival of the next")
+    think_ms: Lengths = Field(description="think time: milliseconds from one turn to the arrival of the next turn")
     think_from: Literal["arrival", "answer"] = Field(
-        "arrival", description="whether think time starts when a turn arrives, or when it has ended (simulator only)"
+        "arrival",
+        description="whether think time starts at the arrival or at the end (simulator only) of the turn before",
     )
-    max_prompt_tokens: int | None = Field(None, ge=1, description="end a session before its prompt gets longer")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="end a session before a prompt becomes longer than this"
+    )
 
 
 class SynthSpec(Settings, allow_inf_nan=False):
@@ -62,7 +69,7 @@ class SynthSpec(Settings, allow_inf_nan=False):
     """
 
     name: str = Field("synthetic", description="name of the workload")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers")
     requests: int | None = Field(None, ge=1, le=_MOST_REQUESTS, description="number of requests")
     duration_s: float | None = Field(None, gt=0, le=1e9, description="seconds during which requests arrive")
     arrivals: Arrivals = Field(description="arrival process")
@@ -73,9 +80,11 @@ class SynthSpec(Settings, allow_inf_nan=False):
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="priority of every request")
     tenant: str = Field("", description="tenant of every request")
     slo_class: str = Field("", description="SLO class of every request")
-    structured: float = Field(0.0, ge=0, le=1, description="share of requests whose answers keep to a grammar")
+    structured: float = Field(
+        0.0, ge=0, le=1, description="share of requests with structured output, whose answers follow a grammar"
+    )
     grammar_compile_ms: float = Field(
-        0.0, ge=0, le=1e9, description="time for which a structured request waits for its grammar to be compiled"
+        0.0, ge=0, le=1e9, description="time that a request with structured output waits until its grammar is compiled"
     )
 
     @property

@@ -23,13 +23,17 @@ class RecordSettings(Settings):
     """The place of a vLLM server's recording, and the memory that it may take."""
 
     record: str = Field(min_length=1, description="directory of the recording")
-    model: str = Field("", description="name of the model in the recording, by default its folder or its name at a hub")
-    workload: str = Field("served", description="name of the traffic")
-    numbered: bool = Field(False, description="names of requests begin with their number in the traffic")
+    model: str = Field(
+        "",
+        description="name of the model in the recording; by default its folder's name, or its name on Hugging Face",
+    )
+    workload: str = Field("served", description="name of the workload in the recording")
+    numbered: bool = Field(False, description="whether the id of a request begins with its number in the traffic")
     most_waiting_rows: int = Field(
         1_000_000,
         ge=1,
-        description="rows of steps that wait to be written, at most: beyond them recording ends, and serving goes on",
+        description="maximum number of step rows that wait to be written; beyond it recording ends, and serving goes "
+        "on",
     )
 
 

@@ -29,13 +29,13 @@ _MOST_NOISE_PCT = 50.0  # real runs that differ by more say nothing about a simu
 class Replay(Part):
     """Rung 1: the decisions that the simulator, given the recorded times, took identically."""
 
-    steps: int = fact("recorded")
-    identical: int = fact("of those")
-    requests: int = fact("recorded", default=0)
-    identical_requests: int | None = fact("of those", default=None)
-    routes: int = fact("requests that the router of several engines sent to one", default=0)
-    identical_routes: int = fact("of those", default=0)
-    first_difference: str | None = fact("which step, request or route differs first", default=None)
+    steps: int = fact("recorded steps")
+    identical: int = fact("steps that were decided identically")
+    requests: int = fact("recorded requests", default=0)
+    identical_requests: int | None = fact("requests that were decided identically", default=None)
+    routes: int = fact("requests that the router of several engines sent to an engine", default=0)
+    identical_routes: int = fact("requests that were routed identically", default=0)
+    first_difference: str | None = fact("the first step, request or route that differs", default=None)
 
     @property
     def exact(self) -> bool:
@@ -46,7 +46,7 @@ class Replay(Part):
 class Regime(Part):
     """Rung 2: the cost model's error on held-out steps of one regime."""
 
-    steps: int = fact("held out")
+    steps: int = fact("held-out steps")
     median_error_pct: Number = fact("median absolute error", "%", default=None)
     p95_error_pct: Number = fact("95th percentile of the absolute error", "%", default=None)
     bias_pct: Number = fact("mean signed error", "%", default=None)
@@ -56,46 +56,62 @@ class Regime(Part):
 class StepRung(Part):
     """Rung 2, by regime: the time on the wall; and the CPU time of the engine's thread, at the machine's speed then."""
 
-    regimes: dict[str, Regime] = fact("by name", default={})
-    same_weather: dict[str, Regime] = fact("by name, in the same weather; empty where it is not known", default={})
+    regimes: dict[str, Regime] = fact("errors of wall-clock step time, by regime", default={})
+    same_weather: dict[str, Regime] = fact(
+        "errors of CPU time with the machine's speed known, by regime; empty if the speed is not known", default={}
+    )
 
 
 class DeviceLoad(Part):
     """A mixture's tokens on the devices that could share its experts."""
 
-    devices: int = fact("that share a layer's experts evenly")
-    imbalance: Number = fact("tokens on the busiest over the mean of all, measured: a value for `expert_imbalance`")
-    imbalance_random: Number = fact("the same if tokens chose evenly and independently: `expert_imbalance: random`")
+    devices: int = fact("devices that share a layer's experts evenly")
+    imbalance: Number = fact(
+        "measured tokens on the busiest device over the mean of all devices: a value for `expert_imbalance`"
+    )
+    imbalance_random: Number = fact(
+        "the same ratio if tokens chose evenly and independently: `expert_imbalance: random`"
+    )
 
 
 class ExpertBalance(Part):
     """The balance of a mixture's experts in the real runs, beside the cost model's assumption."""
 
-    steps: int = fact("recorded")
-    experts: int = fact("of a layer")
-    topk: int = fact("experts that a token goes to")
-    hit: Number = fact("experts of a layer that a step reads, mean")
-    hit_even: Number = fact("the same if tokens chose evenly and independently")
-    devices: tuple[DeviceLoad, ...] = fact("by number of devices", default=())
-    busiest: Number = fact("tokens of the busiest expert over the mean of all, of all steps and layers", default=None)
+    steps: int = fact("recorded steps")
+    experts: int = fact("experts of a layer")
+    topk: int = fact("experts of each token in a layer")
+    hit: Number = fact("mean number of experts of a layer that a step reads")
+    hit_even: Number = fact("the same number if tokens chose evenly and independently")
+    devices: tuple[DeviceLoad, ...] = fact("loads by number of devices", default=())
+    busiest: Number = fact(
+        "tokens of the busiest expert over the mean of all experts, over all steps and layers", default=None
+    )
 
 
 class RunFigures(Part):
     """One statistic of one metric: simulated, real, and what it is held against."""
 
     metric: str = fact("a metric of the glossary")
-    stat: str = fact("its statistic; `value` where it has but one")
-    real: Number = fact("on the real engine, mean of the repeats", "the metric's", default=None)
-    simulated: Number = fact("in the simulator", "the metric's", default=None)
-    error_pct: Number = fact("simulated against real", "%", default=None)
-    floor_pct: Number = fact("by how much repeats of the real run differ", "%", default=None)
+    stat: str = fact("statistic of the metric; `value` if the metric has only one")
+    real: Number = fact("value on the real engine, mean of the repeats", "the metric's", default=None)
+    simulated: Number = fact("value in the simulator", "the metric's", default=None)
+    error_pct: Number = fact("error of the simulated value against the real value", "%", default=None)
+    floor_pct: Number = fact("largest difference between repeats of the real run", "%", default=None)
     low: Number = fact("lower end of the simulated 90 % band", "the metric's", default=None)
-    high: Number = fact("upper end", "the metric's", default=None)
-    weather_simulated: Number = fact("simulated in the weather of each real run, mean", "the metric's", default=None)
-    weather_error_pct: Number = fact("that against real", "%", default=None)
-    weather_floor_pct: Number = fact("by how much repeats differ once each has its own weather", "%", default=None)
-    weather_low: Number = fact("lower end of the 90 % band in the same weather", "the metric's", default=None)
-    weather_high: Number = fact("upper end", "the metric's", default=None)
+    high: Number = fact("upper end of the simulated 90 % band", "the metric's", default=None)
+    weather_simulated: Number = fact(
+        "mean simulated value with the machine's speed of each real run known", "the metric's", default=None
+    )
+    weather_error_pct: Number = fact("error of this value against the real value", "%", default=None)
+    weather_floor_pct: Number = fact(
+        "largest difference between repeats, apart from differences of the machine's speed", "%", default=None
+    )
+    weather_low: Number = fact(
+        "lower end of the 90 % band with the machine's speed known", "the metric's", default=None
+    )
+    weather_high: Number = fact(
+        "upper end of the 90 % band with the machine's speed known", "the metric's", default=None
+    )
 
 
 class RunRow(RunFigures):
@@ -142,7 +158,7 @@ class RunRung(Part):
 
     rows: tuple[RunRow, ...] = fact("by metric and statistic", default=())
     covered: Number = fact("share of the real numbers that lie in their band", "fraction", default=None)
-    weather_covered: Number = fact("the same, in the same weather", "fraction", default=None)
+    weather_covered: Number = fact("the same share with the machine's speed known", "fraction", default=None)
 
 
 class Rungs(Part):
@@ -151,13 +167,13 @@ class Rungs(Part):
     replay: Replay | None = fact("rung 1, decisions", default=None)
     step: StepRung | None = fact("rung 2, step times", default=None)
     run: RunRung | None = fact("rungs 3 and 5, the run", default=None)
-    experts: ExpertBalance | None = fact("beside rung 2, the experts of a mixture", default=None)
+    experts: ExpertBalance | None = fact("experts of a mixture-of-experts model", default=None)
 
 
 class Recordings(Part):
     """The places of the runs, relative to the report."""
 
-    real: tuple[str, ...] = fact("of the real engine", default=())
+    real: tuple[str, ...] = fact("recordings of the real engine", default=())
     simulated: str | None = fact("the simulated run", default=None)
 
 
@@ -167,16 +183,18 @@ class ValidationReport(Document):
     what: ClassVar[str] = "a validation report"
     where: ClassVar[str] = REPORT
 
-    verdict: str = fact("in a sentence")
-    created: str = fact("when, as ISO 8601", default="")
+    verdict: str = fact("verdict in a sentence")
+    created: str = fact("time of the validation, as ISO 8601", default="")
     disturbed: bool = fact("whether the machine was disturbed while the real runs were recorded", default=False)
-    disturbance: str = fact("what is known of that, in words", default="")
+    disturbance: str = fact("description of the disturbance", default="")
     hardware: dict[str, Any] = fact("the machine of the real runs", default={})
-    workload: str = fact("name of what was offered", default="")
-    calibration: str = fact("id of what timed the steps", default="")
-    extrapolated_share: Number = fact("of the simulated steps, outside what was measured", "fraction", default=None)
+    workload: str = fact("name of the workload", default="")
+    calibration: str = fact("id of the calibration that timed the steps", default="")
+    extrapolated_share: Number = fact(
+        "share of the simulated steps that lie outside the measured steps", "fraction", default=None
+    )
     rungs: Rungs = fact("the ladder", default=Rungs())
-    recordings: Recordings = fact("where the runs lie", default=Recordings())
+    recordings: Recordings = fact("paths of the runs", default=Recordings())
 
     @property
     def rows(self) -> tuple[RunRow, ...]:
@@ -216,20 +234,22 @@ class ValidationReport(Document):
             each = replay.requests // max(len(self.recordings.real), 1) if replay is not None else 0
             yield self.figures(f"rung 3, the run{f' of {each} requests' if each else ''}")
             if self.weather_rows:
-                yield Line("blind: as predicted. same: in the same weather, told how slow the machine was", "note")
+                yield Line(
+                    "same (in the same weather): the simulator knows how slow the machine was. blind: it does not",
+                    "note",
+                )
             if run.covered is not None:
                 held = f"{shown_share(run.covered)} of the real numbers lie in their 90 % band"
                 if run.weather_covered is not None:
                     held += f"; {shown_share(run.weather_covered)} in the same weather"
                 yield Line(f"rung 5, bands: {held}")
         if self.extrapolated_share:
-            yield Line(
-                f"extrapolated: {shown_share(self.extrapolated_share, 1)} of the simulated steps were not measured"
-            )
+            outside = shown_share(self.extrapolated_share, 1)
+            yield Line(f"extrapolated: {outside} of the simulated steps lie outside the measured steps")
         if self.disturbed:
             yield Line(f"DISTURBED: {self.disturbance}; take these errors with care", "warning")
         elif self.disturbance:
-            yield Line(f"weather: {self.disturbance}")
+            yield Line(f"machine: {self.disturbance}")
         yield Line(self.verdict, "headline")
 
     def figures(self, title: str = "") -> Table:
@@ -240,17 +260,17 @@ class ValidationReport(Document):
             Column("real", NUMBER),
             Column("simulated", NUMBER, spare=1),
             Column("blind", CHANGE, "Error of the simulation."),
-            Column("noise", PERCENT, "How far repeats of the same real run lie from each other."),
+            Column("noise", PERCENT, "Largest difference between repeats of the same real run."),
             *(
                 (
-                    Column("simulated\nin it", NUMBER, "In the same weather.", spare=1),
-                    Column("same", CHANGE, "Error in the same weather."),
-                    Column("its noise", PERCENT, "Noise in the same weather."),
+                    Column("simulated\nin it", NUMBER, "Simulated with the machine's speed known.", spare=1),
+                    Column("same", CHANGE, "Error with the machine's speed known."),
+                    Column("its noise", PERCENT, "Noise apart from differences of the machine's speed."),
                 )
                 if self.weather_rows
                 else ()
             ),
-            Column("90 % band", BAND, "Of the blind simulation."),
+            Column("90 % band", BAND, "90 % band of the blind simulation."),
         ]
         rows = []
         for row in self.rows:
@@ -264,7 +284,7 @@ class ValidationReport(Document):
 class _Row(RunFigures):
     """A row of the table `rows`."""
 
-    covered: bool | None = fact("whether the band holds the real number")
+    covered: bool | None = fact("whether the band contains the real number")
     within_floor: bool | None = fact("whether the error is no larger than the floor")
 
 
@@ -314,14 +334,14 @@ def _decisions(replay: Replay) -> Iterator[str]:
 
 def _balance(experts: ExpertBalance) -> Iterator[str]:
     yield (
-        f"experts: a step reads {shown_number(experts.hit)} of a layer's {experts.experts}; "
+        f"experts: a step reads {shown_number(experts.hit)} of the {experts.experts} experts of a layer; "
         f"{shown_number(experts.hit_even)} if its tokens chose evenly"
     )
     if experts.busiest is not None:
-        yield f"  busiest expert over the mean, over all steps: {shown_number(experts.busiest)}"
+        yield f"  busiest expert over the mean expert, over all steps: {shown_number(experts.busiest)}"
     for load in experts.devices:
         yield (
-            f"  busiest of {load.devices} devices over the mean: {shown_number(load.imbalance)}; "
+            f"  busiest of {load.devices} devices over the mean device: {shown_number(load.imbalance)}; "
             f"{shown_number(load.imbalance_random)} by chance"
         )
 

@@ -157,8 +157,8 @@ def domain(certainty: Known) -> go.Figure:
         colorscale=[[0, SIMULATED], [1, tint(SIMULATED, 0.12)]],
         zmin=0,
         zmax=_VAGUE,
-        colorbar={"title": {"text": "known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
-        hovertemplate=f"{where}<br>known to ± %{{z:.0f}} %<extra></extra>",
+        colorbar={"title": {"text": "error within ± %", "side": "right"}, "thickness": 12, "len": 0.9},
+        hovertemplate=f"{where}<br>error within ± %{{z:.0f}} %<extra></extra>",
     )
     x, y = certainty.dots
     dots(figure, x, y, "measured", REAL, None, 4)

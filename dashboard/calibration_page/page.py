@@ -25,16 +25,16 @@ from serving.figures import shown_share
 _KERNELS, _ENGINES = "Kernel tables", "Engines"
 _TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}
 _SERIES = 4
-_HELD_OUT = "kernels that the fit did not see were predicted and compared with their measured times"
+_HELD_OUT = "kernels that were left out of the fit were predicted, and compared with their measured times"
 _FIT = (
-    "Orange dots are measured times, brought to common sizes. The fit is the structure of the kernel (launch, waves of "
-    "tiles, bytes) times a smooth correction learnt from all shapes. The roofline is the least time that the datasheet "
-    "allows."
+    "Orange dots are measured times, interpolated to common sizes. The fit is the structure of the kernel (launch, "
+    "waves of tiles, bytes) times a smooth correction that was fitted to all shapes. The roofline is the shortest time "
+    "that the GPU's datasheet allows."
 )
-_GPUS = "Each GPU is compared with its own datasheet. Dotted lines are extrapolated."
+_GPUS = "The share of the roofline of each GPU's own datasheet. Dotted lines are extrapolated."
 _KNOWN = (
-    "The error that nine of ten kernels stay within. Grey is extrapolated: it lies outside what was measured, or too "
-    "few shapes were measured there. Orange dots were measured."
+    "The error within which nine of ten predictions stay. Grey cells are extrapolated: they lie outside the measured "
+    "shapes, or too few shapes were measured there. Orange dots are measured shapes."
 )
 
 
@@ -54,7 +54,8 @@ def show(runs: Path) -> None:
 
 def _kernels() -> None:
     st.caption(
-        "Times of single kernels on real GPUs, and what was learnt from them. A predicted step is a sum of such times."
+        "Measured times of single kernels on real GPUs, and the model that was fitted to them. The predicted time of "
+        "a step is a sum of kernel times."
     )
     left, right = st.columns([2, 5], gap="medium")
     with left:
@@ -79,7 +80,7 @@ def _kernels() -> None:
         fits = {gpu: (surfaces.gpu, surfaces.fits[key]) for gpu, surfaces in of_gpus.items()}
         levels = charts.worst_levels(fits, key, shape, at)
         trust = weakest((_of_gpu(gpu, level) for gpu, level in levels.items()), "GPUs")
-        figure(charts.utilisations(fits, key, shape, at), "gpus", "GPU against GPU", trust, _GPUS)
+        figure(charts.utilisations(fits, key, shape, at), "gpus", "Comparison of GPUs", trust, _GPUS)
     with other:
         known = _known(name, key, number, at)
         figure(charts.domain(known), "domain", "How well each shape is known", _of_map(known), _KNOWN)
@@ -103,21 +104,21 @@ def _of_dots(measured: NDArray[np.float64]) -> Trust:
     """Return the trust in a curve from its dots: nanoseconds at tabled sizes, NaN for too few measurements."""
     count = int(np.isfinite(measured).sum())
     if count < measured.size:
-        return Trust(EXTRAPOLATED, f"it was measured at {count} of {measured.size} sizes, those with a dot")
-    return Trust(VALIDATED, f"this shape was measured at {count} sizes, the dots; between them it is interpolated")
+        return Trust(EXTRAPOLATED, f"this shape was measured at only {count} of {measured.size} sizes (the dots)")
+    return Trust(VALIDATED, f"this shape was measured at {count} sizes (the dots), and is interpolated between them")
 
 
 def _of_gpu(name: str, level: TrustLevel) -> Trust:
     """Return the trust in a GPU's curve at the sizes that were measured on it."""
-    lies = {TrustLevel.VALIDATED: "was measured", TrustLevel.INTERPOLATED: "lies between those measured"}
-    return Trust(level.word, f"on {name} this shape {lies.get(level, 'lies beyond those measured')}")
+    lies = {TrustLevel.VALIDATED: "was measured", TrustLevel.INTERPOLATED: "lies between measured shapes"}
+    return Trust(level.word, f"on {name} this shape {lies.get(level, 'lies outside the measured shapes')}")
 
 
 def _of_map(known: charts.Known) -> Trust:
     beyond = float((known.level >= TrustLevel.EXTRAPOLATED).mean())
     if beyond:
-        return Trust(EXTRAPOLATED, f"{shown_share(beyond)} of the map, in grey, lies beyond what was measured")
-    return Trust(INTERPOLATED, "all of the map lies between measured kernels")
+        return Trust(EXTRAPOLATED, f"{shown_share(beyond)} of the map (in grey) lies outside the measured shapes")
+    return Trust(INTERPOLATED, "the complete map lies between measured shapes")
 
 
 def _titled(key: str) -> str:
@@ -151,7 +152,7 @@ def _held_out(errors: dict[str, float] | None) -> None:
     if errors is None:
         return
     heading("Error on held-out kernels", Trust(VALIDATED, _HELD_OUT))
-    help = "The error at shapes, or sizes, that the fit did not see."
+    help = "The error at shapes, or sizes, that were left out of the fit."
     names = ("shapes_median", "shapes_p90", "sizes_median", "sizes_p90")
     labels = {name: name.replace("_", " ").replace("median", "p50") for name in names}
     facts(Fact(label, f"± {shown_share(errors[name], 1)}", None, help) for name, label in labels.items())

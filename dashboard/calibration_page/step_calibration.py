@@ -27,8 +27,8 @@ from serving.figures import shown_band, shown_change, shown_percent
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
-_PRICES = "Fitted prices. A step costs the sum of its parts. *CPU* is the work between steps."
-_EVERY = "Of every measured step, also of those that the fit saw."
+_PRICES = "Fitted times. A step takes the sum of its parts. *CPU* is the work between steps."
+_EVERY = "Every measured step is shown, including the steps of the fit."
 
 
 def show(runs: Path) -> None:
@@ -36,7 +36,9 @@ def show(runs: Path) -> None:
     paths = calibrations(runs)
     if not paths:
         st.info(f"There is no calibration in `{runs.resolve().name}` yet.", icon=":material/tune:")
-        st.markdown("These commands measure and fit our engine in a minute or two, alone or with the whole demo:")
+        st.markdown(
+            "These commands measure and calibrate our engine in a minute or two. The second runs the complete demo:"
+        )
         st.code("tokentwin calibrate --out runs/calibration\ntokentwin demo", language="bash")
         return
     name = choose("Calibration", list(paths), "calibration", lasting=False)
@@ -57,7 +59,9 @@ def _own(calibration: Calibration, directory: Path) -> None:
     )
     medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())
-    heading("Error on held-out steps", of_steps(held_out, medians, "and the fit saw none of them"), marked=True)
+    heading(
+        "Error on held-out steps", of_steps(held_out, medians, "and none of them was used for the fit"), marked=True
+    )
     blocks.facts(
         Fact(
             f"{name}, median error",
@@ -68,7 +72,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
     )
     if (directory / _STEPS).is_file():
         regime, measured, predicted = _steps(directory / _STEPS)
-        rated = of_steps(len(measured), medians, "those the fit saw among them")
+        rated = of_steps(len(measured), medians, "including the steps of the fit")
         plot = trust_charts.residuals(regime, measured, predicted)
         plot.update_traces(name="a step", selector={"name": "a held-out step"})
         figure(plot, "residuals", "Step time, predicted against measured", rated, _EVERY)
@@ -100,7 +104,7 @@ def _steps(path: Path) -> tuple[NDArray[Any], ...]:
 
 
 def _domain(calibration: Calibration) -> None:
-    with st.expander("What was measured: a step outside these ranges is extrapolated"):
+    with st.expander("Measured ranges: a step outside them is extrapolated"):
         rows = [
             {"regime": regime, "of": name, "from": low, "to": high}
             for regime, ranges in calibration.domain.items()

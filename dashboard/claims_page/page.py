@@ -35,21 +35,21 @@ _Way = tuple[str, ...]
 _MOST = 1_000_000.0
 # Labels of an experiment's numbers, by the ends of their paths; other numbers are labelled by their path.
 _CALLED = {
-    "arrivals.rate": "Requests a second",
-    "arrivals.concurrency": "Users who wait for their answers",
+    "arrivals.rate": "Requests per second",
+    "arrivals.concurrency": "Users at a time (each waits for its answer)",
     "arrivals.cv": "Burstiness of arrivals",
-    "prompt.mean": "Tokens of a prompt, on average",
+    "prompt.mean": "Tokens of a prompt (mean)",
     "prompt.tokens": "Tokens of a prompt",
-    "output.mean": "Tokens of an answer, on average",
+    "output.mean": "Tokens of an answer (mean)",
     "output.tokens": "Tokens of an answer",
     "system_prompts.tokens.tokens": "Tokens of a system prompt",
     "system_prompts.count": "System prompts",
     "turns.tokens": "Turns of a conversation",
-    "longest_prompt": "Longest prompt measured (tokens)",
+    "longest_prompt": "Longest prompt that is measured (tokens)",
     "tokens": "Tokens of a sequence",
     "slo.ttft_ms": "TTFT must be below (ms)",
     "slo.tpot_ms": "TPOT must be below (ms)",
-    "acceptance_rate": "Share of drafts accepted",
+    "acceptance_rate": "Share of draft tokens that are accepted",
 }
 _NOT_MOVED = ("seed", "requests", "tensor_parallel_size", "gpu_memory_utilization", "max", "sigma", "nodes")
 
@@ -62,7 +62,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     answer = ClaimsDocument.read(json.loads(CLAIMS.read_text()))
     checked = {claim.name: claim for claim in answer.claims}
     sentences = {name: claim.claim for name, claim in checked.items()}
-    with titled("What everyone says about inference", (1, 1)):
+    with titled("Common claims about LLM inference", (1, 1)):
         name = choose("Claim", list(checked), "claim", show=lambda name: sentences.get(name, name))
     downloads(answer, "claims")
     _results(checked[name])
@@ -80,14 +80,14 @@ def _results(checked: CheckedClaim) -> None:
     figure(
         cases_chart(checked),
         "cases",
-        "Case by case",
+        "Results of each case",
         Trust(worst.level, worst.reason),
         marked=True,
     )
     for at, case in enumerate(checked.cases):
         if case.terms:
             known = Trust(case.level, case.reason)
-            figure(terms_chart(case.terms), f"terms-{at}", f"What E2E is made of when {case.when}", known)
+            figure(terms_chart(case.terms), f"terms-{at}", f"The parts of E2E when {case.when}", known)
     for text in (checked.break_even, checked.learnt):
         if text:
             st.markdown(literal(text))
@@ -105,11 +105,11 @@ def _own(runs: Path, name: str, plan: Planned | None) -> None:
 
     claim = load_claims().get(name)
     if claim is None:
-        st.caption("The lab of this checkout does not know this claim.")
+        st.caption("This checkout does not have this claim.")
         return
     if conditions := _planned_conditions(name, plan):
-        st.button("Take the planned model and GPU", on_click=go_to, kwargs=conditions, icon=":material/dns:")
-    case = choose("Start from the case when", [case.when for case in claim.cases], f"case-{name}")
+        st.button("Use the model and the GPU of the plan", on_click=go_to, kwargs=conditions, icon=":material/dns:")
+    case = choose("Start from the case", [case.when for case in claim.cases], f"case-{name}")
     start = overridden(claim.experiment, next(first.set for first in claim.cases if first.when == case))
     own = claim.as_json() | {"experiment": _moved(name, start), "cases": [{"when": "set as here"}], "break_even": None}
     job = Job(runs / "jobs", CHECK, {"name": name, "claim": own})

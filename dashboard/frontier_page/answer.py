@@ -8,14 +8,15 @@ from dashboard.sheet import Sheet
 from planning.plan.document import PlanDocument
 
 _HELP = (
-    "Each line is an engine on as many GPUs as are recommended (16 replicas at most), from a light load to its highest "
-    "rate within the SLOs. Further right, the median user gets more output tokens per second. Colours are GPUs; hollow "
-    "points are extrapolated."
+    "Each line is an engine on as many GPUs as the recommended fleet has (at most 16 replicas), from a light load to "
+    "the highest rate within the SLOs. Further right, the median user gets more output tokens per second. A colour "
+    "stands for a GPU; hollow points are extrapolated."
 )
 _READ = (
-    "The name stands at the highest rate at which every SLO holds if steps are as predicted. Numbers are requests at a "
-    "time in one replica. The star is the recommended fleet at the planned traffic. It lies before the end of its "
-    "line, since it holds even if steps are slow, and below the line where spares carry nothing."
+    "The name of an engine stands at the highest rate at which every SLO holds with predicted step times. Numbers are "
+    "requests at a time in one replica. The star is the recommended fleet at the planned traffic. The star lies before "
+    "the end of its line, because the fleet holds its SLOs even if steps are slow. It lies below the line if the fleet "
+    "has spares, which get no traffic."
 )
 
 
@@ -27,5 +28,5 @@ def show_engines(to: Sheet, answer: PlanDocument) -> None:
         plot = frontier_charts.frontier(answer.engine_curves, best)
         to.figure(plot, "frontier", "Speed per user and per GPU", rated, _HELP)
     with right:
-        to.figure(frontier_charts.price(answer.engine_curves, best), "price", "What speed costs", rated, _HELP)
+        to.figure(frontier_charts.price(answer.engine_curves, best), "price", "The cost of speed", rated, _HELP)
     to.text(_READ, soft=True)

@@ -45,7 +45,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     best = answer.recommendation
     st.caption(
         f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests. SLOs: "
-        f"{literal(', '.join(answer.objectives))}. Choose one in the table."
+        f"{literal(', '.join(answer.objectives))}. Choose a fleet in the table."
     )
     downloads(answer, "plan")
     if not points:
@@ -85,7 +85,8 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
         verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"**{literal(point.called(planned.answer.spares))}** {verdict}", width="content")
-        price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per Mtok of output"
+        price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per million "
+        "output tokens"
         text.caption(
             f"{point.gpus} GPUs, \\{shown_usd(point.usd_per_hour)}/h{price}; "
             f"{shown_share(point.attainment, 1)} of the requests meet the SLOs; "

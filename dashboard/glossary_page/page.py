@@ -20,8 +20,8 @@ _BETTER = {
     "higher": ":green-badge[:material/north: higher is better]",
 }
 _SLO_NOTE = (
-    "These describe a distribution. A percentile is found by nearest rank: it is always a value that occurred, never "
-    "interpolated."
+    "These statistics describe a distribution. A percentile is computed by nearest rank: it is always a value that "
+    "occurred, and is never interpolated."
 )
 
 
@@ -29,11 +29,11 @@ _SLO_NOTE = (
 def show() -> None:
     """Draw the page. `?q=` searches, `#METRIC` goes to one metric."""
     with titled("Glossary"):
-        wanted = text("Search", "q", placeholder="a name, a word, or what vLLM calls it")
+        wanted = text("Search", "q", placeholder="a metric, a word, or a name in vLLM")
     matching = [m for m in METRICS.values() if matches(m, wanted)]
     st.caption(
         f"{len(matching)} of {len(METRICS)} metrics. Each has one definition, the same for real and simulated runs. "
-        "Every number, tooltip and column of tokentwin follows it."
+        "Every number, tooltip and column of tokentwin uses this definition."
     )
     if not matching:
         st.info(f"No metric matches {verbatim(repr(wanted))}.", icon=":material/search_off:")

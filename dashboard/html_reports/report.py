@@ -76,10 +76,10 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
         if answer.too_short:
             to.warning(sentence(answer.too_short))
         plan_answer.show_recommended(to, answer, best, drawn)
-        with to.fold("the whole deployment of one replica"):
+        with to.fold("the complete deployment of one replica"):
             to.settings(best.deployment)
     if answer.points:
-        to.heading("Every fleet of the plan", None)
+        to.heading("All fleets of the plan", None)
         to.text(f"{len(answer.points)} fleets, each simulated with the same {answer.requests:,} requests.", soft=True)
         show_engines(to, answer)
         to.table(plan_words.every_fleet(answer, answer.place(best) if best else None))
@@ -186,7 +186,7 @@ def _sweep(to: Sheet, source: Sweep) -> str:
     versions = [] if "version" not in results.runs.column_names else results.runs["version"].unique().to_pylist()
     varied = {results.paths[name]: results.values(name)[:_VALUES] for name in results.parameters}
     _again(to, ", ".join(filter(None, versions)), {"command": "tokentwin sweep FILE -o OUT"}, "Sweeps")
-    with to.fold("the base of all runs, and the values of what was varied"):
+    with to.fold("settings of all runs, and the values of varied settings"):
         to.settings({"base": dict(results.base), "varied": varied})
     name = source.path.resolve().name
     return name if name.lower().startswith("sweep") else f"Sweep {name}"
@@ -217,8 +217,8 @@ def _validation(to: Sheet, source: Validation) -> str:
     except UserError as error:
         to.warning(str(error))
     trust_answer.show_published(to, external, "blind")
-    to.heading("How to get it again", None)
-    to.text("This command does all of it: real runs, calibration, simulation and the comparison.")
+    to.heading("How to reproduce it", None)
+    to.text("This command makes real runs, calibrates, simulates and compares:")
     to.code("tokentwin demo")
     if report.hardware:
         with to.fold("where this was measured"):
@@ -232,7 +232,7 @@ def _maps(to: Sheet, source: Validation) -> None:
         recording = Recording.load(resolve(source.path, name))
         if (timing := timed_by(recording, source.runs, source.report.calibration)) is None:
             to.heading(TITLE, None)
-            to.text("There is no map: the calibration of the simulated run is not here.", soft=True)
+            to.text("There is no map, because the calibration of the simulated run was not found.", soft=True)
         else:
             show_maps(to, domain(recording, timing), recording.run, "this run")
 
@@ -245,13 +245,14 @@ def _again(
     `files` are the files that the command reads: names and contents.
     """
     version = f"Made by tokentwin {version or 'of an unknown version'}"
-    to.heading("How to get it again", None)
+    to.heading("How to reproduce it", None)
     if "command" in inputs:
         to.text(f"{version} with this command:")
         to.code(inputs["command"])
         return
     to.text(
-        f"{version}, on the {page} page{', with these inputs.' if not command else '. This command asks the same:'}"
+        f"{version}, on the {page} page"
+        f"{', with these inputs.' if not command else '. This command gives the same answer:'}"
     )
     if command:
         to.code(command)

@@ -22,7 +22,7 @@ _EVERY_S = 2
 _MOST = 900  # snapshots kept: half an hour
 _OFTEN = 8  # pieces of an answer between two requests for its journey
 _KINDS = {
-    "twin": "a twin: its schedulers decide, its times are simulated, and its words mean nothing",
+    "twin": "a twin: its schedulers decide as on the real engine, its times are simulated, and its text is meaningless",
     "real": "the real engine: its times are measured",
 }
 _HISTORY, _JOURNEY = "live-history", "live-journey"
@@ -38,9 +38,9 @@ def show() -> None:
         model, kind = server.model(), server.kind()
     except UserError as error:
         mistake(error)
-        st.info("Start one beside the dashboard: `tokentwin serve --twin --gpu H100 --model Llama-3.1-8B`")
+        st.info("Start a server beside the dashboard: `tokentwin serve --twin --gpu H100 --model Llama-3.1-8B`")
         return
-    st.caption(f"{model} at {server.url}: {_KINDS.get(kind, 'a server that is not ours')}.")
+    st.caption(f"{model} at {server.url}: {_KINDS.get(kind, 'a server of another engine')}.")
     left, right = st.columns([3, 2], gap="large")
     with left:
         _follow(server)
@@ -62,15 +62,15 @@ def _follow(server: Server) -> None:
     begun = history[0].seconds
     shown = [Snapshot(snapshot.seconds - begun, snapshot.values, snapshot.buckets) for snapshot in history]
     figure(over_time(shown), "live-over-time", "Requests, KV and tokens", None)
-    heading("Latency in the last half minute", None, help="In ms, from the buckets of vLLM's histograms.")
+    heading("Latency in the last half minute", None, help="Latencies in ms, from the buckets of vLLM's histograms.")
     data_table(latency_rows(shown))
 
 
 def _ask(server: Server) -> None:
-    heading("The journey of a prompt", None, help="Type one, and see where the time of its answer goes.")
+    heading("The journey of a prompt", None, help="Type a prompt, and see where the time of its answer goes.")
     with st.form("live-prompt", border=False):
         prompt = st.text_area("Prompt", "What is the capital of France?", max_chars=20_000)
-        tokens = int(st.number_input("Most tokens of the answer", 1, 4096, 64))
+        tokens = int(st.number_input("Maximum number of output tokens", 1, 4096, 64))
         sent = st.form_submit_button("Send", type="primary")
     said, drawn = st.empty(), st.empty()
     if sent and prompt.strip():
@@ -105,7 +105,7 @@ def _draw(journey: dict[str, Any], place: Any, key: str) -> None:
     with place.container():
         figure(waterfall(journey), f"live-waterfall-{key}", "Where its time went", None, small=True)
         if journey["steps"]:
-            figure(mates(journey), f"live-mates-{key}", "Company and memory", None, small=True)
+            figure(mates(journey), f"live-mates-{key}", "Other requests and memory", None, small=True)
         where = "" if journey["replica"] is None else f", on replica {journey['replica']}"
         st.caption(
             f"{journey['prompt_tokens']} prompt tokens, {len(journey['steps'])} steps{where}: {journey['status']}"

@@ -81,7 +81,9 @@ class Server:
             raise UserError("server", self.url, f"{path} says {error.code}: {_said(error)}") from None
         except (OSError, HTTPException, ValueError) as error:
             why = getattr(error, "reason", error)
-            raise UserError("server", self.url, f"does not answer ({why}); start one: tokentwin serve") from None
+            raise UserError(
+                "server", self.url, f"does not answer ({why}); start a server with tokentwin serve"
+            ) from None
 
 
 def _said(error: HTTPError) -> str:

@@ -34,7 +34,7 @@ def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, 
 def estimates_table(rows: list[dict[str, Any]], ruled_out: list[RuledOut]) -> None:
     """Draw the estimates as a table."""
     if rows:
-        st.markdown("**At the roofline**, before anything is simulated:", help=_HELP)
+        st.markdown("**Estimates at the roofline**, before any simulation:", help=_HELP)
         data_table(rows, _FORMATS, dict.fromkeys(_ROOM, ROOM_HELP))
     for name, reason in ruled_out:
         st.caption(f"{verbatim(name)} does not fit: {verbatim(reason)}")
@@ -54,6 +54,7 @@ def _row(engine: Engine, gpu: GpuSpec, mean: MeanRequest, rate: float) -> dict[s
 
 
 _HELP = (
-    "What the datasheet of each GPU allows: FLOPs at its peak, bytes at its memory bandwidth, each engine as full as "
-    "its memory allows. SLOs, bursts, communication and drafts are not in it. The answer nearly always takes more GPUs."
+    "These estimates follow from the datasheet of each GPU: FLOPs at the peak rate, bytes at the memory bandwidth, and "
+    "as many requests as fit into memory. They ignore SLOs, bursts, communication and drafts. The answer nearly always "
+    "needs more GPUs."
 )

@@ -48,9 +48,9 @@ from sim.router import ROUTERS
 MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
 SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
 _SLOS = (
-    "One on each line, as `tokentwin plan --slo` takes them. `ttft_ms p99<=500`: 99 % of the requests stay within it. "
-    "`tpot_ms<=50` with `attainment>=0.99`: that share of the requests keeps every bound. Latencies in milliseconds "
-    "are ttft_ms, tpot_ms, e2e_ms, queue_ms, prefill_ms and decode_ms."
+    "One SLO on each line, as for `tokentwin plan --slo`. `ttft_ms p99<=500`: 99 % of the requests have a TTFT of at "
+    "most 500 ms. `tpot_ms<=50` with `attainment>=0.99`: 99 % of the requests meet every bound without a percentile. "
+    "Latencies in milliseconds are ttft_ms, tpot_ms, e2e_ms, queue_ms, prefill_ms and decode_ms."
 )
 RATE = 20.0
 _PASTED = "a config.json of your own"
@@ -72,36 +72,39 @@ _FORMATS = {  # formats of weights and of KV: the URL's parameter, and the text 
     "quantization": (
         "quantization",
         {"none": "as published", "fp8": "FP8", "int4": "INT4"},
-        "The plan tries each one. Most models are published in 16 bits. To make FP8 of them, vLLM first loads them in "
-        "16 bits; a checkpoint in FP8 needs no such room. INT4 stands for a checkpoint in GPTQ or AWQ.",
+        "The plan tries each format. Most models are published in 16 bits. To convert them to FP8, vLLM first loads "
+        "them in 16 bits, which needs more memory than a checkpoint in FP8. INT4 means a checkpoint in GPTQ or AWQ.",
     ),
     "kv_cache_dtype": (
         "kv",
         {"auto": "as activations", "fp8": "FP8"},
-        "The plan tries each one. FP8 takes half the room of 16 bits.",
+        "The plan tries each format. FP8 takes half the memory of 16 bits.",
     ),
 }
-_SWITCH = {"": "as vLLM does", "on": "on", "off": "off"}
-_ASYNC = "The engine plans step N + 1 while step N runs."
+_SWITCH = {"": "vLLM's default", "on": "on", "off": "off"}
+_ASYNC = "With async scheduling the engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
 _MOST_TEXT = 1000  # characters of all SLOs
-_VARY = "As `tokentwin plan --vary`: the plan tries every combination. Settings are apart by semicolons."
+_VARY = "Values of other settings, as for `tokentwin plan --vary`. The plan tries every combination. Separate "
+"settings by semicolons."
 _COMBINATIONS, _CANDIDATES = 64, 4096  # most typed and most in all: the page prices each while one types
 _TABLES = "kernel tables"
-_TIMED = "Kernel tables of each GPU, or a calibration in the runs directory. One of our own engine fixes the model."
-_REST = {"": "as vLLM does", "yaml": "a deployment in YAML"}
-_REST_HELP = "The model, tensor parallel size and policy that the deployment states are not asked for here."
+_TIMED = "Step times come from the kernel tables of each GPU, or from a calibration in the runs directory. A "
+"calibration of our own engine fixes the model."
+_REST = {"": "vLLM's defaults", "yaml": "a deployment in YAML"}
+_REST_HELP = "If the deployment states the model, the tensor-parallel size or the policy, the page does not ask for it."
 _NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}
-_SPLITS = {"none": "undivided", "search": "every ratio of up to five engines"} | {
+_SPLITS = {"none": "none (every engine does both)", "search": "every ratio of up to five engines"} | {
     split: split for split in ("1:1", "1:2", "1:3", "2:1", "3:1")
 }
 _SPLIT = (
-    "The plan tries each one. With 1:2 a replica has one engine for prefill and two for decode. Type any other ratio."
+    "The plan tries each ratio. With 1:2 a replica has one prefill engine and two decode engines. You can type other "
+    "ratios."
 )
 _HOLD = (
-    "In how many percent of the cases the SLOs must hold, over what steps may take and other draws of the traffic. "
-    "50 plans as if predictions were exact."
+    "The percentage of cases in which the SLOs must hold. Cases differ in step times (within their uncertainty) and "
+    "in the random traffic. 50 plans as if predictions were exact."
 )
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
@@ -136,7 +139,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     with above:
         traffic = _traffic(runs, _slowest_tpot_ms(slos))
     hold = amount("Must hold in (% of cases)", "hold", 50, 99, 90, 1, help=_HOLD)
-    spares = number("Spare replicas", "spares", 0, 100, 0, help="Replicas that you pay for and that carry no traffic.")
+    spares = number("Spare replicas", "spares", 0, 100, 0, help="Replicas that you pay for, but that get no traffic.")
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
     if isinstance(model := served.get("model"), Incomplete):
         return model
@@ -172,11 +175,16 @@ def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
     served: dict[str, Any] = {} if "model" in stated else {"model": _model(runs)}
     names = sorted(gpus(), key=lambda name: (name not in GPUS, name))
     served["gpus"] = choose_many(
-        "GPUs", names, "gpus", GPUS, help="The plan tries each one. `tokentwin gpus` lists prices."
+        "GPUs", names, "gpus", GPUS, help="The plan tries each GPU. `tokentwin gpus` lists prices."
     )
     if "tensor_parallel_size" not in stated:
         sizes = choose_many(
-            "Tensor parallel", ["1", "2", "4", "8"], "tp", SIZES, help="How many GPUs share each layer.", more=True
+            "Tensor parallel",
+            ["1", "2", "4", "8"],
+            "tp",
+            SIZES,
+            help="Number of GPUs that share each layer.",
+            more=True,
         )
         served["tensor_parallel_sizes"] = sizes
     return served
@@ -193,7 +201,7 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     if timed in measured:
         fleet["calibration"] = str(measured[timed].resolve())
     if "policy" not in stated:
-        policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="The plan tries each one.")
+        policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="The plan tries each policy.")
         if timed in measured or policies != ["vllm"]:
             fleet["policies"] = policies
     splits = choose_many(
@@ -209,7 +217,9 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
         fleet["splits"] = splits
     usual = PlanRequest.model_fields
     router = choose("Router", usual_first(usual["router"].default, ROUTERS), "router")
-    most = number("Most replicas", "most", 1, 100_000, usual["max_replicas"].default, help="The plan tries no more.")
+    most = number(
+        "Most replicas", "most", 1, 100_000, usual["max_replicas"].default, help="The plan tries no more replicas."
+    )
     for name, value in (("router", router), ("max_replicas", most)):
         if value != usual[name].default:
             fleet[name] = value
@@ -240,7 +250,7 @@ def _engine() -> tuple[dict[str, list[Any]], str]:
         vary["async_scheduling"] = [overlapped == "on"]
     for name, (parameter, most, step) in _LIMITS.items():
         about = SchedulerConfig.model_fields[name].description
-        if limit := number(_LABELS[name], parameter, 0, most, 0, step, f"{about}; 0 means as vLLM does."):
+        if limit := number(_LABELS[name], parameter, 0, most, 0, step, f"{about}; 0: vLLM's default."):
             vary[name] = [limit]
     return vary, text("Other values to try", "vary", placeholder=_VARIED, max_chars=500, help=_VARY)
 
@@ -257,7 +267,7 @@ def _varied(more: str, vary: Collection[str]) -> dict[str, list[Any]]:
         for value in values:
             word = isinstance(value, str) and (name.rpartition(".")[2], value) in _words(Deployment)
             if not word and not isinstance(value, bool | int | float):
-                raise UserError("vary", f"{name}={value}", "is neither a number nor a word that the setting knows")
+                raise UserError("vary", f"{name}={value}", "is neither a number nor a valid value of the setting")
     if (combinations := prod(map(len, varied.values()))) > _COMBINATIONS:
         raise UserError("vary", f"{combinations:,} combinations", f"are too many; {_COMBINATIONS} are allowed")
     return varied
@@ -320,11 +330,15 @@ def _shape() -> Shape:
         mean_in = amount("Prompt (tokens)", "prompt", 1, 1e6, 1000, 100, help="Mean length.")
         mean_out = amount("Output (tokens)", "output", 1, 1e5, 250, 50, help="Mean length.")
     with spread:
-        help = "Standard deviation of the logarithm of the length. 0: all are equal; 1: a long tail."
+        help = "Standard deviation of the logarithm of the length. 0: all lengths are equal; 1: a long tail."
         sigma_in = amount("Spread", "prompt_sigma", 0, 3, 1, 0.1, help=help)
         sigma_out = amount("Spread ", "output_sigma", 0, 3, 0.8, 0.1, help=help)
-    shared = number("Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="All requests begin with it.")
-    minutes = amount("Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: long enough to fill a fleet.")
+    shared = number(
+        "Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="All requests begin with this prefix."
+    )
+    minutes = amount(
+        "Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: as many minutes as it takes to fill a fleet."
+    )
     return Shape(
         title="Shape",
         about="",
@@ -339,7 +353,7 @@ def _shape() -> Shape:
 def _arrivals() -> tuple[float, float]:
     rate, cv = st.columns(2)
     with rate:
-        at = amount("Peak req/s", "rate", 0.01, 10_000, RATE, 1, help="Requests a second in the busiest minutes.")
+        at = amount("Peak req/s", "rate", 0.01, 10_000, RATE, 1, help="Requests per second in the busiest minutes.")
     with cv:
         help = "Coefficient of variation of the gaps between arrivals. 1 is Poisson; more means bursts."
         burst = amount("Burstiness", "cv", 0.1, 10, 1, 0.5, help=help)
@@ -351,16 +365,29 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     if isinstance(path, Incomplete):
         return path
     limit = _limit()
-    window = amount("Busiest stretch (s)", "window", 1, 86_400, BUSIEST_S, 60, help="The part with the most tokens.")
+    window = amount(
+        "Busiest period (s)",
+        "window",
+        1,
+        86_400,
+        BUSIEST_S,
+        60,
+        help="Length of the part with the most tokens, which the plan uses.",
+    )
     own, whole_s = _own_rate(str(path), window, limit)
-    stretch = f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of it"
-    st.caption(f"The plan uses {stretch}, at {shown_number(own)} requests/s. Its bursts stay at any rate.")
+    stretch = (
+        f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of the trace"
+    )
+    st.caption(f"The plan uses {stretch}, at {shown_number(own)} requests/s. Another rate keeps the bursts.")
     rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
     return {"traffic": str(path), "window_s": window, "rate_scale": rate / own if rate else None, "limit": limit}
 
 
 def _limit() -> int | None:
-    return number("First requests", "limit", 0, 10**9, 0, 100, "Only so many of them, in order; 0: all.") or None
+    return (
+        number("First requests", "limit", 0, 10**9, 0, 100, "Use only this number of requests from the start; 0: all.")
+        or None
+    )
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
@@ -394,5 +421,5 @@ def _prices(chosen: list[str]) -> dict[str, float]:
     keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))
     for name, price in prices.items():
         if not price:
-            raise UserError("price", f"{name}: 0", "must be the dollars that a GPU costs an hour, above 0")
+            raise UserError("price", f"{name}: 0", "must be the price of a GPU-hour in dollars, above 0")
     return prices

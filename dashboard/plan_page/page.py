@@ -103,7 +103,7 @@ def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
     estimates_table(*_estimates(job.id, request))
     candidates = request.combinations
     why = (
-        f"These inputs have no answer yet. To try {counted(candidates, 'candidate')} on "
+        f"There is no answer for these inputs yet. To try {counted(candidates, 'candidate')} on "
         f"{counted(requests, 'request')} takes about {in_words(expected_s(requests, candidates))} on this server if "
         "nothing else runs there. A first answer comes much earlier."
     )
@@ -119,7 +119,7 @@ def _estimates(key: str, _request: PlanRequest) -> Any:
 def _said(on_the_way: Mapping[str, str] | None) -> None:
     if on_the_way is not None and "said" in on_the_way:
         st.subheader(literal(sentence(on_the_way["said"])), anchor=False)
-        st.caption("The whole answer follows.")
+        st.caption("The complete answer follows.")
 
 
 def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Ways) -> None:

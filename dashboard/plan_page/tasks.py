@@ -39,7 +39,7 @@ def check_few_enough(request: PlanRequest) -> None:
     """Raise UserError for too many requests, for a specification before any request is made."""
     requests, remedy = request.expected_requests, "lower the rate, or simulate fewer minutes"
     if requests is None:
-        requests, remedy = len(list(request.workload().requests)), "take a shorter stretch of the trace"
+        requests, remedy = len(list(request.workload().requests)), "choose a shorter period of the trace"
     if requests > MOST_REQUESTS:
         allowed = f"are too many to plan for; {MOST_REQUESTS:,} are allowed: {remedy}"
         raise UserError("traffic", f"{requests:,.0f} requests", allowed)

@@ -19,7 +19,7 @@ from serving.report import Column, Table
 
 EXAMPLE = "example"  # the bundled plan, in a link
 LOOKED_AT = "plan_looked_at"  # key of a tab's state: the plan whose answer its Plan page showed last
-_UNSAID = "the plan does not say how far its step times can be trusted"
+_UNSAID = "the plan does not state the trust in its step times"
 
 
 def fleet_name(point: Fleet, spares: int = 0) -> str:
@@ -108,7 +108,7 @@ def model_name(model: str) -> str:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
         spec = spec_from_hf_config(config, "pasted")
     except (OSError, ValueError, UserError):
-        return "a model that is no longer here"
+        return "a model that was deleted"
     size = spec.parameters / 1e9
     return (
         f"{config['architectures'][0]}, {shown_number(size) + ' B' if size >= 1 else shown_number(1000 * size) + ' M'}"

@@ -38,7 +38,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
             to.text(words.fairness(answer))
     if answer.simulated is not None and answer.ranking is not None:
         drawn, simulated = lab_charts.ranking(answer.ranking), words.trust(answer.simulated)
-        to.figure(drawn, "ranking", "Did the simulator see it?", simulated, _HELP["ranking"])
+        to.figure(drawn, "ranking", "Does the simulator show the same differences?", simulated, _HELP["ranking"])
         outcome, verdict = ranking_verdict(answer.ranking)
         show(to, [Line(verdict, "warning" if outcome == "reversed" else "headline")])
         to.text(f"Simulated: {answer.simulated.verdict}.")
@@ -62,12 +62,12 @@ def show_engines(to: Sheet, answers: Sequence[ComparisonDocument]) -> None:
     to.text(words.agreement(answers))
 
 
-_ON_ENGINE = "B - A in percent of A, with the ends of its 95 % interval, which holds for all rows together."
+_ON_ENGINE = "B - A in percent of A, with a 95 % interval. The interval holds for all rows together."
 _HELP = {
     "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
-    "differences": "B compared with A on the same requests. A difference is coloured where its interval leaves 0 out. "
-    "A grey one may be chance. A diamond has no interval.",
-    "winners": "A request gains or loses when its latency changes by the threshold or more. A request that does not "
+    "differences": "B compared with A on the same requests. A difference is coloured if its interval does not contain "
+    "0. A grey difference may be chance. A diamond has no interval.",
+    "winners": "A request gains or loses if its latency changes by at least the threshold. A request that does not "
     "finish counts as infinitely slow.",
     "ranking": "The recorded workload is simulated with the recorded deployments. The figure has every row in which "
     "the engine or the simulator shows a difference.",

@@ -39,9 +39,11 @@ _PLAN_SEEDS = 5  # the fewest seeds with which intervals compare whole runs
 _ALONE = "nothing: recordings only"
 _BUNDLED = "bundled: measured before them"
 _NO_ENGINE = "none"
-_ALSO = "Recordings of both sides that `compare --engine` made on another engine, such as vLLM, of the same requests."
-_SEEDS = "Runs with other random arrivals. From five on, intervals compare whole runs."
-_WIN = "A request gains or loses when its latency changes by this much."
+_ALSO = "Recordings of both sides with the same requests, which `compare --engine` made on another engine, such as "
+"vLLM."
+_SEEDS = "Number of runs, each with other random arrivals. With five or more, intervals compare runs instead of "
+"requests."
+_WIN = "A request gains or loses if its latency changes by at least this share."
 _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
     "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
     "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
@@ -163,9 +165,9 @@ def _mixed() -> dict[str, Any]:
     st.caption(known[name].about)
     rate, length = st.columns(2)
     with rate:
-        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="All parts together, on average.")
+        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="Mean rate of all parts together.")
     with length:
-        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals stop after this time.")
+        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals end after this time.")
     return {"traffic": known[name].traffic(at, seconds)}
 
 
@@ -173,8 +175,16 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
     path = trace_input(runs, "lab_trace")
     if isinstance(path, Incomplete):
         return path
-    window = amount("Busiest stretch (s)", "stretch", 1, 86_400, 600, 60, help="The part with the most tokens.")
-    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="Arrivals come this many times faster.")
+    window = amount(
+        "Busiest period (s)",
+        "stretch",
+        1,
+        86_400,
+        600,
+        60,
+        help="Length of the part with the most tokens, which is used.",
+    )
+    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="Factor on the arrival rate.")
     return {"traffic": str(path), "window_s": window, "rate_scale": scale}
 
 
@@ -185,7 +195,7 @@ def _timing(runs: Path) -> Timing:
     if chosen in measured:
         return Timing(calibration=str(measured[chosen].resolve()))
     model = choose("Model", usual_first(MODEL, models()), "serving")
-    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="How many GPUs share each layer.")
+    shards = choose("Tensor parallel", ["1", "2", "4", "8"], "shards", help="Number of GPUs that share each layer.")
     return Timing(gpu=chosen, model=model, tensor_parallel_size=int(shards))
 
 
@@ -193,7 +203,7 @@ def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
     """Draw what times the simulation of recordings, if anything; the default of the `bundled` pair is bundled, too."""
     measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
     options = usual_first(_BUNDLED if bundled else _ALONE, (_ALONE, *measured, *_cards()))
-    chosen = choose("Simulate them too, timed by", options, "beside", help=_TIMING)
+    chosen = choose("Also simulate, with steps timed by", options, "beside", help=_TIMING)
     if chosen == _ALONE:
         return None
     if chosen in measured:
@@ -214,12 +224,12 @@ def _judged(bounds: Mapping[str, float] = BOUNDS) -> dict[str, Any]:
         short = name.removesuffix("_ms")
         with place:
             bound = amount(
-                f"{short.upper()} within (ms)", f"{short}_within", 0, 1e7, usual, 10, help="The SLO; 0: none."
+                f"{short.upper()} within (ms)", f"{short}_within", 0, 1e7, usual, 10, help="The SLO; 0: no bound."
             )
         if bound:
             said[name] = bound
     usual = 100 * CompareRequest.model_fields["threshold"].default
-    threshold = amount("Counts as a win from (%)", "win", 0, 100, usual, 1, help=_WIN) / 100
+    threshold = amount("Change that counts as a win (%)", "win", 0, 100, usual, 1, help=_WIN) / 100
     return {"bounds": said, "threshold": threshold}
 
 
@@ -267,5 +277,5 @@ def _deadlines(side: str) -> dict[str, Any]:
 
 _TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
 _DEADLINES = "chat=1000, batch=20000"
-_POLICY = "The policy decides which request is served when. `docs/policies.md` describes each one."
-_TIMING = "What predicts step times: the kernel tables of a GPU, or a calibration in the runs directory."
+_POLICY = "The policy decides when each request is served. `docs/policies.md` describes each policy."
+_TIMING = "Step times come from the kernel tables of a GPU, or from a calibration in the runs directory."

@@ -47,7 +47,7 @@ def timeline(
     bucket of time, and the mean for batch tokens.
     """
     if not len(steps):
-        return empty("The recording holds no steps", 260)
+        return empty("The recording has no steps", 260)
     waiting, running, blocks = steps.lows_and_highs(STATES, window_s, buckets)
     begin, end = (at * 1e9 for at in window_s or _span(waiting, fleet))
     changing = len(fleet.live[0]) > 1
@@ -62,7 +62,7 @@ def timeline(
     _batches(figure, steps, colour, window_s, buckets)
     if fleet.outstanding is not None:
         x, y = envelope(*step_function_between(*fleet.outstanding, begin, end), buckets)
-        name = "outstanding, wherever they are"
+        name = "outstanding requests of the fleet"
         line(figure, x / 1e9, y, name, NEUTRAL, "%{y:,.0f}", 1.4, shape="hv", row=1, col=1)
     titles = ["waiting<br>(requests)", "running<br>(requests)", "KV use<br>(%)", "batch<br>(tokens/step)"]
     if changing:

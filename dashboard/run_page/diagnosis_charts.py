@@ -65,22 +65,22 @@ def _traces(counterfactuals: Sequence[Counterfactual], name: str) -> list[tuple[
 def _left(counterfactual: Counterfactual, name: str) -> str:
     share = _bought(counterfactual, name)
     if abs(share) < _LEAST:
-        return "nothing"
+        return "no change"
     if name == FINISHED:
         return f"{shown_share(counterfactual.finished or 0.0, 1)} finish"
     if not math.isfinite(share):
         return "over 1 % never finish"
     p99 = counterfactual.p99.get(name)
-    return shown_change(-100 * share, 0) + (f", {shown_time(p99)} left" if p99 is not None else "")
+    return shown_change(-100 * share, 0) + (f", p99 becomes {shown_time(p99)}" if p99 is not None else "")
 
 
 def _judged(name: str) -> str:
-    return "the lost requests finish" if name == FINISHED else "the p99 gone"
+    return "the lost requests finish" if name == FINISHED else "less p99"
 
 
 def _axis(name: str, before: float | None) -> str:
     if name == FINISHED:
         was = f"; {shown_share(before, 1)} finished in the run" if before is not None else ""
         return f"share of the lost requests that would finish (%){was}"
-    was = f"; simulated as it was: {shown_time(before)}" if before is not None else ""
-    return f"share of {metric(name).label} p99 that goes away (%){was}"
+    was = f"; with all constraints: {shown_time(before)}" if before is not None else ""
+    return f"share of {metric(name).label} p99 that disappears (%){was}"

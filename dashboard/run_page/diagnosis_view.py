@@ -35,13 +35,13 @@ from traces.recording import Recording
 
 _MANY = 100_000  # requests: symptoms of a longer run take seconds, so the job finds them
 _WORST = "worst"
-_JUDGED = {_WORST: "what is worst", **{name: metric(name).label for name in LATENCIES}}
+_JUDGED = {_WORST: "the worst latency", **{name: metric(name).label for name in LATENCIES}}
 _ONLY = "The page shows the symptoms only."
 _BUYS = (
-    "The run is simulated again, each time without one constraint. A bar shows how much of the p99 that removes, "
-    "relative to the run simulated again as it was. Ideals that cannot be bought have an asterisk."
+    "The run is simulated again, each time without one constraint. A bar shows the share of the p99 that disappears, "
+    "compared with a simulation with all constraints. An asterisk marks ideals that nobody can buy."
 )
-_ASK = "To find what would help, the run is simulated again, each time without one constraint."
+_ASK = "To find out which change would help, the run is simulated again, each time without one constraint."
 _WORKLOAD = "workload.parquet"
 
 
@@ -75,7 +75,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
 
 def _verdict(diagnosis: DiagnosisDocument | None) -> None:
     if diagnosis is None:
-        st.markdown("This run has many requests, so it is diagnosed in the background.")
+        st.markdown("This run has many requests, so a job in the background diagnoses it.")
     elif diagnosis.counterfactuals:
         st.markdown(f"**{sentence(diagnosis.summary or diagnosis.verdict)}**")
         st.caption(sentence(diagnosis.verdict))
@@ -90,12 +90,12 @@ def show_changes(to: Sheet, diagnosis: DiagnosisDocument, command: str = "") -> 
     """Show the gain from lifting each constraint; `command` compares the run with the best change."""
     show(to, diagnosis.shown_questions())
     if command:
-        to.text("The change that buys most for its GPUs, request by request:")
+        to.text("This command compares the run with the change that helps most for its GPUs, request by request:")
         to.code(command)
     to.figure(what_it_buys(diagnosis), "buys", "What would help", trust(diagnosis), _BUYS, menu=BARE)
     if diagnosis.warning:
         to.warning(sentence(diagnosis.warning))
-    with to.fold("All latencies, and what was not tried"):
+    with to.fold("All latencies, and changes that were not tried"):
         show(to, diagnosis.shown_lifts())
 
 
@@ -116,14 +116,14 @@ def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | 
     if run["status"] != "complete":
         return f"An interrupted run cannot be simulated again. {_ONLY}"
     if not (recording.path / _WORKLOAD).is_file():
-        return f"The recording does not hold its workload, so it cannot be simulated again. {_ONLY}"
+        return f"The recording has no workload, so it cannot be simulated again. {_ONLY}"
     if run["clock"] == "virtual":
         return source_of(run, calibrations.values()) or (
-            f"The calibration of this run is neither bundled nor in the directory of runs. {_ONLY}"
+            f"The calibration of this run is neither bundled nor in the runs directory. {_ONLY}"
         )
     fitting = fitting_sources(recorded_deployment(recording), calibrations.values())
     if not fitting:
-        return f"The directory of runs has no calibration of this engine; `tokentwin calibrate` makes one. {_ONLY}"
+        return f"The runs directory has no calibration of this engine; `tokentwin calibrate` makes one. {_ONLY}"
     names = {str(path): name for name, path in calibrations.items()}
     chosen = choose("Calibration", [names[str(source.calibration)] for source in fitting], "calibration")
     return Source(str(calibrations[chosen]), None)

@@ -42,13 +42,13 @@ def explained_steps(recording: Recording, calibrations: Iterable[Path]) -> Expla
     The cost model is the one of `calibrations` that timed the run. Raises UserError if it does not fit the deployment.
     """
     if not recording.table("steps", ["step"]).num_rows:
-        return "The recording holds no steps (--summary-only)."
+        return "The recording has no steps, because it was made with --summary-only."
     measured = measured_parts(recording.table("steps", list(MEASURED_COLUMNS)))
     if measured is not None:
         coarse = any(MODEL in parts for parts in measured.values())
-        more = "; record the run with `--time-operations` to see it by operation" if coarse else ""
-        how = f"As the engine timed it on its device{more}."
-        return ExplainedSteps(measured, [], None, "", how, Trust(VALIDATED, "the engine timed it on its device"))
+        more = "; record the run with `--time-operations` to see every operation" if coarse else ""
+        how = f"The engine timed these parts on its device{more}."
+        return ExplainedSteps(measured, [], None, "", how, Trust(VALIDATED, "the engine timed the parts on its device"))
     source = source_of(recording.run, calibrations)
     return _unknown(recording) if source is None else _predicted(recording, source)
 
@@ -57,12 +57,12 @@ def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
     deployment = recorded_deployment(recording)
     fleet = deployment.fleet
     if fleet is not None and any(p.deployment or p.gpu or p.calibration or p.speed != 1 for p in fleet.pools):
-        return "The pools of this fleet differ, and the recording does not say which pool a step ran in."
+        return "The pools of this fleet differ, and the recording does not state the pool of a step."
     cost = pure(repriced(source, deployment).cost)
     if not isinstance(cost, OperationCost):
         return (
-            "This run was timed by a calibration of our engine, which has prices for steps, not for operations. A real "
-            "run, or one timed by the kernel tables of a GPU, shows its operations."
+            "This run was timed by a calibration of our engine, which predicts steps, not single operations. Real "
+            "runs, and runs that kernel tables of a GPU timed, show their operations."
         )
     explained = explain_run(cost, recording.table("steps", list(PREDICTED_COLUMNS)))
     gpu = cost.kernels.gpu
@@ -71,15 +71,15 @@ def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
         explained.operations,
         gpu,
         weights_dtype(cost.model, cost.deployment),
-        f"Predicted by the kernel tables of {gpu.name} for {explained.steps:,} steps spread over the run.",
-        weakest((o.trust for o in explained.telling), "kinds of kernel that tell in its steps"),
+        f"Predicted from the kernel tables of {gpu.name}, for {explained.steps:,} steps spread over the run.",
+        weakest((o.trust for o in explained.telling), "kinds of kernel that matter in its steps"),
     )
 
 
 def _unknown(recording: Recording) -> str:
     if recording.run["clock"] != "virtual":
-        return "The engine did not time what is inside its steps."
+        return "The engine did not time the parts of its steps."
     return (
-        f"The calibration of this run ({recording.run['calibration'] or 'it names none'}) is neither bundled nor in "
-        "the directory of runs."
+        f"The calibration of this run ({recording.run['calibration'] or 'no id stated'}) is neither bundled nor in "
+        "the runs directory."
     )

@@ -77,7 +77,7 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("queue p50", queue.p50, "queue_ms"),
             ("queue p99", queue.p99, "queue_ms"),
             ("requests/s", s["request_throughput"], "request_throughput"),
-            ("peak at once", s["concurrency_peak"], "concurrency"),
+            ("peak at a time", s["concurrency_peak"], "concurrency"),
         ],
     }
 
@@ -98,12 +98,14 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
     token, memory = [f"The ITL is {gaps.note}."] if gaps.note else [], []
     if s["acceptance_length"] is not None:
         token.append(
-            f"A step that verifies a draft gives a request {shown_number(s['acceptance_length'])} tokens on average. "
+            f"A step with draft tokens gives a request {shown_number(s['acceptance_length'])} tokens on average. "
             f"{shown_share(s['draft_acceptance_rate'])} of the draft tokens are accepted. Tokens of one step have "
             "gaps of 0 between them."
         )
     if (run["replicas"] or 1) > 1:
-        memory.append("These are values of single replicas at their steps. The plot over time adds up all live ones.")
+        memory.append(
+            "These are values of single replicas at their steps. The plot over time adds up all live replicas."
+        )
     if s["tier_hit_rate"] is not None:
         rates = [f"{shown_share(rate, 1)} from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
         memory.append(f"Prompt tokens that came from KV tiers: {', '.join(rates) or 'none'}.")

@@ -61,7 +61,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
 def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str, ...]) -> None:
     run = recording.run
     if run["status"] == "interrupted":
-        blocks.warning("This run was interrupted. The page shows what was recorded until then.")
+        blocks.warning("This run was interrupted. The page shows the part before the interruption.")
     if disturbed := disturbance(recording):
         blocks.warning(disturbed)
     headline(run, metrics)
@@ -98,13 +98,14 @@ def _calibrations(runs: Path) -> dict[str, Path]:
 
 def _bundled(runs: Path) -> None:
     st.info(
-        f"There is no recording in `{runs.resolve().name}` yet. This one is **bundled**; you can choose another above.",
+        f"There is no recording in `{runs.resolve().name}` yet. This recording is **bundled**; you can choose another "
+        "above.",
         icon=":material/inventory_2:",
     )
-    with st.expander("Record one of your own"):
+    with st.expander("Make your own recording"):
         # Text, because Streamlit's highlighter of code is nearly as large as Plotly, and would delay the first figure.
         st.markdown(
             "A recording is a directory that the real engine or the simulator writes. `tokentwin demo` makes several. "
-            "`tokentwin bench --help` says how to record your own trace on the real engine, and "
-            "`tokentwin simulate --help` how to simulate it."
+            "`tokentwin bench --help` explains how to record your own trace on the real engine, and "
+            "`tokentwin simulate --help` how to simulate a trace."
         )

@@ -115,7 +115,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         ),
     ]
     if request["preemptions"]:
-        where = "" if intervals else " (the recording does not tell when)"
+        where = "" if intervals else " (the recording does not say when)"
         times = "once" if request["preemptions"] == 1 else f"{request['preemptions']} times"
         facts.append(f"preempted {times}, for {shown_time(preempted / 1e6)}{where}")
     with st.container():

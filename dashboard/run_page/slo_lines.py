@@ -25,7 +25,8 @@ from traces.recording import Recording
 
 _HEIGHT = 230
 _OF_A_PLAN = re.compile(r"jobs/([0-9a-f]{16})/run")
-_HELP = "A curve that is left of the line at the percentile keeps its SLO. The SLOs are those of the plan above."
+_HELP = "A latency meets its SLO if its curve is left of the line at the SLO's percentile. The SLOs come from the "
+"plan above."
 
 
 def slos_of(runs: Path, name: str, plan: Planned | None) -> tuple[str, ...]:

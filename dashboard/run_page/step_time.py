@@ -20,9 +20,9 @@ from dashboard.step_page.operation_table import operation_table
 from traces.recording import Recording
 
 _ROOFLINE = (
-    "Each point is a kind of kernel in a kind of step: its FLOPs per byte, and the FLOP/s that it reaches. Larger "
-    "points take more time. Left of the knee memory bandwidth is the limit, right of it the tensor cores. FLOPs and "
-    "bytes are the least that the operation needs."
+    "Each point is a kind of kernel in a kind of step, at its FLOPs per byte and its FLOP/s. Larger points take more "
+    "time. Left of the knee the limit is memory bandwidth; right of the knee the limit is the tensor cores. FLOPs and "
+    "bytes are the minimum that the operation needs."
 )
 
 
@@ -44,7 +44,9 @@ def show_step_time(to: Sheet, steps: ExplainedSteps, run: Mapping[str, Any]) -> 
         to.figure(bars, "part_times", "By part", steps.trust, menu=BARE)
     with right:
         if steps.gpu is None:
-            to.text("There is no roofline: the recording does not hold the FLOPs and bytes of the operations.", True)
+            to.text(
+                "There is no roofline, because the recording does not have the FLOPs and bytes of operations.", True
+            )
             return
         roofs = roofline(steps.operations, steps.gpu, steps.weights)
         to.figure(roofs, "run_roofline", "What bounds it", steps.trust, _ROOFLINE)

@@ -24,13 +24,16 @@ def trust(diagnosis: DiagnosisDocument) -> Trust:
     """Return the trust in the simulation: in its step times, and how far the run simulated as it was is off."""
     noted = diagnosis.trust
     if noted is None:
-        level, reason = Trust(UNKNOWN, "the diagnosis does not say how far its step times can be trusted")
+        level, reason = Trust(UNKNOWN, "the diagnosis does not state the trust in its step times")
     else:
         level, reason = noted.level, noted.reason
     if diagnosis.twin_error is None:
         return Trust(level, reason)
     of = "share of lost requests" if diagnosis.sheds else "p99"
-    return Trust(level, f"{reason}; the simulated {of} is {shown_change(100 * diagnosis.twin_error)} off the recorded")
+    return Trust(
+        level,
+        f"{reason}; the simulated {of} differs from the recorded one by {shown_change(100 * diagnosis.twin_error)}",
+    )
 
 
 def disturbance(recording: Recording) -> str:
@@ -39,8 +42,8 @@ def disturbance(recording: Recording) -> str:
     if drift <= CALM_DRIFT:
         return ""
     return (
-        f"The machine was disturbed during this run: {why}. The canary is a fixed step that should always take as "
-        "long. Part of the times below comes from what else ran on the machine."
+        f"The machine was disturbed during this run: {why}. The canary is a fixed step whose time should never change. "
+        "Other work on the machine has increased some of the times below."
     )
 
 

@@ -19,7 +19,7 @@ def operation_table(to: Sheet, operations: Sequence[ExplainedOperation], **amoun
         **amounts,
         "of roofline (%)": [100 * o.utilisation for o in operations],
         "bound by": [o.bound for o in operations],
-        "known to (± %)": [100 * o.sigma for o in operations],
+        "error within (± %)": [100 * o.sigma for o in operations],
     }
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     to.table(Table.of(rows, {name: _TENTHS for name in columns if rows and isinstance(rows[0][name], float)}))

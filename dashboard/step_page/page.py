@@ -26,17 +26,21 @@ from serving.errors import UserError
 def show() -> None:
     """Draw the page. Inputs live in the URL."""
     st.title("What a step costs", anchor=False)
-    st.caption("Where the time of one engine step goes, predicted from kernel tables and measured engines.")
+    st.caption("The time of one engine step by operation, predicted from kernel tables and from measured engines.")
     left, right = st.columns([1, 3], gap="large")
     with left:
         model = choose("Model", list(models()), "model")
         gpu = choose("GPU", usual_first("H100", gpus()), "gpu", help="Rates and prices: `tokentwin gpus`.")
         devices = int(choose("Tensor parallel", ["1", "2", "4", "8"], "tp"))
-        rows = number("Decode rows", "rows", 0, 4096, 64, help="Requests that get one more token in this step.")
-        context = number("Tokens before each row", "context", 0, 131_072, 1024)
-        prompts = number("Prompt chunks", "prompts", 0, 64, 0, help="Prompts of which this step computes a part.")
+        rows = number(
+            "Decode rows", "rows", 0, 4096, 64, help="Number of requests that get one more token in this step."
+        )
+        context = number("Context tokens of each row", "context", 0, 131_072, 1024)
+        prompts = number(
+            "Prompt chunks", "prompts", 0, 64, 0, help="Number of prompts of which this step computes a part."
+        )
         chunk = number("Tokens of each chunk", "chunk", 2, 32_768, 512)
-        past = number("Tokens before each chunk", "past", 0, 131_072, 0)
+        past = number("Cached tokens before each chunk", "past", 0, 131_072, 0)
     with right:
         if not rows and not prompts:
             st.info("This step is empty. Set decode rows or prompt chunks.")
@@ -51,7 +55,7 @@ def show() -> None:
             return
         _show(explanation, cost, rows)
         st.caption(defaults_taken(stated, spec))
-        st.subheader("The life of its tokens", anchor=False, help=_LIFE)
+        st.subheader("Tensors of the step's tokens", anchor=False, help=_LIFE)
         life = token_life(cost.model, cost.deployment, sizes)
         columns = {
             "stage": [stage.name for stage in life],
@@ -65,10 +69,10 @@ def show() -> None:
 
 def _show(explanation: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = explanation.interval
-    why = f"{explanation.why} is the least certain part" if explanation.why else "no part is uncertain enough to matter"
+    why = f"{explanation.why} is the least certain part" if explanation.why else "no part has a large uncertainty"
     trust = Trust(explanation.level.word, why)
     heading(f"{explanation.step_ns / 1e6:,.2f} ms", trust, marked=True)
-    tokens = f", {rows / explanation.step_ns * 1e9:,.0f} decoded tokens a second" if rows else ""
+    tokens = f", {rows / explanation.step_ns * 1e9:,.0f} decoded tokens per second" if rows else ""
     st.caption(
         f"90 % interval {low * explanation.step_ns / 1e6:,.2f} to {high * explanation.step_ns / 1e6:,.2f} ms{tokens}; "
         f"the CPU needs {explanation.host_ns / 1e6:,.2f} ms before it, which async scheduling hides"
@@ -87,7 +91,7 @@ def _show(explanation: Explanation, cost: OperationCost, rows: int) -> None:
 
 
 _ROOF = (
-    "Each point is a kind of kernel: its FLOPs per byte, and the FLOP/s that it reaches. Larger points take more of "
-    "the step's time. The line is the limit of the datasheet. Kernels that compute little are in the table only."
+    "Each point is a kind of kernel, at its FLOPs per byte and its FLOP/s. Larger points take more of the step's time. "
+    "The line is the limit of the datasheet. Kernels with little computation are in the table only."
 )
-_LIFE = "What a step's tokens are on their way, as tensors on one device: from ids to the ids that are sampled."
+_LIFE = "The tensors on one device that the tokens of a step pass through, from token ids to sampled ids."

@@ -23,7 +23,7 @@ _LINE = 30  # number of x values up to which points are joined by lines
 _POINTS = 2000
 _DECADE_AND_HALF = 30.0
 _UNITS = {"ms": "ms", "s": "s", "tokens": "tokens", "blocks": "blocks", "seqs": "requests", "replicas": "replicas"}
-_FAILED = "no run shown has this metric"
+_FAILED = "none of these runs has this metric"
 
 
 def metric_over(
@@ -162,7 +162,7 @@ def drawn(sweep: SweepResults, runs: pa.Table, view: SweepView) -> Any:
 def trust(runs: pa.Table) -> Trust:
     """Return the trust in runs shown together."""
     noted = zip(runs["trust"].to_pylist(), runs["trust_reason"].to_pylist(), strict=True)
-    return weakest((noted_trust(*trust, "the run does not say how far to trust it") for trust in noted), "runs")
+    return weakest((noted_trust(*trust, "the run does not state the trust in it") for trust in noted), "runs")
 
 
 def help_of(column: str) -> str | None:

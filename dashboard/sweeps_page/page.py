@@ -71,7 +71,12 @@ def _load(directory: Path) -> SweepResults:
 def _axes(results: SweepResults) -> SweepView:
     y = choose("Metric", sweep_charts.metrics_in_order(results), "y", show=results.metrics.__getitem__)
     likely = sweep_charts.parameters_in_order(results)
-    x = choose("Against", likely, "x", help="The line is the median over all other parameters, the band their range.")
+    x = choose(
+        "Against",
+        likely,
+        "x",
+        help="The line is the median over all values of the other parameters, and the band is their range.",
+    )
     by = choose("A colour for each", [*sweep_charts.others_in_order(results, x), _NONE], "by")
     if by == _NONE:
         return SweepView(y, x, None, [None], switch("Log metric", "log"))
@@ -109,7 +114,7 @@ def _filtered(results: SweepResults, by: str | None, values: Sequence[Any]) -> p
 
 def _plot(results: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     if not chosen.num_rows:
-        st.info("No run passes this filter.", icon=":material/filter_alt_off:")
+        st.info("No run matches this filter.", icon=":material/filter_alt_off:")
         return
     figure(
         sweep_charts.drawn(results, chosen, view),
@@ -143,8 +148,8 @@ def _sql(directory: Path, results: SweepResults, y: str) -> None:
     st.subheader(
         "Ask in SQL",
         anchor=False,
-        help=f"The query reads the table `runs` and nothing else. It may take {SECONDS} s and return {ROWS:,} rows. "
-        "Columns are the parameters above, and metrics as in the glossary with `_p99` and so on. The SQL is DuckDB's.",
+        help=f"The query can read the table `runs` only. It may take {SECONDS} s and return {ROWS:,} rows. Columns are "
+        "the parameters above, and metrics of the glossary with a statistic such as `_p99`. The SQL is DuckDB's.",
     )
     group = ", ".join(results.parameters[:2]) or "status"
     suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"

@@ -71,7 +71,7 @@ def _answer(given: pa.Table, sql: str, rows: int) -> pa.Table:
         connection.execute(f"set {setting}")
     statements = connection.extract_statements(sql)
     if len(statements) != 1 or statements[0].type.name not in _ALLOWED:
-        raise duckdb.NotSupportedError("one SELECT at a time, which reads the table runs")
+        raise duckdb.NotSupportedError("give one SELECT that reads the table runs")
     relation = connection.sql(sql)
     if relation is None:
         raise duckdb.NotSupportedError("has no rows to show")

@@ -32,17 +32,17 @@ from traces.metrics.run_metrics import RunMetrics
 _REQUESTS = "Real and simulated latency of all requests"
 _STEPS = "Step time, predicted against measured"
 _ERRORS = (
-    "A bar is the error of the simulation. The orange band is the noise floor: how far repeats of the same real run "
-    "lie from each other. No prediction can be better than that."
+    "A bar is the error of the simulation. The orange band is the noise floor: the differences between repeats of the "
+    "same real run. No prediction can be more accurate than the noise."
 )
 _HELP_STEPS = (
-    "The calibration did not see these held-out steps. A decode step advances running requests by one token each, a "
-    "prefill step computes prompts, a mixed step does both."
+    "The calibration was fitted without these held-out steps. A decode step gives running requests one token each, a "
+    "prefill step computes prompts, and a mixed step does both."
 )
 _PUBLISHED = (
-    "Public measurements of vLLM, simulated with the engine's own settings. *Blind* predictions use kernel tables and "
-    "runs of other sources only. *Anchored* predictions fit a factor or two on one run of the source, which the score "
-    "leaves out. A dot is the error of one figure; a triangle at the edge is farther off."
+    "Public measurements of engines, simulated with the engine's settings. *Blind* predictions use kernel tables and "
+    "runs of other sources only. *Anchored* predictions also fit one or two factors to one run of the source, which is "
+    "not scored. A dot is the error of one figure; a triangle at the edge is an error beyond the axis."
 )
 
 
@@ -76,9 +76,9 @@ def compared_latencies(
     simulated = latencies.get(names.simulated or "")
     trust = of_report(report)
     if simulated is None:
-        trust = Trust(VALIDATED, "measured on the real engine; there is no simulated run beside it")
+        trust = Trust(VALIDATED, "measured on the real engine; the report has no simulated run to compare")
     elif not real:
-        trust = Trust(UNKNOWN, "there is no real run beside the simulated one")
+        trust = Trust(UNKNOWN, "the report has no real run to compare with the simulated run")
     return ComparedLatencies(real, simulated, problems, trust)
 
 
@@ -117,11 +117,11 @@ def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
     """Show the held-out steps of the report in `directory`. Raises UserError if they are damaged."""
     if (table := load_residuals(directory)) is None:
         to.heading(_STEPS, None)
-        to.text("The report holds no step residuals.", soft=True)
+        to.text("The report has no residuals of steps.", soft=True)
         return
     columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
     medians = (regime.median_error_pct for regime in report.rungs.step.regimes.values()) if report.rungs.step else ()
-    rated = of_steps(table.num_rows, medians, "and the calibration saw none of them")
+    rated = of_steps(table.num_rows, medians, "and the calibration was fitted without them")
     to.figure(trust_charts.residuals(*columns), "residuals", _STEPS, rated, _HELP_STEPS)
     to.text(bias(report), soft=True)
 

@@ -92,7 +92,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
     legend_once(figure)
     if floors:
         floor, in_legend = tint(REAL, 0.45), {"symbol": "square"}
-        dots(figure, [None], [None], "real against real (the floor)", floor, None, 12, in_legend)
+        dots(figure, [None], [None], "differences of real runs (noise floor)", floor, None, 12, in_legend)
     if any(row.low is not None for row in shown):
         whisker = {"symbol": "line-ns", "line": {"width": 1.5, "color": NEUTRAL}}
         dots(figure, [None], [None], "90 % band", NEUTRAL, None, 12, whisker)
@@ -159,7 +159,7 @@ def residuals(regime: NDArray[Any], measured_ns: NDArray[Any], predicted_ns: NDA
     names = [name for name in REGIMES if (regime == name).any()]
     names += sorted(set(regime.tolist()) - set(names))
     if not names:
-        return empty("The report holds no held-out steps", 340)
+        return empty("The report has no held-out steps", 340)
     figure = make_subplots(cols=len(names), shared_yaxes=True, horizontal_spacing=0.035)
     error = 100.0 * (predicted - measured) / measured
     for at, name in enumerate(names, start=1):

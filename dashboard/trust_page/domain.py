@@ -44,8 +44,8 @@ STEP_COLUMNS = (
 _MOST_STEPS = 4000  # largest number of steps drawn
 _MOST_JUDGED = 100_000
 _CELLS = 26
-_DECODE = ("decode rows", "tokens behind each row (mean)")
-_PROMPTS = ("prompt tokens", "decode rows beside them")
+_DECODE = ("decode rows", "context tokens of each row (mean)")
+_PROMPTS = ("prompt tokens", "decode rows in the same step")
 
 
 class Map(NamedTuple):
@@ -94,8 +94,8 @@ class Domain(NamedTuple):
     @property
     def trust(self) -> Trust:
         if not self.beyond.steps:
-            return Trust(self.level, f"none of {self.counted_steps} lies beyond what was measured")
-        return Trust(self.level, f"{self.beyond} lie outside what was measured, most by {self.reason}")
+            return Trust(self.level, f"none of {self.counted_steps} lies outside the measured steps")
+        return Trust(self.level, f"{self.beyond} lie outside the measured steps, most because of {self.reason}")
 
 
 def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | None:
@@ -118,11 +118,11 @@ def domain(recording: Recording, source: Source) -> Domain:
     """
     table = recording.table("steps", STEP_COLUMNS)
     if not table.num_rows:
-        raise UserError("recording", recording.run["run_id"], "holds no steps; there is nothing to mark")
+        raise UserError("recording", recording.run["run_id"], "has no steps to mark; choose another recording")
     deployment = recorded_deployment(recording)
     fleet = deployment.fleet
     if fleet is not None and any(p.deployment or p.gpu or p.calibration or p.speed != 1 for p in fleet.pools):
-        remedy = "is of a fleet whose pools differ; steps do not say which pool they are of"
+        remedy = "is of a fleet with different pools, and steps do not state their pool; choose another recording"
         raise UserError("recording", recording.run["run_id"], remedy)
     steps: _MeasuredDomain | _KernelDomain
     if source.calibration is not None and source.gpu is None:
@@ -244,7 +244,7 @@ class _KernelDomain:
         self.beyond = Beyond.from_steps(self.out, took)
         self.reason = f"{self._weakest(sizes, took)}, beyond measured shapes" if self.out.any() else ""
         self.about = (
-            f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'nothing learnt from steps'}"
+            f"kernel tables of the {cost.kernels.gpu.name}, {cost.correction.source or 'without measured steps'}"
         )
 
     def decode_cells(self, x: Floats, y: Floats) -> _Cells:

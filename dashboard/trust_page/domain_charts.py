@@ -44,9 +44,9 @@ def _ground(panel: Map, counted: bool) -> list[Any]:
     if counted:
         known, certainty = np.log10(np.maximum(panel.known, 0.3)), "%{customdata:,} steps measured"
         with np.errstate(invalid="ignore"):
-            darkness, beyond = np.log2(panel.outside) / _FAR, "%{customdata:.1f} times beyond what was measured"
+            darkness, beyond = np.log2(panel.outside) / _FAR, "%{customdata:.1f} times beyond the nearest measured step"
     else:
-        known, certainty = panel.known, "kernels known to ± %{customdata:.0f} %"
+        known, certainty = panel.known, "error of kernels within ± %{customdata:.0f} %"
         darkness, beyond = panel.outside / _VAGUE, "extrapolated, ± %{customdata:.0f} %"
     dark = np.clip(np.where(np.isnan(panel.outside), np.nan, darkness), 0, 1)
     common = {"x": panel.x, "y": panel.y, "hoverongaps": False}
@@ -104,7 +104,7 @@ def _known_axis() -> dict[str, Any]:
         "colorscale": [[0, tint(REAL, 0.95)], [1, tint(REAL, 0.14)]],
         "cmin": 0,
         "cmax": _VAGUE,
-        "colorbar": {"title": {"text": "kernels known to ± %", "side": "right"}, "thickness": 12, "len": 0.9},
+        "colorbar": {"title": {"text": "error of kernels within ± %", "side": "right"}, "thickness": 12, "len": 0.9},
     }
 
 

@@ -20,10 +20,10 @@ from serving.errors import UserError
 from serving.figures import shown_share
 from traces.recording import Recording
 
-TITLE = "What was measured, and the steps of this run"
+TITLE = "Measured steps, and the steps of this run"
 _HELP = (
-    "Orange cells were measured. In grey cells times are extrapolated: no similar step was measured. A cross is a step "
-    "of the run that lies outside what was measured, perhaps in a dimension that is not drawn."
+    "Steps in orange cells were measured. In grey cells times are extrapolated, because no similar step was measured. "
+    "A cross is a step of the run that lies outside the measured steps, perhaps in a dimension that is not drawn."
 )
 
 
@@ -60,11 +60,12 @@ def show_maps(to: Sheet, domain: Domain, run: Mapping[str, Any], name: str, **wh
     """Show the maps of a run called `name`; `run` is its row of `runs`."""
     if domain.beyond.steps:
         to.text(
-            f"**{shown_share(domain.beyond.steps, 1)}** of the {domain.counted_steps} of {name} lie outside what was "
-            f"measured, with {shown_share(domain.beyond.time, 1)} of their time. Most do because of {domain.reason}."
+            f"**{shown_share(domain.beyond.steps, 1)}** of the {domain.counted_steps} of {name} lie outside the "
+            f"measured steps, with {shown_share(domain.beyond.time, 1)} of the time. "
+            f"The most frequent reason is {domain.reason}."
         )
     else:
-        to.text(f"**All {domain.counted_steps}** of {name} lie inside what was measured.")
+        to.text(f"**All {domain.counted_steps}** of {name} lie inside the measured steps.")
     to.figure(domain_maps(domain, run), "domain", TITLE, domain.trust, _HELP, **where)
     to.text(f"Step times come from {domain.about}.", soft=True)
 
@@ -79,10 +80,10 @@ def _forget_another_reports(report: str) -> None:
 def _unknown(recording: Recording, name: str) -> str:
     if recording.run["clock"] == "virtual":
         behind = recording.run["calibration"] or "without an id"
-        return f"There is no map: the calibration that timed *{name}* ({behind}) is not here."
-    return f"There is no map: there is no calibration of the engine that ran *{name}*."
+        return f"There is no map, because the calibration that timed *{name}* ({behind}) was not found."
+    return f"There is no map, because there is no calibration of the engine that ran *{name}*."
 
 
-@st.cache_resource(max_entries=16, show_spinner="Holding the run against what was measured", hash_funcs=BY_FILES)
+@st.cache_resource(max_entries=16, show_spinner="Comparing the run with the measured steps", hash_funcs=BY_FILES)
 def _domain(recording: Path, source: Source, calibration: Path | None) -> Domain:
     return domain(Recording.load(recording), source)

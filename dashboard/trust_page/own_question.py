@@ -69,7 +69,7 @@ def judged(question: Question, external: External) -> Verdict:
     asked = f"{question.model} on {question.gpu}"
     on_gpu = list(_runs(case for case in external.cases if case.gpu == question.gpu))
     if not on_gpu:
-        why = f"No measured run is of {question.gpu}, so nothing says how far off its predictions are."
+        why = f"There is no measured run on {question.gpu}, so the error of predictions for it is unknown."
         return Verdict("No", why, {})
     of_model = [run for run in on_gpu if run.is_of(question.model)]
     near = [run for run in of_model if _apart(run, question) <= _NEAR]
@@ -79,19 +79,23 @@ def judged(question: Question, external: External) -> Verdict:
     covered, worst = sum(row.covered for row in rows) / len(rows), max(_errors(rows).values(), default=math.inf)
     figures = {f"{label} error": shown_percent(error, 0) for label, error in _errors(rows).items()}
     figures |= {"in their 90 % band": shown_share(covered), "measured runs": f"{len(kept):,}"}
-    closest = f"The nearest is {_called(nearest)}."
+    closest = f"The nearest run is {_called(nearest)}."
     if not of_model:
-        why = f"{len(on_gpu):,} measured runs are of {question.gpu}, none of {question.model}. {closest}"
+        why = f"{len(on_gpu):,} measured runs are on {question.gpu}, but none is of {question.model}. {closest}"
         return Verdict("Partly", why, figures)
     load = (
         "" if question.at_a_time is None else f" with about {question.at_a_time:,.0f} requests at a time in a replica"
     )
     if not near:
-        return Verdict("Partly", f"{len(of_model):,} measured runs are of {asked}, none{load}. {closest}", figures)
+        return Verdict(
+            "Partly", f"{len(of_model):,} measured runs are of {asked}, but none is{load}. {closest}", figures
+        )
     why = f"{len(near):,} measured runs are of {asked}{load}. {closest}"
     if covered >= _COVERED and worst <= _FAR_PCT:
         return Verdict("Yes", why, figures)
-    return Verdict("Partly" if covered >= _COVERED else "No", f"{why} Predictions of them were far off.", figures)
+    return Verdict(
+        "Partly" if covered >= _COVERED else "No", f"{why} The predictions of these runs have large errors.", figures
+    )
 
 
 def _runs(cases: Iterable[Source]) -> Iterable[_Run]:

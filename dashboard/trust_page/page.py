@@ -56,9 +56,9 @@ _VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "What was mea
 _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (
-    "It is asked of the plan that you looked at last. The evidence is published runs that the simulator had not seen. "
-    "Yes: runs of the same GPU, model and load, within a factor of two, are in their bands, and their median errors "
-    "are at most 25 %. Errors are medians over these runs."
+    "The question is about the plan that you opened last. The evidence is published runs that were not used for their "
+    "predictions. Yes means: runs with the same GPU, the same model and a load within a factor of two lie in their "
+    "bands, and their median errors are at most 25 %. Errors are medians over these runs."
 )
 
 
@@ -78,7 +78,9 @@ def show(runs: Path) -> None:
         mistake(error, runs)
         return
     if not own:
-        st.caption("There is no validation report here yet. This one is **bundled**; `tokentwin demo` makes yours.")
+        st.caption(
+            "There is no validation report here yet. This report is **bundled**; `tokentwin demo` makes your own."
+        )
     _verdict(report)
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(of_report(report))
@@ -173,16 +175,16 @@ def _decisions(decisions: Decisions) -> None:
     st.subheader("Choices among measured configurations", anchor=False)
     ours = decisions.ours
     st.caption(
-        f"{ours.questions:,} questions about {ours.groups} groups of measured configurations: which gives most output "
-        "tokens per second of a GPU within bounds on TTFT and TPOT? Utility is the measured throughput of the choice "
-        "over the best that keeps the bounds, and 0 if the choice breaks one."
+        f"{ours.questions:,} questions about {ours.groups} groups of measured configurations: which one gives the "
+        "most output tokens per second and GPU within bounds on TTFT and TPOT? Utility is the measured throughput "
+        "of the choice, divided by the best throughput within the bounds. It is 0 if the choice breaks a bound."
     )
     data_table(decision_rows(decisions), {"utility (%)": "%.0f", "broken SLOs (%)": "%.0f"})
 
 
 def _clients(clients: Clients) -> None:
     """Draw what clients of a server saw, beside the simulation."""
-    st.subheader("What clients of a server saw", anchor=False)
+    st.subheader("Latencies that clients of a server saw", anchor=False)
     blocks.table(clients_table(clients.rows))
     made = when(clients.created) or "undated"
     st.caption(literal(f"Made by `tokentwin validate front-door`, {made}, of {', '.join(clients.clients)}."))

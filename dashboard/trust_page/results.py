@@ -113,7 +113,7 @@ def median_error_pct(of: External | Source, family: str, column: Column = "blind
 
 def trust(cases: Iterable[Source]) -> Trust:
     """Return the trust in predictions of several sources."""
-    otherwise = "the source does not say"
+    otherwise = "the source does not state its trust"
     return weakest((noted_trust(case.trust, f"{case.name}, where {case.why}", otherwise) for case in cases), "sources")
 
 
@@ -176,8 +176,8 @@ def error_line(external: External, gpu: str) -> str:
         return ""
     runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
     return (
-        f"The simulator was compared with {runs:,} published runs {where} that it had not seen. Its median error is "
-        f"{' and '.join(errors)}. Its 90 % band holds "
+        f"The simulator was compared with {runs:,} published runs {where}, which were not used for the "
+        f"predictions. Its median error is {' and '.join(errors)}. Its 90 % band holds "
         f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
     )
 

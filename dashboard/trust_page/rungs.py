@@ -10,8 +10,8 @@ from dashboard.trust_page.results import LATENCIES, Clients, Decisions, External
 from serving.figures import shown_band, shown_change, shown_percent, shown_share
 from serving.metrics import label_of
 
-LADDER = "Each check is called a rung. A higher one says more, and rests on those below."
-_NOT_CLIMBED = "This report does not hold this check."
+LADDER = "Each check is called a rung. A higher rung checks more, and depends on the rungs below."
+_NOT_CLIMBED = "This report does not have this check."
 
 
 class Rung(NamedTuple):
@@ -39,13 +39,13 @@ def rungs(
 
 
 def _decisions(report: ValidationReport | None) -> Rung:
-    title = "Rung 1 · Does it decide alike?"
+    title = "Rung 1 · Are decisions the same?"
     replay = report.rungs.replay if report else None
     if replay is None:
         return Rung(title)
     headline = f"**{replay.identical:,} of {replay.steps:,}** steps identical"
     if replay.identical == replay.steps:
-        why = f"On {replay.requests:,} requests, given the measured step times."
+        why = f"All steps of {replay.requests:,} requests, simulated with the measured step times."
         return Rung(title, headline, why, "green", "check_circle")
     return Rung(title, headline, f"First difference: {replay.first_difference or 'not recorded'}", "red", "cancel")
 
@@ -62,8 +62,8 @@ def _steps(report: ValidationReport | None) -> Rung:
     headline = f"median error **{_worst(step.regimes)}** or less"
     why = f"On held-out steps: {'; '.join(parts)}."
     if step.same_weather:
-        headline = f"{headline} blind, {_worst(step.same_weather)} in the same weather"
-        why = f"{why} In the same weather it is their CPU time, at the machine's speed then."
+        headline = f"{headline} blind, {_worst(step.same_weather)} with the machine's speed known"
+        why = f"{why} With the machine's speed known, CPU times of the steps are compared."
     return _marked(report, Rung(title, headline, why, symbol="timer"))
 
 
@@ -85,9 +85,11 @@ def _runs(report: ValidationReport | None) -> Rung:
     inside = _within_noise(quiet)
     headline = f"**{inside}** figures within the real noise" if inside else "the real run was not repeated"
     if not quiet:
-        headline = f"tells nothing blind, **{_within_noise(same)}** figures within the real noise in the same weather"
+        headline = (
+            f"too noisy blind, **{_within_noise(same)}** figures within the real noise with the machine's speed known"
+        )
     elif same:
-        headline = f"{headline} blind, {_within_noise(same)} in the same weather"
+        headline = f"{headline} blind, {_within_noise(same)} with the machine's speed known"
     furthest = max(quiet or same, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
     edge = "Closest to the noise" if furthest.within_floor else "Furthest from the noise"
     return _marked(report, Rung(title, headline, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
@@ -100,7 +102,7 @@ def _within_noise(rows: Sequence[RunRow]) -> str:
 
 
 def _others(external: External | None) -> Rung:
-    title = "Rung 4 · And engines of others?"
+    title = "Rung 4 · Are other engines right, too?"
     if external is None:
         return Rung(title, detail="There are no results of tokentwin validate external.")
     targets = external.targets
@@ -125,36 +127,36 @@ def _together(errors: Mapping[str, float]) -> str:
 
 
 def _bands(report: ValidationReport | None, external: External | None) -> Rung:
-    title = "Rung 5 · Do 90 % bands hold 90 %?"
+    title = "Rung 5 · Are the 90 % bands right?"
     rows = _rows(report)
     banded = [row.covered for row in rows if row.covered is not None]
     shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
     same = [row.covered for row in report.weather_rows if row.covered is not None] if report else []
     if same:
-        shares.append((sum(same), len(same), "of its figures in the same weather"))
+        shares.append((sum(same), len(same), "of its figures with the machine's speed known"))
     if external and external.rows:
-        shares.append((covered(external), len(external.rows), "of the published ones"))
+        shares.append((covered(external), len(external.rows), "of the published figures"))
     if not shares and _noisy(rows):
         return _tells_nothing(title, _noisy(rows))
     if not shares:
-        return Rung(title, detail="The report holds no bands; run tokentwin validate again.")
+        return Rung(title, detail="The report has no bands; run tokentwin validate again.")
     inside, count, _ = shares[0]
     parts = ", ".join(f"{shown_share(inside / count)} {of}" for inside, count, of in shares)
-    why = f"They hold {parts}.{_noisy(rows)}"
+    why = f"The bands contain {parts}.{_noisy(rows)}"
     rung = Rung(title, f"**{inside} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, rung) if banded or same else rung
 
 
 def _front_door(clients: Clients | None) -> Rung:
-    title = "Rung 6 · Do clients see what is predicted?"
+    title = "Rung 6 · Are latencies of clients right?"
     if clients is None:
         return Rung(title, detail="There are no results of tokentwin validate front-door.")
     headline = _errors({label_of(row.metric): row.error_pct for row in clients.means})
     errors = ((label_of(row.metric), row.in_weather_error_pct) for row in clients.means)
     if same := {label: error for label, error in errors if error is not None}:
-        headline = f"{headline} blind, {_errors(same)} in the same weather"
+        headline = f"{headline} blind, {_errors(same)} with the machine's speed known"
     floors = {label_of(row.metric): row.floor_pct for row in clients.means if row.floor_pct is not None}
-    why = f"Errors of the means that clients of a server saw in {len(clients.clients)} runs of one workload."
+    why = f"Errors of the mean latencies that clients of a server saw, in {len(clients.clients)} runs of one workload."
     if floors:
         why = f"{why} Repeats differ by {_together(floors)}."
     return Rung(title, f"**{headline}**", why, symbol="door_front")
@@ -165,11 +167,13 @@ def _choices(decisions: Decisions | None) -> Rung:
     if decisions is None:
         return Rung(title, detail="There are no results of tokentwin validate decisions.")
     ours = decisions.ours
-    headline = f"**{shown_share(ours.utility)}** of the best there was, {shown_share(ours.broke)} broke their SLO"
+    headline = (
+        f"**{shown_share(ours.utility)}** of the best utility, {shown_share(ours.broke)} of choices broke their SLO"
+    )
     others = ", ".join(f"{rule.rule} {shown_share(rule.utility)}" for rule in decisions.rules[1:])
     why = (
-        f"{ours.questions:,} times it chose one of several measured configurations by predictions alone. A choice that "
-        f"breaks its SLO counts 0. 90 % interval {shown_band(100 * ours.low, 100 * ours.high)} %. "
+        f"In {ours.questions:,} questions the twin chose one of several measured configurations by predictions alone. "
+        f"A choice that breaks its SLO has utility 0. 90 % interval {shown_band(100 * ours.low, 100 * ours.high)} %. "
         f"By other rules: {others}."
     )
     return Rung(title, headline, why, symbol="rule")
@@ -185,11 +189,11 @@ def _noisy(rows: Sequence[RunRow]) -> str:
     if not apart:
         return ""
     most = shown_percent(max(apart), 0)
-    return f" {len(apart)} of {len(rows)} figures tell nothing: their real runs differ by up to {most}."
+    return f" {len(apart)} of {len(rows)} figures say nothing, because repeats of the real run differ by up to {most}."
 
 
 def _tells_nothing(title: str, noisy: str) -> Rung:
-    return Rung(title, "tells nothing", noisy.strip(), "gray", "help")
+    return Rung(title, "too noisy to say", noisy.strip(), "gray", "help")
 
 
 def _marked(report: ValidationReport | None, rung: Rung) -> Rung:

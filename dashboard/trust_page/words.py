@@ -10,12 +10,12 @@ from dashboard.shown import when
 from dashboard.trust_page.domain import NEGLIGIBLE
 from serving.figures import shown_change, shown_percent, shown_share
 
-CANARY = "A canary step is a fixed step that is timed now and then and should always take as long. "
-FLOOR = "The floor, or noise, is how far repeats of the same real run lie from each other."
-IN_WEATHER = "Error in the same weather"
+CANARY = "A canary step is a fixed step that is timed now and then, and whose time should never change. "
+FLOOR = "The floor, or noise, is the difference between repeats of the same real run."
+IN_WEATHER = "Error with the machine's speed known"
 ERRORS_IN_WEATHER = (
-    "The simulator is told how slow the machine was at each moment of the real run, and nothing else of it. What is "
-    "left is its own error. The orange band is the floor."
+    "The simulator knows how slow the machine was at each moment of the real run, and nothing else about that run. The "
+    "remaining error is its own. The orange band is the noise floor."
 )
 
 
@@ -25,8 +25,8 @@ def disturbance(report: ValidationReport) -> str:
         return ""
     reason = (report.disturbance or "its canary steps drifted").rstrip(".")
     return (
-        f"This run was disturbed: {reason}. {CANARY}Something else used the machine while the real engine ran, so part "
-        "of the error below comes from the machine. Run it again on a quiet one."
+        f"This run was disturbed: {reason}. {CANARY}Other work used the machine while the real engine ran, so part of "
+        "the error below comes from the machine. Repeat the run on a quiet machine."
     )
 
 
@@ -70,8 +70,8 @@ def of_report(report: ValidationReport) -> Trust:
         return Trust(UNKNOWN, "the machine was disturbed while its real runs were recorded")
     share, compared = report.extrapolated_share, "compared with real runs of the same workload"
     if share is None:
-        return Trust(VALIDATED, f"{compared}; the report does not say how many steps lie outside what was measured")
-    outside = f"{shown_share(share, 1)} of the simulated steps lie outside what the calibration measured"
+        return Trust(VALIDATED, f"{compared}; the report does not say how many steps lie outside the measured steps")
+    outside = f"{shown_share(share, 1)} of the simulated steps lie outside the steps of the calibration"
     return Trust(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Trust(VALIDATED, f"{compared}; {outside}")
 
 
@@ -81,7 +81,7 @@ def of_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Trus
     Median errors are in percent; `more` is the rest of the reason.
     """
     if not count:
-        return Trust(UNKNOWN, "no step was kept to compare predictions with")
+        return Trust(UNKNOWN, "no step was held out to compare predictions with")
     worst = max((abs(median) for median in medians_pct if median is not None), default=0.0)
     if worst > _MOST_MEDIAN_PCT:
         return Trust(UNKNOWN, f"predictions miss the held-out steps of a regime by {shown_percent(worst, 0)} (median)")

@@ -80,9 +80,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pages", default=",".join(PAGES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--runs", help="directory of runs; what is bundled if not given")
+    parser.add_argument("--runs", help="directory of runs; by default the bundled runs")
     parser.add_argument("--query", default="")
-    parser.add_argument("--cold", action="store_true", help="a server of its own for each opening")
+    parser.add_argument("--cold", action="store_true", help="start a new server for each opening")
     options = parser.parse_args()
     openings = measure(options.pages.split(","), options.rounds, options.runs, options.query, options.cold)
     rows = []

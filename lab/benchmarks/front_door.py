@@ -197,11 +197,13 @@ def overhead(requests: int, workers: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", default="1,64,512,1000", help="clients at once, one measurement each")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens of each stream")
-    parser.add_argument("--rate", type=float, default=20.0, help="tokens a second of each stream")
+    parser.add_argument(
+        "--streams", default="1,64,512,1000", help="numbers of simultaneous clients; each number is one measurement"
+    )
+    parser.add_argument("--tokens", type=int, default=200, help="number of tokens of each stream")
+    parser.add_argument("--rate", type=float, default=20.0, help="tokens per second of each stream")
     parser.add_argument("--api-workers", type=int, default=1)
-    parser.add_argument("--alone", type=int, default=100, help="requests one after the other")
+    parser.add_argument("--alone", type=int, default=100, help="number of requests that are sent one after the other")
     args = parser.parse_args()
     alone = overhead(args.alone, args.api_workers)
     print(*(f"{name} {value}" for name, value in alone.items()))

@@ -143,7 +143,7 @@ def _errors(kernels: KernelSurfaces | TransferredKernels, measured: list[Measure
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", help="`package`, or a folder that holds systems' folders")
+    parser.add_argument("--tables", help="`package`, or a folder with a subfolder for each system")
     given = parser.parse_args()
     held_out()
     collectives_left_out()

@@ -201,17 +201,19 @@ def cases(options: argparse.Namespace, stack: ExitStack, console: Console) -> It
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path, help="any that tokentwin reads")
-    parser.add_argument("--requests", type=int, default=3000, help="the first of the trace; default 3,000")
+    parser.add_argument("trace", type=Path, help="a trace in any format that tokentwin reads")
+    parser.add_argument(
+        "--requests", type=int, default=3000, help="number of requests from the trace's start; default 3,000"
+    )
     parser.add_argument("--rate-scale", type=float, default=1.0, help="multiply the arrival rate")
-    parser.add_argument("--runs", type=int, default=3, help="pairs of runs; default 3")
+    parser.add_argument("--runs", type=int, default=3, help="number of pairs of runs; default 3")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--inference-lab", type=Path, metavar="DIR", help=f"the npm package {PACKAGE}")
-    source.add_argument("--install", action="store_true", help="fetch it by npm")
+    source.add_argument("--inference-lab", type=Path, metavar="DIR", help=f"folder of the npm package {PACKAGE}")
+    source.add_argument("--install", action="store_true", help="fetch the package of --inference-lab with npm")
     parser.add_argument("--vidur", type=Path, metavar="CHECKOUT")
     parser.add_argument("--vidur-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--blis", type=Path, metavar="BINARY")
-    parser.add_argument("--dynosim", type=Path, metavar="PYTHON", help="of an environment that has ai-dynamo")
+    parser.add_argument("--dynosim", type=Path, metavar="PYTHON", help="Python of an environment with ai-dynamo")
     parser.add_argument("--mooncake", type=Path, metavar="TRACE", help="for DynoSim: Mooncake's conversation trace")
     options = parser.parse_args()
     console = Console()

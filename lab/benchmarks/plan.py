@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--rate-scale", type=float, default=1.0)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="json draws curves, too")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="json also computes curves")
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "tokentwin", "plan", str(arguments.trace.resolve()), *QUERY, *SLOS]
     command += ["--rate-scale", str(arguments.rate_scale), "--jobs", str(arguments.jobs), "--format", arguments.format]

@@ -99,9 +99,13 @@ def measure(requests: int, replicas: int, router: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--million", action="store_true", help="1,000,000 requests on 1,000 replicas")
-    parser.add_argument("--fleets", action="store_true", help="20,000 requests on 1, 10, 100 and 1,000 replicas")
-    parser.add_argument("--router", action="append", choices=sorted(ROUTERS), help="default: all for --fleets")
+    parser.add_argument("--million", action="store_true", help="simulate 1,000,000 requests on 1,000 replicas")
+    parser.add_argument(
+        "--fleets", action="store_true", help="simulate 20,000 requests on 1, 10, 100 and 1,000 replicas"
+    )
+    parser.add_argument(
+        "--router", action="append", choices=sorted(ROUTERS), help="router to use; by default all routers with --fleets"
+    )
     options = parser.parse_args()
     sizes, routers = [(160_000, 16)], ["round-robin"]
     if options.million:

@@ -88,7 +88,7 @@ def _calm(cpu_ns: list[int]) -> str:
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--steps", type=int, default=5000)
-    arguments.add_argument("--pause-ms", type=float, default=1.0, help="how long a step lasts")
+    arguments.add_argument("--pause-ms", type=float, default=1.0, help="time of a step")
     arguments.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256])
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """A claim as a file: the sentence, its meaning as an experiment, its expected range, and the cases of the test.
 
-The experiment is one figure of a simulated deployment, or how many times better it is with a `change` than with the
-`baseline`. A case sets some of the experiment's fields, by dotted path, and says in words what it sets.
+The experiment is one figure of a simulated deployment, or the number of times by which a `change` improves the figure
+of the `baseline`. A case sets some fields of the experiment by dotted path, and describes its conditions in words.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Experiment(Request):
     `lab.claims.figures`. For two sides it is how many times better the change is.
     """
 
-    figure: str = Field(description="what is measured")
+    figure: str = Field(description="the figure that is measured")
     gpu: str = Field("H100", description="GPU whose kernel tables time the steps")
-    deployment: StatedDeployment | None = Field(None, description="what is served, as in a deployment's YAML file")
-    replicas: int | None = Field(None, ge=1, le=1000, description="engines behind the router")
-    router: str = Field("", description="router, by name")
+    deployment: StatedDeployment | None = Field(None, description="the deployment, as in a deployment's YAML file")
+    replicas: int | None = Field(None, ge=1, le=1000, description="number of engines behind the router")
+    router: str = Field("", description="name of the router")
     offered: Offered | None = Field(None, description="the traffic")
     as_fast_as: Settings | None = Field(
-        None, description="what a run sets, by path, at whose rate of finished requests these arrive"
+        None, description="settings by path of another run, whose rate of finished requests is the arrival rate here"
     )
-    slo: dict[str, float] = Field({}, description="bounds in ms that count for figures that need them")
-    longest_prompt: int | None = Field(None, ge=1, description="measure only requests with prompts of up to so many")
-    tokens: int = Field(8192, ge=1, description="tokens of a sequence, for figures of its KV")
-    baseline: Settings | None = Field(None, description="what the first side sets, by path")
-    change: Settings = Field({}, description="what the second side sets")
+    slo: dict[str, float] = Field({}, description="latency bounds in ms, for figures that need bounds")
+    longest_prompt: int | None = Field(None, ge=1, description="maximum prompt tokens of requests that are measured")
+    tokens: int = Field(8192, ge=1, description="tokens of a sequence, for figures about its KV")
+    baseline: Settings | None = Field(None, description="settings of the first side, by path")
+    change: Settings = Field({}, description="settings of the second side, by path")
 
     @field_validator("slo")
     @classmethod
@@ -82,7 +82,7 @@ class Expected(Request):
 
     least: float | None = None
     most: float | None = None
-    unit: str = Field("times", description="unit of the figure; times, if two sides are compared")
+    unit: str = Field("times", description="unit of the figure; `times` if two sides are compared")
 
     @model_validator(mode="after")
     def _says_something(self) -> Expected:
@@ -111,24 +111,26 @@ class Expected(Request):
 class Case(Request):
     """One set of conditions."""
 
-    when: str = Field(min_length=1, description="the conditions in words, after 'when'")
-    set: Settings = Field({}, description="the fields of the experiment that say so, by path")
+    when: str = Field(min_length=1, description="the conditions in words that follow 'when'")
+    set: Settings = Field({}, description="the settings of the experiment under these conditions, by path")
 
 
 class OnEngine(Case):
     """The experiment at the size of one machine: on its GPU in bfloat16 or, without one, on its CPU in float32."""
 
-    gpu: bool = Field(False, description="whether a machine without a GPU cannot tell")
+    gpu: bool = Field(False, description="whether the experiment needs a GPU")
 
 
 class BreakEven(Request):
     """A number of the experiment, and the range in which to search where a change pays and where the claim holds."""
 
-    path: str = Field(description="which number, by path")
+    path: str = Field(description="the number's path in the experiment")
     least: float
     most: float
-    what: str = Field(min_length=1, description="what it is, after the numbers")
-    of: Literal["both", "baseline", "change"] = Field("both", description="which sides have it")
+    what: str = Field(min_length=1, description="the number in words that follow its values")
+    of: Literal["both", "baseline", "change"] = Field(
+        "both", description="sides of the experiment that have the number"
+    )
 
     @property
     def whole(self) -> bool:
@@ -139,16 +141,18 @@ class BreakEven(Request):
 class Claim(Request):
     """A sentence that people say, and its test. Raises UserError if a case makes no experiment."""
 
-    claim: str = Field(min_length=1, description="the sentence, as people say it")
-    means: str = Field(min_length=1, description="what it means as an experiment")
+    claim: str = Field(min_length=1, description="the claim in the words that people use")
+    means: str = Field(min_length=1, description="the claim's meaning as an experiment")
     expects: Expected
     experiment: Settings = Field(description="the experiment; its fields are those of `Experiment`")
     cases: tuple[Case, ...] = Field(min_length=1)
-    terms: bool = Field(False, description="also say what E2E is made of, where requests come one at a time")
-    break_even: BreakEven | None = Field(None, description="where the experiment's change begins to pay, cases aside")
+    terms: bool = Field(False, description="also show the parts of E2E, for requests that arrive one at a time")
+    break_even: BreakEven | None = Field(
+        None, description="the number at which the experiment's change begins to pay, without the cases"
+    )
     engine: OnEngine | None = Field(None, description="the experiment on the real engine of this machine")
-    not_on_engine: str = Field("", description="why there is none")
-    learnt: str = Field("", description="what a reader may take from it")
+    not_on_engine: str = Field("", description="the reason why there is no experiment on the real engine")
+    learnt: str = Field("", description="the lesson for the reader")
 
     def experiments(self) -> Iterator[tuple[Case, Experiment]]:
         """Yield every case, and the experiment in it."""
@@ -164,7 +168,7 @@ def load_claims(directory: str | Path | None = None, only: tuple[str, ...] = ())
     folder = Path(directory) if directory is not None else Path(__file__).with_name("claims")
     paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     if not paths:
-        raise UserError("claims", str(folder), "holds no YAML file; see lab/results/claims.md")
+        raise UserError("claims", str(folder), "has no YAML file; see lab/results/claims.md")
     if unknown := [name for name in only if name not in paths]:
         raise UserError("only", unknown[0], f"is no claim; choose from {', '.join(paths)}")
     claims = {

@@ -63,13 +63,19 @@ _LOOKING_S = 60.0
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite", description=__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--out", type=Path, help="directory to write the results to, at most eight files")
+    where.add_argument("--out", type=Path, help="directory to write the results to (at most eight files)")
     where.add_argument("--validate", type=Path, metavar="DIR", help="only validate the recordings of an earlier run")
-    parser.add_argument("--minutes", type=float, help="time limit; by default what the phases need, 8 for all of them")
-    parser.add_argument("--only", default="", metavar="PHASE,...", help="only these phases; smoke takes three minutes")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="time limit in minutes; by default the time that the phases need, 8 minutes for all",
+    )
+    parser.add_argument(
+        "--only", default="", metavar="PHASE,...", help="run only these phases; smoke takes three minutes"
+    )
     parser.add_argument("--skip", default="", metavar="PHASE,...", help="leave these phases out")
-    parser.add_argument("--dry-run", action="store_true", help="run everything in miniature, on the CPU")
-    parser.add_argument("--commit", default="", help="commit to record, where there is no git")
+    parser.add_argument("--dry-run", action="store_true", help="run everything in small sizes on the CPU")
+    parser.add_argument("--commit", default="", help="commit to record, if git is not available")
     return parser.parse_args()
 
 

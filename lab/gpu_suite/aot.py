@@ -145,8 +145,8 @@ def table(reports: list[tuple[Specialisation, Resources]]) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite.aot", description="Compile every kernel.")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between this page's markers")
-    parser.add_argument("--check", type=Path, metavar="PAGE", help="fail if this page has another table")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table between the markers of this page")
+    parser.add_argument("--check", type=Path, metavar="PAGE", help="fail if the table in this page is out of date")
     options = parser.parse_args(arguments)
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set: the interpreter compiles nothing; unset it")

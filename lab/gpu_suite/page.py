@@ -247,7 +247,7 @@ def _cell(value: object) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite.page", description=__doc__)
     parser.add_argument("--results", type=Path, help=f"directory with {FILE}")
-    parser.add_argument("--write", type=Path, help="the page; else it is printed")
+    parser.add_argument("--write", type=Path, help="file to write the page to; by default the page is printed")
     arguments = parser.parse_args()
     try:
         results = load(arguments.results) if arguments.results else {}

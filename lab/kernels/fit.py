@@ -180,12 +180,20 @@ def main(arguments: list[str] | None = None) -> int:
         default=PACKAGE,
         help="folder with one system's tables, or `package` for those of aiconfigurator-core",
     )
-    parser.add_argument("--profiles", type=Path, help="instead: folder with LLMServingSim's profiles of the GPU")
     parser.add_argument(
-        "--forms", choices=["collectives", "exchanges"], help="instead: closed forms of these, to --out"
+        "--profiles", type=Path, help="fit LLMServingSim's profiles of the GPU in this folder, instead of --tables"
     )
-    parser.add_argument("--own", type=Path, help="instead: compare the fit with kernels.parquet of the GPU suite")
-    parser.add_argument("--gpu", help="name in the catalogue of GPUs; without it, --forms fits all that have tables")
+    parser.add_argument(
+        "--forms",
+        choices=["collectives", "exchanges"],
+        help="fit closed forms of collectives or exchanges instead, and write them to --out",
+    )
+    parser.add_argument(
+        "--own",
+        type=Path,
+        help="compare the bundled fit with this kernels.parquet of the GPU suite, instead of fitting",
+    )
+    parser.add_argument("--gpu", help="GPU's name in the catalogue; without --gpu, --forms fits all GPUs with tables")
     parser.add_argument("--out", type=Path, help="file to write; default: the GPU's bundled Parquet file")
     given = parser.parse_args(arguments)
     if not (given.out if given.forms else given.gpu):

@@ -15,13 +15,15 @@ _FIRST = 1000  # lower token ids are often special
 class BenchTarget(Request):
     """A server that speaks OpenAI's API."""
 
-    url: str = Field(description="send to this OpenAI-compatible server, and record what its client sees")
-    endpoint: Literal["completions", "chat"] = Field(
-        "completions", description="completions have prompts of token ids, chats have text"
+    url: str = Field(
+        description="URL of an OpenAI-compatible server to send the requests to; the recording has what its client sees"
     )
-    api_key: SecretStr | None = Field(None, description="key that the server wants; it is not recorded")
-    timeout_s: float = Field(600.0, gt=0, le=86_400, description="seconds to wait for an answer")
-    vocab_size: int = Field(20_000, ge=2, description="token ids of prompts are below this")
+    endpoint: Literal["completions", "chat"] = Field(
+        "completions", description="completions sends prompts as token ids, chat sends them as text"
+    )
+    api_key: SecretStr | None = Field(None, description="API key for the server; it is not recorded")
+    timeout_s: float = Field(600.0, gt=0, le=86_400, description="maximum time to wait for an answer, in seconds")
+    vocab_size: int = Field(20_000, ge=2, description="size of the model's vocabulary; prompts use smaller token ids")
 
     @field_validator("url")
     @classmethod

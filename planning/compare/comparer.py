@@ -82,14 +82,14 @@ def compare_on_engine(
     fleet that only the simulator has, and for repeats of several seeds.
     """
     if request.seeds > 1 and repeats > 1:
-        remedy = f"must be 1 with {request.seeds} seeds, each of which is run once; leave one of the two out"
+        remedy = f"must be 1 with {request.seeds} seeds, because each seed is run once; leave one of the options out"
         raise UserError("repeats", repeats, remedy)
     runs = request.seeds * repeats
     places = {name: [out / name / f"run-{at:0{len(str(runs))}}" for at in range(1, runs + 1)] for name in "ab"}
     for name in "ab":
         for other in sorted((out / name).glob("*/runs.parquet")):
             if other.parent not in places[name]:
-                remedy = "is a run of another comparison; choose another directory, or remove it"
+                remedy = "is a run of another comparison; choose another directory, or remove the run"
                 raise UserError("out", str(other.parent), remedy)
     sides = _scenarios(request)
     with closing(load_engines(_engines(sides[0][0]), say)) as engine:
@@ -199,7 +199,7 @@ def _simulated(
     stage = f"simulating {runs} runs"
     tell(stage, 0.02)
     pairs = simulated_pairs(sides, request.bounds, lambda done: tell(stage, 0.9 * done / runs))
-    tell("telling differences from chance", 0.92)
+    tell("separating differences from chance", 0.92)
     a, b = (simulated_side(first) for first, *_ in sides)
     return compare_pairs(pairs, a, b, request.threshold)
 

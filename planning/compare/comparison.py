@@ -82,7 +82,7 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
             return "no difference can be claimed: there are too few requests"
         whole = 1.0 if widest.metric in SHARES else abs(widest.a or 0.0)
         if widest.percent is None or not whole:
-            return "no difference can be claimed: nothing finishes on a side, or too little to compare"
+            return "no difference can be claimed: too few requests finish on a side"
         low, high = 100 * widest.low / whole, 100 * widest.high / whole
         between = f"{shown_change(low, unit='')} and {change_of(widest.metric, high)}"
         return f"no difference can be claimed: the largest, {_in_words(widest)}, lies between {between}"
@@ -95,11 +95,11 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
     left = len(counted) - len(claims)
     unclear = f"; {left} may be chance" if left else ""
     if any(_lost(rows).values()):
-        unclear += "; latencies are of requests that finish"
+        unclear += "; latencies cover only requests that finish"
     if not side:
-        weighed = ", those with an SLO counted twice" if bounded else ""
+        weighed = ", if metrics with an SLO count twice" if bounded else ""
         return (
-            f"neither is better on the whole{weighed}: B is better in {parts['B']} and worse in {parts['A']}{unclear}"
+            f"neither side is better overall{weighed}: B is better in {parts['B']} and worse in {parts['A']}{unclear}"
         )
     loser = "A" if side == "B" else "B"
     lead, but = ("better", "worse") if side == "B" else ("worse", "better")

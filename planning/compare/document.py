@@ -18,8 +18,8 @@ from serving.report import BAND, COUNT, FIGURE, NUMBER, Column, Line, Table
 from traces.document_table import table_of
 
 SHARES = ("slo_attainment", "finished")  # their differences are points: 29 % to 52 % is +23 points, not +76 %
-_METRIC = "a metric of the glossary, or `finished`: the share of the requests that finish"
-_STAT = "its statistic; `value` where it has but one"
+_METRIC = "metric of the glossary, or `finished`: the share of requests that finish"
+_STAT = "statistic of the metric; `value` if the metric has only one"
 _OF = (Column("metric"), Column("stat"))
 _TALLIED = ("B gains", "B loses", "same")
 
@@ -29,7 +29,7 @@ class Units(Part):
 
     of: str = fact("kind of unit: `runs`, or `blocks` of consecutive arrivals")
     count: int = fact("number of units")
-    carry_over: bool = fact("whether blocks go together more than the intervals allow for")
+    carry_over: bool = fact("whether neighbouring blocks are more alike than the intervals allow for")
 
 
 class Row(Part):
@@ -41,8 +41,8 @@ class Row(Part):
     b: Number = fact("value on side B", "the row's")
     low: Number = fact("lower end of the 95 % interval of B - A, which holds for all rows together", "the row's")
     high: Number = fact("upper end of the same interval", "the row's")
-    percent: Number = fact("B - A in percent of A; of a share in percentage points", "%")
-    better: str = fact("A or B where a difference can be claimed, else empty")
+    percent: Number = fact("B - A in percent of A; for a share in percentage points", "%")
+    better: str = fact("A or B if a difference can be claimed, else empty")
 
 
 class Tally(Part):
@@ -103,10 +103,10 @@ class Side(Part):
 
     name: str = fact("name of the side in the question", default="")
     clock: str = fact("clock of recordings", default="")
-    runs: int | None = fact("number of recordings; null where the side was simulated", default=None)
-    level: str = fact("how far its step times can be trusted", default="")
+    runs: int | None = fact("number of recordings; null if the side was simulated", default=None)
+    level: str = fact("trust in the side's step times", default="")
     reason: str = fact("reason of the level", default="")
-    calibration: str = fact("id of the calibration that timed the steps; empty of a recording", default="")
+    calibration: str = fact("id of the calibration that timed the steps; empty for a recording", default="")
     deployment: RanDeployment = fact("the deployment of one replica")
     replicas: int | None = fact("engines of a simulated side", default=None)
     router: str | None = fact("router of a simulated side", default=None)
@@ -120,8 +120,8 @@ class Ranked(Part):
 
     metric: str = fact(_METRIC)
     stat: str = fact(_STAT)
-    simulated_percent: Number = fact("B - A on the simulator, in percent of A; of a share in percentage points", "%")
-    real_percent: Number = fact("B - A on the real engine, in percent of A; of a share in percentage points", "%")
+    simulated_percent: Number = fact("B - A in the simulator, in percent of A; for a share in percentage points", "%")
+    real_percent: Number = fact("B - A on the real engine, in percent of A; for a share in percentage points", "%")
     outcome: str = fact("holds, open (the engine claims nothing), reversed, missed (only the engine claims)")
 
 
@@ -133,9 +133,9 @@ class SimulatedError(Part):
     side: str = fact("A or B")
     simulated: Number = fact("value in the simulator", "the row's")
     real: Number = fact("value on the real engine", "the row's")
-    error: Number = fact("simulated against real, in percent of real; of a share in percentage points", "%")
+    error: Number = fact("error of the simulated value in percent of the real one; for a share in points", "%")
     weather_simulated: Number = fact(
-        "value in the simulator, in the weather of the real runs", "the row's", default=None
+        "value in the simulator, with the machine's speed of the real runs known", "the row's", default=None
     )
     weather_error: Number = fact("error of that value against the real one", "%", default=None)
 
@@ -145,7 +145,7 @@ class Compared(Part):
 
     verdict: str = fact("claim about the difference, in a sentence")
     difference: bool = fact("whether any difference can be claimed", default=False)
-    winner: str = fact("A or B where that side is better on the whole, else empty", default="")
+    winner: str = fact("A or B if that side is better overall, else empty", default="")
     requests: int = fact("number of requests compared, in all runs of a side", default=0)
     runs: int = fact("number of runs of each side", default=1)
     units: Units = fact("units that were resampled")
@@ -153,7 +153,7 @@ class Compared(Part):
     threshold: float = fact("relative change of a request's latency that counts as a gain or a loss", "fraction")
     tallies: tuple[Tally, ...] = fact("winners and losers, by group")
     cdfs: Cdfs = fact("distributions of latency")
-    tenants: tuple[Tenant, ...] = fact("each tenant's share of the requests and of what is served; none of one tenant")
+    tenants: tuple[Tenant, ...] = fact("each tenant's share of requests and of served tokens; empty for one tenant")
     a: Side = fact("deployment or recordings of side A")
     b: Side = fact("deployment or recordings of side B")
 
@@ -172,8 +172,8 @@ class Compared(Part):
             Column("A", NUMBER),
             Column("B", NUMBER),
             Column("B - A", NUMBER),
-            Column("change", FIGURE, "In percent of A; of a share (attainment, requests that finish) in points."),
-            Column("95 % interval", BAND, "Of B - A, in the unit of the row; it holds for all rows together."),
+            Column("change", FIGURE, "B - A in percent of A; for a share (attainment, finish) in points."),
+            Column("95 % interval", BAND, "Interval of B - A in the row's unit. It holds for all rows together."),
             Column("better"),
         )
         rows = []
@@ -201,7 +201,7 @@ class Compared(Part):
         lost = ""
         if finished is not None:
             a, b = shown_share(finished.a, 1), shown_share(finished.b, 1)
-            lost = f" On A {a} of the requests finish, on B {b}; mean A and mean B cover those that finish on both."
+            lost = f" {a} of the requests finish on A, {b} on B; means cover requests that finish on both sides."
         return (
             f"{counted(self.requests, 'request')}, resampled by {unit}; the intervals hold for all rows together. "
             f"A request gains or loses if its latency changes by {100 * self.threshold:g} % or more.{lost}"
@@ -210,7 +210,7 @@ class Compared(Part):
     def cautions(self) -> Iterator[Line]:
         """Yield warnings about the figures."""
         if self.units.carry_over:
-            wide = "queues last longer than blocks, so intervals are wide; compare longer runs, or several seeds"
+            wide = "intervals are wide because queues last longer than blocks; compare longer runs, or several seeds"
             yield Line(wide, "warning")
 
 
@@ -221,9 +221,9 @@ class ComparisonDocument(Compared, Document):
     where: ClassVar[str] = "comparison"
 
     disturbed: bool = fact("whether the machine was disturbed while the real runs were recorded", default=False)
-    disturbance: str = fact("description of the disturbance; empty of simulated runs", default="")
+    disturbance: str = fact("description of the disturbance; empty for simulated runs", default="")
     simulated: Compared | None = fact("the real runs, simulated", default=None)
-    same_weather: Compared | None = fact("the real runs, simulated in the weather of each", default=None)
+    same_weather: Compared | None = fact("the real runs, simulated with their machine's speed known", default=None)
     ranking: tuple[Ranked, ...] | None = fact(
         "differences that simulator or engine claims, and whether the two agree", default=None
     )
@@ -276,7 +276,7 @@ class ComparisonDocument(Compared, Document):
             yield Line("on the real engine", "title")
         yield from self.shown()
         if self.disturbance and not self.disturbed:
-            yield Line(f"weather: {self.disturbance}")
+            yield Line(f"machine: {self.disturbance}")
         yield from map(Line, defaults_told((self.simulated or self).a, (self.simulated or self).b))
         if self.simulated is not None:
             yield self.shown_errors()
@@ -299,7 +299,7 @@ class ComparisonDocument(Compared, Document):
             Column("side"),
             Column("simulated", NUMBER),
             Column("real", NUMBER),
-            Column("error", FIGURE, "Simulated against real, in percent of real; of a share in percentage points."),
+            Column("error", FIGURE, "Error of the simulated value in percent of the real one; for a share in points."),
             *((Column("in its\nweather", NUMBER), Column("error\nin it", FIGURE)) if weather else ()),
         ]
         rows = []
@@ -307,8 +307,8 @@ class ComparisonDocument(Compared, Document):
             same = (row.weather_simulated, change_of(row.metric, row.weather_error)) if weather else ()
             error = change_of(row.metric, row.error)
             rows.append((axis_of(row.metric), row.stat, row.side, row.simulated, row.real, error, *same))
-        told = "; in its weather: told how slow the machine was, and nothing else of the real run" if weather else ""
-        return Table(columns, rows, f"simulated against real{told}")
+        note = " (in its weather: the simulator knows how slow the machine was, and nothing else about the real run)"
+        return Table(columns, rows, f"simulated against real{note if weather else ''}")
 
     @property
     def largest_error(self) -> Line | None:
@@ -391,7 +391,7 @@ def shown_ranking(ranked: Sequence[Ranked]) -> Table:
 
 
 _OUTCOMES = {
-    "holds": "held",
+    "holds": "confirmed",
     "reversed": "reversed",
     "open": "open (the engine shows no difference)",
     "missed": "missed (only the engine shows it)",

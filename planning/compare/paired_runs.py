@@ -73,7 +73,7 @@ class PairedRuns:
             raise UserError("runs", [len(a), len(b)], "must be the same number for A and B, and at least 1")
         for number, (left, right) in enumerate(zip(a, b, strict=True)):
             if not (left.num_rows and right.num_rows):
-                remedy = "holds no request on at least one side; compare runs with requests"
+                remedy = "has no requests on at least one side; compare runs with requests"
                 raise UserError(f"run {number + 1} of A and B", None, remedy)
         self.bounds = tuple(slo or ())
         self.a, self.b = SideRequests(a, slo or {}), SideRequests(b, slo or {})

@@ -38,8 +38,12 @@ class Side(Request):
 class _Judged(Request):
     """The latency bounds that requests should meet, and the change of a latency that counts as a gain or loss."""
 
-    bounds: dict[str, float] = Field({}, description="latency bounds in ms; also compare the share that meets them")
-    threshold: float = Field(0.05, ge=0, le=10, description="change of a latency that counts as a gain or a loss")
+    bounds: dict[str, float] = Field(
+        {}, description="latency bounds in ms; the share of requests within them is also compared"
+    )
+    threshold: float = Field(
+        0.05, ge=0, le=10, description="share by which a latency must change to count as a gain or a loss"
+    )
 
 
 class CompareRequest(Offered, _Judged):
@@ -47,23 +51,23 @@ class CompareRequest(Offered, _Judged):
 
     a: Side
     b: Side
-    seeds: int = Field(1, ge=1, le=10_000, description="number of seeds to simulate a YAML specification with")
+    seeds: int = Field(1, ge=1, le=10_000, description="number of seeds with which a YAML specification is simulated")
     warm_up_s: float | None = Field(
-        None, gt=0, le=1e9, description="seconds at the start whose arrivals are served but not counted"
+        None, gt=0, le=1e9, description="seconds at the start whose requests are served but not counted"
     )
     timing: Timing
 
     def workloads(self) -> list[Workload]:
         """Return the workload of each run, which both sides serve. Raises UserError for a workload without requests."""
         if self.seeds > 1 and self.recorded:
-            remedy = "must be 1 for a recorded trace; give a YAML specification to draw more"
+            remedy = "must be 1 for a recorded trace; give a YAML specification to simulate several seeds"
             raise UserError("seeds", self.seeds, remedy)
         made = [self.workload(number) for number in range(self.seeds)]
         if not all(workload.requests for workload in made):
             raise UserError("traffic", made[0].name, "holds no requests")
         if self.warm_up_s is not None:
             if any(map(waits_for_answers, made)):
-                remedy = "needs arrivals that A and B have in common; leave it out where clients wait for answers"
+                remedy = "needs the same arrivals in A and B, but these clients wait for answers; leave it out"
                 raise UserError("warm-up", self.warm_up_s, remedy)
             made = [reshaped(workload, warm_up_s=self.warm_up_s) for workload in made]
         return made

@@ -54,7 +54,9 @@ def recordings(side: str, path: str | Path) -> list[Recording]:
     if not (folder / "runs.parquet").exists():
         folders = sorted(runs.parent for runs in folder.glob("*/runs.parquet"))
     if not folders:
-        raise UserError(side, str(path), "is not a recording: it has no runs.parquet")
+        raise UserError(
+            side, str(path), "is not a recording, because it has no runs.parquet; give a directory with recordings"
+        )
     loaded = [Recording.load(place) for place in folders]
     for recording in loaded:
         if recording.run["status"] != "complete":
@@ -152,7 +154,7 @@ def recorded_side(recordings: Sequence[Recording], disturbance: Disturbance | No
     """
     trust = weakest((trust_in_run(recording.run) for recording in recordings), "recordings")
     if disturbance is not None and disturbance.disturbed:
-        trust = Trust(UNKNOWN, f"{trust.reason}, on a machine that was disturbed")
+        trust = Trust(UNKNOWN, f"{trust.reason}, on a disturbed machine")
     return Side(
         clock=recordings[0].run["clock"],
         runs=len(recordings),

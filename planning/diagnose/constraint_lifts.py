@@ -64,7 +64,7 @@ _CHUNKS = 8  # times as small
 _BLOCK = 16  # tokens: smaller blocks waste little
 _BURSTY = 1.5  # index of dispersion; Poisson arrivals have 1
 _WINDOW = 20  # mean number of arrivals in a window of that index
-NO_PARTS = "the cost model does not say what of a step that is"
+NO_PARTS = "the cost model does not know this part of a step"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def small_blocks(scenario: PricedScenario) -> PricedScenario | str:
     """Cut the same memory into blocks of 16 tokens; the last block of a request is half empty on average."""
     scheduler = scenario.deployment.scheduler
     if scheduler.block_size <= _BLOCK:
-        return f"a block holds {scheduler.block_size} tokens, of which little is wasted"
+        return f"blocks have {scheduler.block_size} tokens, so little memory is wasted"
     blocks = (scheduler.num_blocks - 1) * scheduler.block_size // _BLOCK + 1
     return rescheduled(scenario, block_size=_BLOCK, num_blocks=min(blocks, _MOST_BLOCKS))
 
@@ -186,7 +186,7 @@ def vllm_policy(scenario: PricedScenario) -> PricedScenario | str:
 def no_communication(scenario: PricedScenario) -> PricedScenario | str:
     """Let communication between devices take no time."""
     if all(pool.deployment.gpus == 1 for pool in scenario.all_pools):
-        return "every engine is one device"
+        return "every engine has one device"
     return _recosted(scenario, lambda cost: with_parts(cost, 0.0, "collectives"))
 
 
@@ -201,7 +201,7 @@ def no_bubbles(scenario: PricedScenario) -> PricedScenario | str:
 def even_experts(scenario: PricedScenario) -> PricedScenario | str:
     """Give every device the same number of tokens for its experts."""
     if all(pool.deployment.expert_imbalance == 1.0 for pool in scenario.all_pools):
-        return "experts are even already, or there are none"
+        return "experts are balanced already, or there are no experts"
     return _remade(scenario, lambda deployment: deployment.model_copy(update={"expert_imbalance": 1.0}))
 
 
@@ -217,9 +217,9 @@ def twice_the_gpus(scenario: PricedScenario) -> PricedScenario | str:
     """Put every engine on twice as many devices, over which its layers and its KV are split."""
     scheduler, devices = scenario.deployment.scheduler, scenario.deployment.tensor_parallel_size
     if any(pool.deployment != scenario.all_pools[0].deployment for pool in scenario.all_pools):
-        return "the pools are not alike"
+        return "the pools differ"
     if with_parts(scenario.all_pools[0].cost, 1.0) is None:
-        return "the cost model is of so many devices"
+        return "the cost model is for this number of devices only"
     wide = scenario.all_pools[0].deployment.model_copy(update={"tensor_parallel_size": 2 * devices})
     try:
         lifted = _recosted(scenario, lambda cost: repriced(cost, wide))
@@ -261,7 +261,7 @@ def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
         return "arrivals depend on answers"
     windows = max(len(requests) // _WINDOW, 2)
     if dispersion(requests) < max(_BURSTY, 1 + 2 * math.sqrt(2 / (windows - 1))):  # two deviations of Poisson's
-        return "arrivals are no burstier than Poisson's"
+        return "arrivals are not burstier than Poisson arrivals"
     first, last = requests[0].arrival_ns, requests[-1].arrival_ns
     gaps = max(len(requests) - 1, 1)
     spaced = [replace(r, arrival_ns=first + (last - first) * i // gaps) for i, r in enumerate(requests)]

@@ -45,9 +45,8 @@ def _cut_small(e: Evidence) -> Finding | None:
     full = float(e.metrics.values("batch_tokens")[with_prompts].mean()) / budget
     if chunks < _CHUNKS or full > HALF:
         return None
-    text = f"prompts are cut into {shown_number(chunks)} chunks on average, in steps that hold {shown_share(full)} of "
-    text += "what they may"
-    return Finding(HALF * (1 - full), text)
+    text = f"prompts are cut into {shown_number(chunks)} chunks on average, and their steps have"
+    return Finding(HALF * (1 - full), f"{text} {shown_share(full)} of the allowed tokens")
 
 
 def _rejected_drafts(e: Evidence) -> Finding | None:
@@ -80,7 +79,7 @@ def _slow_host(e: Evidence) -> Finding | None:
     if not e.has_steps or e.host_share < SHARE:
         return None
     can_overlap = not e.deployment.scheduler.async_scheduling
-    overlap = "run it again with --async-scheduling: the time that it saves was CPU time between steps"
+    overlap = "run it again with --async-scheduling: the saved time was CPU time between steps"
     text = f"no step ran in {shown_share(e.host_share)} of the time in which there was work"
     return Finding(e.host_share, text, proof=overlap if can_overlap else "")
 
@@ -90,7 +89,7 @@ def _low_utilisation(e: Evidence) -> Finding | None:
     if busy is None or busy >= HALF:
         return None
     running = _requests(e.metrics.step_mean("running") or 0.0)
-    return Finding(0.3 * (1 - busy), f"steps take {shown_share(busy)} of the time, with {running} in them")
+    return Finding(0.3 * (1 - busy), f"steps take {shown_share(busy)} of the time, with {running} on average")
 
 
 def _requests(count: float) -> str:
@@ -105,9 +104,9 @@ def _small_batches(e: Evidence) -> Finding | None:
     busy, mfu, running = e.metrics.busy(), e.metrics.step_mean("mfu"), e.metrics.step_mean("running")
     if busy is None or mfu is None or running is None or busy < HALF or mfu >= _UNUSED or running >= _SMALL:
         return None
-    text = f"steps take {shown_share(busy, 1)} of the time with {_requests(running)} in them: MFU {shown_share(mfu, 1)}"
-    mbu = e.metrics.step_mean("mbu") or 0.0
-    return Finding(HALF * busy * (1 - running / _SMALL), f"{text}, MBU {shown_share(mbu, 1)}")
+    text = f"steps take {shown_share(busy, 1)} of the time, with {_requests(running)} on average"
+    text += f": MFU {shown_share(mfu, 1)}, MBU {shown_share(e.metrics.step_mean('mbu') or 0.0, 1)}"
+    return Finding(HALF * busy * (1 - running / _SMALL), text)
 
 
 def _communication(e: Evidence) -> Finding | None:
@@ -153,7 +152,7 @@ def _uneven_experts(e: Evidence) -> Finding | None:
     return Finding(
         waited,
         f"the busiest of {e.deployment.expert_parallel_size} devices gets {imbalance:.2f} times the "
-        f"mean of the tokens; the others wait for {shown_share(waited)} of the steps' time",
+        f"mean number of tokens; the other devices wait for {shown_share(waited)} of the steps' time",
     )
 
 

@@ -26,7 +26,7 @@ RECORDING = "the recording"
 OVERLOAD = "overload"  # a symptom
 _SAME = 0.01  # share of a p99: a loss that nobody notices
 LEAST = 0.1  # share of the p99, or of the lost requests: a smaller gain is no cause, and not recommended
-AS_IT_WAS = "simulated again as it was"
+AS_IT_WAS = "simulation with all constraints"
 
 
 class Finding(NamedTuple):
@@ -42,11 +42,11 @@ class Symptom(Part):
     """Something that looks wrong, with the numbers that show it."""
 
     name: str = fact("name of the symptom")
-    lifecycle: str = fact("layers that it belongs to: compute, memory or request, or two of them")
+    lifecycle: str = fact("layer of the symptom: compute, memory or request, or two of them")
     severity: float = fact("severity from 0 to 1", "fraction")
-    metric: str = fact("latency that it shows in")
-    evidence: str = fact("numbers that show it")
-    proof: str = fact("measurement that would prove its cause")
+    metric: str = fact("latency in which the symptom shows")
+    evidence: str = fact("numbers that show the symptom")
+    proof: str = fact("measurement that would prove the cause")
 
     @classmethod
     def from_finding(cls, name: str, finding: Finding) -> Symptom:
@@ -71,11 +71,13 @@ class Counterfactual(Part):
         "p99 with the difference, by latency; null if over one in a hundred never finish", "ms"
     )
     bought: dict[str, Number] = fact(
-        "share of the run's p99 that is gone, by latency; under `finished`, of the lost requests that now finish"
+        "share of the run's p99 that disappears, by latency; `finished` has the share of lost requests that finish"
     )
-    skipped: str = fact("reason why it was not simulated; then there are no numbers", default="")
+    skipped: str = fact("reason why the difference was not simulated; there are no numbers then", default="")
     finished: Number = fact("share of all requests that finish", "fraction", default=None)
-    ideal: bool = fact("whether it cannot be bought: it only tells what the constraint is to blame for", default=True)
+    ideal: bool = fact(
+        "whether nobody can buy the difference: it only shows the effect of the constraint", default=True
+    )
     gpus: int | None = fact("number of GPUs that it needs", default=None)
     settings: dict[str, Any] = fact("settings that a change sets, as `tokentwin compare` takes them", default={})
 
@@ -94,19 +96,19 @@ class Question(Part):
     """A question of the list that is asked in order."""
 
     question: str = fact("the question")
-    yes: bool | None = fact("the answer: null where nothing could be tried")
-    lift: str = fact("difference that buys most of all those that the question is about", default="")
+    yes: bool | None = fact("the answer; null if nothing could be tried")
+    lift: str = fact("difference that helps most, of all that the question is about", default="")
     gain: Number = fact(
-        "share of the judged p99, or of the lost requests, that it takes away", "fraction", default=None
+        "share of the judged p99 that disappears, or of the lost requests that finish", "fraction", default=None
     )
-    untried: str = fact("whatever might help and could not be tried, where the answer is not known", default="")
+    untried: str = fact("differences that might help but could not be tried, if the answer is not known", default="")
 
-    @property
-    def text(self) -> str:
-        """The answer in a few words."""
+    def text(self, sheds: bool) -> str:
+        """Return the answer in a few words; if the run `sheds`, about the lost requests instead of the p99."""
         if self.yes is None or self.gain is None:
             return f"Not known: {self.untried or 'nothing of it'} could{' not' * bool(self.untried)} be tried."
-        return f"{'Yes' if self.yes else 'No'}: {self.lift} would buy {shown_share(max(self.gain, 0.0))}."
+        effect = "of the lost requests finish" if sheds else "of the p99 disappears"
+        return f"{'Yes' if self.yes else 'No'}: with {self.lift} {shown_share(max(self.gain, 0.0))} {effect}."
 
 
 class TrustSection(Part):
@@ -122,12 +124,12 @@ class DiagnosisDocument(Document):
     what: ClassVar[str] = "a diagnosis"
     where: ClassVar[str] = "diagnosis"
 
-    steps: bool = fact("whether the recording has steps, so that compute and memory were looked at", default=True)
+    steps: bool = fact("whether the recording has steps, so that compute and memory were examined", default=True)
     verdict: str = fact("diagnosis in a sentence, for an engineer")
-    summary: str = fact("the same for those who decide about purchases", default="")
-    kind: str | None = fact("`capacity` or `policy`; null where nothing is to blame", default=None)
+    summary: str = fact("diagnosis in a sentence, for those who decide about purchases", default="")
+    kind: str | None = fact("`capacity` or `policy`; null if there is no problem", default=None)
     cause: str | None = fact("counterfactual that is most to blame", default=None)
-    metric: str = fact("latency whose p99 is explained; `finished` where lost requests are explained")
+    metric: str = fact("latency whose p99 is explained; `finished` if lost requests are explained")
     recorded_p99: dict[str, Number] = fact("p99 by latency in the recording", "ms")
     simulated_p99: dict[str, Number] = fact("p99 by latency in the run simulated as it was", "ms")
     recorded_finished: Number = fact("share of the requests that finish in the recording", "fraction", default=None)
@@ -136,7 +138,7 @@ class DiagnosisDocument(Document):
     warning: str | None = fact(
         "reason why counterfactuals may be about another run than the recorded one", default=None
     )
-    trust: TrustSection | None = fact("how far the cost model's step times can be trusted", default=None)
+    trust: TrustSection | None = fact("trust in the cost model's step times", default=None)
     requests: int = fact("number of recorded requests", default=0)
     gpus: int = fact("number of GPUs of the run simulated as it was", default=0)
     symptoms: tuple[Symptom, ...] = fact("the symptoms, the worst first")
@@ -147,10 +149,10 @@ class DiagnosisDocument(Document):
     changes: tuple[Counterfactual, ...] = fact("changes that can be bought or set, the best first", default=())
     run: str = fact("directory of the recording", default="")
     calibration: str | None = fact("directory of the calibration that timed the simulated runs", default=None)
-    gpu: str | None = fact("GPU whose kernel tables timed them, where no calibration did", default=None)
+    gpu: str | None = fact("GPU whose kernel tables timed the simulated runs, if no calibration did", default=None)
     both: dict[str, Any] = fact("arguments of `compare` that describe the run beside its deployment", default={})
     scaling: Number = fact(
-        "throughput of twice the GPUs over twice that of the present ones, all requests there at once",
+        "throughput of twice the GPUs over twice the present throughput, if all requests arrive at once",
         "fraction",
         default=None,
     )
@@ -216,7 +218,7 @@ class DiagnosisDocument(Document):
         table = table_of(Counterfactual, self.counterfactuals)
         for latency in self.simulated_p99:
             left = {"unit": "ms", "definition": f"99th percentile of {label_of(latency)}"}
-            gone = {"unit": "fraction", "definition": "share of the run's that is gone"}
+            gone = {"unit": "fraction", "definition": "share of the run's p99 that disappears"}
             columns = (("p99", latency.replace("_ms", "_p99_ms"), left), ("bought", f"{latency}_bought", gone))
             for source, column, about in columns:
                 values = [getattr(tried, source).get(latency) for tried in self.counterfactuals]
@@ -232,7 +234,9 @@ class DiagnosisDocument(Document):
             if self.warning:
                 yield Line(self.warning, "warning")
         else:
-            yield Line("evidence only: give -c or --gpu to simulate the run with each constraint lifted", "note")
+            yield Line(
+                "these are only symptoms; give -c or --gpu to simulate the run with each constraint lifted", "note"
+            )
         yield Line(self.verdict, "headline")
         yield from self.shown_questions()
         if self.changes:
@@ -247,11 +251,11 @@ class DiagnosisDocument(Document):
             rows = [(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof) for symptom in self.symptoms]
             yield Table(columns, rows, sentences=True)
         if not self.steps:
-            yield Line("the recording holds no steps, so compute and memory were not examined", "note")
+            yield Line("the recording has no steps, so compute and memory were not examined", "note")
 
     def shown_questions(self) -> Iterator[Line]:
         """Yield the questions with their answers."""
-        return (Line(f"{asked.question} {asked.text}") for asked in self.questions)
+        return (Line(f"{asked.question} {asked.text(self.sheds)}") for asked in self.questions)
 
     def shown_lifts(self) -> Iterator[Line | Table]:
         """Yield the latencies with each constraint lifted and with each change, and what was not tried."""
@@ -271,9 +275,9 @@ class DiagnosisDocument(Document):
         finish = [Column("finish", SHARE)] if self.sheds else []
         latencies = (Column(f"{metric(name).label} p99", FIGURE) for name in self.simulated_p99)
         columns = (Column("with"), Column("kind"), *finish, *latencies)
-        scope = "; latencies are of requests that finish" if self.sheds else ""
+        scope = "; latencies cover only requests that finish" if self.sheds else ""
         yield Table(columns, rows, f"effect of lifting one constraint, or of one change{scope}")
-        yield Line("* an ideal that cannot be bought: it tells what that constraint is to blame for", "note")
+        yield Line("* an ideal that nobody can buy: it shows the effect of the constraint", "note")
         yield from (
             Line(f"{t.name}: not tried, because {t.skipped}", "note") for t in self.counterfactuals if t.skipped
         )

@@ -15,7 +15,7 @@ from serving.deployments.fleet import AdmissionConfig, FailuresConfig, FleetConf
 
 FASTEST = 1e9  # highest GB/s of a link
 _BALANCING = ("power-of-two", "least-requests", "least-tokens", "kv-aware")
-_NOT_APART, _SCALED = "prefill and decode are not apart", "the autoscaler sets the number of replicas"
+_NOT_APART, _SCALED = "there are no separate prefill and decode pools", "the autoscaler sets the number of replicas"
 
 
 def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
@@ -84,7 +84,7 @@ def better_routing(scenario: PricedScenario) -> PricedScenario | str:
     if scenario.engines == 1:
         return "there is one replica"
     if scenario.routes_by in _BALANCING:
-        return f"{scenario.routes_by} already balances loads"
+        return f"the router {scenario.routes_by} already balances loads"
     return replace(scenario, router="least-tokens")
 
 
@@ -108,7 +108,7 @@ def no_failures(scenario: PricedScenario) -> PricedScenario | str:
 
 def no_front_door(scenario: PricedScenario) -> PricedScenario | str:
     """Let tokenising and detokenising take no time, and let nothing work beside the engine."""
-    return "no API server is in front of it" if scenario.front_door is None else replace(scenario, front_door=None)
+    return "the run has no API server" if scenario.front_door is None else replace(scenario, front_door=None)
 
 
 def _with_fleet(scenario: PricedScenario, fleet: FleetConfig, **changes: Any) -> PricedScenario:

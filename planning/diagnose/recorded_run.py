@@ -51,8 +51,9 @@ def another_run(recording: Recording, calibration: str, again: pa.Table, diagnos
     error = diagnosis.twin_error
     if error is None or abs(error) <= _FAR:
         return None
-    what = "share of requests that come to nothing" if diagnosis.sheds else "p99"
-    return f"the simulated {what} is {shown_change(100 * error, 0)} off the recorded one: these are causes in the twin"
+    what = "share of requests that do not finish" if diagnosis.sheds else "p99"
+    off = shown_change(100 * error, 0)
+    return f"the simulated {what} differs from the recorded one by {off}, so these causes are those of the twin"
 
 
 def _simulated(recording: Recording, again: pa.Table, calibration: str) -> str | None:
@@ -65,8 +66,8 @@ def _simulated(recording: Recording, again: pa.Table, calibration: str) -> str |
     if not differing:
         return None
     return (
-        f"simulated again, {differing:,} of {before.num_rows:,} requests come out otherwise than recorded: "
-        f"{_why(recording, calibration)}; these are causes in another run"
+        f"simulated again, {differing:,} of {before.num_rows:,} requests have other times than in the recording, "
+        f"because {_why(recording, calibration)}; these are causes in another run"
     )
 
 
@@ -79,10 +80,11 @@ def _differs(before: pa.ChunkedArray, after: pa.ChunkedArray) -> np.ndarray:
 def _why(recording: Recording, calibration: str) -> str:
     run = recording.run
     if run["calibration"] != calibration:
-        return f"its steps were timed by {run['calibration'] or 'nothing that is known'}, here by {calibration}"
+        recorded = run["calibration"] or "an unknown cost model"
+        return f"the recorded steps were timed by {recorded}, and here by {calibration}"
     if run["version"] != __version__:
-        return f"tokentwin {run['version']} made it, and this is {__version__}"
-    return "its router, policy or cost model was another"
+        return f"tokentwin {run['version']} made the recording, and this is version {__version__}"
+    return "its router, policy or cost model has changed"
 
 
 DIAGNOSIS = "planning.diagnose.recorded_run:diagnosis"

@@ -25,14 +25,14 @@ class DiagnoseRequest(Request):
     gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
     peak: str | None = Field(
         None,
-        description="GPU, or a YAML file with one, whose peak rates MFU and MBU relate to; by default that of the run",
+        description="GPU, or a YAML file with one, whose peak rates are 100 % in MFU and MBU; by default the run's GPU",
     )
-    router: str = Field("", description="simulate with this router instead of the recorded one")
-    metric: Latency | None = Field(None, description="latency to explain at its p99, e.g. ttft_ms")
+    router: str = Field("", description="router to simulate with, instead of the recorded router")
+    metric: Latency | None = Field(None, description="latency whose p99 the diagnosis explains, e.g. ttft_ms")
     bounds: dict[str, float] = Field({}, description="latency bounds in ms; a latency above its bound counts as high")
 
     @model_validator(mode="after")
     def _router_of_a_simulation(self) -> Self:
         if self.router and self.gpu is None and self.calibration is None:
-            raise UserError("router", self.router, "needs a calibration or a GPU, which simulate the run; give one")
+            raise UserError("router", self.router, "needs a simulation of the run; also give a calibration or a GPU")
         return self

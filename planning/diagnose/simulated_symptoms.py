@@ -39,10 +39,8 @@ def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Sym
     product = replace(scenario, workload=replace(scenario.workload, requests=free, concurrency=None))
     after = RunMetrics(as_clients_saw(product.requests())).distribution("ttft_ms").p50
     if after > _HIDDEN * before:
-        text = (
-            f"{scenario.workload.concurrency:,} users wait for their answers; if {shown_number(rate)} requests/s came "
-        )
-        text += f"by themselves, the median TTFT would be {shown_time(after)} instead of {shown_time(before)}"
+        text = f"{scenario.workload.concurrency:,} users wait for their answers; if {shown_number(rate)} requests/s"
+        text += f" arrived independently, the median TTFT would be {shown_time(after)} instead of {shown_time(before)}"
         yield Symptom.from_finding(GOOD_BENCHMARK, Finding(0.5 * (1 - before / after), text))
 
 
@@ -69,7 +67,7 @@ def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: f
     reasons = []
     if helps_little:
         what = "the unfinished requests" if name == FINISHED else f"the p99 of {metric(name).label}"
-        reasons.append(f"one more replica would buy {max(round(100 * replica.gain(name)), 0)} % of {what}")
+        reasons.append(f"one more replica would remove {max(round(100 * replica.gain(name)), 0)} % of {what}")
     if scaling is not None and scaling < _SCALES:
         reasons.append(
             f"twice the GPUs serve {2 * scaling:.2f} times as much: {shown_share(scaling)} scaling efficiency"

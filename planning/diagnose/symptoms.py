@@ -73,7 +73,7 @@ def _failures(e: Evidence) -> Finding | None:
         none, ready = (time(mine, duration_ns) / duration_ns for time in (unserved_ns, serving_ns))
         lost = max(none, 1 - ready / first if first else 0.0)
         if crashes and lost > worst and (none >= _OUTAGE or lost >= SHARE):
-            outage = f", none for {shown_share(none, 1)} of the run" if none else ""
+            outage = f", and none for {shown_share(none, 1)} of the run" if none else ""
             where = f" in the pool {pool}" if len(pools) > 1 else ""
             text = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {shown_number(ready)} replicas were"
             worst, evidence = lost, f"{text} ready on average, {first:,} at the start{outage}"
@@ -91,8 +91,8 @@ def _high_ttft(e: Evidence) -> Finding | None:
     over = f", the bound is {shown_time(bound)}" if bound else ""
     return Finding(
         0.4 + 0.45 * share,
-        f"TTFT p99 {shown_time(ttft.p99)} (p50 {shown_time(ttft.p50)}{over}); {shown_share(share)} of the mean is "
-        f"queueing, prefill p99 {shown_time(prefill.p99)}",
+        f"TTFT p99 {shown_time(ttft.p99)} (p50 {shown_time(ttft.p50)}{over}); {shown_share(share)} of the mean TTFT is "
+        f"queueing; prefill p99 {shown_time(prefill.p99)}",
     )
 
 
@@ -108,11 +108,12 @@ def _full_kv(e: Evidence) -> Finding | None:
     usage = ""
     if pressure is not None:
         full = 100 * (e.metrics.step_mean("kv_usage") or 0)
-        usage = f"KV {shown_share(full / 100)} full on average, {shown_number(pressure)} times its size demanded; "
+        usage = f"KV memory is {shown_share(full / 100)} full on average, and requests need "
+        usage += f"{shown_number(pressure)} times its size; "
     return Finding(
         min(max(share, preemptions / finished), 1.0) * 0.98,
-        f"{usage}{preemptions} preemptions of {finished} requests, "
-        f"{e.metrics.scalars()['recomputed_tokens']:,} tokens computed again",
+        f"{usage}{preemptions} preemptions in {finished} requests, "
+        f"{e.metrics.scalars()['recomputed_tokens']:,} tokens were computed again",
     )
 
 
@@ -126,7 +127,7 @@ def _no_places(e: Evidence) -> Finding | None:
         return None
     return Finding(
         0.86 * share / e.time_share(e.step("waiting") > 0),
-        f"in {shown_share(share)} of the time {most} requests run, as many as max_num_seqs allows, "
+        f"in {shown_share(share)} of the time {most} requests run (the maximum of max_num_seqs), "
         "while others wait and KV memory is free",
     )
 
@@ -139,7 +140,7 @@ def _bursts(e: Evidence) -> Finding | None:
         return None
     return Finding(
         (0.9 if (e.metrics.busy() or 1.0) < HALF else 0.6) * (1 - 1 / index),
-        f"the number of arrivals varies {shown_number(index)} times as much as Poisson's (index of dispersion)",
+        f"the number of arrivals varies {shown_number(index)} times as much as for Poisson (index of dispersion)",
     )
 
 
@@ -152,8 +153,8 @@ def _tail(e: Evidence) -> Finding | None:
     waited = e.metrics.values("queue_ms")[worst].sum() / values[worst].sum()
     return Finding(
         0.5 * (1 - ttft.p50 / ttft.p99),
-        f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests queued for "
-        f"{shown_share(waited)} of theirs",
+        f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests spent "
+        f"{shown_share(waited)} of their TTFT in the queue",
     )
 
 
@@ -172,7 +173,7 @@ def _fragmentation(e: Evidence) -> Finding | None:
     where = f"the empty end of blocks of {config.block_size} tokens"
     if config.kv_reservation != "paged":
         where = f"reserved for tokens that never come (kv_reservation {config.kv_reservation})"
-    pieces = f"; {shown_share(scattered)} of what is free is not in the longest piece" if scattered else ""
+    pieces = f"; {shown_share(scattered)} of the free memory is not in the longest piece" if scattered else ""
     full = float((e.metrics.step_mean("kv_usage") or 0.0) > HALF)
     return Finding(empty * full, f"about {shown_share(empty)} of the KV memory that requests hold is {where}{pieces}")
 
@@ -180,7 +181,7 @@ def _fragmentation(e: Evidence) -> Finding | None:
 def _transfers(e: Evidence) -> Finding | None:
     transfer, whole = (e.metrics.distribution(name) for name in ("transfer_ms", "e2e_ms"))
     share = transfer.mean / whole.mean if transfer.count else 0.0
-    text = f"KV is on its way from prefill to decode replicas for {shown_time(transfer.mean)} on average"
+    text = f"KV transfers from prefill to decode replicas take {shown_time(transfer.mean)} on average"
     return Finding(share, f"{text}, {shown_share(share)} of E2E") if share >= SHARE else None
 
 
@@ -189,9 +190,11 @@ def _tier_reads(e: Evidence) -> Finding | None:
     share = load_ms / e.metrics.distribution("ttft_ms").mean if load_ms else 0.0
     if share < SHARE and link < HALF:
         return None
-    text = f"loading KV from tiers takes a request {shown_time(load_ms)} on average if none waits for another"
+    text = f"loading KV from tiers takes {shown_time(load_ms)} per request on average, without waits for other loads"
     bad = min(max(share, link), 1.0)
-    return Finding(bad, f"{text}, {shown_share(share)} of TTFT, and the tiers' links {shown_share(link)} of the time")
+    return Finding(
+        bad, f"{text} ({shown_share(share)} of TTFT); the tiers' links are busy {shown_share(link)} of the time"
+    )
 
 
 def _admission(e: Evidence) -> Finding | None:
@@ -202,10 +205,8 @@ def _admission(e: Evidence) -> Finding | None:
     if not limited or lost < _FEW * total:
         return None
     busy = e.metrics.busy() if e.has_steps else None
-    meanwhile = "" if busy is None else f"; meanwhile steps take {shown_share(busy)} of the time"
-    return Finding(
-        max(lost / total, HALF), f"the limits of admission turn {lost:,} of {total:,} requests away{meanwhile}"
-    )
+    meanwhile = "" if busy is None else f"; steps take {shown_share(busy)} of the time"
+    return Finding(max(lost / total, HALF), f"admission limits turn {lost:,} of {total:,} requests away{meanwhile}")
 
 
 def _front_door(e: Evidence) -> Finding | None:
@@ -219,7 +220,7 @@ def _front_door(e: Evidence) -> Finding | None:
     if of_all < SHARE and of_first < HALF:
         return None
     text = ", ".join(f"{metric(name).label} {shown_time(mean)}" for name, mean in known.items())
-    said = f"{shown_share(of_all)} of what clients wait for is not the engine's, and {shown_share(of_first)} of TTFT"
+    said = f"{shown_share(of_all)} of E2E and {shown_share(of_first)} of TTFT are spent outside the engine"
     latency = "e2e_ms" if of_all > of_first else "ttft_ms"
     return Finding(_OUTSIDE + (1 - _OUTSIDE) * max(of_all, of_first), f"{said}: {text} on average", latency)
 
@@ -252,7 +253,7 @@ def _missed_prefixes(e: Evidence) -> Finding | None:
     return Finding(
         0.9 * missed,
         f"{shown_share(hit)} of the prompt tokens were found in the prefix cache{tiers}; "
-        f"{shown_share(missed)} had been seen and were computed again",
+        f"{shown_share(missed)} were part of an earlier prompt, but were computed again",
     )
 
 

@@ -82,17 +82,17 @@ def _verdict(known: DiagnosisDocument, cause: Counterfactual | None) -> str:
     if not known.counterfactuals:
         if not known.symptoms:
             return "no symptom found"
-        return f"evidence only, no cost model: {known.symptoms[0].name} ({known.symptoms[0].evidence})"
+        return f"symptoms only, without a cost model: {known.symptoms[0].name} ({known.symptoms[0].evidence})"
     if cause is not None:
         return f"{_judged(known, cause)}: {cause.cause}; with {cause.name} {_left(known, cause)}"
     if known.sheds:
         return (
-            "unexplained: lifting one constraint lets less than a tenth of the unfinished requests finish; "
-            "their column `reason` says what ended them"
+            "unexplained: with one constraint lifted, less than a tenth of the unfinished requests would finish; "
+            "their column `reason` says why they did not finish"
         )
     return (
-        "neither a capacity nor a policy problem: no lifted constraint takes a tenth off the p99 of "
-        f"{metric(known.metric).label}"
+        "neither a capacity nor a policy problem: no lifted constraint reduces the p99 of "
+        f"{metric(known.metric).label} by a tenth"
     )
 
 
@@ -101,7 +101,7 @@ def _summary(known: DiagnosisDocument, cause: Counterfactual) -> str:
     wrong = f"{cause.cause} ({cause.lifecycle})"
     best = known.best
     if best is None:
-        return f"{wrong}; no change that was tried buys a tenth"
+        return f"{wrong}; no change that was tried improves it by a tenth"
     more = (best.gpus or 0) - known.gpus
     cost = f", on {abs(more)} {'more' if more > 0 else 'fewer'} GPU{'s' * (abs(more) > 1)}" if more else ""
     return f"{wrong}; with {best.name} {_left(known, best)}{cost}"
@@ -110,7 +110,7 @@ def _summary(known: DiagnosisDocument, cause: Counterfactual) -> str:
 def _judged(known: DiagnosisDocument, cause: Counterfactual) -> str:
     if troubled(known):
         return f"a {cause.kind} problem"
-    would = f"what would still {'let more finish' if known.sheds else 'lower the p99'}"
+    would = f"what would still {'let more requests finish' if known.sheds else 'lower the p99'}"
     if known.requests < FEWEST:
         return f"too few requests for a verdict ({known.requests} of at least {FEWEST}); {would}"
     only = " and ".join(symptom.name for symptom in known.symptoms)
@@ -128,5 +128,5 @@ def _left(known: DiagnosisDocument, tried: Counterfactual) -> str:
     return (
         f"the p99 of {metric(known.metric).label} would be {shown_time(left)} instead of {shown_time(was)} "
         f"({shown_change(share, 0)})"
-        + "".join(f", that of {metric(m).label} {shown_change(-100 * s, 0)}" for m, s in lost.items())
+        + "".join(f", and the p99 of {metric(m).label} {shown_change(-100 * s, 0)}" for m, s in lost.items())
     )

@@ -28,11 +28,13 @@ class ValidateRequest(Offered):
 
     real: tuple[Path, ...] = ()
     traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
-        (), description="record this trace, or YAML specification, on the engine now, in place of REAL"
+        (), description="trace or YAML specification to record on the real engine now, instead of REAL"
     )
-    repeats: int = Field(2, ge=1, description="real runs of --trace")
+    repeats: int = Field(2, ge=1, description="number of real runs of --trace")
     minutes: float | None = Field(
-        None, gt=0, description="record only the first requests of --trace that fit into this time, all runs together"
+        None,
+        gt=0,
+        description="record only the first requests of --trace, so that all runs together fit into this time",
     )
     calibration: Path = Field(description="directory that `tokentwin calibrate` wrote")
     out: Path = Field(description="directory to write the report to")
@@ -54,15 +56,21 @@ class CalibrateRequest(Request):
 
     out: Path = Field(description="directory to write the calibration to")
     deployment: StatedDeployment | None = None
-    minutes: float = Field(1.0, ge=0.01, le=1e4, description="minutes to measure for, about")
-    recordings: tuple[Path, ...] = Field((), description="fit these instead of measuring")
-    iterations: Path | None = Field(None, description="learn an engine from its iterations (CSV)")
+    minutes: float = Field(1.0, ge=0.01, le=1e4, description="time to measure, in minutes (approximate)")
+    recordings: tuple[Path, ...] = Field(
+        (), description="recording of the real engine to fit, instead of measuring now"
+    )
+    iterations: Path | None = Field(
+        None, description="CSV file with the iterations of another engine, which correct its steps' times"
+    )
     gpu: str | None = Field(None, description="with --from-iterations: GPU that the engine ran on")
-    case: Path | None = Field(None, description="learn an engine from the anchor run of a case file")
-    data: Path = Field(Path(), description="folder of the files that a case names; by default this one")
-    served: Path | None = Field(None, description="learn what an API server adds, from what `serve -o` recorded")
-    client: Path | None = Field(None, description="with --from-served: what `bench --url` recorded of the same run")
-    engine: Path | None = Field(None, description="with --from-served: calibration of the engine behind that server")
+    case: Path | None = Field(None, description="case file whose anchor run corrects the step times of another engine")
+    data: Path = Field(Path(), description="folder of the files that the case names; by default the current folder")
+    served: Path | None = Field(
+        None, description="recording of `serve -o`, to fit the time that an API server adds to requests"
+    )
+    client: Path | None = Field(None, description="with --from-served: recording of `bench --url` of the same run")
+    engine: Path | None = Field(None, description="with --from-served: calibration of the engine behind the server")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -80,5 +88,5 @@ class CalibrateRequest(Request):
         if source == "iterations" and self.gpu is None:
             raise UserError("gpu", None, "is missing; name the GPU that the iterations ran on")
         if source == "served" and self.client is None:
-            raise UserError("client", None, "is missing; give the recording that `bench --url` made of the same run")
+            raise UserError("client", None, "is missing; give the recording of `bench --url` of the same run")
         return self

@@ -153,7 +153,7 @@ def candidate_engines(
     """
     for name in prices:
         if name not in gpus:
-            raise UserError("price", name, f"is the price of no candidate; choose from {', '.join(gpus)}")
+            raise UserError("price", name, f"is not the GPU of any candidate; choose from {', '.join(gpus)}")
     bases, fitting, ruled_out, refused, wrong = [], [], [], [], []
     for settings in variations:
         try:

@@ -33,14 +33,15 @@ class Observed(Part):
 
     observed: dict[str, Number] = fact("figures by objective: a percentile in ms, or the attainment", default={})
     e2e_p99_s: Number = fact("99th percentile of E2E", "s", default=None)
-    piling_up_per_s: float = fact("growth of its queue in steady operation", "requests/s", default=0.0)
+    piling_up_per_s: float = fact("growth of the fleet's queue in steady operation", "requests/s", default=0.0)
 
 
 class Offered(Observed, Point):
     """A fleet that meets all objectives, and the probability of that."""
 
     holds: Number = fact(
-        "probability that every SLO holds, over what steps may take and the draws of the traffic; null if unknown",
+        "probability that every SLO holds, given the uncertainty of step times and other random traffic; null if "
+        "unknown",
         "fraction",
         default=None,
     )
@@ -57,11 +58,13 @@ class FleetPoint(Part):
 
     replicas: int = fact("replicas that carry the traffic")
     attainment: float = fact("share of the requests within every bound", "fraction")
-    if_slow: float = fact("the same at the slow end of the 90 % interval of step times", "fraction")
+    if_slow: float = fact(
+        "share of the requests within every bound, at the slow end of the 90 % interval of step times", "fraction"
+    )
     if_fast: float = fact("the same at the fast end", "fraction")
     tok_s_user_if_slow: Number = fact("output tokens/s of the median user at the slow end", "tokens/s", default=None)
     tok_s_user_if_fast: Number = fact("the same at the fast end", "tokens/s", default=None)
-    level: str = fact("how far its step times can be trusted", default="")
+    level: str = fact("trust in the fleet's step times", default="")
     reason: str = fact("reason of the level", default="")
 
 
@@ -76,10 +79,11 @@ class Choice(FleetPoint):
 class Choices(Part):
     """The recommended engine with fewer and more replicas. Choices with the same number of replicas are the same."""
 
-    as_predicted: Choice = fact("the fewest that meet every SLO if steps take as long as predicted")
-    recommended: Choice = fact("the answer: its SLOs hold with the risk that is taken")
+    as_predicted: Choice = fact("the fewest replicas that meet every SLO if steps take as long as predicted")
+    recommended: Choice = fact("the answer, whose SLOs hold with the accepted risk")
     whole_interval: Choice | None = fact(
-        "the fewest that do even at the slow end of the 90 % interval of step times; null if no number does"
+        "the fewest replicas that meet every SLO even at the slow end of the 90 % interval of step times; null if no "
+        "number does"
     )
 
     @property
@@ -98,13 +102,11 @@ class TrustSection(Part):
 class Recommendation(Offered):
     """The offer that is worth most, and the evidence for it."""
 
-    deployment: dict[str, Any] = fact("the deployment of one replica; of a split one with the fleet, which it takes")
-    vllm_serve: str | None = fact("the command that serves one replica, where there is one")
-    one_fewer: Fewer | None = fact("one replica fewer; null where that is none", default=None)
-    choices: Choices | None = fact(
-        "numbers of replicas that less and more caution would choose; null if unknown", default=None
-    )
-    headroom_percent: int = fact("increase of the rate up to which it still meets every SLO", "%")
+    deployment: dict[str, Any] = fact("the deployment of one replica; with a split, it includes the replica's fleet")
+    vllm_serve: str | None = fact("the command that serves one replica; null if there is none")
+    one_fewer: Fewer | None = fact("figures with one replica fewer; null if no replica would be left", default=None)
+    choices: Choices | None = fact("numbers of replicas for less and for more caution; null if unknown", default=None)
+    headroom_percent: int = fact("increase of the rate up to which the fleet still meets every SLO", "%")
     headroom_band: tuple[int, int | None] | None = fact(
         "the same at the slow and the fast end of the 90 % interval of step times (null: nothing that was tried broke "
         "it); 0 where slow steps break another draw of the traffic; null if unknown",
@@ -112,18 +114,19 @@ class Recommendation(Offered):
         default=None,
     )
     breaks_first: str | None = fact(
-        "objective that breaks beyond that; null where none did up to the highest rate tried"
+        "objective that breaks beyond the headroom; null if none broke at the highest rate that was tried"
     )
     plausible_gpus: tuple[int, int | None] = fact(
-        "GPUs needed at the fast and the slow end of the 90 % interval of step times; null where no number is enough"
+        "GPUs needed at the fast and at the slow end of the 90 % interval of step times; null if no number is enough"
     )
     draws: tuple[float, ...] = fact(
-        "probability that every SLO holds on each other draw of the traffic, over what steps may take",
+        "probability that every SLO holds on the traffic drawn with each other seed, given the uncertainty of step "
+        "times",
         "fraction",
         default=(),
     )
-    trust: TrustSection = fact("how far its step times can be trusted")
-    seen: dict[str, str] = fact("the figures of `observed` in words", default={})
+    trust: TrustSection = fact("trust in the fleet's step times")
+    seen: dict[str, str] = fact("the observed value of each objective, in words", default={})
 
     def to_change(self) -> Deployment:
         """Return the deployment for somebody who changes it: if memory gave its KV blocks, it will again."""
@@ -162,15 +165,15 @@ class Dearer(Part):
     """An engine that was given up: its cheapest fleet costs more than the answer."""
 
     engine: str = fact("one replica")
-    usd_per_hour_at_least: float = fact("least cost of a fleet of it", "$/h")
+    usd_per_hour_at_least: float = fact("lowest possible price of a fleet of this engine", "$/h")
 
 
 class Infeasible(Part):
     """An engine for which no number of replicas is enough."""
 
     engine: str = fact("one replica")
-    reason: str = fact("objective that breaks, and by how much; or why it does not fit")
-    borderline: bool = fact("whether it breaks by less than its step times are uncertain", default=False)
+    reason: str = fact("objective that breaks, and by how much; or the reason why the engine does not fit")
+    borderline: bool = fact("whether the excess is within the uncertainty of step times", default=False)
 
 
 class LoadPoint(Part):
@@ -180,7 +183,7 @@ class LoadPoint(Part):
     ttft_p99_ms: Number = fact("99th percentile of TTFT", "ms")
     tpot_p99_ms: Number = fact("99th percentile of TPOT", "ms")
     attainment: float = fact("share of the requests within every bound", "fraction", default=0.0)
-    level: str = fact("how far its step times can be trusted", default="")
+    level: str = fact("trust in the fleet's step times", default="")
     reason: str = fact("reason of the level", default="")
 
 
@@ -188,7 +191,7 @@ class RatePoint(Point):
     """Replicas of an engine at a rate of the plan's traffic."""
 
     requests_per_s: float = fact("mean rate of one replica", "requests/s")
-    concurrency: float = fact("requests in one replica at a time, on average (Little's law)")
+    concurrency: float = fact("mean number of requests in one replica at a time (Little's law)")
 
 
 class EngineCurve(Part):
@@ -210,7 +213,7 @@ class Candidate(Part):
     kv_requests: float | None = fact(
         "requests of mean length for which one engine has KV blocks", "requests", default=None
     )
-    defaults: str = fact("settings left to its engine, with their values", default="")
+    defaults: str = fact("settings that have the engine's defaults, with their values", default="")
 
 
 class Histogram(Part):
@@ -239,27 +242,35 @@ class PlanDocument(Document):
     span_s: float = fact("time from the first arrival to the last", "s")
     too_short: str | None = fact("warning about traffic that ends before the recommended fleet is full", default=None)
     risk: float = fact("share of cases in which SLOs may break", "fraction", default=0.5)
-    spares: int = fact("replicas that may fail, which every fleet has besides")
-    recommendation: Recommendation | None = fact("the fleet that is worth most of those that meet every SLO")
-    risk_told: str | None = fact("fleets that less and more caution would take, in sentences", default=None)
-    runners_up: tuple[Offered, ...] = fact("the next cheapest, of other engines")
+    spares: int = fact("spare replicas of every fleet, for replicas that may fail")
+    recommendation: Recommendation | None = fact("the best fleet that meets every SLO")
+    risk_told: str | None = fact("fleets for less and for more caution, in sentences", default=None)
+    runners_up: tuple[Offered, ...] = fact("the next cheapest fleets, of other engines")
     near_ties: tuple[str, ...] = fact("fleets that cost little more than the answer, compared with it", default=())
-    dearer: tuple[Dearer, ...] = fact("engines that were given up, the cheapest first")
-    infeasible: tuple[Infeasible, ...] = fact("engines that will not do, the closest first; then what fits on no GPU")
-    frontier: tuple[Point, ...] = fact("fleets that none beats in tokens/s of a user and of a GPU")
-    frontier_by_price: tuple[Point, ...] = fact("fleets that none beats in tokens/s of a user and tokens for a dollar")
+    dearer: tuple[Dearer, ...] = fact("engines whose search ended early because they cost more, the cheapest first")
+    infeasible: tuple[Infeasible, ...] = fact(
+        "engines that cannot meet the SLOs, the closest first; then engines that fit on no GPU"
+    )
+    frontier: tuple[Point, ...] = fact(
+        "fleets that no other fleet beats in both tokens/s per user and tokens/s per GPU"
+    )
+    frontier_by_price: tuple[Point, ...] = fact(
+        "fleets that no other fleet beats in both tokens/s per user and tokens per dollar"
+    )
     points: tuple[Point, ...] = fact("every fleet that was simulated to its end, by engine and replicas")
     trials: int = fact("number of fleets simulated in the search", default=0)
     why_not_fewer: str | None = fact("reason why one replica fewer is not enough, in a sentence")
     requests_per_s: float | None = fact("mean rate; null if all requests arrive at once", "requests/s")
-    candidates: dict[str, Candidate] = fact("engines that were looked at, by name", default={})
+    candidates: dict[str, Candidate] = fact("engines that were considered, by name", default={})
     lengths: Lengths = fact("distribution of the lengths of prompts and outputs")
     by_replicas: tuple[FleetPoint, ...] = fact("the recommended engine with more and fewer replicas")
     by_rate: tuple[LoadPoint, ...] = fact("the recommended fleet with more and less traffic")
     engine_curves: tuple[EngineCurve, ...] = fact("capacity of each engine", default=())
     mean_prompt_tokens: float | None = fact("mean length of a prompt", "tokens", default=None)
     mean_output_tokens: float | None = fact("mean length of an output", "tokens", default=None)
-    unforgiving: tuple[str, ...] = fact("objectives that, of so few requests, not one may break", default=())
+    unforgiving: tuple[str, ...] = fact(
+        "objectives that not a single request may break, because there are so few requests", default=()
+    )
     version: str = fact("version of tokentwin", default="")
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
@@ -322,7 +333,8 @@ class PlanDocument(Document):
             points = list(dict.fromkeys(sorted(both, key=lambda point: -(point.tok_s_user or 0.0))))
             frontiers = (("GPU", self.frontier), ("$", self.frontier_by_price))
             best_per = [" ".join(name for name, frontier in frontiers if point in frontier) for point in points]
-            title = "Frontier: of the fleets that meet the SLOs none beats these for users and per GPU, or per dollar"
+            title = "Frontier: fleets within the SLOs that no other beats in tok/s per user and per GPU, or per user "
+            "and per dollar"
             yield self.fleets(points, [(Column("best\nper"), best_per)], title)
         if best is not None and best.vllm_serve:
             yield Line(best.vllm_serve, "command")
@@ -378,7 +390,7 @@ def traffic_in_words(
     requests: int, seconds: float, rate: float | None, prompt_tokens: float | None, output_tokens: float | None
 ) -> str:
     """Return the number of requests, their time, the rate (None: all at once), and the mean lengths if known."""
-    arriving = "all at once" if rate is None else f"{shown_number(rate)} a second"
+    arriving = "all at once" if rate is None else f"{shown_number(rate)} per second"
     text = f"{counted(requests, 'request')} in {shown_number(seconds)} s, {arriving}"
     if prompt_tokens is None or output_tokens is None:
         return text
@@ -387,13 +399,15 @@ def traffic_in_words(
 
 class _Fleet(Point):
     recommended: bool = fact("whether this is the answer")
-    holds: Number = fact("probability that every SLO holds, where it is known", "fraction")
-    on_frontier: bool = fact("whether it meets every SLO, and no other such fleet beats it per user and per GPU")
-    on_frontier_by_price: bool = fact("the same for tokens/s of a user and tokens for a dollar")
+    holds: Number = fact("probability that every SLO holds; null if unknown", "fraction")
+    on_frontier: bool = fact(
+        "whether the fleet meets every SLO, and no other such fleet beats it in both tokens/s per user and per GPU"
+    )
+    on_frontier_by_price: bool = fact("whether the same holds for tokens/s per user and tokens per dollar")
     kv_tokens: int | None = fact("tokens for which one engine has KV blocks", "tokens")
 
 
-ROOM_HELP = "What the KV memory of one engine holds: tokens, or requests of mean length with their whole answers."
+ROOM_HELP = "Capacity of one engine's KV memory: in tokens, or in requests of mean length with complete answers."
 _SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine, which has a line of its own
 _ROUND = Form(lambda count: NOTHING if count is None else f"{count:,.0f}", "%.0f")
 _COSTS = (
@@ -415,22 +429,22 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         yield plan.too_short
     yield f"traffic: {plan.traffic}"
     for objective in plan.unforgiving:
-        yield f"{objective}: with so few requests, not a single one may break it"
+        yield f"{objective}: there are so few requests that not a single one may break it"
     if best is not None:
         headroom = best.headroom + (f" ({best.headroom_range})" if best.headroom_range else "")
         yield f"attainment {shown_share(best.attainment, 1)}, headroom {headroom}, plausible GPUs {best.plausible}"
         if best.elsewhere:
-            yield f"on other draws of the traffic the SLOs hold in {best.elsewhere}"
+            yield f"with the traffic drawn with other seeds, the SLOs hold in {best.elsewhere}"
         if best.seen:
             yield "observed: " + ", ".join(f"{objective} ({seen})" for objective, seen in best.seen.items())
-        yield from (f"close to it: {tie}" for tie in plan.near_ties)
+        yield from (f"almost as good: {tie}" for tie in plan.near_ties)
         yield f"why not one replica fewer: {plan.why_not_fewer}"
         if best.breaks_first:
             yield best.beyond_headroom
-        yield f"step times: {best.trust.level}: {best.trust.reason}"
+        yield f"trust in step times: {best.trust.level} ({best.trust.reason})"
         if best.engine in plan.candidates and plan.candidates[best.engine].defaults:
             yield plan.candidates[best.engine].defaults
         deployment = parse(Deployment, best.deployment, where="deployment")
         if (nodes := nodes_of(deployment)) > 1:
             joined = inter_node(deployment)
-            yield f"each engine is on {nodes} nodes of {joined.gpus_per_node} GPUs, joined by {joined.link}"
+            yield f"each engine runs on {nodes} nodes of {joined.gpus_per_node} GPUs, connected by {joined.link}"

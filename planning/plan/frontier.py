@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from planning.plan.candidates import Engine
     from planning.plan.trial import Trial
 
-_STEADY = "in steady operation; a run's own divide by all of its time, its last answers included"
+_STEADY = "in steady operation; figures of a run divide by its complete time instead, including the last answers"
 
 
 class Fleet(Part):
     """Replicas of an engine, and their cost. Spares are paid for but carry nothing."""
 
-    engine: str = fact("one replica: its split, parallelism, GPU and whatever else tells it from others")
-    replicas: int = fact("replicas that carry the traffic")
+    engine: str = fact("one replica: its split, parallelism, GPU, and other settings that distinguish it")
+    replicas: int = fact("replicas that serve the traffic, without spares")
     gpus: int = fact("GPUs of all replicas, spares included")
     usd_per_hour: float = fact("price of all GPUs, spares included", "$/h")
 

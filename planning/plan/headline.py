@@ -22,7 +22,7 @@ _NEAR = 0.25  # share of the answer's price: a dearer fleet is not shown beside 
 def first_answer(answer: FirstAnswer | None) -> str:
     """Return the range in which the answer lies, in words; `answer` is None if probably no fleet will do."""
     if answer is None:
-        return "From quick estimates: probably none: every fleet that was tried breaks the SLOs"
+        return "From quick estimates: probably no fleet meets the SLOs, because every fleet that was tried breaks them"
     (few, many), (least, most) = answer.gpus, answer.usd_per_hour
     usd = " to ".join(dict.fromkeys(map(shown_usd, (least, most))))
     *named, last = answer.engines
@@ -36,7 +36,7 @@ def risk(by_risk: Choices | None) -> str:
     """Say `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them`."""
     holds = None if by_risk is None else by_risk.recommended.holds
     if by_risk is None or holds is None:
-        return "How probably the SLOs hold is unknown."
+        return "The probability that the SLOs hold is unknown."
     chosen, whole = by_risk.recommended, by_risk.whole_interval
     slow = f"If steps are slow, {shown_share(chosen.if_slow, 1)} of the requests keep them"
     if whole is None:
@@ -47,12 +47,13 @@ def risk(by_risk: Choices | None) -> str:
 
 
 def choices(by_risk: Choices) -> str:
-    """Return what less and more caution would take: `12 GPUs do if steps are as predicted`."""
+    """Return what less and more caution would take: `12 GPUs would be enough if steps were as predicted`."""
     likely, chosen, whole = by_risk.as_predicted, by_risk.recommended, by_risk.whole_interval
-    text = f"{counted(likely.gpus, 'GPU') if likely.gpus < chosen.gpus else 'No fewer'} do if steps are as predicted."
+    fewer = counted(likely.gpus, "GPU") if likely.gpus < chosen.gpus else "No fewer"
+    text = f"{fewer} would be enough if steps were as predicted"
     if whole and whole.gpus > chosen.gpus:
-        text += f" {whole.gpus:,} do for the whole 90 % interval of step times."
-    return text
+        text += f", and {whole.gpus:,} for the complete 90 % interval of step times"
+    return f"{text}."
 
 
 def near_ties(best: Point, others: Sequence[Point], spares: int) -> Iterator[str]:
@@ -70,4 +71,4 @@ def _compared(other: Point, best: Point) -> Iterator[str]:
     ratios = {1.0: "as many GPUs", 0.5: "half the GPUs", 2.0: "twice the GPUs"}
     yield ratios.get(other.gpus / best.gpus) or f"{other.gpus:,} instead of {counted(best.gpus, 'GPU')}"
     if other.tok_s_user is not None and best.tok_s_user is not None:
-        yield f"{shown_number(other.tok_s_user)} instead of {shown_number(best.tok_s_user)} tok/s a user"
+        yield f"{shown_number(other.tok_s_user)} instead of {shown_number(best.tok_s_user)} tok/s per user"

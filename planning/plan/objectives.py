@@ -135,7 +135,7 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
     if not bounds:
         raise UserError("slo", "; ".join(texts) or None, f"bounds no latency; an objective {_FORM}")
     if bare and not shares:
-        raise UserError("slo", "; ".join(texts), "does not say for how many requests; add 'attainment>=0.99'")
+        raise UserError("slo", "; ".join(texts), "does not state a share of requests; add 'attainment>=0.99'")
     kept = tuple(sorted(bounds.items()))
     attainments = [Objective(text, kept, share, attainment=True) for text, share in shares]
     return Objectives((*percentiles, *attainments), kept)

@@ -269,10 +269,10 @@ def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tu
     objective, observed = question.objectives.slos[alone.worst], alone.observed[alone.worst]
     excess = objective.excess(observed)
     if entry.alone.met:
-        reason = f"{most} replicas are too few; see --max-replicas"
+        reason = f"{most} replicas are not enough; raise --max-replicas"
         return excess, Infeasible(engine=entry.engine.name, reason=reason)
     seen = question.objectives.seen(objective, observed, alone.broken)
-    turned_away = f" ({alone.unfinished} requests fit in no replica)" if alone.unfinished else ""
+    turned_away = f" ({alone.unfinished} requests do not fit into any replica)" if alone.unfinished else ""
     late = " if steps are slow" if entry.alone.late else ""
-    reason = f"{objective.text}: {seen}{late}, with every request alone on a replica{turned_away}"
+    reason = f"{objective.text}: {seen}{late}, even with every request alone on a replica{turned_away}"
     return excess, Infeasible(engine=entry.engine.name, reason=reason, borderline=nearly)

@@ -74,7 +74,8 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         if not (Path(calibration) / FILE).exists():
             base_deployment(calibration)  # anything that is no calibration is refused as such
             if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
-                remedy = "is of one engine, which fixes the model, the GPU, its size and split; leave those out"
+                remedy = "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
+                "leave these options out"
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
         learnt = ExternalCalibration.load(Path(calibration) / FILE)

@@ -20,23 +20,25 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 class PlanRequest(Offered):
     """Every combination of GPUs, sizes, policies, varied settings and splits is a candidate; None means the default."""
 
-    window_s: float = Field(BUSIEST_S, gt=0, le=1e9, description="plan for the busiest stretch of this many seconds")
+    window_s: float = Field(BUSIEST_S, gt=0, le=1e9, description="plan for the busiest period of this many seconds")
     slos: tuple[str, ...] = Field(
         description="an SLO that the fleet must meet, such as 'ttft_ms p99<=500' or 'attainment>=0.99'; can be repeated"
     )
     model: str | None = Field(None, description="model to serve; by default the deployment's model, or Llama-3.1-8B")
-    gpus: tuple[str, ...] | None = Field(None, description="GPU to consider; repeat the option, or use commas")
+    gpus: tuple[str, ...] | None = Field(None, description="GPU to consider; can be repeated, or a list with commas")
     tensor_parallel_sizes: tuple[int, ...] | None = Field(
-        None, description="tensor-parallel size to consider; repeat the option, or use commas"
+        None, description="tensor-parallel size to consider; can be repeated, or a list with commas"
     )
-    policies: tuple[str, ...] | None = Field(None, description="policy to consider; repeat the option, or use commas")
+    policies: tuple[str, ...] | None = Field(
+        None, description="scheduling policy to consider; can be repeated, or a list with commas"
+    )
     vary: dict[str, tuple[Any, ...]] | None = Field(
-        None, description="values to consider for any other setting, e.g. max_num_seqs=64,256; can be repeated"
+        None, description="values of another setting to consider, e.g. max_num_seqs=64,256; can be repeated"
     )
     splits: tuple[str, ...] | None = Field(
         None,
-        description="ratios of prefill to decode engines to consider, such as 1:1,1:2; none: every engine does both; "
-        "search: none and every ratio of up to five engines",
+        description="ratios of prefill engines to decode engines to consider, such as 1:1,1:2; none: every engine does "
+        "both; search: none, and every ratio with up to five engines",
     )
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {}, description="price of a GPU-hour in dollars, such as H100=2.9; by default the catalogue's"
@@ -46,12 +48,12 @@ class PlanRequest(Offered):
         0.1,
         ge=0.01,
         le=0.5,
-        description="share of cases in which the SLOs may break: steps may be slow, and traffic may be drawn otherwise",
+        description="share of cases in which the SLOs may break; cases differ in step times and in the random traffic",
     )
     router: str = Field("least-requests", description="router, by name or as path/to/file.py:Class")
-    max_replicas: int = Field(1024, ge=1, le=100_000, description="largest number of replicas to try")
+    max_replicas: int = Field(1024, ge=1, le=100_000, description="maximum number of replicas to try")
     calibration: TimedBy = None
-    deployment: StatedDeployment | None = Field(None, description="YAML file with the other settings of the deployment")
+    deployment: StatedDeployment | None = Field(None, description="YAML file with all other settings of the deployment")
 
     @field_validator("gpus", "tensor_parallel_sizes", "policies", "splits", mode="before")
     @classmethod
@@ -80,7 +82,7 @@ class PlanRequest(Offered):
     @classmethod
     def _without_a_fleet(cls, deployment: Deployment | None) -> Deployment | None:
         if deployment is not None and deployment.fleet is not None:
-            raise UserError("deployment.fleet", None, "leave this section out: a plan finds the fleet")
+            raise UserError("deployment.fleet", None, "must be left out, because a plan finds the fleet")
         return deployment
 
     @field_validator("vary")

@@ -31,7 +31,7 @@ def _none(plan: Plan) -> str:
     first = plan.failures[0]
     closest = f"{first.engine}: {first.reason}"
     if first.borderline:
-        return f"Infeasible: no fleet surely meets the SLOs. Within the uncertainty of step times is {closest}."
+        return f"Infeasible: no fleet certainly meets the SLOs. Within the uncertainty of step times is {closest}."
     return f"Infeasible: no fleet meets the SLOs. The closest is {closest}."
 
 
@@ -41,7 +41,8 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     if best.fewer is None or figures is None:
         return "a fleet has at least one replica"
     if best.fewer.met:
-        return f"{counted(best.fewer.replicas, 'replica')} would hold less probably, by more than the price is lower"
+        fewer = counted(best.fewer.replicas, "replica")
+        return f"{fewer} would meet the SLOs less probably, which outweighs the lower price"
     objectives = plan.question.objectives
     broken = [
         f"{objective.text} ({objectives.seen(objective, value, figures.broken)})"
@@ -68,8 +69,8 @@ def too_short(plan: Plan) -> str | None:
         return None
     lasts, longest, enough = map(shown_number, (seconds, longest_s, FILLS * longest_s))
     return (
-        f"the traffic is too short to fill the fleet: it lasts {lasts} s, and answers up to {longest} s "
-        f"(E2E p99); over a longer time it may need more replicas. Give at least {enough} s of it"
+        f"the traffic is too short to fill the fleet: it lasts {lasts} s, and answers take up to {longest} s (E2E p99)"
+        f". Longer traffic may need more replicas. Give at least {enough} s of traffic"
     )
 
 

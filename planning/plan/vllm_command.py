@@ -36,9 +36,9 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         remedy = "does not exist in vLLM; it runs on our own engine (docs/policies.md)"
         raise UserError("policy", deployment.policy, remedy)
     if deployment.engine_name.name != "vllm":
-        raise UserError("engine", deployment.engine, "is not vLLM, and only vLLM's command is known; leave it out")
+        raise UserError("engine", deployment.engine, "is not vLLM; leave it out, because only vLLM's command is known")
     if deployment.quantization in _STORED and deployment.quantization != _stored(deployment):
-        remedy = "is not made of 16-bit weights by vLLM; name a checkpoint in GPTQ or AWQ as the model"
+        remedy = "cannot be made from 16-bit weights by vLLM; name a checkpoint in GPTQ or AWQ as the model"
         raise UserError("quantization", deployment.quantization, remedy)
     if (nodes := nodes_of(deployment)) > 1:
         raise UserError("nodes", nodes, "need a command each; start vLLM by its guide to parallelism and scaling")

@@ -30,7 +30,9 @@ class SobolRange(Request):
 
     low: float = Field(description="lower end")
     high: float = Field(description="upper end")
-    scale: Literal["linear", "log"] = Field("linear", description="spread evenly in the value, or in its logarithm")
+    scale: Literal["linear", "log"] = Field(
+        "linear", description="spread points evenly in the value, or in its logarithm"
+    )
     integer: bool = Field(False, description="whole numbers only")
 
     @model_validator(mode="after")
@@ -56,7 +58,9 @@ class SobolRange(Request):
 class Sobol(Request):
     """A scrambled Sobol sequence (Owen 1995): a longer sequence begins with the shorter one."""
 
-    points: int = Field(ge=1, le=2**20, description="number of points; a power of two, or they are not balanced")
+    points: int = Field(
+        ge=1, le=2**20, description="number of points; must be a power of two, so that the points are balanced"
+    )
     seed: int = Field(0, ge=0, description="seed of the scrambling")
     ranges: dict[str, SobolRange] = Field(min_length=1, max_length=64, description="range of each dotted path")
 
@@ -64,7 +68,7 @@ class Sobol(Request):
     @classmethod
     def _balanced(cls, points: int) -> int:
         if points & (points - 1):
-            raise ValueError("must be a power of two, or the points are not balanced")
+            raise ValueError("must be a power of two, so that the points are balanced")
         return points
 
     def draw(self) -> Iterator[Overrides]:
@@ -82,19 +86,30 @@ class SweepSettings(Request):
     Paths are dotted and start at `base`: `deployment.scheduler.max_num_seqs`, `replicas`.
     """
 
-    base: dict[str, Any] = Field(description="the run that all others vary")
-    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field({}, description="values by dotted path")
-    list: tuple[Overrides, ...] = Field((), description="mappings from path to value; each is a variation")
-    sobol: Sobol | None = Field(None, description="ranges that a low-discrepancy sequence fills")
-    seeds: Annotated[int, Field(ge=1)] | tuple[_Seed, ...] | None = Field(
-        None, description="a list of seeds, or the number of seeds from 0; null: the seeds of base"
+    base: dict[str, Any] = Field(description="the run whose settings the sweep varies")
+    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(
+        {}, description="values of settings by dotted path; every combination is a run"
     )
-    partition: tuple[str, ...] | None = Field(None, description="paths that partition the dataset; null: automatic")
-    per_request: bool = Field(False, description="also keep a row for each request of each run")
-    bands: bool = Field(False, description="also 90 % bands of the main metrics; each run then takes three simulations")
+    list: tuple[Overrides, ...] = Field(
+        (), description="mappings from dotted path to value; each mapping is one variation"
+    )
+    sobol: Sobol | None = Field(None, description="ranges of settings that a low-discrepancy sequence fills")
+    seeds: Annotated[int, Field(ge=1)] | tuple[_Seed, ...] | None = Field(
+        None, description="a list of seeds, or a number of seeds, counted from 0; null: the seeds of base"
+    )
+    partition: tuple[str, ...] | None = Field(
+        None, description="dotted paths by which the dataset is partitioned; null: automatic"
+    )
+    per_request: bool = Field(False, description="also write a row for each request of each run")
+    bands: bool = Field(
+        False, description="also compute 90 % bands of the main metrics; each run then takes three simulations"
+    )
     full_metrics: bool = Field(False, description="also compute ITL and step metrics, which need every token and step")
     run_limit_s: float | None = Field(
-        None, gt=0, le=1e6, description="seconds that a run may take, the start of its process included; null: no limit"
+        None,
+        gt=0,
+        le=1e6,
+        description="maximum time of a run in seconds, with the start of its process; null: no limit",
     )
 
     @model_validator(mode="after")

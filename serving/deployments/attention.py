@@ -27,19 +27,23 @@ class LatentAttention(Settings):
     GLM-5 every token attends to `index_topk` tokens only, which an indexer chooses by its own small keys.
     """
 
-    q_lora_rank: int = Field(0, ge=0, description="rank of the queries' projection; 0: it is one matrix")
+    q_lora_rank: int = Field(0, ge=0, description="rank of the queries' projection; 0: the projection is one matrix")
     kv_lora_rank: int = Field(ge=1, description="rank of the latent vector")
     qk_nope_head_dim: int = Field(ge=1, description="size of a head's query and key without rotation")
     qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="size of the rotated key that all heads share")
     v_head_dim: int = Field(ge=1, description="size of a head's value")
-    index_n_heads: int = Field(0, ge=0, description="heads of the indexer; 0: every token attends to all before it")
+    index_n_heads: int = Field(
+        0,
+        ge=0,
+        description="number of heads of the indexer; 0: no indexer, so every token attends to all tokens before it",
+    )
     index_head_dim: int = Field(0, ge=0, description="size of a head of the indexer's queries and keys")
-    index_topk: int = Field(0, ge=0, description="most tokens that one token attends to")
+    index_topk: int = Field(0, ge=0, description="maximum number of tokens that one token attends to")
 
     @model_validator(mode="after")
     def _index_is_whole(self) -> LatentAttention:
         if len({bool(self.index_n_heads), bool(self.index_head_dim), bool(self.index_topk)}) > 1:
-            raise ValueError("index_n_heads, index_head_dim and index_topk need each other; give all or none")
+            raise ValueError("index_n_heads, index_head_dim and index_topk must be given together; give all or none")
         if self.index_n_heads and not self.q_lora_rank:
             raise ValueError("an indexer needs q_lora_rank; set it")
         return self
@@ -105,12 +109,12 @@ class CompressedAttention(LatentAttention):
     `DeepseekV4Config` and of vLLM 0.33's `vllm/models/deepseek_v4`.
     """
 
-    sliding_window: int = Field(ge=1, description="tokens whose own latent vectors a query sees")
+    sliding_window: int = Field(ge=1, description="number of last tokens whose own latent vectors a query sees")
     compress_ratios: tuple[int, ...] = Field(
-        description="tokens of an entry, for each layer; 0: it has the window only"
+        description="number of tokens that each layer compresses into one entry; 0: the layer has the window only"
     )
-    o_groups: int = Field(ge=1, description="groups of heads that are projected down apart from each other")
-    o_lora_rank: int = Field(ge=1, description="rank that each group is projected down to")
+    o_groups: int = Field(ge=1, description="number of groups of heads that are projected down separately")
+    o_lora_rank: int = Field(ge=1, description="rank of each group's projection")
 
     @model_validator(mode="after")
     def _ratios_are_known(self) -> CompressedAttention:
@@ -181,15 +185,15 @@ class LinearAttention(Settings):
     its past.
     """
 
-    linear_num_key_heads: int = Field(ge=1, description="heads of queries, and of keys")
+    linear_num_key_heads: int = Field(ge=1, description="number of query heads, and of key heads")
     linear_num_value_heads: int = Field(
-        ge=1, description="heads of values, a multiple of the key heads; each has a state"
+        ge=1, description="number of value heads, a multiple of the key heads; each value head has a state"
     )
     linear_key_head_dim: int = Field(ge=1, description="rows of a state")
     linear_value_head_dim: int = Field(ge=1, description="columns of a state")
     linear_conv_kernel_dim: int = Field(ge=1, description="tokens that the convolution sees")
     mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="type of the states; null: as activations"
+        None, description="data type of the states; null: the type of activations"
     )
 
     @property

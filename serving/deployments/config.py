@@ -38,77 +38,84 @@ class SchedulerConfig(TerseSettings):
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
     )  # fmt: skip
 
-    max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="most requests that run at once")
+    max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
     max_num_active_seqs: int | None = Field(
-        None, ge=1, description="most requests that run at once, up to max_num_seqs; null: max_num_seqs"
+        None, ge=1, description="maximum number of running requests, if smaller than max_num_seqs; null: max_num_seqs"
     )
-    max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="most tokens scheduled in one step")
+    max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="maximum number of tokens in one step")
     max_num_scheduled_tokens: int | None = Field(
         None,
         ge=1,
-        description="most tokens scheduled in one step, drafting's own not counted; null: max_num_batched_tokens",
+        description="maximum number of tokens in one step, without tokens for drafting; null: max_num_batched_tokens",
     )
-    max_model_len: int = Field(8192, ge=2, le=100_000_000, description="most prompt plus output tokens of one request")
+    max_model_len: int = Field(
+        8192, ge=2, le=100_000_000, description="maximum number of prompt and output tokens of one request"
+    )
     cut_at_max_model_len: bool = Field(
         False,
         description="end an answer that reaches max_model_len, as vLLM's scheduler does; false: reject such a request",
     )
     block_size: int = Field(16, ge=1, le=65_536, description="tokens in one KV block")
-    num_blocks: int = Field(4096, ge=2, le=10_000_000, description="number of KV blocks, with the null block")
+    num_blocks: int = Field(4096, ge=2, le=10_000_000, description="number of KV blocks, including the null block")
     enable_chunked_prefill: bool = Field(True, description="allow a prompt to be split over several steps")
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     kv_groups: tuple[int, ...] = Field(
         (),
-        description="the groups of layers that share a block table: the sliding window of each in tokens, 0 for full "
-        "attention. Follows from the model; empty: one group with full attention",
+        description="groups of layers that share a block table: the sliding window of each group in tokens, or 0 for "
+        "full attention. Follows from the model; empty: one group with full attention",
     )
     state_blocks: int = Field(
         0,
         ge=0,
-        description="KV blocks that a request holds for layers with a constant state or a window, beside those "
-        "of its tokens. Follows from the model",
+        description="KV blocks that a request holds for layers with a constant state or a window, in addition to the "
+        "blocks of its tokens. Follows from the model",
     )
     prefix_cache_retention_interval: int | None = Field(
         0,
         ge=0,
-        description="layers with a sliding window keep prefixes findable at the end of every so many tokens, a "
-        "multiple of block_size; 0: only where a prompt or a shared prefix ends; null: everywhere",
+        description="distance in tokens, a multiple of block_size, between the positions at which layers with a "
+        "sliding window keep cached prefixes; 0: only where a prompt or a shared prefix ends; null: everywhere",
     )
-    long_prefill_token_threshold: int = Field(0, ge=0, description="prefill tokens of one request a step; 0: no limit")
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, description="maximum number of prefill tokens of one request in one step; 0: no limit"
+    )
     long_prefill_token_threshold_adaptive: bool = Field(
         False,
-        description="raise that threshold to max_num_batched_tokens / requests that run or wait, where that is more",
+        description="raise long_prefill_token_threshold to max_num_batched_tokens / (running and waiting requests), "
+        "if larger",
     )
     prefill_schedule_interval: int = Field(
         1,
         ge=1,
         le=1_000_000,
-        description="while requests decode, compute prompts only in one of so many steps, unless some are left waiting",
+        description="while requests decode, compute prompts only in every N-th step, unless prompts are left waiting",
     )
-    scheduler_reserve_full_isl: bool = Field(True, description="admit a request only if all of its known tokens fit")
-    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of KV blocks that admission leaves free")
+    scheduler_reserve_full_isl: bool = Field(
+        True, description="admit a request only if KV blocks for all of its known tokens are free"
+    )
+    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of KV blocks that admission must leave free")
     policy: Literal["fcfs", "priority"] = Field(
-        "fcfs", description="order of waiting requests that the scheduling policy ranks equal"
+        "fcfs", description="order of waiting requests that the scheduling policy ranks as equal"
     )
     forget_withdrawn: bool = Field(
         False,
-        description="under policy priority, preempting a request can take back tokens of the same step; true also "
-        "forgets the blocks they would have filled. vLLM does not, and can reuse blocks that were never computed",
+        description="with policy priority, a preemption can take back tokens of the same step; true also removes "
+        "their blocks from the prefix cache. vLLM does not, and can reuse blocks that were never computed",
     )
     self_preemption_ends_step: bool = Field(
         False,
-        description="under policy priority, a request that gives up its own place ends the step for the running "
-        "requests after it, as in vLLM up to 0.32; false: they get their tokens, as in vLLM 0.33",
+        description="with policy priority, if a request preempts itself, the running requests after it get no tokens "
+        "in this step, as in vLLM up to 0.32; false: they get their tokens, as in vLLM 0.33",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
     decode_stagger: int = Field(
         1,
         ge=1,
         le=64,
-        description="under async_scheduling, plans from a decode of a request to its next. Follows from "
-        "pipeline_parallel_size",
+        description="with async_scheduling, number of plans from a decode of a request to its next decode. Follows "
+        "from pipeline_parallel_size",
     )
-    speculative: SpeculativeConfig | None = Field(None, description="drafting (docs/speculative.md)")
+    speculative: SpeculativeConfig | None = Field(None, description="speculative decoding (docs/speculative.md)")
     sarathi_token_budget: int = Field(
         0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0: max_num_batched_tokens"
     )
@@ -126,7 +133,7 @@ class SchedulerConfig(TerseSettings):
         description="priority-ageing: seconds of waiting that raise a request by one priority level",
     )
     edf_ttft_ms: dict[str, Annotated[float, Field(gt=0, le=1e9)]] = Field(
-        {}, description="edf: TTFT bound of each SLO class in ms; a class without one gets the longest bound"
+        {}, description="edf: TTFT bound of each SLO class in ms; a class without a bound gets the longest bound"
     )
     fair_input_weight: int = Field(
         1, ge=0, le=1000, description="fair: weight of one prompt token in the service that a tenant has received"
@@ -135,27 +142,33 @@ class SchedulerConfig(TerseSettings):
         2, ge=0, le=1000, description="fair: weight of one output token in the service that a tenant has received"
     )
     scheduler_recv_interval: int = Field(
-        1, ge=1, le=1_000_000, description="sglang: steps of decodes after which new requests are looked for"
+        1,
+        ge=1,
+        le=1_000_000,
+        description="sglang: number of decode steps after which the scheduler looks for new requests",
     )
     batch_wait_timeout_iters: int = Field(
-        0, ge=0, le=1_000_000, description="trtllm: most steps that prompts wait beside decodes for more of them"
+        0,
+        ge=0,
+        le=1_000_000,
+        description="trtllm: maximum number of decode steps for which prompts wait for further prompts",
     )
     batch_wait_max_tokens_ratio: float = Field(
-        0.0, ge=0.0, le=1.0, description="trtllm: share of the token budget at which they wait no longer"
+        0.0, ge=0.0, le=1.0, description="trtllm: share of the token budget at which waiting prompts start"
     )
 
     kv_reservation: Literal["paged", "max_model_len", "max_tokens"] = Field(
         "paged",
-        description="KV memory of a request: blocks as it grows (paged), or at its admission one contiguous run, for "
-        "max_model_len tokens, or for its prompt and its max_tokens",
+        description="KV memory of a request: paged allocates blocks as the request grows; max_model_len and max_tokens "
+        "reserve contiguous blocks at admission, for max_model_len tokens or for prompt and max_tokens",
     )
     kv_reserved_max_tokens: int = Field(
         0,
         ge=0,
-        description="under kv_reservation max_tokens, the max_tokens that every client states; 0: its answer's length",
+        description="with kv_reservation max_tokens: max_tokens of every request; 0: the length of its answer",
     )
     static_timeout_ms: float = Field(
-        1000.0, ge=0.0, le=1e9, description="static: how long a batch that is not full waits for more requests, in ms"
+        1000.0, ge=0.0, le=1e9, description="static: time that an incomplete batch waits for more requests, in ms"
     )
 
     @model_validator(mode="after")
@@ -180,7 +193,9 @@ class SchedulerConfig(TerseSettings):
     @model_validator(mode="after")
     def _reservations_are_of_requests_alone(self) -> SchedulerConfig:
         if self.kv_reservation != "paged" and (self.enable_prefix_caching or self.speculative is not None):
-            raise ValueError(f"kv_reservation {self.kv_reservation} needs enable_prefix_caching false and no drafts")
+            raise ValueError(
+                f"kv_reservation {self.kv_reservation} needs enable_prefix_caching false and no speculative"
+            )
         if self.kv_reserved_max_tokens and self.kv_reservation != "max_tokens":
             raise ValueError("kv_reserved_max_tokens needs kv_reservation max_tokens")
         return self
@@ -188,7 +203,9 @@ class SchedulerConfig(TerseSettings):
     @model_validator(mode="after")
     def _groups_are_kept_as_vllm_keeps_them(self) -> SchedulerConfig:
         if self.state_blocks and self.kv_groups:
-            raise ValueError("state_blocks cannot be combined with kv_groups; leave them out")
+            raise ValueError(
+                "state_blocks cannot be combined with kv_groups; leave both out, because they follow from the model"
+            )
         windows = {window for window in self.kv_groups if window}
         if self.kv_groups and (len(windows) != 1 or min(windows) < 2):
             raise ValueError("kv_groups must have groups with one sliding window, of at least 2 tokens")
@@ -220,55 +237,62 @@ class Deployment(TerseSettings):
 
     model: str = Field(
         "smollm2",
-        description="model: `smollm2`, a Hugging Face folder, `random:FAMILY`, or for the simulator a name that "
-        "`tokentwin model list` has",
+        description="model: `smollm2`, a Hugging Face folder, `random:FAMILY`, or for the simulator a name from "
+        "`tokentwin model list`",
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="device of the real engine")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="type of weights, activations, KV")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "bfloat16", description="data type of weights, activations and KV"
+    )
     threads: int = Field(1, ge=1, le=1024, description="number of CPU threads of the real engine")
     attention: str = Field(
         "auto",
         description="attention backend of the real engine: torch, triton, hybrid, auto (triton on CUDA, else torch), "
-        "unfused (scores in memory, which kernel tables price, too), the name of an installed one, "
+        "unfused (writes scores to memory; can also be simulated), the name of an installed backend, "
         "path/to/file.py:Class or package.module:Class",
     )
     quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
         "none",
-        description="data type of weights and activations in GEMMs: fp8 is e4m3, fp8_block is e4m3 with a scale for "
-        "each block, mxfp4 stores a mixture's experts in 4 bits; nvfp4 computes in 4 bits, of a mixture all but "
-        "attention; int4 (groups of 128 weights) and int8 are for weights only. The real engine supports none, fp8, "
-        "int4 and int8; none is as the checkpoint is stored",
+        description="format of weights in GEMMs. `none` keeps the checkpoint's format. fp8 (e4m3) and fp8_block (e4m3 "
+        "with a scale for each block) also convert activations. nvfp4 computes in 4 bits (in a mixture-of-experts "
+        "model: all but attention). mxfp4 stores experts in 4 bits. int4 (groups of 128 weights) and int8 convert "
+        "weights only. The real engine supports `none`, fp8, int4 and int8",
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="KV cache type; auto: as `dtype`; fp8: e4m3")
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices (on a CPU, processes) that share a layer")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="data type of the KV cache; auto: `dtype`; fp8: e4m3"
+    )
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="number of devices (on a CPU: processes) that share each layer"
+    )
     pipeline_parallel_size: int = Field(
-        1, ge=1, le=64, description="number of pipeline stages that the layers are split into; simulator only"
+        1, ge=1, le=64, description="number of pipeline stages; each stage has a part of the layers; simulator only"
     )
     data_parallel_size: int = Field(
         1,
         ge=1,
         le=1024,
-        description="copies of the attention that step together and share a mixture's experts; simulator only",
+        description="number of data-parallel ranks: copies of attention that run steps together and share experts; "
+        "simulator only",
     )
     enable_expert_parallel: bool = Field(
-        False, description="place whole experts on the devices, instead of a slice of each expert"
+        False, description="place complete experts on devices, instead of a slice of every expert on each device"
     )
     all2all_backend: Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"] = Field(
         "allgather_reducescatter",
-        description="method that brings tokens to the experts of other data-parallel ranks, and back; simulator only",
+        description="method that exchanges tokens with the experts of other data-parallel ranks; simulator only",
     )
     expert_imbalance: float | Literal["random"] = Field(
         1.0,
-        description="under expert parallelism, tokens on the busiest device over the mean of all devices; random: what "
-        "is expected if tokens choose experts evenly and independently; simulator only",
+        description="with expert parallelism: tokens on the busiest device over the mean of all devices; random: the "
+        "value that is expected if tokens choose experts evenly and independently; simulator only",
     )
     enforce_eager: bool = Field(False, description="run decode steps without CUDA graphs")
     fusion: bool = Field(
         True,
-        description="norms, rotary embedding and activations are a kernel each; false: they run op by op, as in plain "
-        "PyTorch; simulator only",
+        description="run each norm, rotary embedding and activation as one kernel; false: as several kernels, like "
+        "plain PyTorch; simulator only",
     )
-    batch_invariant: bool = Field(False, description="use attention that does not depend on the batch")
+    batch_invariant: bool = Field(False, description="use attention whose results do not depend on the batch")
     gpu_memory_utilization: float | None = Field(
         None,
         gt=0,
@@ -278,15 +302,15 @@ class Deployment(TerseSettings):
     policy: str = Field("vllm", description="scheduling policy: a name, path/to/file.py:Class or package.module:Class")
     engine: str | None = Field(
         None,
-        description="the serving engine whose measured runs price the steps: vllm, sglang or trtllm, with or without a "
-        "release (sglang 0.5.6); null: that of the policy's name, else vllm; simulator only",
+        description="serving engine whose measured runs correct the step times: vllm, sglang or trtllm, with or "
+        "without a release (sglang 0.5.6); null: the engine that the policy is named after, else vllm; simulator only",
     )
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
-    kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV (docs/kv-tiers.md)")
+    kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV blocks (docs/kv-tiers.md)")
     inter_node: InterNodeConfig | None = Field(
         None,
-        description="nodes and the links that join them, for engines on several (docs/parallelism.md); simulator only",
+        description="nodes and their links, for engines on several nodes (docs/parallelism.md); simulator only",
     )
 
     @field_validator("policy", "attention")
@@ -302,7 +326,7 @@ class Deployment(TerseSettings):
             raise ValueError("kv_tiers need scheduler.enable_prefix_caching, because tiers find blocks by prefix")
         drafts = self.scheduler.speculative
         if self.kv_tiers is not None and drafts is not None and drafts.method in ("eagle", "mtp"):
-            remedy = "keep no KV of a head that drafts; choose scheduler.speculative.method ngram or draft_model"
+            remedy = "keep no KV of a drafting head; choose scheduler.speculative.method ngram or draft_model"
             raise ValueError(f"kv_tiers {remedy}")
         return self
 
@@ -487,7 +511,7 @@ def check_text(data: Any, where: str) -> None:
     if isinstance(data, dict):
         for name, value in data.items():
             if not isinstance(name, str):
-                raise UserError(where, repr(name), "must be text, as every name is")
+                raise UserError(where, repr(name), "must be text, because it is a name")
             check_text(name, where)
             check_text(value, f"{where}.{name}" if where else name)
     elif isinstance(data, list | tuple):

@@ -21,26 +21,31 @@ class _Settings(TerseSettings, allow_inf_nan=False):
 
 
 class PoolConfig(_Settings):
-    """A pool of replicas that are alike."""
+    """A pool of equal replicas."""
 
     name: str = Field("pool", min_length=1, description="name of the pool, unique in the fleet")
     role: Literal["serve", "prefill", "decode"] = Field(
-        "serve", description="serve: run whole requests; prefill: run up to the first token; decode: run what follows"
+        "serve",
+        description="serve: run complete requests; prefill: run requests up to the first token; decode: run the rest",
     )
     replicas: int = Field(1, ge=0, le=100_000, description="number of replicas at the start")
-    deployment: dict[str, Any] = Field({}, description="settings that differ from the deployment's, nested alike")
-    gpu: str | None = Field(None, description="name of the pool's GPU; null: as the others")
-    calibration: str | None = Field(None, description="calibration that times the pool's steps; null: as the others")
-    speed: float = Field(1.0, gt=0, le=1000, description="speed relative to its cost model; 2 is twice as fast")
+    deployment: dict[str, Any] = Field(
+        {}, description="settings that differ from the deployment's, nested as in a deployment"
+    )
+    gpu: str | None = Field(None, description="name of the pool's GPU; null: the scenario's GPU")
+    calibration: str | None = Field(
+        None, description="calibration that times the pool's steps; null: the scenario's calibration"
+    )
+    speed: float = Field(1.0, gt=0, le=1000, description="speed relative to the cost model; 2 is twice as fast")
     slo_classes: tuple[str, ...] = Field(
-        (), description="SLO classes that the pool serves; a class that no pool names goes to the pools that name none"
+        (), description="SLO classes that the pool serves; classes that no pool names go to the pools without classes"
     )
 
 
 class RouterConfig(_Settings):
     """A router and the arguments of its constructor. In YAML a name alone will do."""
 
-    name: str = Field("round-robin", description="a router's name, path/to/file.py:Class or package.module:Class")
+    name: str = Field("round-robin", description="name of a router, path/to/file.py:Class or package.module:Class")
     settings: dict[str, int | float | str | bool] = Field({}, description="keyword arguments of the router's class")
 
     @field_validator("name")
@@ -54,12 +59,16 @@ class LinksConfig(_Settings):
 
     seldom_set = ("shares_inter_node",)
 
-    nic_gb_s: float = Field(50.0, gt=0, le=1e9, description="most GB/s that a replica sends, and most that it receives")
-    fabric_gb_s: float | None = Field(None, gt=0, le=1e9, description="GB/s of all transfers together; null: no limit")
+    nic_gb_s: float = Field(
+        50.0, gt=0, le=1e9, description="maximum GB/s at which a replica sends, and at which it receives"
+    )
+    fabric_gb_s: float | None = Field(
+        None, gt=0, le=1e9, description="maximum GB/s of all transfers together; null: no limit"
+    )
     latency_us: float = Field(20.0, ge=0, le=1e9, description="microseconds before a transfer starts")
     shares_inter_node: bool = Field(
         False,
-        description="KV goes over the adapters that join an engine's own nodes, and contends with its collectives",
+        description="KV uses the network adapters of an engine's nodes, and shares them with the engine's collectives",
     )
     kv_bytes_per_token: int | None = Field(
         None,
@@ -74,17 +83,17 @@ class Patience(_Settings):
 
     mean_s: float = Field(gt=0, le=1e9, description="mean seconds that users wait")
     distribution: Literal["exponential", "constant"] = Field("exponential", description="distribution of the waits")
-    until: Literal["first-token", "finish"] = Field("first-token", description="event that users wait for")
+    until: Literal["first-token", "finish"] = Field("first-token", description="event until which users wait")
     seed: int = Field(0, description="seed of the users' patience")
 
 
 class Retry(_Settings):
     """The retries of a client that was refused or timed out: attempt k + 1 comes backoff_s * factor^(k-1) later."""
 
-    max_attempts: int = Field(1, ge=1, le=1000, description="number of attempts, with the first; 1: never retry")
+    max_attempts: int = Field(1, ge=1, le=1000, description="number of attempts, including the first; 1: never retry")
     backoff_s: float = Field(1.0, gt=0, le=1e6, description="seconds before the second attempt")
     factor: float = Field(2.0, ge=1, le=100, description="factor by which the wait grows with each attempt")
-    max_backoff_s: float = Field(60.0, gt=0, le=1e6, description="longest wait in seconds")
+    max_backoff_s: float = Field(60.0, gt=0, le=1e6, description="maximum wait in seconds")
     jitter: float = Field(0.5, ge=0, le=1, description="share of each wait that is random; 0: none, 1: all of it")
     seed: int = Field(0, description="seed of the jitter")
 
@@ -92,12 +101,19 @@ class Retry(_Settings):
 class AdmissionConfig(_Settings):
     """The limits of admission and of patience. By default all requests are admitted and no user gives up."""
 
-    max_queued_per_replica: int | None = Field(None, ge=1, description="most that wait at one replica; null: no limit")
-    max_queued: int | None = Field(None, ge=1, description="most that wait in the whole fleet; null: no limit")
-    queue_timeout_s: float | None = Field(
-        None, gt=0, le=1e9, description="most seconds that an attempt waits for its first step; null: no limit"
+    max_queued_per_replica: int | None = Field(
+        None, ge=1, description="maximum number of waiting requests at one replica; null: no limit"
     )
-    patience: Patience | None = Field(None, description="when users give up and cancel; null: never")
+    max_queued: int | None = Field(
+        None, ge=1, description="maximum number of waiting requests in the fleet; null: no limit"
+    )
+    queue_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="maximum time in seconds that an attempt waits for its first step; null: no limit",
+    )
+    patience: Patience | None = Field(None, description="time after which users give up and cancel; null: never")
     retry: Retry = Retry()
 
 
@@ -106,8 +122,12 @@ class Crash(_Settings):
 
     at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
     pool: str | None = Field(None, description="pool of the replica; null: the first pool")
-    replica: int = Field(0, ge=0, description="which of the pool's replicas that are ready then; 0 is the oldest")
-    recovery_s: float | None = Field(60.0, ge=0, le=1e9, description="seconds until a new one is ready; null: never")
+    replica: int = Field(
+        0, ge=0, description="number of the replica among the pool's ready replicas at that time; 0 is the oldest"
+    )
+    recovery_s: float | None = Field(
+        60.0, ge=0, le=1e9, description="seconds until a new replica is ready; null: never"
+    )
 
 
 class Slowdown(_Settings):
@@ -115,9 +135,11 @@ class Slowdown(_Settings):
 
     at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
     for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
-    factor: float = Field(gt=0, le=1000, description="factor by which steps that are planned meanwhile take longer")
+    factor: float = Field(gt=0, le=1000, description="factor on the time of steps that are planned during the slowdown")
     pool: str | None = Field(None, description="pool of the replica; null: the first pool")
-    replica: int = Field(0, ge=0, description="which of the pool's replicas that are ready then; 0 is the oldest")
+    replica: int = Field(
+        0, ge=0, description="number of the replica among the pool's ready replicas at that time; 0 is the oldest"
+    )
 
 
 class LinkLoss(_Settings):
@@ -126,7 +148,9 @@ class LinkLoss(_Settings):
     at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
     for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
     pool: str = Field(description="pool of the replica, of role prefill or decode")
-    replica: int = Field(0, ge=0, description="which of the pool's replicas that are ready then; 0 is the oldest")
+    replica: int = Field(
+        0, ge=0, description="number of the replica among the pool's ready replicas at that time; 0 is the oldest"
+    )
 
 
 class FailuresConfig(_Settings):
@@ -154,16 +178,20 @@ class AutoscalerConfig(_Settings):
     below `target`, the pool gets one replica more; when `scale_in_at` or above, one fewer.
     """
 
-    metric: Literal["queue", "kv", "attainment"] = Field("queue", description="metric that the autoscaler looks at")
+    metric: Literal["queue", "kv", "attainment"] = Field("queue", description="metric that the autoscaler reviews")
     target: float = Field(gt=0, le=1e6, description="target value of the metric")
     pool: str | None = Field(None, description="pool to scale; null: the first")
     min_replicas: int = Field(1, ge=1, le=100_000, description="fewest replicas")
     max_replicas: int = Field(ge=1, le=100_000, description="most replicas")
-    interval_s: float = Field(15.0, gt=0, le=1e6, description="seconds between two looks")
+    interval_s: float = Field(15.0, gt=0, le=1e6, description="seconds between two reviews")
     cold_start_s: float = Field(60.0, ge=0, le=1e6, description="seconds from a decision until a replica is ready")
-    cooldown_s: float = Field(300.0, ge=0, le=1e9, description="least seconds from any change to the next scale-in")
-    scale_in_below: float = Field(0.5, ge=0, lt=1, description="share of the target below which it scales in")
-    scale_in_at: float = Field(1.0, gt=0, le=1, description="attainment at which it scales in")
+    cooldown_s: float = Field(
+        300.0, ge=0, le=1e9, description="minimum time in seconds from any change to the next scale-in"
+    )
+    scale_in_below: float = Field(
+        0.5, ge=0, lt=1, description="share of the target below which the autoscaler scales in"
+    )
+    scale_in_at: float = Field(1.0, gt=0, le=1, description="attainment at which the autoscaler scales in")
     slo_ms: dict[Literal["ttft", "tpot", "e2e"], Annotated[float, Field(gt=0)]] = Field(
         {}, description="attainment: latency bounds in ms"
     )
@@ -186,10 +214,10 @@ class FleetConfig(_Settings):
 
     pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="the pools of replicas")
     router: RouterConfig = RouterConfig()
-    decode_router: RouterConfig | None = Field(None, description="router of the decode pools; null: as router")
+    decode_router: RouterConfig | None = Field(None, description="router of the decode pools; null: the same as router")
     first_token_from: Literal["prefill", "decode"] = Field(
         "prefill",
-        description="replica whose first token users see; with decode it samples that token again, as stock vLLM does",
+        description="role of the replica whose first token users see; a decode replica samples it again, as vLLM does",
     )
     links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: the defaults")
     admission: AdmissionConfig = AdmissionConfig()
@@ -197,11 +225,12 @@ class FleetConfig(_Settings):
     autoscaler: tuple[AutoscalerConfig, ...] | None = Field(
         None,
         min_length=1,
-        description="an autoscaler, or a list with one for each pool; null: the fleet keeps its size",
+        description="an autoscaler, or a list with one autoscaler for each pool; null: the fleet keeps its size",
     )
     processes: tuple[str, ...] = Field(
         (),
-        description="processes of your own on the virtual clock: path/to/file.py:function or package.module:function",
+        description="your own SimPy processes on the virtual clock: path/to/file.py:function or "
+        "package.module:function",
     )
 
     @field_validator("router", "decode_router", mode="before")
@@ -259,7 +288,7 @@ class FleetConfig(_Settings):
                     raise ValueError(f"{name} needs pools of role prefill and decode; leave it out")
         for loss in self.failures.link_losses:
             if self.pools[self.pool_number(loss.pool)].role == "serve":
-                raise ValueError(f"pool {loss.pool!r} of link_losses has role serve, and such pools have no links")
+                raise ValueError(f"pool {loss.pool!r} of link_losses has role serve; pools of that role have no links")
         return self
 
     @property

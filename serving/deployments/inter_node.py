@@ -46,9 +46,12 @@ class InterNodeConfig(Settings):
     """Nodes that are alike, and the links that join them. GB are 10^9 bytes."""
 
     link: LinkName = Field("infiniband-ndr", description="kind of link between nodes")
-    gpus_per_node: int = Field(8, ge=1, le=1024, description="devices that share a node's own links")
+    gpus_per_node: int = Field(8, ge=1, le=1024, description="number of devices in a node")
     nics_per_node: int | None = Field(
-        None, ge=1, le=1024, description="adapters of a node, which its devices share; null: one for each device"
+        None,
+        ge=1,
+        le=1024,
+        description="number of network adapters of a node, which its devices share; null: one for each device",
     )
     bandwidth_gb_s: float | None = Field(
         None, gt=0, le=1e6, description="GB/s of one adapter in one direction; null: the line rate of the link"
@@ -57,13 +60,14 @@ class InterNodeConfig(Settings):
         None,
         ge=0,
         le=1e6,
-        description="microseconds of a message beyond what NCCL counts for RDMA; null: none, and ethernet needs it",
+        description="microseconds of a message in addition to NCCL's latency for RDMA; null: 0 (must be set for "
+        "ethernet)",
     )
 
     @model_validator(mode="after")
     def _latency_is_known(self) -> InterNodeConfig:
         if self.latency_us is None and not self.rdma:
-            remedy = "goes through the kernel's TCP, for which NCCL states no latency; measure it and set latency_us"
+            remedy = "uses TCP in the kernel, for which NCCL states no latency; measure the latency and set latency_us"
             raise UserError("inter_node.link", self.link, remedy)
         return self
 

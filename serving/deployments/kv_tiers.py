@@ -12,11 +12,15 @@ from serving.settings import Settings
 class KvTier(Settings):
     """One kind of memory of a replica, for all its devices together, and the way to it. GB are 10^9 bytes."""
 
-    name: str = Field(min_length=1, description="name of the tier; each has its own")
+    name: str = Field(min_length=1, description="name of the tier, unique in the deployment")
     capacity_gib: float = Field(gt=0, le=1e9, description="capacity in GiB")
-    read_gb_s: float = Field(gt=0, le=1e9, description="GB/s of loads into the device's memory, one after another")
-    write_gb_s: float = Field(gt=0, le=1e9, description="GB/s of writes from the tier above, one after another")
-    latency_us: float = Field(0.0, ge=0, le=1e9, description="microseconds before the first byte of a transfer")
+    read_gb_s: float = Field(
+        gt=0, le=1e9, description="GB/s of loads into the device's memory; loads run one after another"
+    )
+    write_gb_s: float = Field(
+        gt=0, le=1e9, description="GB/s of writes from the faster tier (or the device); writes run one after another"
+    )
+    latency_us: float = Field(0.0, ge=0, le=1e9, description="latency of a transfer in microseconds")
 
 
 class KvTiersConfig(Settings):

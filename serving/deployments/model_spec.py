@@ -56,57 +56,80 @@ class ModelSpec(Settings):
     max_positions: int = Field(ge=1)
     rope_theta: float = Field(gt=0)
     rope_scaling: RopeScaling | None = None
-    other_rope: str | None = Field(None, description="a rope_type whose constants are not kept, such as yarn")
+    other_rope: str | None = Field(None, description="a rope_type whose constants are not stored, such as yarn")
     rope_interleaved: bool = False
-    rotary_share: float = Field(1.0, gt=0, le=1, description="share of a head that is rotated")
+    rotary_share: float = Field(1.0, gt=0, le=1, description="share of a head's elements that are rotated")
     activation: str = Field("silu", description="activation of the MLP's gate, as transformers names it")
     qkv_bias: bool = False
-    out_bias: bool = Field(False, description="attention's output projection has a bias")
-    mlp_bias: bool = Field(False, description="MLPs, experts and routers have biases")
+    out_bias: bool = Field(False, description="whether attention's output projection has a bias")
+    mlp_bias: bool = Field(False, description="whether MLPs, experts and routers have biases")
     qk_norm: bool = False
     tied_embeddings: bool = False
     norm_eps: float = Field(1e-6, gt=0)
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    num_experts: int = Field(0, ge=0, description="routed experts of a layer; 0: a dense model")
+    num_experts: int = Field(0, ge=0, description="number of routed experts of a layer; 0: a dense model")
     experts_per_token: int = Field(0, ge=0)
-    norm_topk_prob: bool = Field(True, description="a token's weights of its experts sum to 1")
+    norm_topk_prob: bool = Field(True, description="whether the weights of a token's experts sum to 1")
     moe_intermediate_size: int = Field(0, ge=0, description="intermediate size of one routed expert")
     shared_intermediate_size: int = Field(
-        0, ge=0, description="intermediate size of the expert that every token passes; 0: none"
+        0, ge=0, description="intermediate size of the shared expert, which every token passes; 0: none"
     )
-    expert_groups: int = Field(0, ge=0, description="groups of experts, of which a token chooses some first; 0: none")
-    groups_per_token: int = Field(0, ge=0, description="groups that a token's experts are in")
-    shared_gate: bool = Field(False, description="a sigmoid of the token weighs the output of the shared expert")
-    router_bias: bool = Field(False, description="experts are scored by a sigmoid, and chosen by that plus a bias")
-    routed_scaling_factor: float = Field(1.0, gt=0, description="factor of a token's weights of its experts")
-    dense_at: tuple[int, ...] = Field((), description="layers of a mixture, from 0, that are dense all the same")
+    expert_groups: int = Field(
+        0,
+        ge=0,
+        description="number of groups of experts; a token first chooses groups, then experts in them; 0: no groups",
+    )
+    groups_per_token: int = Field(0, ge=0, description="number of groups that a token chooses")
+    shared_gate: bool = Field(
+        False, description="whether a sigmoid of the token weighs the output of the shared expert"
+    )
+    router_bias: bool = Field(
+        False, description="whether experts are scored by a sigmoid, and chosen by the score plus a bias"
+    )
+    routed_scaling_factor: float = Field(1.0, gt=0, description="factor on the weights of a token's experts")
+    dense_at: tuple[int, ...] = Field(
+        (), description="numbers of the dense layers in a mixture-of-experts model, from 0"
+    )
     latent: CompressedAttention | LatentAttention | None = Field(
-        None, description="multi-head latent attention; null: keys and values"
+        None, description="multi-head latent attention; null: attention with keys and values"
     )
-    residual_streams: int = Field(1, ge=1, description="hidden states of a token that layers mix (hyper-connections)")
-    attention_gate: bool = Field(False, description="a sigmoid of the token weighs the output of attention")
-    linear: LinearAttention | None = Field(None, description="attention with a constant state; null: no layer has it")
-    linear_layers: int = Field(0, ge=0, description="layers that have it")
-    sliding_window: int = Field(0, ge=0, description="tokens that a query of a sliding layer sees; 0: there is none")
-    sliding_layers: int = Field(0, ge=0, description="layers that attend within the window only")
+    residual_streams: int = Field(
+        1, ge=1, description="number of hidden states of a token that layers mix (hyper-connections)"
+    )
+    attention_gate: bool = Field(False, description="whether a sigmoid of the token weighs the output of attention")
+    linear: LinearAttention | None = Field(
+        None, description="attention with a constant state (linear attention); null: no layer has it"
+    )
+    linear_layers: int = Field(0, ge=0, description="number of layers with linear attention")
+    sliding_window: int = Field(
+        0, ge=0, description="tokens that a query of a layer with a sliding window sees; 0: no layer has a window"
+    )
+    sliding_layers: int = Field(0, ge=0, description="number of layers with the sliding window")
     sliding_at: tuple[int, ...] = Field(
-        (), description="numbers of the sliding layers, from 0; empty: they are not known"
+        (), description="numbers of the layers with the sliding window, from 0; empty: not known"
     )
-    draft_layers: int = Field(0, ge=0, description="layers for multi-token prediction, beside `num_layers`")
-    is_draft_module: bool = Field(False, description="joins hidden states of another model with its embeddings")
+    draft_layers: int = Field(
+        0, ge=0, description="number of layers for multi-token prediction, not counted in `num_layers`"
+    )
+    is_draft_module: bool = Field(
+        False, description="whether the model joins hidden states of another model with its embeddings"
+    )
     checkpoint_quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
-        "none", description="format of the published weights, as `Deployment.quantization` names it"
+        "none", description="format of the published weights, with the names of `Deployment.quantization`"
     )
     checkpoint_experts: Literal["", "mxfp4", "nvfp4"] = Field(
-        "", description="format of the routed experts, where that is another type"
+        "", description="format of the routed experts' weights, if it differs"
     )
     checkpoint_group_size: int = Field(
-        0, ge=0, description="inputs that share a scale in int4 and int8; 0: all of an output's"
+        0, ge=0, description="number of inputs that share a scale in int4 and int8; 0: all inputs of an output"
     )
-    checkpoint_zero_points: bool = Field(False, description="groups of int4 and int8 have a zero point each")
+    checkpoint_zero_points: bool = Field(
+        False, description="whether each group of int4 or int8 weights has a zero point"
+    )
     checkpoint_kept: tuple[tuple[str, tuple[int, ...]], ...] = Field(
-        (), description="projections that are stored in 16 bits all the same, each with its layers, from 0"
+        (),
+        description="projections that are stored in 16 bits in some layers, with the numbers of these layers, from 0",
     )
 
     @model_validator(mode="after")
@@ -127,7 +150,9 @@ class ModelSpec(Settings):
         if self.sliding_layers > self.num_layers or any(not 0 <= at < self.num_layers for at in self.dense_at):
             raise ValueError(f"dense_at and sliding_layers must be layers from 0 to {self.num_layers - 1}")
         if bool(self.linear) != bool(self.linear_layers) or self.linear_layers + self.sliding_layers > self.num_layers:
-            raise ValueError("linear and linear_layers need each other, and at most num_layers; correct them")
+            raise ValueError(
+                "linear and linear_layers must be given together, and linear_layers must be at most num_layers"
+            )
         if self.linear and (self.linear_layers == self.num_layers or self.sliding_layers or self.latent):
             raise ValueError("linear attention is known only beside layers of full attention with keys and values")
         if bool(self.sliding_window) != bool(self.sliding_layers):

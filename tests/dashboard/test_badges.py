@@ -147,7 +147,7 @@ def test_steps_stand_as_the_worst_regime():
 def test_a_curve_stands_as_its_dots():
     assert _of_dots(np.array([1.0, 2.0])).level == "validated"
     assert _of_dots(np.array([1.0, np.nan])) == Trust(
-        "extrapolated", "it was measured at 1 of 2 sizes, those with a dot"
+        "extrapolated", "this shape was measured at only 1 of 2 sizes (the dots)"
     )
 
 

@@ -11,13 +11,13 @@ THEMES = ("light", "dark")
 # newest of what there is are told what to show: other tests leave plans and runs.
 PAGES = {
     "": ("Why not", 5, 50),
-    "frontier?plan=example": ("What speed costs", 2, 20),
+    "frontier?plan=example": ("The cost of speed", 2, 20),
     "policy-lab": ("Winners and losers", 4, 40),
     "run?run=real-1": ("Four lifecycles", 6, 60),
     "step": ("Where the time of one engine step goes", 2, 10),
     "trust": ("TTFT p50 -3.1 %", 2, 20),
     "claims": ("Under your conditions", 1, 3),
-    "calibration": ("GPU against GPU", 3, 30),
+    "calibration": ("Comparison of GPUs", 3, 30),
     "sweeps": ("Ask in SQL", 1, 10),
     "glossary": ("vllm:time_to_first_token_seconds", 0, 0),
 }

@@ -252,7 +252,7 @@ def test_an_outage_is_seen_on_the_timeline(window, count):
     of = {trace.name: trace for trace in figure.data}
     for name in ("waiting", "running", "KV use", "prefill tokens", "decode tokens", "live replicas"):
         assert at_second(of[name], 70.5) == 0, name
-    assert at_second(of["outstanding, wherever they are"], 70.5) == 13
+    assert at_second(of["outstanding requests of the fleet"], 70.5) == 13
     assert [at_second(of["live replicas"], at) for at in (49, 55)] == [2, 1]
     assert at_second(of["KV use"], 55) == 40  # of the one that lives
     assert figure.layout.yaxis5.title.text.startswith("live")

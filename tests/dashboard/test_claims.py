@@ -62,7 +62,11 @@ def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "label", "keys"),
     [
-        ("speculative-decoding", "change: Share of drafts accepted", ("change", DRAFTS, "acceptance_rate")),
+        (
+            "speculative-decoding",
+            "change: Share of draft tokens that are accepted",
+            ("change", DRAFTS, "acceptance_rate"),
+        ),
         ("continuous-batching", "TPOT must be below (ms)", ("slo", "tpot_ms")),
         ("chunked-prefill", "Tokens of a prompt (2)", ("offered", "traffic", 1, "prompt", "tokens")),
         ("quadratic-attention", "baseline: Tokens of a sequence", ("baseline", "tokens")),

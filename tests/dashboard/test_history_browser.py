@@ -50,7 +50,7 @@ def test_back_and_forward_are_the_pages_as_they_were(server, page):
     assert rate(page, "25") == "25"
     set_rate(page, "26")
     page.get_by_role("link", name="Frontier", exact=True).click()
-    page.get_by_text("What speed costs").wait_for()
+    page.get_by_text("The cost of speed").wait_for()
     idle(page)
     page.go_back()
     assert rate(page, "26") == "26"
@@ -61,7 +61,7 @@ def test_back_and_forward_are_the_pages_as_they_were(server, page):
     page.go_forward()
     assert rate(page, "26") == "26"
     page.go_forward()
-    page.get_by_text("What speed costs").wait_for()
+    page.get_by_text("The cost of speed").wait_for()
 
 
 def test_a_change_of_several_kinds_of_input_is_one_step_each(server, page):

@@ -353,7 +353,7 @@ def test_without_recordings_the_real_engines_bundled_pair_is_shown(tmp_path: Pat
     text = shown(app)
     assert not app.exception and not started, "bundled with its answer"
     assert (app.query_params["rec_a"], app.query_params["rec_b"]) == ("bundled pair/a", "bundled pair/b")
-    assert len(app.get("plotly_chart")) == 5 and "Did the simulator see it?" in text
+    assert len(app.get("plotly_chart")) == 5 and "Does the simulator show the same differences?" in text
     assert "The engine does not contradict the simulator" in text and "--engine --repeats 3" in text
 
 
@@ -543,5 +543,5 @@ def test_requests_that_do_not_finish_are_told(tmp_path: Path, answer: dict[str, 
     extended = {**answer, "rows": [*answer["rows"], {**lost, "percent": 100.0, "better": ""}]}
     leave(tmp_path, SIMULATED, asked(lab(tmp_path, seconds="8"), started), extended)
     app = lab(tmp_path, seconds="8")
-    assert "On A 25.0 % of the requests finish, on B 50.0 %" in shown(app)
+    assert "25.0 % of the requests finish on A, 50.0 % on B" in shown(app)
     assert "finish on A" not in shown(lab(tmp_path))

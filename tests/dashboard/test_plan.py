@@ -452,7 +452,9 @@ def test_plans_of_the_runs_directory_come_first(tmp_path: Path) -> None:
 def test_a_damaged_plan_is_one_line_beside_the_others(result: Any, tmp_path: Path) -> None:
     leave(unanswered(tmp_path), result=result)
     app = opened("frontier", tmp_path)
-    assert one_line(app).startswith("plan: 'jobs/") and one_line(app).endswith("is damaged; delete it and plan again")
+    assert one_line(app).startswith("plan: 'jobs/") and one_line(app).endswith(
+        "is damaged; delete the file and plan again"
+    )
     assert app.selectbox(key="url_plan").value == "example" and len(app.get("plotly_chart")) == 2
 
 
@@ -511,7 +513,7 @@ def test_names_tell_plans_apart(tmp_path: Path) -> None:
     assert all(part in names[0] for part in ("Llama-3.1-70B, ", "20 requests/s, ", "≤ 1,000 ms, ", "≤ 50 ms"))
     assert "21.5 requests/s" in names[1] and "≤ 2,000 ms" in names[2]
     assert "LlamaForCausalLM, " in names[3] and "model-" not in names[3]
-    assert names[5].startswith("no fleet: a model that is no longer here")
+    assert names[5].startswith("no fleet: a model that was deleted")
 
 
 def test_a_curve_ends_at_the_highest_rate_within_the_slos_and_says_its_units() -> None:
@@ -721,11 +723,11 @@ def test_any_other_setting_can_be_varied(tmp_path: Path, started: list[Job]) -> 
     settings = asked(plan(tmp_path, **link), started)
     assert settings["vary"] == {"enable_chunked_prefill": [True, False], "dtype": ["bfloat16", "float16"]}
     for link, message in (
-        ({"vary": "policy=mine.py:Policy"}, "neither a number nor a word"),
-        ({"vary": "fleet.router.name=mine.py:Router"}, "neither a number nor a word"),
-        ({"vary": "dtype=int3"}, "neither a number nor a word"),
-        ({"vary": "scheduler={a: 1}"}, "neither a number nor a word"),
-        ({"vary": "scheduler.speculative.model=/etc"}, "neither a number nor a word"),
+        ({"vary": "policy=mine.py:Policy"}, "neither a number nor a valid value"),
+        ({"vary": "fleet.router.name=mine.py:Router"}, "neither a number nor a valid value"),
+        ({"vary": "dtype=int3"}, "neither a number nor a valid value"),
+        ({"vary": "scheduler={a: 1}"}, "neither a number nor a valid value"),
+        ({"vary": "scheduler.speculative.model=/etc"}, "neither a number nor a valid value"),
         ({"vary": "max_num_seqs=64,128", "seqs": "32"}, "is set above"),
         ({"vary": "max_num_seqs=" + ",".join(map(str, range(1, 100)))}, "99 combinations"),
     ):

@@ -48,12 +48,12 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
     settle(page)
     assert len(clicks) <= 5, clicks
 
-    page.get_by_role("button", name="Compare policies on it").click()
+    page.get_by_role("button", name="Compare policies on this plan").click()
     page.wait_for_url(lambda url: "policy-lab?" in url and "offered=plan" in url)
     page.get_by_text("Winners and losers").wait_for()
 
     page.get_by_role("link", name="See the frontier").click()
-    page.get_by_text("What speed costs").wait_for()
+    page.get_by_text("The cost of speed").wait_for()
     settle(page)
     page.get_by_role("link", name="Open the run").click()
     page.get_by_text("Four lifecycles").wait_for()

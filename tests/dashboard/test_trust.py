@@ -116,9 +116,9 @@ def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
     content["rungs"]["step"]["regimes"]["decode"]["median_error_pct"] = 80.0
     write_report(tmp_path / "validation", content)
     app = trust(tmp_path)
-    assert text(app).count(":gray[:material/help:] tells nothing") == 1
+    assert text(app).count(":gray[:material/help:] too noisy to say") == 1
     assert "unknown" in {badge.level for badge in badges(app)}
-    assert rungs(ValidationReport.model_validate(content), None)[4].headline == "tells nothing"
+    assert rungs(ValidationReport.model_validate(content), None)[4].headline == "too noisy to say"
 
 
 def test_the_furthest_out_of_the_published_engines_is_named():
@@ -138,7 +138,7 @@ def test_a_report_whose_recordings_are_gone_still_opens(tmp_path, samples):
     app = trust(tmp_path)
     assert not app.exception
     assert "gone" in app.warning[0].value
-    assert "no step residuals" in text(trust(tmp_path, view="steps"))
+    assert "no residuals of steps" in text(trust(tmp_path, view="steps"))
 
 
 def test_held_out_steps_are_a_view_of_their_own(samples):
@@ -150,18 +150,18 @@ def test_a_report_that_climbed_nothing_still_opens(tmp_path):
     write_report(tmp_path / "validation", {"verdict": "Nothing was compared.", "of_a_later_version": 1})
     app = trust(tmp_path)
     assert not app.exception and not app.error
-    assert text(app).count("does not hold this check") == 3
-    assert "% of the published ones" in text(app)  # rungs 4 and 5 stand on the bundled figures
+    assert text(app).count("does not have this check") == 3
+    assert "% of the published figures" in text(app)  # rungs 4 and 5 stand on the bundled figures
 
 
 def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path):
     app = trust(tmp_path / "nowhere")
     assert not app.exception and not app.error
     shown = text(app)
-    assert "This one is **bundled**" in shown
+    assert "This report is **bundled**" in shown
     assert "`tokentwin demo`" in shown and not app.code  # the highlighter would come before the first figure
     assert load_report(DEMO / "validation").verdict[1:] in shown
-    assert "does not hold this check" not in shown and shown.count("Rung") == 7
+    assert "does not have this check" not in shown and shown.count("Rung") == 7
     assert len(charts(app)) == 3
 
 
@@ -183,10 +183,10 @@ def test_both_verdicts_stand_side_by_side(tmp_path, samples):
     app = trust(tmp_path)
     assert not app.exception and not app.error
     shown, count = text(app), len(content["rungs"]["run"]["rows"])
-    assert f"figures within the real noise blind, {count} of {count} in the same weather" in shown
+    assert f"figures within the real noise blind, {count} of {count} with the machine's speed known" in shown
     assert all(figure in shown for figure in ("**4.0 %** or less blind, 0.7 %", "took 43 % of the engine's time"))
     headings = [heading.value for heading in app.subheader]
-    assert headings.index("Error of the blind prediction") + 1 == headings.index("Error in the same weather")
+    assert headings.index("Error of the blind prediction") + 1 == headings.index("Error with the machine's speed known")
 
 
 def test_the_bundled_demo_is_what_condensing_makes_and_small(tmp_path):
@@ -294,7 +294,7 @@ def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
     run = Recording.load(on_a_gpu / "run")
     maps = domain(run, Source(None, "H100"))
     assert (maps.steps, maps.of) == (50, run.steps.num_rows)
-    assert f"none of 50 (of {maps.of:,}) steps lies beyond" in maps.trust.reason
+    assert f"none of 50 (of {maps.of:,}) steps lies outside" in maps.trust.reason
 
 
 def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
@@ -312,7 +312,7 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
     app = trust(samples, view="domain")
-    assert "(toy) is not here" in text(app)
+    assert "(toy) was not found" in text(app)
     shutil.copytree(DEMO, tmp_path / "runs")
     (tmp_path / "runs" / "calibration" / "steps.parquet").write_text("not parquet")
     assert "calibration/steps.parquet" in one_line(trust(tmp_path / "runs", view="domain"))
@@ -404,7 +404,7 @@ def test_what_choices_were_worth_is_a_rung_and_a_table(tmp_path):
     app = trust(decision_results(tmp_path, {"rules": rules}))
     assert not app.exception and not app.error
     assert "**75 %** of the best" in text(app) and "5 % broke" in text(app)
-    assert "1,200 times" in text(app) and "interval 71–79 %. By other rules: roofline 20 %" in text(app)
+    assert "1,200 questions" in text(app) and "interval 71–79 %. By other rules: roofline 20 %" in text(app)
     table = next(frame.value for frame in app.dataframe if "utility (%)" in frame.value.columns)
     assert table["choice by"].tolist() == ["ours", "roofline"]
 
@@ -430,10 +430,17 @@ def test_corrupt_results_of_choices_are_one_line(tmp_path, content):
             "Yes",
             "2 measured runs are of Llama-3.1-70B on H100 with about 14 requests",
         ),
-        ("H100", "Llama-3.1-70B", 14.0, 60.0, "Partly", "Predictions of them were far off."),
-        ("H100", "Llama-3.1-70B", 500.0, 8.0, "Partly", "none with about 500 requests at a time"),
-        ("H100", "Mixtral-8x7B", 14.0, 8.0, "Partly", "none of Mixtral-8x7B. The nearest is one of vLLM, TP4"),
-        ("B300", "Llama-3.1-70B", 14.0, 8.0, "No", "No measured run is of B300"),
+        ("H100", "Llama-3.1-70B", 14.0, 60.0, "Partly", "The predictions of these runs have large errors."),
+        ("H100", "Llama-3.1-70B", 500.0, 8.0, "Partly", "none is with about 500 requests at a time"),
+        (
+            "H100",
+            "Mixtral-8x7B",
+            14.0,
+            8.0,
+            "Partly",
+            "none is of Mixtral-8x7B. The nearest run is one of vLLM, TP4",
+        ),
+        ("B300", "Llama-3.1-70B", 14.0, 8.0, "No", "There is no measured run on B300"),
     ],
 )
 def test_trust_answers_the_planners_own_question(gpu, model, at_a_time, error, answer, says):

@@ -157,10 +157,10 @@ def test_a_parquet_trace_of_a_stranger_is_kept_without_the_columns_that_no_trace
 @pytest.mark.parametrize(
     ("bomb", "limits", "says"),
     [
-        ({"rows": 5001}, {"requests": 5000}, "holds more than 5,000 requests"),
-        ({"rows": 100, "segments": 600}, {"segments": 50_000}, "holds more than 50,000 segments"),
-        ({"rows": 3000, "tenant": "x" * 1000}, {"names_mb": 1}, "holds more than 1 MB of names"),
-        ({"rows": 1000, "name": "x" * 10_000}, {"names_mb": 1}, "holds more than 1 MB of names"),
+        ({"rows": 5001}, {"requests": 5000}, "has more than 5,000 requests"),
+        ({"rows": 100, "segments": 600}, {"segments": 50_000}, "has more than 50,000 segments"),
+        ({"rows": 3000, "tenant": "x" * 1000}, {"names_mb": 1}, "has more than 1 MB of names"),
+        ({"rows": 1000, "name": "x" * 10_000}, {"names_mb": 1}, "has more than 1 MB of names"),
         ({"rows": 9000, "tenant": "x" * 100_000}, {"memory_mb": 400}, "memory"),
         ({"rows": 9000, "segments": 1000}, {"segments": 10**9, "memory_mb": 400}, "memory"),
     ],
@@ -177,7 +177,7 @@ def test_a_small_parquet_file_that_unpacks_to_much_is_refused(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("content", "limits", "says"),
     [
-        (lambda: gzip.compress(CSV + b"3,1,1\n" * 5000), {"requests": 5000}, "holds more than 5,000 requests"),
+        (lambda: gzip.compress(CSV + b"3,1,1\n" * 5000), {"requests": 5000}, "has more than 5,000 requests"),
         (
             lambda: gzip.compress(b'{"prompt": [' + b'["",1],' * 9_000_000),
             {},
@@ -233,7 +233,7 @@ def test_a_folder_that_cannot_be_written_is_said_to_be_so(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("read_here")
 def test_a_trace_of_too_many_requests_is_refused_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, requests=2)
-    assert "holds more than 2 requests; upload a part of it" in refused(keep_trace, tmp_path, CSV)
+    assert "has more than 2 requests; upload a part of it" in refused(keep_trace, tmp_path, CSV)
     assert not list(tmp_path.rglob("*.parquet"))
     limited(monkeypatch, requests=3)
     assert keep_trace(tmp_path, CSV)

@@ -255,7 +255,7 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
         ("no fleet", 3, ["output tokens/s per GPU", "prompt (tokens)"]),
         ("simulated comparison", 4, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
         ("recorded comparison", 5, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
-        ("diagnosis", 1, ["share of ITL p99 that goes away (%); simulated as it was"]),
+        ("diagnosis", 1, ["share of ITL p99 that disappears (%); with all constraints"]),
         ("symptoms", 0, []),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
         ("validation", 6, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decode rows"]),
@@ -269,7 +269,7 @@ def test_a_report_stands_alone_and_holds_the_figures_of_the_page(name: str, figu
     assert content.count(b"plotly.js v") == 1, "once"
     assert len(tags.figures) == figures
     assert set(titles) <= {title.split(":")[0] for title in axes(tags.figures)}
-    assert b"How to get it again" in content
+    assert b"How to reproduce it" in content
 
 
 def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_again() -> None:

@@ -307,7 +307,7 @@ def test_a_policy_that_loses_is_told_as_worse_however_few_metrics_it_wins() -> N
     assert winner([*won, *rows("e2e_ms", each[:2], 40.0)]) == "", "as many won as lost"
     assert winner([*won, *rows("e2e_ms", each[:2], 40.0)], ["tpot_ms"]) == "B", "but an SLO bounds what is won"
     assert verdict([*won, *rows("e2e_ms", each[:2], 40.0)]).startswith(
-        "neither is better on the whole: B is better in 2"
+        "neither side is better overall: B is better in 2"
     )
 
 
@@ -319,7 +319,7 @@ def test_a_policy_that_drops_requests_does_not_win_by_those_that_are_left(points
     ]
     rows.append(_row("finished", "share", Difference(1.0, 1.0 - points, -points * 1.1, -points * 0.9)))
     assert winner(rows) == side
-    assert verdict(rows).endswith("; latencies are of requests that finish")
+    assert verdict(rows).endswith("; latencies cover only requests that finish")
 
 
 def test_blocks_that_go_together_count_for_fewer() -> None:
@@ -439,7 +439,8 @@ def test_both_sides_serve_the_named_model(spec: Path) -> None:
         served = told[side]["deployment"]
         assert (served["model"], served["tensor_parallel_size"]) == ("Llama-3.1-70B", 4)
     threshold = CompareRequest.model_fields["threshold"].default
-    assert told["threshold"] == threshold and f"[default: {100 * threshold:g}]" in run("compare", "--help").output
+    help = " ".join(run("compare", "--help").output.split())
+    assert told["threshold"] == threshold and f"[default: {100 * threshold:g}]" in help
 
 
 def test_nothing_to_claim_has_a_status_of_its_own(spec: Path) -> None:
@@ -493,7 +494,7 @@ def test_whose_means_a_tally_has_is_said_where_some_do_not_finish(spec: Path, tm
     settings = {"model": "Llama-3.1-8B", "device": "cuda", "scheduler": {"max_num_seqs": 1}}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(settings | {"fleet": {"admission": {"queue_timeout_s": 0.1}}}))
     (tmp_path / "b.yaml").write_text(yaml.safe_dump(settings))
-    says = "mean A and mean B cover those that finish on both."
+    says = "means cover requests that finish on both sides."
     assert says in run("compare", tmp_path / "a.yaml", tmp_path / "b.yaml", "--trace", spec, "--gpu", "H100").output
     assert says not in run("compare", "--trace", spec, "--gpu", "H100", "--b", "max_num_seqs=1").output
 

@@ -91,7 +91,7 @@ def test_of_many_candidates_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (FirstAnswer((8, 16), (21.52, 43.04), ("a", "b")), "8 to 16 GPUs, $21.52 to $43.04/h, of a or b"),
         (FirstAnswer((1, 1), (2.69, 2.69), ("a", "b", "c", "d")), "1 GPU, $2.69/h, of a, b or 2 others"),
-        (None, "probably none: every fleet that was tried breaks the SLOs"),
+        (None, "probably no fleet meets the SLOs, because every fleet that was tried breaks them"),
     ],
 )
 def test_it_says_what_it_is(found: FirstAnswer | None, said: str) -> None:

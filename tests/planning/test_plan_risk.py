@@ -83,13 +83,13 @@ def test_the_choice_in_words() -> None:
 
     few, some, many = choice(12, 0.6, 0.225), choice(16, 0.92, 0.97), choice(20, 0.96, 0.995)
     assert choices(Choices(as_predicted=few, recommended=some, whole_interval=many)) == (
-        "12 GPUs do if steps are as predicted. 20 do for the whole 90 % interval of step times."
+        "12 GPUs would be enough if steps were as predicted, and 20 for the complete 90 % interval of step times."
     )
     found = Choices(as_predicted=few, recommended=some, whole_interval=many)
     assert risk(found) == "The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them."
     hopeless = Choices(as_predicted=few, recommended=few, whole_interval=None)
     assert risk(hopeless).endswith("22.5 % of the requests keep them, and no number of GPUs holds the SLOs.")
-    assert choices(hopeless) == "No fewer do if steps are as predicted."
+    assert choices(hopeless) == "No fewer would be enough if steps were as predicted."
     assert risk(Choices(as_predicted=few, recommended=some, whole_interval=some)).endswith("even if steps are slow.")
     assert "unknown" in risk(None)
 
@@ -131,7 +131,7 @@ def test_what_costs_little_more_stands_beside_the_answer() -> None:
         best.model_copy(update={"engine": "TP1 B200", "replicas": 1, "gpus": 6, "usd_per_hour": usd, "tok_s_user": 75})
         for usd in (33.3, 38)
     )
-    told = "1 x TP1 B200: +11 % cost, half the GPUs, 75 instead of 50 tok/s a user"
+    told = "1 x TP1 B200: +11 % cost, half the GPUs, 75 instead of 50 tok/s per user"
     assert list(near_ties(best, [near, dear], 0)) == [told]
 
 

@@ -255,13 +255,13 @@ def test_infeasible_names_the_binding_objective_of_the_closest_engine(slos: tupl
 def test_requests_that_fit_nowhere_are_said_to() -> None:
     too_long = [WorkloadRequest(i, i * 10**9, ((PRIVATE, 3000),), 5) for i in range(10)]
     found = planned(question("ttft_ms p50<=1000", workload=Workload(too_long, shares_prefixes=False)), [engine()])
-    assert "10 requests fit in no replica" in found.failures[0].reason
+    assert "10 requests do not fit into any replica" in found.failures[0].reason
 
 
 def test_too_few_replicas_are_told_from_none() -> None:
     found = planned(question(*SLOS, workload=traffic(300, 120.0)), [engine()], Limits(most=2))
     assert found.recommendation is None
-    assert "2 replicas are too few" in found.failures[0].reason
+    assert "2 replicas are not enough" in found.failures[0].reason
 
 
 # The same everywhere

@@ -88,7 +88,7 @@ def test_a_simulated_run_says_what_it_costs(tmp_path: Path) -> None:
 
 
 def test_a_price_of_what_is_not_simulated_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"H200.*is not simulated here; give prices for H100$"):
+    with pytest.raises(UserError, match=r"H200.*is not in the simulated fleet; give prices for H100$"):
         simulate(tmp_path, "--price", "H200=3")
     with pytest.raises(UserError, match=r"H100.*must be GPU=DOLLARS"):
         simulate(tmp_path, "--price", "H100")

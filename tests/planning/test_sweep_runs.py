@@ -301,7 +301,7 @@ def test_the_command_says_how_it_went(folder: Path, tmp_path: Path) -> None:
     assert (counted.stdout, (tmp_path / "out").exists()) == ("2 runs\n", False)
     made = tokentwin("sweep", file, "-o", tmp_path / "out")
     assert made.returncode == 1
-    assert made.stdout == f"2 runs made, 0 kept, 1 failed; {tmp_path / 'out' / 'runs'}\n"
+    assert made.stdout == f"2 runs made, 0 kept, 1 failed; the dataset is {tmp_path / 'out' / 'runs'}\n"
     assert "max_num_seqs: 0: " in made.stderr
     wrong = tokentwin("sweep", tmp_path / "none", "-o", tmp_path / "x")
     assert wrong.returncode == 2

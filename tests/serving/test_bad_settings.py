@@ -132,5 +132,5 @@ def test_a_gpu_that_is_simulated_refuses_what_only_the_real_engine_heeds(flags: 
 
 def test_help_says_what_a_setting_is() -> None:
     text = " ".join(CliRunner().invoke(cli, ["simulate", "--help"]).output.split())
-    assert "Most requests that run at once [a deployment's default: 128]" in text
+    assert "Maximum number of running requests [a deployment's default: 128]" in text
     assert "Override" not in text

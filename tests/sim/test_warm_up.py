@@ -69,4 +69,4 @@ def test_simulate_and_compare_take_one(tmp_path) -> None:
     assert done.returncode == 3 and json.loads(done.stdout)["requests"] == 1
     (tmp_path / "s.yaml").write_text("requests: 9\narrivals: {kind: closed, concurrency: 2}\nprompt: 9\noutput: 2\n")
     done = tokentwin("compare", "--trace", tmp_path / "s.yaml", *warm, "--b", "max_num_seqs=1")
-    assert done.returncode == 2 and "warm-up: 0.3: needs arrivals that A and B have in common" in done.stderr
+    assert done.returncode == 2 and "warm-up: 0.3: needs the same arrivals in A and B" in done.stderr

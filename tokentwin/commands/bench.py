@@ -25,7 +25,7 @@ _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "r
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
 @options("--limit --rate-scale --window-s")
 @click.option(
-    "--minutes", type=Finite(min=0, min_open=True), help="Run only the first requests that fit into this time."
+    "--minutes", type=Finite(min=0, min_open=True), help="Run only as many of the first requests as fit into this time."
 )
 @click.option("--virtual-arrivals", is_flag=True, help="Send all requests at once, to measure saturation.")
 @click.option(
@@ -33,7 +33,9 @@ _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "r
     is_flag=True,
     help="Time every operation of every step; this is slower and runs without CUDA graphs.",
 )
-@click.option("--engine", type=click.Choice(ENGINES), help="Real engine: ours, or vLLM in an environment of its own.")
+@click.option(
+    "--engine", type=click.Choice(ENGINES), help="Real engine: ours, or vLLM in a separate Python environment."
+)
 @options("--replicas --router --url --endpoint")
 @options_of(BenchTarget, envvar="TOKENTWIN_API_KEY", show_envvar=True)("--api-key")
 @options("--timeout-s --vocab-size")
@@ -47,16 +49,17 @@ def bench(
 ) -> None:
     """Replay TRACE in real time on the real engine, and record every step and token.
 
-    Requests are sent at the arrival times of the trace, or with the trace's own concurrency, and latencies count from
-    there. Every output has the length that the trace states; end-of-sequence tokens are ignored. If you press Ctrl-C,
-    what was recorded so far is written.
+    Requests are sent at the arrival times of the trace, or with the trace's own concurrency. Latencies count from the
+    time at which a request is sent. Every output has the length that the trace states; end-of-sequence tokens are
+    ignored. If you press Ctrl-C, the part that was recorded so far is written.
 
     With --engine vllm the real engine is vLLM itself (`make vllm`; docs/vllm.md).
 
-    With --replicas there are several engines, each in a process of its own, and a router sends each request to one.
+    With --replicas several engines run, each in a separate process, and a router sends each request to one of them.
 
-    With --url this sends TRACE to a server that speaks OpenAI's API, such as vLLM, SGLang or `tokentwin serve`, and
-    records what its client sees. --model is then the name to ask for, and --deployment says what the server runs.
+    With --url the command sends TRACE to a server with OpenAI's API, such as vLLM, SGLang or `tokentwin serve`, and
+    records what the client sees. --model is then the model's name on that server, and --deployment describes the
+    server's deployment.
 
     \b
       tokentwin bench trace.csv --url http://localhost:8000 -o measured
@@ -67,18 +70,20 @@ def bench(
     target = {name: given.pop(name) for name in BenchTarget.model_fields}
     replay = {name: given.pop(name) for name in _OF_A_REPLAY}
     if (Path(out) / "runs.parquet").exists() and not force:
-        raise UserError("out", out, "holds a recording; replace it with --force, or choose another directory")
+        raise UserError("out", out, "contains a recording; replace it with --force, or choose another directory")
     if target["url"] is None:
         for name in ("endpoint", "timeout_s", "vocab_size"):
             if target[name] is not None:
-                raise UserError(name.replace("_", "-"), target[name], "is about a server; add --url, or leave it out")
+                raise UserError(name.replace("_", "-"), target[name], "describes a server; add --url, or leave it out")
         deployment = _deployed(deployment_file, given, replay.pop("replicas"), replay.pop("router"))
         deployment = on_engine(deployment, replay.pop("engine"))
         _replay(request, deployment, out, force, **replay)
     else:
         for name, value in replay.items():
             if value:
-                raise UserError(name.replace("_", "-"), value, "is about the real engine; leave it out with --url")
+                raise UserError(
+                    name.replace("_", "-"), value, "applies to the real engine only; leave it out with --url"
+                )
         _send(request, requested(BenchTarget, target), out, force, deployment_file, given)
 
 
@@ -107,7 +112,7 @@ def _send(
         raise UserError("aiohttp", None, "is not installed; pip install 'tokentwin[server]'") from None
     model = flags.pop("model")
     if not deployment_file and (stated := next((name for name, value in flags.items() if value is not None), None)):
-        remedy = "says what the server runs; give --deployment, too, or leave it out"
+        remedy = "describes the server's deployment; also give --deployment, or leave it out"
         raise UserError(stated.replace("_", "-"), flags[stated], remedy)
     deployment = read_deployment(deployment_file, flags) if deployment_file else None
     workload = request.workload()
@@ -127,7 +132,9 @@ def _send(
     print_metrics(metrics, "table")
     print_reasons(recording)
     late = metrics.distribution("send_delay_ms")
-    click.echo(f"sent {late.p50:.1f} ms late (median; p99 {late.p99:.1f} ms), which the latencies include")
+    click.echo(
+        f"requests were sent {late.p50:.1f} ms late (median; p99 {late.p99:.1f} ms); latencies include this delay"
+    )
     click.echo(f"{status}: recorded in {out}")
     if status != "complete":
         raise SystemExit(130)
@@ -154,7 +161,7 @@ def _replay(
 
     say = partial(click.echo, err=True)
     if time_operations and runs_on_vllm(deployment):
-        raise UserError("time-operations", None, "is of our own engine; leave it out with vLLM")
+        raise UserError("time-operations", None, "works only with our own engine; leave it out with vLLM")
     with closing(load_engines(deployment, say)) as engine:
         from realengine.offered_workload import at_once
 

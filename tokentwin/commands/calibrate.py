@@ -29,15 +29,15 @@ options = options_of(CalibrateRequest)
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
 def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
-    """Run the engine over a designed set of short traces and fit what a step costs.
+    """Run the engine on a designed set of short traces, and fit the time that a step takes.
 
     This writes calibration.json (prices, domain, held-out errors, hardware, noise), steps.parquet and the recordings.
 
-    With --from-iterations or --from-case nothing is run. The measurements of another engine then correct the kernel
-    tables of its GPU. This writes engine.json, which `simulate` also accepts.
+    With --from-iterations or --from-case no engine runs. Measurements of another engine correct the kernel tables of
+    its GPU. The result is engine.json, which `simulate` also accepts.
 
-    With --from-served this measures what an API server and a client add to a request, and writes front_door.json for
-    `simulate --front-door`.
+    With --from-served the command fits the time that an API server and its clients add to a request. It writes
+    front_door.json for `simulate --front-door`.
     """
     from calibration.steps.external_calibration import ExternalCalibration
     from planning.measure import calibrator
@@ -70,7 +70,7 @@ def _print_correction(learnt: ExternalCalibration) -> None:
         for name, e in learnt.residuals.items()
     )
     headings = ("regime", "steps", "median error", "p95 error", "bias")
-    print_table(headings, errors, "the middle third, from the others")
+    print_table(headings, errors, "errors on the middle third of the steps, with factors fitted to the rest")
     print(learnt.step_interval)
 
 
@@ -78,7 +78,7 @@ def _print_front_door(learnt: FrontDoor) -> None:
     """Print the times that a front door adds, part by part."""
     fields = {name: field.description or "" for name, field in type(learnt).model_fields.items()}
     times = ((said, f"{getattr(learnt, name) / 1e3:,.2f}") for name, said in fields.items() if name.endswith("_ns"))
-    print_table(("what it pays for", "µs"), times, f"front door, from {learnt.source}")
+    print_table(("time for", "µs"), times, f"front door, from {learnt.source}")
 
 
 def print_calibration(calibration: Calibration) -> None:
@@ -93,7 +93,7 @@ def print_calibration(calibration: Calibration) -> None:
         for kind, features, paid in kinds
         for name, meaning in features.items()
     )
-    print_table(("part", "what it pays for", "µs each"), prices, f"calibration {calibration.id}")
+    print_table(("part", "time for", "µs each"), prices, f"calibration {calibration.id}")
     errors = (
         (
             name,

@@ -11,13 +11,15 @@ from tokentwin.options import listed
 
 
 @click.command()
-@click.option("--only", multiple=True, help="Check only the claim of this name, or of several.")
+@click.option("--only", multiple=True, help="Test only the claim of this name; can be repeated, or a list with commas.")
 @click.option(
     "--claims", "directory", type=click.Path(), help="Folder of your own claims, instead of the bundled ones."
 )
-@click.option("--engine", is_flag=True, help="Also try the claims that this machine's real engine can.")
+@click.option("--engine", is_flag=True, help="Also test claims on this machine's real engine, where it can run them.")
 @click.option(
-    "--front-door", type=click.Path(), help="What `calibrate --from-served` wrote: what is around the engine, by term."
+    "--front-door",
+    type=click.Path(),
+    help="File of `calibrate --from-served`, with the API server's part of latencies.",
 )
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the answer to this Markdown page.")
 @answering
@@ -29,11 +31,11 @@ def claims(
     write: Path | None,
     output: AnswerOutput,
 ) -> None:
-    """Check what everyone says about inference.
+    """Test common claims about LLM inference.
 
-    Each claim is simulated in several cases. It holds, does not hold, or holds in some cases. With --engine some are
-    tried on the real engine, too, with a small model. The claims are in a checkout of the repository, where
-    lab/results/claims.md shows the answer, and says how to add one.
+    Each claim is simulated in several cases. The answer says whether it holds, does not hold, or holds in some cases.
+    With --engine some claims are also tested on the real engine, with a small model. This command needs a checkout of
+    the repository, where lab/results/claims.md shows the answer and says how to add a claim.
     """
     from datetime import UTC, datetime
 

@@ -20,7 +20,7 @@ REVERSED = 4
 _OF_THE_RUN = ("replicas", "router", "gpu", "calibration")  # settings of a side that are not settings of its deployment
 
 _THRESHOLD = (
-    "Percent from which a request gains or loses. "
+    "Change of a latency in percent that counts as a gain or a loss. "
     f"[default: {100 * CompareRequest.model_fields['threshold'].default:g}]"
 )
 
@@ -30,7 +30,7 @@ options = options_of(CompareRequest, Timing, required=False)
 @click.command()
 @click.argument("sides", nargs=-1, type=click.Path(), metavar="[A B]")
 @options("--trace=traffic")
-@click.option("--deployment", "-d", type=click.Path(), help="Deployment of both sides: YAML, or a recording.")
+@click.option("--deployment", "-d", type=click.Path(), help="Deployment of both sides: a YAML file, or a recording.")
 @options("--calibration --gpu --model --tensor-parallel-size")
 @click.option("--a", "own_a", multiple=True, metavar="NAME=VALUE", help="Setting of A, e.g. policy=vllm; repeatable.")
 @click.option("--b", "own_b", multiple=True, metavar="NAME=VALUE", help="Setting of B, e.g. policy=fair; repeatable.")
@@ -44,9 +44,11 @@ options = options_of(CompareRequest, Timing, required=False)
 @click.option(
     "--minutes",
     type=Finite(min=0, min_open=True),
-    help="With --engine: run only the first requests that fit into this time.",
+    help="With --engine: run only as many of the first requests as fit into this time.",
 )
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="With --engine: directory of the real recordings.")
+@click.option(
+    "--out", "-o", type=click.Path(path_type=Path), help="With --engine: directory to write the real recordings to."
+)
 @answering
 def compare(
     sides: tuple[str, ...],
@@ -64,12 +66,13 @@ def compare(
 ) -> None:
     """Compare B with A, request by request.
 
-    A and B are either deployments in YAML, which are simulated on --trace, or directories with one or more recordings
-    of the same workload. Without A and B, both sides start from --deployment or the calibrated deployment, and --a
-    and --b say how they differ. NAME is a setting (policy, scheduler.max_num_seqs, fleet.router), or one of replicas,
-    router, gpu and calibration.
+    A and B are two deployments in YAML, which are simulated on --trace, or two directories with recordings of the same
+    workload. Without A and B, both sides start from --deployment or from the calibrated deployment, and --a and --b
+    change settings of one side. NAME is a setting of a deployment (policy, scheduler.max_num_seqs, fleet.router), or
+    replicas, router, gpu or calibration.
 
-    Exit status: 0 if a difference can be claimed, 3 if none can, 4 if the real engine (--engine) contradicts a claim.
+    Exit status: 0 if the sides differ significantly, 3 if they do not, 4 if the real engine (--engine) contradicts a
+    difference that the simulation claims.
     """
     from planning.compare import comparer
     from planning.progress import telling
@@ -97,7 +100,7 @@ def compare(
     if given["traffic"] is None:
         raise UserError("trace", None, "is missing; give the trace that both sides serve")
     if engine and given["warm_up_s"] is not None:
-        raise UserError("warm-up", given["warm_up_s"], "is of simulated runs; leave it out with --engine")
+        raise UserError("warm-up", given["warm_up_s"], "applies to simulated runs only; leave it out with --engine")
     if engine and out is None:
         raise UserError("out", None, "is missing; give the directory where --engine records its runs")
     if not engine and (out is not None or repeats > 1 or minutes):
@@ -105,15 +108,15 @@ def compare(
         field, value = next((name, value) for name, value in given_first.items() if value)
         raise UserError(field, str(value), "needs --engine; leave it out")
     if sides and deployment:
-        raise UserError(
-            "deployment", deployment, "cannot be combined with A and B, which are deployments already; leave it out"
-        )
+        raise UserError("deployment", deployment, "cannot be combined with the deployments A and B; leave it out")
     timing = requested(Timing, {name: given.pop(name) for name in Timing.model_fields})
     files = sides or (deployment, deployment)
     a, b = (_side(f"--{s}", file, pairs) for s, file, pairs in zip("ab", files, (own_a, own_b), strict=True))
     request = requested(CompareRequest, given | {"a": a, "b": b, "timing": timing})
     if not (sides or engine) and request.a == request.b:
-        raise UserError("a/b", list(own_a) or None, "A and B are the same; say what differs, e.g. --b policy=fair")
+        raise UserError(
+            "a/b", list(own_a) or None, "A and B are the same; change a setting of one side, e.g. --b policy=fair"
+        )
     names = [
         " ".join([*([file] if file else []), *own]) or "as it is"
         for file, own in zip(files, (own_a, own_b), strict=True)

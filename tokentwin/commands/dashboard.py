@@ -15,31 +15,35 @@ from serving.errors import UserError
 @click.command()
 @click.argument("runs_dir", required=False, type=click.Path(path_type=Path))
 @click.option("--port", default=8501, type=click.IntRange(1, 65535), help="Port to listen on.")
-@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0: every network.")
+@click.option(
+    "--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 accepts connections from every network."
+)
 @click.option(
     "--password",
     default="",
     envvar="TOKENTWIN_DASHBOARD_PASSWORD",
-    help="What a browser must give first, with any user name. Other users of this machine can read a command line; "
-    "they cannot read $TOKENTWIN_DASHBOARD_PASSWORD.",
+    help="Password that a browser must send first, with any user name. Other users of this machine can read it on a "
+    "command line, but not in $TOKENTWIN_DASHBOARD_PASSWORD.",
 )
 @click.option(
     "--served-as",
     multiple=True,
     metavar="NAME",
-    help="A host name under which browsers reach this server, such as that of a reverse proxy. Repeatable. Addresses, "
-    "localhost and the name of this machine need none.",
+    help="Host name by which browsers reach this server, such as the name of a reverse proxy; can be repeated. IP "
+    "addresses, localhost and the name of this machine are always accepted.",
 )
 def dashboard(runs_dir: Path | None, port: int, host: str, password: str, served_as: tuple[str, ...]) -> None:
     """Open the dashboard on the recordings and reports in RUNS_DIR (by default ./runs)."""
     if runs_dir is not None and not runs_dir.is_dir():
-        raise UserError("RUNS_DIR", str(runs_dir), "is not a directory; give one that holds recordings")
+        raise UserError("RUNS_DIR", str(runs_dir), "is not a directory; give a directory with recordings")
     for package in ("streamlit", "plotly", "duckdb"):
         if find_spec(package) is None:
             raise UserError("dashboard", package, "is not installed; pip install 'tokentwin[dashboard]'")
     address = _check_free(host, port)
     if not password and not ip_address(address).is_loopback:
-        click.echo("Whoever reaches this port can use the dashboard: there is no password. Give --password.", err=True)
+        click.echo(
+            "Everyone who can reach this port can use the dashboard. Give --password to ask for a password.", err=True
+        )
     from dashboard.server import serve
 
     shown = host
@@ -61,5 +65,5 @@ def _check_free(host: str, port: int) -> str:
     except socket.gaierror:
         raise UserError("host", host, "is not an address of this machine; 127.0.0.1 is the usual one") from None
     except OSError as error:
-        raise UserError("port", port, f"is not free at {host} ({error.strerror}); try --port {port + 1}") from None
+        raise UserError("port", port, f"cannot be used at {host} ({error.strerror}); try --port {port + 1}") from None
     return str(address[0])

@@ -26,16 +26,16 @@ VLLM_ON_CPU = {"block_size": 32, "num_blocks": 150}  # the same memory in larger
 @click.option("--out", "-o", default="runs/demo", type=click.Path(), help="Directory to write to.")
 @click.option("--engine", type=click.Choice(ENGINES), default=ENGINES[0], help="Real engine: ours, or vLLM.")
 @click.option("--model", help="Model folder or random:FAMILY, instead of SmolLM2.")
-@click.option("--minutes", default=3.0, type=Finite(min=0.1), help="How long it may take, about.")
-@click.option("--repeats", default=2, type=click.IntRange(min=2), help="Real runs of the trace.")
+@click.option("--minutes", default=3.0, type=Finite(min=0.1), help="Time limit of the demo, approximately.")
+@click.option("--repeats", default=2, type=click.IntRange(min=2), help="Number of real runs of the trace.")
 def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int) -> None:
     """Record traffic on the real engine, calibrate, simulate the same traffic, and report the error.
 
-    The demo first measures this machine, and chooses as much traffic as it can serve in --minutes. Calibration traces
-    and real runs take turns, so that both see the same state of the machine. An earlier demo in the same directory is
-    replaced.
+    The demo first measures this machine, and chooses as much traffic as the machine can serve in --minutes.
+    Calibration traces and real runs take turns, so that both see the same state of the machine. The demo replaces an
+    earlier demo in the same directory.
 
-    With --engine vllm the real engine is vLLM itself, in an environment of its own (`make vllm`).
+    With --engine vllm the real engine is vLLM itself, in a separate Python environment (`make vllm`).
     """
     began = perf_counter()
 
@@ -113,6 +113,8 @@ def _model() -> str:
     try:
         fetch(home())
     except UserError as error:
-        click.echo(f"{error}\nusing random weights of SmolLM2's shape instead: times are alike, text is not")
+        click.echo(
+            f"{error}\nusing random weights of SmolLM2's shape instead; times are the same, but the text is meaningless"
+        )
         return "random:smollm2"
     return "smollm2"

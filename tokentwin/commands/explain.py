@@ -26,22 +26,22 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
     "--rows",
     default=64,
     type=_COUNT,
-    help="Number of requests that decode; with speculative decoding each also has a draft.",
+    help="Number of requests that decode; with speculative decoding each request also has draft tokens.",
 )
-@click.option("--context", default=1024, type=_COUNT, help="Tokens before each decoded one.")
+@click.option("--context", default=1024, type=_COUNT, help="Tokens of context before each decoded token.")
 @click.option("--prompts", default=0, type=_COUNT, help="Number of prompt chunks.")
-@click.option("--chunk", default=512, type=click.IntRange(2, 10_000_000), help="Tokens of a chunk.")
+@click.option("--chunk", default=512, type=click.IntRange(2, 10_000_000), help="Tokens of each prompt chunk.")
 @click.option("--past", default=0, type=_COUNT, help="Tokens of the same prompt that were computed before each chunk.")
 @click.option(
     "--calibration",
     "-c",
     type=click.Path(),
-    help="Directory that `tokentwin calibrate` wrote. Of our own engine only its launches are used.",
+    help="Directory that `tokentwin calibrate` wrote. Of a calibration of our own engine, only launch times are used.",
 )
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def explain(gpu: str, calibration: str | None, style: str, deployment_file: str | None, **given: Any) -> None:
-    """Show every operation of a step with its roofline, the parts of the predicted time, and its tokens as tensors.
+    """Show every operation of a step with its roofline, the parts of the predicted time, and the tensors of its tokens.
 
     --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
     """
@@ -95,7 +95,7 @@ def _print_life(life: list[Stage]) -> None:
         for stage in life
     )
     headings = ("stage", "shape", "type", "times", "MB")
-    print_table(headings, rows, "the life of its tokens, on one device", right=("times", "MB"))
+    print_table(headings, rows, "tensors that the tokens pass through, on one device", right=("times", "MB"))
 
 
 def _as_dict(explanation: Explanation) -> dict[str, Any]:
@@ -126,17 +126,21 @@ def _print(explanation: Explanation, title: str) -> None:
     headings = ("operation", *numbers[:-1], "bound by", "±")
     print_table(headings, operations, title, right=numbers)
     if any(o.level is TrustLevel.EXTRAPOLATED for o in explanation.operations):
-        print("* beyond measured shapes")
+        print("* outside the measured shapes")
     _print_parts(explanation)
     if explanation.stages:
         of_stages = ("stage", "layers", "µs")
         print_table(of_stages, _stages(explanation), "on each pipeline stage", right=of_stages)
-    hidden = "once a way through the pipeline" if explanation.stages else "which async scheduling hides"
-    print(f"and {_us(explanation.host_ns)} µs on the CPU before it, {hidden}")
+    hidden = (
+        "once for each pass through the pipeline"
+        if explanation.stages
+        else "which async scheduling hides behind the step before"
+    )
+    print(f"before the step, {_us(explanation.host_ns)} µs on the CPU, {hidden}")
     if explanation.launches:
         launch_us, source = _us(explanation.launch_ns), explanation.launch_source
-        print(f"{explanation.launches} kernels launched in {launch_us} µs each ({source})")
-    print(f"{explanation.level.word}: because of {explanation.why}")
+        print(f"{explanation.launches} kernel launches of {launch_us} µs each ({source})")
+    print(f"trust in the predicted time: {explanation.level.word}, because of {explanation.why}")
 
 
 def _print_parts(explanation: Explanation) -> None:
@@ -154,7 +158,9 @@ def _print_parts(explanation: Explanation) -> None:
     ]
     parts.append(("step", _us(sum(kernels_ns.values())), _us(explanation.step_ns), ""))
     headings = ("part", "kernels alone µs", "in the step µs", "share")
-    print_table(headings, parts, "the same kernels in an engine's step, as measured steps teach it", right=headings[1:])
+    print_table(
+        headings, parts, "the same kernels in an engine's step, corrected by measured steps", right=headings[1:]
+    )
 
 
 def _us(ns: float | None) -> str:

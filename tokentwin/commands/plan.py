@@ -33,13 +33,13 @@ options = options_of(PlanRequest)
 def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
     """Find the cheapest fleet that meets every SLO on TRAFFIC.
 
-    TRAFFIC is a trace, a recording, or a YAML specification as `tokentwin trace synth` takes it. All fleets get the
-    same arrivals.
+    TRAFFIC is a trace, a recording, or a YAML specification for `tokentwin trace synth`. All fleets get the same
+    arrivals.
 
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
-    replicas. `tokentwin export` makes a report of a saved answer.
+    replicas. `tokentwin export` writes a saved answer as a report.
 
-    A first answer, a range from quick estimates, appears on standard error within seconds.
+    Within seconds a first answer appears on standard error. It is a range of fleet sizes from quick estimates.
 
     The exit status is 4 if no fleet meets the SLOs.
     """

@@ -19,17 +19,18 @@ def policy() -> None:
 
 @policy.command()
 @click.argument("name")
-@click.option("--limit-s", type=click.FloatRange(1), default=60.0, help="Most seconds that the whole check takes.")
+@click.option("--limit-s", type=click.FloatRange(1), default=60.0, help="Time limit of the whole check, in seconds.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def check(name: str, limit_s: float, style: str) -> None:
     """Run a policy through scripted workloads, and report which rules of the contract it keeps.
 
     NAME is a built-in policy, path/to/file.py:Class or package.module:Class. The workloads have little KV memory,
-    shared prefixes, bursts, priorities, aborts and long prompts. Each runs in the plain and in the overlapped loop.
+    shared prefixes, bursts, priorities, aborts and long prompts. Each workload runs in the plain loop and in the
+    overlapped loop.
 
     Exit status: 0 if the policy keeps the contract, 1 if it does not, 2 if there is no such policy. The report also
-    says whether requests can starve and whether a steady decode step costs O(1); neither changes the exit status
-    (docs/policies.md).
+    says whether requests can starve, and whether planning a steady decode step takes constant time. Neither changes the
+    exit status (docs/policies.md).
     """
     from sim.policy_check import check_policy
 
@@ -53,5 +54,7 @@ def _print(result: PolicyCheck) -> None:
         for loop, what in finding.broken.items():
             if what:
                 click.echo(f"{finding.rule}, {loop} loop: {what}")
-    click.echo(f"{'starvation':14}{result.starves or 'nobody is passed by nearly all that come later'}")
-    click.echo(f"{'steady decode':14}{result.grows or 'O(1): a step costs the same at a batch of 8 and of 128'}")
+    click.echo(f"{'starvation':14}{result.starves or 'no request is overtaken by nearly all later requests'}")
+    click.echo(
+        f"{'steady decode':14}{result.grows or 'O(1): planning a step takes equally long with batches of 8 and 128'}"
+    )

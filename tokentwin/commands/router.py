@@ -17,18 +17,20 @@ def router() -> None:
 
 @router.command()
 @click.argument("name")
-@click.option("--setting", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the router. Repeatable.")
-@click.option("--limit-s", type=click.FloatRange(1), default=60.0, help="Most seconds that the whole check takes.")
+@click.option(
+    "--setting", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of the router; can be repeated."
+)
+@click.option("--limit-s", type=click.FloatRange(1), default=60.0, help="Time limit of the whole check, in seconds.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def check(name: str, settings: tuple[str, ...], limit_s: float, style: str) -> None:
     """Run a router through scripted workloads, and report which rules it keeps.
 
-    NAME is a built-in router, path/to/file.py:Class or package.module:Class. The fleets have one replica, four that are
-    alike, queues at their limit, pools of their own for SLO classes, replicas that come and go, and prefill and decode
-    apart. Each runs twice.
+    NAME is a built-in router, path/to/file.py:Class or package.module:Class. The fleets have
+    one replica, four equal replicas, full queues, one pool for each SLO class, replicas that come and go, or separate
+    prefill and decode pools. Each fleet runs twice.
 
     Exit status: 0 if the router keeps the rules, 1 if it does not, 2 if there is no such router. The report also says
-    how evenly requests are spread and whether a choice costs more in a large fleet; neither changes the exit status
+    how evenly requests are spread, and whether a choice takes longer in a large fleet. Neither changes the exit status
     (docs/fleet.md).
     """
     from sim.router_check import RULES, check_router
@@ -43,7 +45,7 @@ def check(name: str, settings: tuple[str, ...], limit_s: float, style: str) -> N
             if what:
                 click.echo(f"{rule}: {what}")
         click.echo(f"{'spread':14}{result.spread}")
-        click.echo(f"{'large fleets':14}{result.grows or 'a choice costs the same among 8 replicas and 128'}")
+        click.echo(f"{'large fleets':14}{result.grows or 'a choice takes equally long among 8 and among 128 replicas'}")
     if not result.holds:
         raise SystemExit(1)
 

@@ -46,7 +46,7 @@ class AnswerOutput(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """True if the whole answer is needed, not only the part in a table."""
+        """True if the complete answer is needed, not only the part that tables show."""
         return self.style == "json" or self.save is not None
 
     def finish(self, answer: Document) -> None:
@@ -72,7 +72,7 @@ def answering(command: Callable[..., None]) -> Callable[..., None]:
     A file that cannot be saved is refused at once.
     """
 
-    @click.option("--save", type=click.Path(path_type=Path), help="Save the whole answer to this JSON file.")
+    @click.option("--save", type=click.Path(path_type=Path), help="Save the complete answer to this JSON file.")
     @click.option("--force", is_flag=True, help="Replace files that exist.")
     @click.option("--format", "style", type=click.Choice(["table", "markdown", "json"]), default="table")
     @wraps(command)

@@ -28,13 +28,13 @@ SECTIONS = {
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, rest="The engine, or the twin's engines")
 @options()
-@click.option("--out", "-o", type=click.Path(), help="Directory for a recording of everything that is served.")
+@click.option("--out", "-o", type=click.Path(), help="Directory to write a recording of all served requests to.")
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @deployment_options
 def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool, **flags: Any) -> None:
-    """Answer OpenAI's API with the real engine, or with --twin by a simulated fleet.
+    """Serve OpenAI's API with the real engine or, with --twin, with a simulated fleet.
 
-    The twin sends each token when the real fleet would send it. The words of its answers mean nothing.
+    The twin sends each token when the real fleet would send it. The text of its answers is meaningless.
 
     \b
       tokentwin serve

@@ -25,11 +25,15 @@ options = options_of(TraceWorkload, Scenario, Timing)
 @click.option(
     "--acceptance",
     type=click.Path(),
-    help="Recording of the real engine: as many drafts are proposed and accepted as there (speculative decoding).",
+    help="Recording of the real engine, whose proposed and accepted draft tokens are used (speculative decoding).",
 )
-@click.option("--front-door", type=click.Path(), help="Also simulate an API server and clients, as this file says.")
-@click.option("--summary-only", is_flag=True, help="Do not keep steps and token times; this is much faster.")
-@click.option("--band/--no-band", default=True, help="Also simulate both ends of the 90 % interval of step times.")
+@click.option(
+    "--front-door", type=click.Path(), help="Also simulate the API server and its clients, with the times in this file."
+)
+@click.option("--summary-only", is_flag=True, help="Do not record steps and token times; this is much faster.")
+@click.option(
+    "--band/--no-band", default=True, help="Also simulate with step times at both ends of their 90 % interval."
+)
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
@@ -50,8 +54,8 @@ def simulate(
     TRACE is a trace in any format, a recording, or a YAML specification for `trace synth`.
 
     Without --deployment this simulates the calibrated deployment, or Llama-3.1-8B if there is none. Flags change
-    single settings of it. With --gpu the number of KV blocks follows from the GPU's memory, unless the deployment
-    states it.
+    single settings of the deployment. With --gpu the number of KV blocks follows from the GPU's memory, unless the
+    deployment states it.
     """
     from planning.costs import base_deployment, check_timed, named_prices
     from planning.deployments import read_deployment, refuse_engine_flags
@@ -77,7 +81,9 @@ def simulate(
         refuse_engine_flags(given)
     for name in named_prices(prices):
         if name not in scenario.devices:
-            raise UserError("price", name, f"is not simulated here; give prices for {', '.join(scenario.devices)}")
+            raise UserError(
+                "price", name, f"is not in the simulated fleet; give prices for {', '.join(scenario.devices)}"
+            )
     if front_door is not None:
         scenario = replace(scenario, front_door=FrontDoor.load(front_door))
     done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)

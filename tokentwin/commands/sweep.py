@@ -13,7 +13,7 @@ _LINES = 6  # largest number of lines about defaults
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Directory to write the dataset to.")
-@click.option("--resume", is_flag=True, help="Continue the sweep in --out: make only the runs that are missing.")
+@click.option("--resume", is_flag=True, help="Continue the sweep in --out: simulate only the missing runs.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: also repeat the runs that failed.")
 @click.option("--executor", type=click.Choice(["process", "ray"]), default="process")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Number of runs at once; by default one for each CPU.")
@@ -41,11 +41,13 @@ def sweep(
     for line in prepared.defaults[:_LINES]:
         click.echo(line)
     if len(prepared.defaults) > _LINES:
-        click.echo(f"... and {len(prepared.defaults) - _LINES} more; the column config has the settings of every run")
+        click.echo(
+            f"... and {len(prepared.defaults) - _LINES} more lines; the column config has the settings of every run"
+        )
     with telling() as tell:
         made_by = find_executor(executor, jobs, prepared.settings.run_limit_s)
         done = prepared.run(out, made_by, resume=resume, retry_failed=retry_failed, tell=tell)
-    click.echo(f"{done.made} runs made, {done.kept} kept, {done.failed} failed; {out / 'runs'}")
+    click.echo(f"{done.made} runs made, {done.kept} kept, {done.failed} failed; the dataset is {out / 'runs'}")
     if done.failed:
-        click.echo(f"{done.failed} failed, the first: {done.first_error}", err=True)
+        click.echo(f"{done.failed} runs failed; the first error: {done.first_error}", err=True)
         sys.exit(1)

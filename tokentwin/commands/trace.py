@@ -28,15 +28,17 @@ _TO = click.option(
     help="Format to write; by default it follows from the name of OUT.",
 )
 _FORCE = click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-_SPREAD = click.option("--spread-ticks", is_flag=True, help="Spread arrivals with equal timestamps evenly.")
+_SPREAD = click.option(
+    "--spread-ticks", is_flag=True, help="Spread arrivals with equal timestamps evenly until the next timestamp."
+)
 
 
 @click.group()
 def trace() -> None:
     """Inspect, convert or generate a trace of requests.
 
-    The format of a trace is found from its content: Azure CSV, Mooncake JSON lines, tokentwin's Parquet, simple CSV
-    or simple JSON lines. Text may be gzipped. A recording counts as the trace that it was made from.
+    The content of a file shows its format: Azure CSV, Mooncake JSON lines, tokentwin's Parquet, simple CSV or simple
+    JSON lines. Text may be gzipped. A recording counts as the trace that it was made from.
     """
 
 
@@ -61,7 +63,7 @@ def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> No
 def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bool) -> None:
     """Write TRACE to OUT as Parquet (exact) or Mooncake JSON lines (512-token blocks).
 
-    Mooncake keeps milliseconds, lengths, and prefixes that are shared in whole blocks. It cannot store ids,
+    Mooncake stores arrival times in milliseconds, lengths, and shared prefixes of complete blocks. It cannot store ids,
     priorities, tenants, SLO classes or a closed loop.
     """
     from traces.formats.trace_file import write_workload
@@ -88,11 +90,17 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
     help="Length of the user's part of a prompt: 512 | uniform:low=1,high=99 | "
     "lognormal:mean=950,p99=7000,max=8000 | exponential:mean=200 | empirical:path=trace.csv",
 )
-@click.option("--output", metavar="L", help="Length of the output, given like --prompt.")
+@click.option("--output", metavar="L", help="Length of the output, in the forms of --prompt.")
 @click.option("--system-prompts", metavar="P", help="For example count=10,tokens=400,choice=zipf,exponent=1,share=0.9")
 @click.option("--sessions", metavar="S", help="For example turns=4,think_ms=20000,max_prompt_tokens=8000")
-@click.option("--structured", metavar="P", help="Share of requests whose answers keep to a grammar, as 0.3.")
-@click.option("--grammar-compile-ms", metavar="MS", help="How long each of those waits for its grammar.")
+@click.option(
+    "--structured",
+    metavar="P",
+    help="Share of requests with structured output (answers that follow a grammar), such as 0.3.",
+)
+@click.option(
+    "--grammar-compile-ms", metavar="MS", help="Time that each structured request waits until its grammar is compiled."
+)
 @_TO
 @_FORCE
 @_FORMAT
@@ -202,4 +210,4 @@ def _print(summary: WorkloadSummary, format_: str) -> None:
     print_table(("tokens", *columns), lengths, "lengths", right=columns)
     if summary.tied_share is not None and summary.tied_share > 0.5 and not summary.concurrency:
         tied = shown_share(summary.tied_share)
-        print(f"{tied} of the gaps are zero: if the timestamps are quantised, --spread-ticks undoes it.")
+        print(f"{tied} of the gaps between arrivals are zero. If timestamps were rounded, use --spread-ticks.")

@@ -34,10 +34,10 @@ class _Rungs(click.Group):
 def validate() -> None:
     """Compare the simulator with real runs.
 
-    `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`: rungs 1 to 3 of the validation, on
-    recordings of our own engine. `validate external` is rung 4, on published measurements of other engines or of your
-    own server. `validate front-door` is rung 6, on what clients of `tokentwin serve` saw. `validate decisions` is
-    rung 7, on choices among measured configurations.
+    `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`. It runs rungs 1 to 3 of the validation,
+    on recordings of our own engine. `validate external` is rung 4, on published measurements of other engines or of
+    your own server. `validate front-door` is rung 6, on latencies that clients of `tokentwin serve` saw. `validate
+    decisions` is rung 7, on choices among measured configurations.
     """
 
 
@@ -53,11 +53,11 @@ validate.add_command(decisions)
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--force", is_flag=True, help="Replace existing recordings in --out.")
 def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None:
-    """Compare the simulator with REAL recordings of one workload (repeats give the noise floor).
+    """Compare the simulator with REAL recordings of one workload. Repeated recordings give the noise floor.
 
     Rung 1 replays every decision of the real run; the exit status is 1 if any differs. Rung 2 compares step times.
-    Rung 3 compares TTFT, TPOT, E2E and throughput of the whole run. This writes report.json, step_residuals.parquet
-    and the simulated run.
+    Rung 3 compares TTFT, TPOT, E2E and throughput of the complete run. The command writes report.json,
+    step_residuals.parquet and the simulated run.
     """
     from planning.measure import validator
 
@@ -67,6 +67,7 @@ def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None
         raise SystemExit(DECISIONS_DIFFER)
     if max_error is not None and report.worst_error_pct() > max_error:
         click.echo(
-            f"largest run error {shown_percent(report.worst_error_pct())} exceeds --max-error {max_error:g} %", err=True
+            f"the largest run error, {shown_percent(report.worst_error_pct())}, exceeds --max-error {max_error:g} %",
+            err=True,
         )
         raise SystemExit(ERROR_TOO_LARGE)

@@ -20,13 +20,13 @@ from tokentwin.tables import print_table
 def decisions(
     data: str, cases: str | None, names: tuple[str, ...], style: str, page: str | None, out: str | None
 ) -> None:
-    """Choose among measured configurations by blind predictions, and say what the choices were worth.
+    """Choose among measured configurations by predictions that do not use their measurements, and score the choices.
 
-    Each question has bounds on the mean TTFT and TPOT. The answer is the configuration that is predicted to give most
-    output tokens per second of a GPU within them. Its utility is its measured throughput over the best that keeps the
-    bounds, and 0 if it breaks one.
+    Each question has bounds on the mean TTFT and TPOT. The twin chooses the configuration with the highest predicted
+    throughput (output tokens per second and GPU) within the bounds. The utility of a choice is its measured throughput
+    divided by the best measured throughput within the bounds. It is 0 if the choice breaks a bound.
 
-    The rows are those of AIConfigurator's tables that a case file describes.
+    The configurations are rows of AIConfigurator's tables, which a case file describes.
     """
     from planning.checkout import need_lab
 
@@ -49,7 +49,9 @@ def decisions(
     try:
         result = decided(asked)
     except ValueError:
-        remedy = "has no group of four measured configurations or more between which bounds decide"
+        remedy = (
+            "has no group of at least four measured configurations between which bounds can decide; choose other cases"
+        )
         raise UserError("data", data, remedy) from None
     if page:
         write_text("write", Path(page), markdown(result, left_out))

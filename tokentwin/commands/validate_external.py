@@ -32,21 +32,31 @@ TARGET_MISSED = 3
     "recordings",
     multiple=True,
     type=click.Path(),
-    help="Recording of `tokentwin bench --url`, instead of case files; can be repeated, and repeats give the floor.",
+    help="Recording of `tokentwin bench --url`, instead of case files; can be repeated to get the noise floor.",
 )
-@click.option("--deployment", "-d", "deployment_file", type=click.Path(), help="What that server runs, in YAML.")
-@click.option("--gpu", help="GPU that the server of --recording runs on.")
 @click.option(
-    "--replicas", type=click.IntRange(1, 1000), help="Engines of that server, behind one router. [default: 1]"
+    "--deployment",
+    "-d",
+    "deployment_file",
+    type=click.Path(),
+    help="With --recording: deployment of the server, in YAML.",
 )
-@click.option("--router", help="How the server spreads requests over them. [default: round-robin]")
-@click.option("--max-error", type=Finite(min=0), help="With --recording: percent that a mean or a rate may be off.")
+@click.option("--gpu", help="With --recording: GPU that the server runs on.")
+@click.option(
+    "--replicas", type=click.IntRange(1, 1000), help="With --recording: engines behind the router. [default: 1]"
+)
+@click.option("--router", help="With --recording: router of the server. [default: round-robin]")
+@click.option(
+    "--max-error",
+    type=Finite(min=0),
+    help="With --recording: largest error of a mean or a rate that meets the target, in percent.",
+)
 @click.option(
     "--leave-out",
     "levels",
     multiple=True,
     type=click.Choice(["gpu", "engine", "model", "source"]),
-    help="Instead, predict every measured run from those of other GPUs, engines, models or sources; can be repeated.",
+    help="Predict every measured run from runs of other GPUs, engines, models or sources only; can be repeated.",
 )
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
@@ -64,20 +74,20 @@ def external(
 ) -> None:
     """Simulate measured runs of other engines with their own settings, and compare the figures.
 
-    A case file names the engine's settings, its files in --data, and how close the prediction should be.
+    A case file states the engine's settings, its files in --data, and how close the prediction should be.
 
-    With --recording this compares your own server with its twin, in two commands:
+    With --recording you compare your own server with its twin, in two commands:
 
     \b
       tokentwin bench trace.csv --url http://localhost:8000 -o measured
       tokentwin validate external --recording measured -d deployment.yaml --gpu H100
 
-    What a client measures includes HTTP and tokenising. `tokentwin validate front-door` simulates them, too.
+    Latencies that a client measures include HTTP and tokenising. `tokentwin validate front-door` also simulates these.
 
     With --leave-out each GPU, engine, model or source is predicted from the cases of the others alone, and the report
-    says how far off it is. Runs that cannot be simulated are counted by reason.
+    states the errors. Runs that cannot be simulated are counted by reason.
 
-    A case whose file or setting is wrong is named in one line, and the others are scored.
+    If a case file is wrong, the command prints one line about it and scores the other cases.
 
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """
@@ -272,7 +282,7 @@ def print_results(results: list[CaseResult]) -> None:
         print_table(tuple(compress(header, filled)), shown, result.case.title)
         print(f"{result.trust.level}: {result.trust.reason}")
     if len(results) > 1:
-        print_table(LEVEL_HEADER, level_rows(results), "by how far predictions are said to be trusted")
+        print_table(LEVEL_HEADER, level_rows(results), "errors by the stated trust in predictions")
     targets = [target_row((result, verdict)) for result in results for verdict in result.verdicts]
     if targets:
         print_table(TARGET_HEADER, ([cell.replace("**", "") for cell in cells] for cells in targets), "targets")

@@ -15,13 +15,13 @@ TARGET_MISSED = 3
 
 @click.command("front-door")
 @click.argument("clients", nargs=-1, required=True, type=click.Path())
-@click.option("--front-door", required=True, type=click.Path(), help="What `calibrate --from-served` wrote.")
+@click.option("--front-door", required=True, type=click.Path(), help="File that `calibrate --from-served` wrote.")
 @click.option(
     "--served",
     "servers",
     multiple=True,
     type=click.Path(),
-    help="What `serve -o` recorded of the real engine, one for each of CLIENTS: compare in the same weather, too.",
+    help="Recording of `serve -o`, one for each of CLIENTS: also simulate with the machine's slowdown in that run.",
 )
 @click.option("--calibration", "-c", type=click.Path(), help="Directory that `tokentwin calibrate` wrote.")
 @click.option("--gpu", help="GPU whose kernel tables time the steps.")
@@ -45,9 +45,9 @@ def front_door(
     deployment_file: str | None,
     **flags: Any,
 ) -> None:
-    """Compare what CLIENTS of a server saw with a simulation of the same arrivals (rung 6).
+    """Compare latencies that clients of a server saw with a simulation of the same arrivals (rung 6).
 
-    CLIENTS are recordings of `tokentwin bench --url`; repeats of one run give the noise floor.
+    CLIENTS are recordings of `tokentwin bench --url`. Repeats of one run give the noise floor.
     """
     from planning.costs import base_deployment, check_timed
     from planning.deployments import read_deployment
@@ -69,6 +69,6 @@ def front_door(
     if style == "json":
         click.echo(json.dumps(results))
     else:
-        print_report([clients_table(rows, "rung 6: what clients saw")])
+        print_report([clients_table(rows, "rung 6: latencies that clients saw")])
     if max_error is not None and max(abs(row.error_pct) for row in rows) > max_error:
         raise SystemExit(TARGET_MISSED)

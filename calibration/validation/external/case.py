@@ -69,20 +69,29 @@ class Case(Settings):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     title: str
-    source: str = Field(description="who measured and published it, with its licence")
-    engine: str = Field(description="the engine, with its version if that is known")
+    source: str = Field(description="publisher of the measurement, with its licence")
+    engine: str = Field(description="name of the engine, with its version if known")
     gpu: str = Field(description="name in the catalogue of GPUs")
-    client: str = Field("", description="what sent the requests and measured, if a client did; as the measurement says")
-    deployment: dict[str, Any] = Field(description="a deployment; without scheduler.num_blocks it is estimated")
-    replicas: int = Field(1, ge=1, le=1000, description="engines behind one router, all of this deployment")
-    router: str = Field("round-robin", description="how requests are spread over them")
-    measured: dict[str, Any] = Field(description="`format` and what that format needs")
-    shown: tuple[str, ...] = Field(description="figures reported, in order")
+    client: str = Field(
+        "",
+        description="name of the client that sent the requests and measured, as the publisher states it; empty: no client",
+    )
+    deployment: dict[str, Any] = Field(
+        description="the deployment; the number of KV blocks is estimated if it is not given"
+    )
+    replicas: int = Field(1, ge=1, le=1000, description="number of engines with this deployment, behind one router")
+    router: str = Field("round-robin", description="name of the router")
+    measured: dict[str, Any] = Field(description="`format`, and the fields that the format needs")
+    shown: tuple[str, ...] = Field(description="figures in the report, in order")
     targets: tuple[Target, ...] = ()
     anchor: Anchor | None = None
     notes: str = ""
-    only_named: bool = Field(False, description="so long to simulate that they are scored if named")
-    only_left_out: bool = Field(False, description="so many runs that they are scored if named, or with --leave-out")
+    only_named: bool = Field(
+        False, description="score the case only if --case names it, because it takes long to simulate"
+    )
+    only_left_out: bool = Field(
+        False, description="score the case only with --case or --leave-out, because it has many runs"
+    )
 
     @property
     def is_of_steps(self) -> bool:
