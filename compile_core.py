@@ -41,6 +41,7 @@ MODULES = (
     "sim/replica.py",
     "sim/run_log.py",
     "sim/step_log.py",
+    "sim/step_times.py",
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from serving.decode_run import DecodeRun
+from sim.step_times import StepTimes
 
 
 class Leap:
@@ -49,29 +50,42 @@ class Leap:
             self._ends_ns.append(end)
             now = max(now + cpu_ns, end)
 
-    def end_pieces(self, steps: int) -> list[int]:
-        """Return when the first `steps` steps end, in the form that `sim.step_rows.listed` takes."""
-        return self._pieces(self._ends_ns, steps)
+    def add_plans(self, times: StepTimes, steps: int) -> None:
+        """Add to `times` when each of the first `steps` steps is planned."""
+        times.add(self.began_ns)
+        self._add_turns(times, 0, steps - 1)
 
-    def turn_pieces(self, steps: int) -> list[int]:
-        """Return when the first step is planned, and the turns of `steps` steps, in the same form."""
-        planned = [self.began_ns, 0, 0, 1]
-        if self._run is None:
-            return planned + self._pieces(self._turns_ns, steps)
+    def add_starts(self, times: StepTimes, steps: int) -> None:
+        """Add to `times` when each of the first `steps` steps starts."""
         if self.overlaps:
-            planned += (self._origin_ns, 0, 0, 1)
+            self._add_turns(times, 0, steps)
+        elif self._run is None:
+            plans_ns = [self.began_ns, *self._turns_ns[: steps - 1]]
+            times.add_all([ns + self.cpu_ns for ns in plans_ns])
+        else:
+            times.add(self._origin_ns + self.cpu_ns)
+            times.add_run(self._run, self._origin_ns + self.cpu_ns, steps - 1)
+
+    def add_ends(self, times: StepTimes, steps: int) -> None:
+        """Add to `times` when each of the first `steps` steps ends."""
+        if self._run is None:
+            times.add_all(self._ends_ns[:steps])
+        else:
+            times.add_run(self._run, self._origin_ns, steps)
+
+    def add_commits(self, times: StepTimes, steps: int) -> None:
+        """Add to `times` when each of the first `steps` steps is taken in: with a step in flight, a turn later."""
+        self._add_turns(times, 1 if self.overlaps else 0, steps)
+
+    def _add_turns(self, times: StepTimes, first: int, steps: int) -> None:
+        """Add to `times` the turns of `steps` steps from step `first` on, which is 0 or 1."""
+        if self._run is None:
+            times.add_all(self._turns_ns[first : first + steps])
+            return
+        if self.overlaps and not first and steps:
+            times.add(self._origin_ns)
             steps -= 1
-        return planned + self._run.pieces(self._origin_ns, steps)
-
-    def _pieces(self, times_ns: list[int], steps: int) -> list[int]:
-        if self._run is not None:
-            return self._run.pieces(self._origin_ns, steps)
-        return [part for ns in times_ns[:steps] for part in (ns, 0, 0, 1)]
-
-    @property
-    def listed(self) -> bool:
-        """True if the turns do not follow from the ends."""
-        return self.overlaps and self._run is None
+        times.add_run(self._run, self._origin_ns, steps)
 
     def ended(self, now_ns: int) -> int:
         """Return how many steps have been taken in by `now_ns`."""
