@@ -41,7 +41,6 @@ MODULES = (
     "sim/replica.py",
     "sim/run_log.py",
     "sim/step_log.py",
-    "sim/step_times.py",
 )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from serving.decode_run import DecodeRun
-from sim.step_times import StepTimes
 
 
 class Leap:
@@ -50,42 +49,20 @@ class Leap:
             self._ends_ns.append(end)
             now = max(now + cpu_ns, end)
 
-    def add_plans(self, times: StepTimes, steps: int) -> None:
-        """Add to `times` when each of the first `steps` steps is planned."""
-        times.add(self.began_ns)
-        self._add_turns(times, 0, steps - 1)
-
-    def add_starts(self, times: StepTimes, steps: int) -> None:
-        """Add to `times` when each of the first `steps` steps starts."""
-        if self.overlaps:
-            self._add_turns(times, 0, steps)
-        elif self._run is None:
-            plans_ns = [self.began_ns, *self._turns_ns[: steps - 1]]
-            times.add_all([ns + self.cpu_ns for ns in plans_ns])
-        else:
-            times.add(self._origin_ns + self.cpu_ns)
-            times.add_run(self._run, self._origin_ns + self.cpu_ns, steps - 1)
-
-    def add_ends(self, times: StepTimes, steps: int) -> None:
-        """Add to `times` when each of the first `steps` steps ends."""
+    def turns_ns(self, steps: int) -> list[int]:
+        """Return the turn of each of the first `steps` steps."""
         if self._run is None:
-            times.add_all(self._ends_ns[:steps])
-        else:
-            times.add_run(self._run, self._origin_ns, steps)
+            return self._turns_ns[:steps]
+        ends_ns = self.ends_ns(steps)
+        return [self._origin_ns, *ends_ns[:-1]] if self.overlaps else ends_ns
 
-    def add_commits(self, times: StepTimes, steps: int) -> None:
-        """Add to `times` when each of the first `steps` steps is taken in: with a step in flight, a turn later."""
-        self._add_turns(times, 1 if self.overlaps else 0, steps)
-
-    def _add_turns(self, times: StepTimes, first: int, steps: int) -> None:
-        """Add to `times` the turns of `steps` steps from step `first` on, which is 0 or 1."""
+    def ends_ns(self, steps: int) -> list[int]:
+        """Return when each of the first `steps` steps ends."""
         if self._run is None:
-            times.add_all(self._turns_ns[first : first + steps])
-            return
-        if self.overlaps and not first and steps:
-            times.add(self._origin_ns)
-            steps -= 1
-        times.add_run(self._run, self._origin_ns, steps)
+            return self._ends_ns[:steps]
+        ends_ns = list(accumulate(self._run.durations_ns(steps), initial=self._origin_ns))
+        del ends_ns[0]
+        return ends_ns
 
     def ended(self, now_ns: int) -> int:
         """Return how many steps have been taken in by `now_ns`."""

@@ -6,6 +6,7 @@ streams them to disk, a `TableSink` keeps them as Arrow tables.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.leap import Leap
 from sim.step_log import StepLog
-from sim.step_times import StepTimes
 from sim.token_times import Sampled, TokenTimes
 from traces.schema import REQUESTS, arrow_schema
 
@@ -195,7 +195,7 @@ class RunLog:
     def started(self, replica: int, settings: SchedulerConfig) -> None:
         self._demand[replica] = partial(most_held, settings)
         self._waiting_blocks[replica] = 0
-        self._token_times.ends[replica] = StepTimes()
+        self._token_times.ends_ns[replica] = array("q")
         self._samples[replica] = deque()
 
     def tiered(self, replica: int) -> None:
@@ -233,7 +233,7 @@ class RunLog:
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
         if self.keeps_tokens:
-            self._token_times.ends[replica].add(end_ns)
+            self._token_times.ends_ns[replica].append(end_ns)
         if self.keeps_steps:
             blocks = self._waiting_blocks[replica]
             self.step_log.planned(replica, scheduler, plan, plan_ns, start_ns, end_ns, blocks, stages_ns)
@@ -260,7 +260,7 @@ class RunLog:
         if self.keeps_steps:
             self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica])
         if self.keeps_tokens:
-            leap.add_ends(self._token_times.ends[replica], steps)
+            self._token_times.ends_ns[replica].fromlist(leap.ends_ns(steps))
 
     # Requests
 

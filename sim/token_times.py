@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from serving.request import Request
-from sim.step_times import StepTimes
 
 
 class Sampled(NamedTuple):
@@ -26,19 +25,15 @@ class TokenTimes:
     """The ends of all steps, eight bytes each.
 
     Attributes:
-        ends: by replica, when its next steps end
+        ends_ns: by replica
     """
 
     def __init__(self) -> None:
-        self.ends: dict[int, StepTimes] = {}
-        self._earlier_ends: dict[int, array[int]] = {}
+        self.ends_ns: dict[int, array[int]] = {}
 
     def lists(self, samples: Iterable[Sampled | None]) -> pa.ListArray:
         """Return nanoseconds for each request, null for None."""
-        for replica, ends in self.ends.items():
-            self._earlier_ends.setdefault(replica, array("q")).frombytes(ends.array().tobytes())
-            ends.clear()
-        ends_ns = {replica: np.frombuffer(times, np.int64) for replica, times in self._earlier_ends.items()}
+        ends_ns = {replica: np.frombuffer(ends, np.int64) for replica, ends in self.ends_ns.items()}
         parts, offsets, nothing = [np.zeros(0, np.int64)], [0], []
         for sample in samples:
             nothing.append(sample is None)
