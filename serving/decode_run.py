@@ -27,11 +27,15 @@ class DecodeRun:
         self.steps: int = steps if then is None else steps + then.steps
 
     def __iter__(self) -> Iterator[int]:
+        return iter(self.durations_ns(self.steps))
+
+    def durations_ns(self, steps: int) -> list[int]:
+        """Return the nanoseconds of each of the first `steps` steps."""
         first, growth = self._first_ps, self._growth_ps
-        durations = [(first + growth * step) // 1000 for step in range(self._here)]
-        if self.then is not None:
-            durations += self.then
-        return iter(durations)
+        durations = [(first + growth * step) // 1000 for step in range(min(steps, self._here))]
+        if self.then is not None and steps > self._here:
+            durations += self.then.durations_ns(steps - self._here)
+        return durations
 
     def shortest_ns(self) -> int:
         first = self._first_ps // 1000
@@ -41,18 +45,6 @@ class DecodeRun:
         """Return the same steps, each `ns` longer."""
         then = None if self.then is None else self.then.longer(ns)
         return DecodeRun(self._first_ps + 1000 * ns, self._growth_ps, self._here, then)
-
-    def pieces(self, base_ns: int, steps: int) -> list[int]:
-        """Return the first `steps` steps, begun at `base_ns`, in the form that `sim.step_rows.listed` takes."""
-        found: list[int] = []
-        run: DecodeRun | None = self
-        while run is not None and steps > 0:
-            count = min(run._here, steps)
-            found += (base_ns, run._first_ps, run._growth_ps, count)
-            base_ns += run._here_ns
-            steps -= count
-            run = run.then
-        return found
 
     def until(self, steps: int) -> int:
         """Return the nanoseconds of the first `steps` steps."""

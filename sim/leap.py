@@ -49,29 +49,20 @@ class Leap:
             self._ends_ns.append(end)
             now = max(now + cpu_ns, end)
 
-    def end_pieces(self, steps: int) -> list[int]:
-        """Return when the first `steps` steps end, in the form that `sim.step_rows.listed` takes."""
-        return self._pieces(self._ends_ns, steps)
-
-    def turn_pieces(self, steps: int) -> list[int]:
-        """Return when the first step is planned, and the turns of `steps` steps, in the same form."""
-        planned = [self.began_ns, 0, 0, 1]
+    def turns_ns(self, steps: int) -> list[int]:
+        """Return the turn of each of the first `steps` steps."""
         if self._run is None:
-            return planned + self._pieces(self._turns_ns, steps)
-        if self.overlaps:
-            planned += (self._origin_ns, 0, 0, 1)
-            steps -= 1
-        return planned + self._run.pieces(self._origin_ns, steps)
+            return self._turns_ns[:steps]
+        ends_ns = self.ends_ns(steps)
+        return [self._origin_ns, *ends_ns[:-1]] if self.overlaps else ends_ns
 
-    def _pieces(self, times_ns: list[int], steps: int) -> list[int]:
-        if self._run is not None:
-            return self._run.pieces(self._origin_ns, steps)
-        return [part for ns in times_ns[:steps] for part in (ns, 0, 0, 1)]
-
-    @property
-    def listed(self) -> bool:
-        """True if the turns do not follow from the ends."""
-        return self.overlaps and self._run is None
+    def ends_ns(self, steps: int) -> list[int]:
+        """Return when each of the first `steps` steps ends."""
+        if self._run is None:
+            return self._ends_ns[:steps]
+        ends_ns = list(accumulate(self._run.durations_ns(steps), initial=self._origin_ns))
+        del ends_ns[0]
+        return ends_ns
 
     def ended(self, now_ns: int) -> int:
         """Return how many steps have been taken in by `now_ns`."""

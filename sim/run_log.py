@@ -6,20 +6,21 @@ streams them to disk, a `TableSink` keeps them as Arrow tables.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_layout import most_held
-from serving.kv.contiguous_pool import longest_free
 from serving.request import Request, Status
 from serving.scheduler import Scheduler
-from serving.step_plan import StepPlan, aggregates_of
+from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.leap import Leap
 from sim.step_log import StepLog
@@ -105,7 +106,43 @@ _SERVED_ONLY = (
     "heard_ns", "steps_before_end",
 )  # fmt: skip
 _REQUEST_COLUMNS = [column.name for column in REQUESTS if column.name not in _SERVED_ONLY]
-_TOKEN_TIMES = _REQUEST_COLUMNS.index("token_times_ns")
+
+
+class RequestRow:
+    """A row of the dataset `requests`. Columns are attributes: `traces.schema` defines them."""
+
+    request_id: int
+    replica: int | None
+    tenant: str
+    slo_class: str
+    priority: int
+    status: str
+    reason: str
+    prompt_tokens: int
+    output_tokens: int
+    arrival_ns: int
+    send_ns: int
+    queued_ns: int | None
+    scheduled_ns: int | None
+    first_token_ns: int | None
+    finish_ns: int | None
+    prefix_hit_tokens: int
+    preemptions: int
+    preempted_ns: int
+    recomputed_tokens: int
+    token_times_ns: Sampled | None  # by which the times are known when the row is written
+    attempts: int
+    end_ns: int
+    session: str
+    turn: int
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    prefill_replica: int | None
+    transfer_ns: int | None
+    tier_hit_tokens: list[tuple[str, int]] | None
+    swapped_in_tokens: int | None
+    grammar_compile_ns: int | None
 
 
 class RunLog:
@@ -145,21 +182,20 @@ class RunLog:
         self._requests_at_once = max(block // _TOKENS_WIDE, 1) if tokens else block
         self._lives: dict[int, _Life] = {}
         self._token_times = TokenTimes()
-        self._token_pieces = self._token_times.pieces
         self._waiting_blocks: dict[int, int] = {}
         self._demand: dict[int, Callable[[int], int]] = {}  # blocks for so many known tokens
         self._tiered: set[int] = set()
         self.step_log = StepLog(sink.add_steps, block, tokens, self.leaps)
         self._on_tokens = on_tokens
         self._samples: dict[int, deque[list[Request]]] = {}  # requests for which steps sample, kept for `on_tokens`
-        self._request_rows: list[tuple[Any, ...]] = []
+        self._request_rows: list[RequestRow] = []
 
     # Replicas
 
     def started(self, replica: int, settings: SchedulerConfig) -> None:
         self._demand[replica] = partial(most_held, settings)
         self._waiting_blocks[replica] = 0
-        self._token_pieces[replica] = []
+        self._token_times.ends_ns[replica] = array("q")
         self._samples[replica] = deque()
 
     def tiered(self, replica: int) -> None:
@@ -197,35 +233,10 @@ class RunLog:
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
         if self.keeps_tokens:
-            self._token_pieces[replica].extend((end_ns, 0, 0, 1))
+            self._token_times.ends_ns[replica].append(end_ns)
         if self.keeps_steps:
-            ids, tokens = plan.ids_and_tokens() if self.keeps_tokens else (None, None)
-            *aggregates, drafts = aggregates_of(plan)
-            self.step_log.planned(
-                replica,
-                (
-                    replica,
-                    plan.seq,
-                    plan_ns,
-                    start_ns,
-                    end_ns,
-                    *aggregates,
-                    len(scheduler.running),
-                    len(scheduler.waiting),
-                    scheduler.pool.total - scheduler.pool.free,
-                    self._waiting_blocks[replica],
-                    len(plan.preempted),
-                    plan.lag,
-                    ids,
-                    tokens,
-                    None if ids is None else [request.id for request in plan.preempted],
-                    None if ids is None else [],
-                    drafts or None,
-                    stages_ns,
-                    plan.masked_rows or None,
-                    longest_free(scheduler.pool),
-                ),
-            )
+            blocks = self._waiting_blocks[replica]
+            self.step_log.planned(replica, scheduler, plan, plan_ns, start_ns, end_ns, blocks, stages_ns)
             if self._on_tokens is not None:
                 self._samples[replica].append([row.request for row in plan.rows() if row.samples])
 
@@ -249,7 +260,7 @@ class RunLog:
         if self.keeps_steps:
             self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica])
         if self.keeps_tokens:
-            self._token_pieces[replica].extend(leap.end_pieces(steps))
+            self._token_times.ends_ns[replica].fromlist(leap.ends_ns(steps))
 
     # Requests
 
@@ -321,52 +332,47 @@ class RunLog:
             observer(finished, request.outputs, life.arrival_ns, life.first_token_ns, now_ns)
 
     def _add_row(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
-        finished = status == _FINISHED
-        outputs = request.outputs
-        first_hit, preemptions, recomputed = request.first_hit, request.preemptions, max(request.recomputed, 0)
-        if (before := life.prefilled) is not None:
-            first_hit = before.first_hit
-            preemptions += before.preemptions
-            recomputed += max(before.recomputed, 0)
         arrived = request.arrived
-        self._request_rows.append(
-            (
-                request.id,
-                life.replica if life.replica != _NOWHERE else None,
-                arrived.tenant,
-                arrived.slo_class,
-                request.priority,
-                status,
-                reason,
-                request.prompt_len,
-                outputs,
-                life.arrival_ns,
-                life.arrival_ns,
-                life.queued_ns,
-                life.scheduled_ns,
-                life.first_token_ns,
-                now_ns if finished else None,
-                first_hit or 0,
-                preemptions,
-                life.preempted_ns,
-                recomputed,
-                Sampled(request, life.replica, life.sampled_before, life.first_token_ns)
-                if self.keeps_tokens and finished
-                else None,
-                life.attempts,
-                now_ns,
-                arrived.session,
-                arrived.turn,
-                request.drafts,
-                request.draft_tokens,
-                request.accepted_tokens,
-                life.prefill_replica,
-                life.transfer_ns,
-                life.tier_hits,
-                life.swapped_in_tokens,
-                arrived.grammar_compile_ns or None,
-            )
-        )
+        row = RequestRow()
+        row.request_id = request.id
+        row.replica = life.replica if life.replica != _NOWHERE else None
+        row.tenant = arrived.tenant
+        row.slo_class = arrived.slo_class
+        row.priority = request.priority
+        row.status = status
+        row.reason = reason
+        row.prompt_tokens = request.prompt_len
+        row.output_tokens = request.outputs
+        row.arrival_ns = row.send_ns = life.arrival_ns
+        row.queued_ns = life.queued_ns
+        row.scheduled_ns = life.scheduled_ns
+        row.first_token_ns = life.first_token_ns
+        row.finish_ns = row.token_times_ns = None
+        if status == _FINISHED:
+            row.finish_ns = now_ns
+            if self.keeps_tokens:
+                row.token_times_ns = Sampled(request, life.replica, life.sampled_before, life.first_token_ns)
+        row.prefix_hit_tokens = request.first_hit or 0
+        row.preemptions = request.preemptions
+        row.preempted_ns = life.preempted_ns
+        row.recomputed_tokens = max(request.recomputed, 0)
+        if (before := life.prefilled) is not None:
+            row.prefix_hit_tokens = before.first_hit or 0
+            row.preemptions += before.preemptions
+            row.recomputed_tokens += max(before.recomputed, 0)
+        row.attempts = life.attempts
+        row.end_ns = now_ns
+        row.session = arrived.session
+        row.turn = arrived.turn
+        row.drafts = request.drafts
+        row.draft_tokens = request.draft_tokens
+        row.accepted_tokens = request.accepted_tokens
+        row.prefill_replica = life.prefill_replica
+        row.transfer_ns = life.transfer_ns
+        row.tier_hit_tokens = life.tier_hits
+        row.swapped_in_tokens = life.swapped_in_tokens
+        row.grammar_compile_ns = arrived.grammar_compile_ns or None
+        self._request_rows.append(row)
         if len(self._request_rows) >= self._requests_at_once:
             self._flush_requests()
 
@@ -394,13 +400,13 @@ class RunLog:
         self.step_log.close()
 
     def _flush_requests(self) -> None:
-        if self._request_rows:
-            columns: list[Any] = [[] for _ in _REQUEST_COLUMNS]
-            for first in range(0, len(self._request_rows), _AT_ONCE):
-                part = zip(*self._request_rows[first : first + _AT_ONCE], strict=True)
-                for column, values in zip(columns, part, strict=True):
-                    column.extend(values)
+        rows = self._request_rows
+        if rows:
+            columns: dict[str, Any] = {name: [] for name in _REQUEST_COLUMNS}
+            for first in range(0, len(rows), _AT_ONCE):
+                for name, values in columns.items():
+                    values.extend(map(attrgetter(name), rows[first : first + _AT_ONCE]))
             if self.keeps_tokens:
-                columns[_TOKEN_TIMES] = self._token_times.of(columns[_TOKEN_TIMES])
-            self._sink.add_requests(dict(zip(_REQUEST_COLUMNS, columns, strict=True)))
-            self._request_rows.clear()
+                columns["token_times_ns"] = self._token_times.lists(columns["token_times_ns"])
+            self._sink.add_requests(columns)
+            rows.clear()

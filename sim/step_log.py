@@ -1,23 +1,94 @@
-"""The record of every step, kept until it is written in the order in which steps ended on all replicas.
+"""The log of steps: a row for each, kept until it is written in the order in which steps ended on all replicas.
 
-A run of steady steps is one record until its rows are due: see `sim.step_rows`. A replica that leaps reports its steps
-when it lands, so steps that have ended since the earliest of the leaps under way began are held back.
+The steps of a leap are one row until numpy writes out the others. A replica that leaps reports its steps when it lands,
+so rows of steps that have ended since the earliest of the leaps under way began are held back.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain, cycle, islice
+from operator import attrgetter, itemgetter
 from typing import Any
 
-from serving.kv.block_pool import BlockPool
-from serving.scheduler import Scheduler
-from sim.leap import Leap
-from sim.step_rows import COLUMNS, LISTS, NUMBERS, Records, StepRows, listed, mostly_ones
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-_NOTHING: tuple[Any, ...] = (None,) * (len(COLUMNS) - NUMBERS - LISTS)
+from serving.kv.block_pool import BlockPool
+from serving.kv.contiguous_pool import longest_free
+from serving.scheduler import Scheduler
+from serving.step_plan import StepPlan
+from sim.leap import Leap
+from traces.schema import STEPS
+
+_MEASURED_ONLY = (
+    "schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns", "mask_ns",
+    "thread_ns", "speed", "experts_hit", "expert_imbalance", "expert_tokens", "draft_ns", "row_accepted",
+    "row_proposed", "heard_ns", "loaded_ids", "released_ids", "kv_attempts", "kv_transfers", "kv_attempts_in_flight",
+)  # fmt: skip
+_MOSTLY_NULL = (
+    "row_ids", "row_tokens", "preempted_ids", "stopped_ids", "draft_tokens", "stages_ns", "masked_rows",
+    "longest_free_blocks",
+)  # fmt: skip
+_NUMBERS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY + _MOSTLY_NULL]
+_NOT_WRITTEN = ["taken_ns", "steps"]
+_TYPES = {column.name: column.type for column in STEPS}
+_OF_EACH_STEP = ("plan_ns", "start_ns", "end_ns", "used_blocks", "taken_ns")
+_AT_ONCE = 512  # rows that become columns while a processor's cache holds them
+_NO_IDS: list[int] = []
 _NEVER = 1 << 62
-_END_NS = COLUMNS.index("end_ns")
+
+Numbers = npt.NDArray[np.int64]
+
+
+class StepRow:
+    """A row of the dataset `steps`, or the first of several. Columns are attributes: `traces.schema` defines them.
+
+    Attributes:
+        taken_ns: when the step was taken in, which is after `end_ns` if another was being planned then
+        steps: how many steps of a leap it stands for
+        leap: columns that differ from step to step of the leap, but for `step` and `decode_context`, which follow
+    """
+
+    replica: int
+    step: int
+    plan_ns: int
+    start_ns: int
+    end_ns: int
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    prefill_pairs: int = 0
+    decode_rows: int
+    decode_context: int
+    sampled_rows: int
+    running: int
+    waiting: int
+    used_blocks: int = 0
+    waiting_blocks: int
+    preempted: int = 0
+    in_flight: int
+    row_ids: list[int] | None = None
+    row_tokens: list[int] | None = None
+    preempted_ids: list[int] | None = None
+    stopped_ids: list[int] | None = None
+    draft_tokens: int | None = None
+    stages_ns: list[int] | None = None
+    masked_rows: int | None = None
+    longest_free_blocks: int | None = None
+
+    taken_ns: int = 0
+    steps: int = 1
+    leap: dict[str, list[int]] | None = None
+
+    def __init__(self, replica: int, step: int, plan_ns: int, start_ns: int, end_ns: int) -> None:
+        self.replica = replica
+        self.step = step
+        self.plan_ns = plan_ns
+        self.start_ns = start_ns
+        self.end_ns = end_ns
 
 
 class StepLog:
@@ -25,7 +96,7 @@ class StepLog:
 
     Attributes:
         lists: whether the requests of each step are kept
-        leaps: whether any replica may leap; if not, each row is a tuple of Python's own until it is given
+        leaps: whether any replica may leap; if not, steps end here in the order in which rows are written
     """
 
     def __init__(
@@ -35,137 +106,195 @@ class StepLog:
         self._block = block
         self._lists = lists
         self._leaps = leaps
-        self._under_way: dict[int, deque[tuple[Any, ...]]] = {}  # rows of steps in flight
-        self._next: dict[int, int] = {}  # number of the next step of each replica
-        self._leaping: dict[int, int] = {}  # begin of each leap under way
-        self._singles: list[tuple[Any, ...]] = []  # rows of steps that have ended, without leaps
-        self._rows = StepRows(add, block, lists)
-        self._rest: list[tuple[Any, ...]] = [_NOTHING]
-        self._pending = self._held_back = 0
-        self._begin()
+        self._in_flight: dict[int, deque[StepRow]] = {}
+        self._next_step: dict[int, int] = {}
+        self._leaps_began_ns: dict[int, int] = {}  # leaps under way, by replica
+        self._ended: list[StepRow] = []
+        self._tabulated = 0  # of these rows, the first that are in the tables
+        self._tables: list[dict[str, Numbers]] = []
+        self._pending = 0  # steps that have ended and are not written
+        self._held_back = 0  # steps that were not due when rows were last written
 
-    def _begin(self) -> None:
-        """Begin without records. See `Records`; times are in pieces here, and tokens other than 1 follow a place."""
-        self._numbers: list[int] = []
-        self._turns: list[int] = []
-        self._ends: list[int] = []
-        self._crossings: list[int] = []
-        self._ids: list[int] = []
-        self._tokens: list[int] = []
-        self._preempted: list[int] = []
+    def planned(
+        self,
+        replica: int,
+        scheduler: Scheduler,
+        plan: StepPlan,
+        plan_ns: int,
+        start_ns: int,
+        end_ns: int,
+        waiting_blocks: int,
+        stages_ns: list[int] | None,
+    ) -> None:
+        """Log a step; requests that wait would need `waiting_blocks`."""
+        row = StepRow(replica, plan.seq, plan_ns, start_ns, end_ns)
+        row.prefill_rows = plan.prefill_rows
+        row.prefill_tokens = plan.prefill_tokens
+        row.prefill_context = plan.prefill_context
+        row.prefill_pairs = plan.prefill_pairs
+        row.decode_rows = plan.decode_rows
+        row.decode_context = plan.decode_context
+        row.sampled_rows = plan.sampled_rows
+        row.running = len(scheduler.running)
+        row.waiting = len(scheduler.waiting)
+        row.used_blocks = scheduler.pool.total - scheduler.pool.free
+        row.waiting_blocks = waiting_blocks
+        row.preempted = len(plan.preempted)
+        row.in_flight = plan.lag
+        if self._lists:
+            row.row_ids, row.row_tokens = plan.ids_and_tokens()
+            row.preempted_ids = [request.id for request in plan.preempted] if plan.preempted else _NO_IDS
+            row.stopped_ids = _NO_IDS
+        row.draft_tokens = plan.draft_tokens or None
+        row.stages_ns = stages_ns
+        row.masked_rows = plan.masked_rows or None
+        row.longest_free_blocks = longest_free(scheduler.pool)
+        self._launch(row)
 
-    def planned(self, replica: int, row: tuple[Any, ...]) -> None:
-        self._under_way.setdefault(replica, deque()).append(row)
-        self._next[replica] = row[1] + 1
+    def _launch(self, row: StepRow) -> None:
+        self._in_flight.setdefault(row.replica, deque()).append(row)
+        self._next_step[row.replica] = row.step + 1
 
     def committed(self, replica: int, now_ns: int) -> None:
         self._commit(replica, now_ns)
         self._write_if_due()
 
     def _commit(self, replica: int, now_ns: int) -> None:
-        row = self._under_way[replica].popleft()
-        self._pending += 1
-        if not self._leaps:
-            self._singles.append(row)
-            return
-        requests, place = 0, 0
-        if self._lists:
-            ids, tokens, preempted, _ = row[NUMBERS : NUMBERS + LISTS]
-            requests, first = len(ids), len(self._ids)
-            self._ids += ids
-            for at, count in enumerate(tokens):
-                if count != 1:
-                    self._tokens += (first + at, count)
-            self._preempted += preempted
-        rest = row[NUMBERS + LISTS :]
-        if rest != _NOTHING:
-            place = len(self._rest)
-            self._rest.append(rest)
-        self._numbers += row[:NUMBERS]
-        self._numbers += (now_ns, 1, 0, 0, 0, requests, place)
+        row = self._in_flight[replica].popleft()
+        row.taken_ns = now_ns
+        self._end(row)
+
+    def _end(self, row: StepRow) -> None:
+        self._ended.append(row)
+        self._pending += row.steps
+        if len(self._ended) >= self._tabulated + _AT_ONCE:
+            self._tabulate()
+
+    def _tabulate(self) -> None:
+        table = _table(self._ended[self._tabulated :])
+        table["row"] += self._tabulated
+        self._tables.append(table)
+        self._tabulated = len(self._ended)
 
     def leaps(self, replica: int, now_ns: int) -> None:
         """Hold rows back from now on: the replica's steps are known when it lands."""
-        self._leaping[replica] = now_ns
+        self._leaps_began_ns[replica] = now_ns
 
     def lands(self, replica: int) -> None:
-        self._leaping.pop(replica, None)
+        self._leaps_began_ns.pop(replica, None)
 
     def leapt(self, replica: int, scheduler: Scheduler, leap: Leap, steps: int, waiting_blocks: int) -> None:
-        """Log the first `steps` steps of `leap`, which `scheduler` is about to take; the last may be in flight then.
+        """Log the first `steps` steps of `leap`, which `scheduler` is about to take.
 
-        Requests that wait would need `waiting_blocks`.
+        In the overlapped loop the last of them is then in flight.
         """
-        decodes, pool = scheduler.decodes, scheduler.pool
-        rows, step, overlaps = len(decodes.members), self._next[replica], leap.overlaps
-        ids = decodes.ids(list(decodes.members.values())) if self._lists else []
-        self._next[replica] = step + steps
-        used = pool.total - pool.free
-        running, waiting = len(scheduler.running), len(scheduler.waiting)
-        if overlaps:  # rows are not written before the steps after them are there, too
-            self._commit(replica, leap.turn_ns(0))
-            steps -= 1
-            times = leap.plan_ns(steps), leap.start_ns(steps), leap.end_ns(steps)
-            context, ahead = decodes.context + rows * steps, pool.net_blocks(decodes, steps + 1)
-            last = replica, step + steps, *times, 0, 0, 0, 0, rows, context, rows, running, waiting, used + ahead
-            lists: tuple[Any, ...] = (ids, [1] * rows, [], []) if self._lists else (None, None, None, None)
-            self._under_way[replica].append((*last, waiting_blocks, 0, 1, *lists, *_NOTHING))
-        if not steps:
-            return
+        pool = scheduler.pool
         assert isinstance(pool, BlockPool)  # else no replica leaps if steps are kept
-        crossings = pool.net_blocks_by_tick(decodes, steps + 1)
-        self._numbers += (replica, step, 0, leap.cpu_ns, 0, 0, 0, 0, 0, rows, decodes.context, rows, running, waiting)
-        self._numbers += (
-            used,
-            waiting_blocks,
-            0,
-            overlaps,
-            0,
-            steps,
-            overlaps,
-            leap.listed,
-            len(crossings),
-            len(ids),
-            0,
-        )
-        self._turns += leap.turn_pieces(steps + overlaps)
-        if leap.listed:
-            self._ends += leap.end_pieces(steps)
-        self._crossings += crossings
-        self._ids += ids
-        self._pending += steps
-        self._write_if_due()
+        crossings = cycle(pool.net_blocks_by_tick(scheduler.decodes, steps))
+        used_blocks = list(islice(accumulate(crossings, initial=pool.total - pool.free), 1, steps + 1))
+        turns_ns = leap.turns_ns(steps)
+        plans_ns = [leap.began_ns, *turns_ns[:-1]]
+        row = self._steady_row(replica, scheduler, leap, 0, waiting_blocks)
+        if leap.overlaps:
+            last = self._steady_row(replica, scheduler, leap, steps - 1, waiting_blocks)
+            last.used_blocks = used_blocks.pop()
+            self._commit(replica, turns_ns[0])
+            self._launch(last)
+            plans_ns.pop()
+            starts_ns, taken_ns = turns_ns[:-1], turns_ns[1:]
+        else:
+            self._next_step[replica] += steps
+            starts_ns, taken_ns = [ns + leap.cpu_ns for ns in plans_ns], turns_ns
+        row.steps = len(used_blocks)
+        row.leap = {
+            "plan_ns": plans_ns,
+            "start_ns": starts_ns,
+            "end_ns": leap.ends_ns(row.steps),
+            "used_blocks": used_blocks,
+            "taken_ns": taken_ns,
+        }
+        if row.steps:
+            self._end(row)
+            self._write_if_due()
+
+    def _steady_row(self, replica: int, scheduler: Scheduler, leap: Leap, step: int, waiting_blocks: int) -> StepRow:
+        """Return the row of step `step` of `leap`, but for its blocks."""
+        decodes, seq = scheduler.decodes, self._next_step[replica] + step
+        row = StepRow(replica, seq, leap.plan_ns(step), leap.start_ns(step), leap.end_ns(step))
+        row.decode_rows = row.sampled_rows = len(decodes.members)
+        row.decode_context = decodes.context + step * row.decode_rows
+        row.running = len(scheduler.running)
+        row.waiting = len(scheduler.waiting)
+        row.waiting_blocks = waiting_blocks
+        row.in_flight = 1 if leap.overlaps else 0
+        if self._lists:
+            row.row_ids = decodes.ids(list(decodes.members.values()))
+            row.row_tokens = [1] * row.decode_rows
+            row.preempted_ids = row.stopped_ids = _NO_IDS
+        return row
 
     def crashed(self, replica: int) -> None:
         """Drop the steps of a replica in flight, which never end."""
-        self._under_way.pop(replica, None)
-        self._leaping.pop(replica, None)
+        self._in_flight.pop(replica, None)
+        self._leaps_began_ns.pop(replica, None)
 
     def close(self) -> None:
         """Hand over all rows; a step that is in flight when the last request ends runs for nothing."""
-        self._leaping.clear()
-        for replica, rows in self._under_way.items():
+        self._leaps_began_ns.clear()
+        for replica, rows in self._in_flight.items():
             while rows:
-                self._commit(replica, rows[0][_END_NS])
+                self._commit(replica, rows[0].end_ns)
         self._write(_NEVER, 1)
 
     def _write_if_due(self) -> None:
         if self._pending >= self._block + self._held_back:
-            self._write(min(self._leaping.values(), default=_NEVER), self._block)
+            self._write(min(self._leaps_began_ns.values(), default=_NEVER), self._block)
 
     def _write(self, before_ns: int, whole: int) -> None:
-        """Hand over the rows of steps that ended before `before_ns`, a multiple of `whole`."""
-        if not self._pending:
-            return
-        if not self._leaps:
-            due = self._pending // whole * whole
-            rows, self._singles = self._singles[:due], self._singles[due:]
-            self._add(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)))
-            self._pending -= due
-            return
-        times = listed(self._turns), listed(self._ends)
-        lists = self._ids, mostly_ones(len(self._ids), self._tokens), self._preempted
-        self._rows.take(Records(self._numbers, *times, self._crossings, *lists))  # no turns of single steps
-        self._begin()
-        self._rest = self._rows.give(before_ns, whole, self._rest)
-        self._pending = self._held_back = self._rows.pending
+        """Hand over the rows of steps that were taken in before `before_ns`, a multiple of `whole`."""
+        self._tabulate()
+        table = {name: np.concatenate([table[name] for table in self._tables]) for name in self._tables[0]}
+        order = np.arange(self._pending)
+        if self._leaps:
+            order = np.lexsort((table["replica"], table["taken_ns"]))
+        due = int(np.searchsorted(table["taken_ns"][order], before_ns)) // whole * whole
+        for first in range(0, due, self._block):
+            places = order[first : min(first + self._block, due)]
+            self._add(_columns({name: column[places] for name, column in table.items()}, self._ended))
+        rest = np.sort(order[due:])
+        table = {name: column[rest] for name, column in table.items()}
+        rows, table["row"] = np.unique(table["row"], return_inverse=True)
+        self._tables = [table]
+        self._ended = [self._ended[row] for row in rows.tolist()]
+        self._tabulated = len(rows)
+        self._pending = self._held_back = len(rest)
+
+
+def _table(rows: list[StepRow]) -> dict[str, Numbers]:
+    """Return the numbers of all steps for which `rows` stand, by column; `row` is the place of a step's row."""
+    names = _NUMBERS + _NOT_WRITTEN
+    columns = {name: np.fromiter(map(attrgetter(name), rows), np.int64, len(rows)) for name in names}
+    columns["row"] = np.arange(len(rows))
+    steps = columns.pop("steps")
+    table = {name: numbers.repeat(steps) for name, numbers in columns.items()}
+    later = np.arange(steps.sum()) - (steps.cumsum() - steps).repeat(steps)
+    table["step"] += later
+    table["decode_context"] += later * table["decode_rows"]
+    leaps = [row.leap for row in rows if row.leap is not None]
+    if leaps:
+        leapt = np.array([row.leap is not None for row in rows]).repeat(steps)
+        for name in _OF_EACH_STEP:
+            table[name][leapt] = np.fromiter(chain.from_iterable(map(itemgetter(name), leaps)), np.int64)
+    return table
+
+
+def _columns(table: dict[str, Numbers], rows: list[StepRow]) -> dict[str, Any]:
+    """Return the columns of the dataset for the steps of `table`, but for columns that are null in all of them."""
+    columns: dict[str, Any] = {name: table[name] for name in _NUMBERS}
+    places, row = np.unique(table["row"], return_inverse=True)
+    rows = [rows[place] for place in places.tolist()]
+    for name in _MOSTLY_NULL:
+        values = list(map(attrgetter(name), rows))
+        if values.count(None) < len(values):
+            columns[name] = pa.array(values, _TYPES[name]).take(pa.array(row))
+    return columns

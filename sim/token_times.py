@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from serving.request import Request
-from sim.step_rows import listed
 
 
 class Sampled(NamedTuple):
@@ -26,33 +25,29 @@ class TokenTimes:
     """The ends of all steps, eight bytes each.
 
     Attributes:
-        pieces: by replica, when its next steps end, in the form that `sim.step_rows.listed` takes
+        ends_ns: by replica
     """
 
     def __init__(self) -> None:
-        self.pieces: dict[int, list[int]] = {}
-        self._ends: dict[int, array[int]] = {}
+        self.ends_ns: dict[int, array[int]] = {}
 
-    def of(self, requests: Iterable[Sampled | None]) -> pa.ListArray:
+    def lists(self, samples: Iterable[Sampled | None]) -> pa.ListArray:
         """Return nanoseconds for each request, null for None."""
-        for replica, pieces in self.pieces.items():
-            self._ends.setdefault(replica, array("q")).frombytes(listed(pieces).tobytes())
-            pieces.clear()
-        ends = {replica: np.frombuffer(times, np.int64) for replica, times in self._ends.items()}
+        ends_ns = {replica: np.frombuffer(ends, np.int64) for replica, ends in self.ends_ns.items()}
         parts, offsets, nothing = [np.zeros(0, np.int64)], [0], []
-        for each in requests:
-            nothing.append(each is None)
-            left = 0
-            if each is not None:
-                left = each.request.outputs
-                if each.sampled_before:
-                    parts.append(np.full(min(each.sampled_before, left), each.first_token_ns, np.int64))
+        for sample in samples:
+            nothing.append(sample is None)
+            tokens = 0
+            if sample is not None:
+                left = sample.request.outputs
+                if sample.sampled_before:
+                    parts.append(np.full(min(sample.sampled_before, left), sample.first_token_ns, np.int64))
                     left -= len(parts[-1])
-                for first, count in each.request.sampled_in:
+                for first, count in sample.request.sampled_in:
                     if left:
-                        parts.append(ends[each.replica][first : first + min(count, left)])
+                        parts.append(ends_ns[sample.replica][first : first + min(count, left)])
                         left -= len(parts[-1])
-                left = each.request.outputs - left
-            offsets.append(offsets[-1] + left)
+                tokens = sample.request.outputs - left
+            offsets.append(offsets[-1] + tokens)
         mask = pa.array(nothing) if any(nothing) else None
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.concatenate(parts)), mask=mask)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from serving.decode_run import DecodeRun
 from sim.leap import Leap
-from sim.step_rows import listed
 
 PIECES = st.lists(
     st.tuples(st.one_of(st.integers(0, 5000), st.integers(0, 10**11)), st.integers(0, 10**7), st.integers(1, 400)),
@@ -52,5 +51,5 @@ def test_a_leap_in_closed_form_is_the_leap_of_a_list(pieces, cpu_ns, in_flight_n
         if now_ns >= began_ns:
             assert closed.ended(now_ns) == one_by_one.ended(now_ns)
     for leap in (closed, one_by_one):
-        assert listed(leap.end_pieces(step + 1)).tolist() == [leap.end_ns(at) for at in range(step + 1)]
-        assert listed(leap.turn_pieces(step + 1)).tolist() == [leap.plan_ns(at) for at in range(step + 1)] + [turn_ns]
+        assert leap.ends_ns(step + 1) == [leap.end_ns(at) for at in range(step + 1)]
+        assert leap.turns_ns(step + 1) == [leap.turn_ns(at) for at in range(step + 1)]
