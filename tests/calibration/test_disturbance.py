@@ -100,7 +100,7 @@ def test_only_real_runs_are_looked_at(engine, tmp_path: Path) -> None:
     judged = calm([[real], [real]], [scenario, scenario])
     assert judged is not None and judged.disturbed and "as long as predicted" in judged.evidence
     side = recorded_side([real], judged)
-    assert (side.level, side.reason) == ("unknown", "recorded on the real engine, on a disturbed machine")
+    assert (side.level, side.reason) == ("unknown", "recorded on the real engine, on a machine that was disturbed")
     assert recorded_side([real], None).level == "measured"
     bare = calm([[real], [real]])
     assert bare is not None and bare.evidence == "the canary step took 10–13 ms (30 % apart)"

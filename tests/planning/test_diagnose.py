@@ -61,7 +61,6 @@ from tokentwin.cli import cli
 from traces.metrics.replica_lives import unserved_ns
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
-from traces.recording_notes import add_notes
 
 CAUSES = {
     runs.kv_starved: ("infinite KV memory", "capacity", "full KV memory"),
