@@ -22,5 +22,5 @@ def lab_is_here() -> bool:
 def need_lab(field: str, otherwise: str = "") -> None:
     """Make `lab` importable. Raises UserError about `field` where it is not there; `otherwise` is another remedy."""
     if not lab_is_here():
-        remedy = "needs the lab, which only a checkout of the repository has; run this in one"
+        remedy = "needs the folder lab, which only a checkout of the repository has; run the command in a checkout"
         raise UserError(field, None, f"{remedy}, or {otherwise}" if otherwise else remedy)

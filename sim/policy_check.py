@@ -28,16 +28,16 @@ from sim.cluster import Cluster
 from sim.run_log import TableSink
 
 RULES = {
-    "budget": "tokens and sequences within the deployment's limits",
-    "KV": "KV blocks within the deployment's, and enough of them",
-    "rows": "each row is of one request that runs, its next tokens",
-    "sums": "what a step costs follows from its rows",
-    "requests": "requests stay as they came, and finish with all of their tokens",
-    "progress": "something is planned while somebody waits",
-    "promises": "steps that steady_steps() lets skip are what would have been planned",
-    "calls": "every call returns what it should, and raises nothing",
+    "budget": "steps stay within the deployment's limits of tokens and sequences",
+    "KV": "requests hold enough KV blocks, and no more than the deployment has",
+    "rows": "each row of a step has the next tokens of one running request",
+    "sums": "sums of a step follow from its rows",
+    "requests": "requests are not changed, and finish with all of their tokens",
+    "progress": "steps are planned while requests wait",
+    "promises": "steps that steady_steps() skips are the steps that would have been planned",
+    "calls": "every call returns a valid value, and raises nothing",
     "time": f"every call returns within {CALL_LIMIT_S:g} s",
-    "code": "tokentwin's own functions and cost models stay as they are",
+    "code": "tokentwin's own functions and cost models are not changed",
     "determinism": "the same requests give the same decisions",
 }
 LOOPS = {"plain": False, "overlapped": True}

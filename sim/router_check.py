@@ -27,12 +27,12 @@ from sim.router import ROUTERS, find_router
 from sim.run_log import TableSink
 
 RULES = {
-    "choice": "every choice is one of the replicas that take requests",
-    "requests": "requests stay as they came",
-    "calls": "every call raises nothing, and reads of replicas only what it may",
+    "choice": "every choice is a replica that takes requests",
+    "requests": "requests are not changed",
+    "calls": "no call raises an error, and calls read only allowed attributes of replicas",
     "time": f"every call returns within {CALL_LIMIT_S:g} s",
-    "code": "tokentwin's own functions and cost models stay as they are",
-    "determinism": "the same requests go the same way",
+    "code": "tokentwin's own functions and cost models are not changed",
+    "determinism": "the same requests go to the same replicas",
 }
 _COST = TokenCost(2_000_000, 20_000, 1_000, 100_000)
 _ENGINE = SchedulerConfig(max_model_len=640, num_blocks=200, max_num_seqs=8, max_num_batched_tokens=256)

@@ -234,10 +234,7 @@ class ValidationReport(Document):
             each = replay.requests // max(len(self.recordings.real), 1) if replay is not None else 0
             yield self.figures(f"rung 3, the run{f' of {each} requests' if each else ''}")
             if self.weather_rows:
-                yield Line(
-                    "same (in the same weather): the simulator knows how slow the machine was. blind: it does not",
-                    "note",
-                )
+                yield Line("same: the simulator knows how slow the machine was. blind: it does not", "note")
             if run.covered is not None:
                 held = f"{shown_share(run.covered)} of the real numbers lie in their 90 % band"
                 if run.weather_covered is not None:

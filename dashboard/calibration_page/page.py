@@ -42,7 +42,7 @@ _KNOWN = (
 def show(runs: Path) -> None:
     """Draw the page: bundled kernel tables, and the calibrations under `runs`."""
     with titled("What predictions rest on"):
-        what = pick("What was measured", [_KERNELS, _ENGINES], "of")
+        what = pick("Measurements of", [_KERNELS, _ENGINES], "of")
     if what == _ENGINES:
         step_calibration.show(runs)
         return

@@ -52,7 +52,7 @@ Results = TypeVar("Results")
 
 BUNDLED = "bundled: tokentwin demo"
 BUNDLED_VLLM = "bundled: tokentwin demo --engine vllm"
-_VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "What was measured", "engines": "Engines of others"}
+_VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "Measured steps", "engines": "Other engines"}
 _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (

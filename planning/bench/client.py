@@ -260,7 +260,7 @@ class _Sender:
             async with asyncio.timeout(patience_s):
                 status, reason = await self._ask(request, answer)
         except TimeoutError:
-            status, reason = "timed_out", f"no whole answer within {self._timeout_s:g} s"
+            status, reason = "timed_out", f"no complete answer within {self._timeout_s:g} s"
             if patience_s < self._timeout_s:
                 status, reason = "cancelled", "its client hung up"
                 if request.stop_ns is not None and answer.times_ns:

@@ -60,7 +60,7 @@ async def meet(
     models = [entry for entry in (listed or {}).get("data") or () if isinstance(entry, dict) and "id" in entry]
     about["models"] = [{name: entry.get(name) for name in ("id", "owned_by", "max_model_len")} for entry in models]
     if model is None and not models:
-        raise UserError("model", None, f"is missing; {target.url} lists no models, so name the one to ask for")
+        raise UserError("model", None, f"is missing; {target.url} lists no models; give the name of the server's model")
     url = target.url + _PATHS[target.endpoint]
     fields = {"model": model or models[0]["id"], "stream": True, "temperature": 0.0}
     wishes = {name: value for name, (value, _) in _WISHES.items()}
@@ -81,7 +81,7 @@ async def _get(session: aiohttp.ClientSession, target: BenchTarget, path: str) -
         while True:
             async with session.get(target.url + path, timeout=aiohttp.ClientTimeout(_PROBE_S)) as response:
                 if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-                    raise UserError("api-key", None, f"is refused by {target.url}; give the key that it wants")
+                    raise UserError("api-key", None, f"is refused by {target.url}; give the server's API key")
                 if response.status != HTTPStatus.SERVICE_UNAVAILABLE or monotonic() > until:
                     return await response.json(content_type=None) if response.ok else None
             await asyncio.sleep(_AGAIN_S)  # the server is starting

@@ -154,7 +154,7 @@ def recorded_side(recordings: Sequence[Recording], disturbance: Disturbance | No
     """
     trust = weakest((trust_in_run(recording.run) for recording in recordings), "recordings")
     if disturbance is not None and disturbance.disturbed:
-        trust = Trust(UNKNOWN, f"{trust.reason}, on a disturbed machine")
+        trust = Trust(UNKNOWN, f"{trust.reason}, on a machine that was disturbed")
     return Side(
         clock=recordings[0].run["clock"],
         runs=len(recordings),

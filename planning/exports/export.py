@@ -85,7 +85,7 @@ def write_export(
         raise UserError("format", name, f"cannot be written for {source.what}; choose {_or(formats_of(source))}")
     if not FORMATS[name].tabular:
         if table is not None:
-            remedy = f"cannot be chosen, because {name} holds all of {source.what}; leave --table out"
+            remedy = f"cannot be chosen, because {name} contains all tables of {source.what}; leave --table out"
             raise UserError("table", table, remedy)
         write = html if name == "html" else _writers(source)[name]
         if write is None:

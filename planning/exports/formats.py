@@ -20,11 +20,14 @@ FORMATS = {
     "parquet": Format(
         "Parquet", "a table with types, units and definitions", ".parquet", "application/vnd.apache.parquet", True
     ),
-    "csv": Format("CSV", "the same for spreadsheets", ".csv", "text/csv", True),
-    "html": Format("Report", "a report in one file, with its figures", ".html", "text/html"),
-    "json": Format("JSON", "the whole answer, to be exported again", ".json", "application/json"),
+    "csv": Format("CSV", "a table for spreadsheets", ".csv", "text/csv", True),
+    "html": Format("Report", "a report in one file, with its charts", ".html", "text/html"),
+    "json": Format("JSON", "the complete answer, which can be exported again", ".json", "application/json"),
     "perfetto": Format("Perfetto trace", "a trace for ui.perfetto.dev", ".trace.json", "application/json"),
     "openmetrics": Format(
-        "OpenMetrics", "what vLLM's /metrics would say at the end", ".om.txt", "application/openmetrics-text"
+        "OpenMetrics",
+        "metrics as in vLLM's /metrics at the end",
+        ".om.txt",
+        "application/openmetrics-text",
     ),
 }

@@ -30,7 +30,7 @@ from serving.version import __version__
 
 Seen = TypeVar("Seen")
 State = Literal["absent", "queued", "running", "done", "failed", "cancelled"]
-DIED = "its process died before it was done; start it again"
+DIED = "its process ended before the job was done; start the job again"
 
 
 @dataclass(frozen=True)

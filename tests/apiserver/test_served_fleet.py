@@ -83,7 +83,7 @@ def test_accidents_have_their_while_their_share_and_their_replica() -> None:
         (["--kv-events", "tcp://10.0.0.300:5557"], "kv_events.endpoint: 'tcp://10.0.0.300:5557': cannot be had"),
         (["--kv-events", '{"endpoint": "tcp://no host:1", "connect": true}'], "'tcp://no host:1': cannot be had"),
         (["--kv-events", '{"endpoint": "tcp://127.0.0.1:1", "topic": "{pod}"}'], "may contain {replica}, {port} and"),
-        (["--ports-per-replica", "--router", "random"], "give one"),
+        (["--ports-per-replica", "--router", "random"], "leave one out"),
         (["--failures", '{"refusals": [{"status": 500}]}'], "failures.refusals.0.status: 500"),
         (["--failures", '{"refusals": [{"replica": 1}]}'], "replica needs ports_per_replica"),
         (["--failures", '{"crashes": [{"at_s": 1, "pool": "west"}]}'], "west"),

@@ -61,7 +61,7 @@ def test_the_module_stays_in_16_bits_beside_nvfp4() -> None:
 
 
 def test_its_cost_is_not_stated() -> None:
-    with pytest.raises(ValueError, match="priced by the model"):
+    with pytest.raises(ValueError, match="takes its time from the model"):
         Deployment.model_validate(
             {"scheduler": {"speculative": {"method": "mtp", "num_speculative_tokens": 1, "draft_us": 5.0}}}
         )

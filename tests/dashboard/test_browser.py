@@ -14,7 +14,7 @@ PAGES = {
     "frontier?plan=example": ("The cost of speed", 2, 20),
     "policy-lab": ("Winners and losers", 4, 40),
     "run?run=real-1": ("Four lifecycles", 6, 60),
-    "step": ("Where the time of one engine step goes", 2, 10),
+    "step": ("The time of one engine step", 2, 10),
     "trust": ("TTFT p50 -3.1 %", 2, 20),
     "claims": ("Under your conditions", 1, 3),
     "calibration": ("Comparison of GPUs", 3, 30),

@@ -106,7 +106,7 @@ def test_what_the_url_names_and_is_not_there_is_said(tmp_path):
 def test_a_filter_that_leaves_nothing_says_so(tmp_path):
     app = sweeps(tmp_path)
     app.multiselect[1].set_value([]).run()
-    assert not app.exception and "No run passes" in app.info[0].value
+    assert not app.exception and "No run matches" in app.info[0].value
 
 
 def test_a_query_is_answered_and_stays_in_the_url(tmp_path):

@@ -96,4 +96,4 @@ def test_without_a_password_an_open_port_is_warned_of(arguments, warned, monkeyp
     monkeypatch.setattr(dashboard.server, "serve", lambda *given: served.append(given))
     done = CliRunner().invoke(command, [str(tmp_path), "--port", "18511", *arguments])
     assert done.exit_code == 0 and len(served) == 1
-    assert ("there is no password" in done.stderr) is warned
+    assert ("Give --password" in done.stderr) is warned

@@ -62,7 +62,7 @@ def test_tabs_and_reloads_find_the_same_work_and_no_kill_loses_any(server, serve
     begun(first, server, HEAVY.format(31))
     (heavy,) = [leader for leader in new_leaders() if group(leader)]
     os.kill(heavy, signal.SIGKILL)
-    first.get_by_text("its process died before it was done").wait_for()
+    first.get_by_text("its process ended before the job was done").wait_for()
     until(lambda: not group(heavy))
     first.get_by_role("button", name="Find the fleet").click()
     first.get_by_role("button", name="Cancel").click()

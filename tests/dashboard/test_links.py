@@ -108,7 +108,7 @@ def test_what_is_changed_is_in_the_link(name: str, samples: Path) -> None:
     changed = set()
     for labels in (list(before)[::2], list(before)[1::2]):  # in two drawings: each of them costs as much as a page
         for label, widget in widgets(app).items():
-            if label in labels and widget.proto.label not in ("Traffic", "Compare", "View", "What was measured"):
+            if label in labels and widget.proto.label not in ("Traffic", "Compare", "View", "Measurements of"):
                 change(widget)
         app.run()
         assert not app.exception, labels

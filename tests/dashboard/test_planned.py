@@ -53,7 +53,7 @@ def test_policies_are_compared_on_the_planned_fleet_and_traffic_at_once(tmp_path
 
 def test_a_claim_takes_the_planned_model_and_gpu(tmp_path: Path, plan: Planned) -> None:
     app = opened("claims", tmp_path, plan=EXAMPLE)
-    (button,) = [button for button in app.button if button.label.startswith("Take the planned")]
+    (button,) = [button for button in app.button if button.label.startswith("Use the model")]
     button.click().run()
     best = plan.answer.recommendation
     assert best is not None and not app.exception

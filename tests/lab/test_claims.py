@@ -265,7 +265,7 @@ engine:
 
 
 def test_a_folder_without_claims_and_an_unknown_name_are_one_line(tmp_path) -> None:
-    with pytest.raises(UserError, match="holds no YAML file"):
+    with pytest.raises(UserError, match="has no YAML file"):
         load_claims(tmp_path)
     with pytest.raises(UserError, match="is no claim"):
         load_claims(only=("x",))

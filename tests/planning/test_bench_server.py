@@ -298,7 +298,7 @@ def test_whatever_goes_wrong_becomes_a_row_that_says_so(tmp_path: Path) -> None:
         ("rejected", "500 <html>broken</html>"),
         ("cancelled", "the stream was cut"),
         ("cancelled", "the server ended the stream"),
-        ("timed_out", "no whole answer within 1 s"),
+        ("timed_out", "no complete answer within 1 s"),
         ("cancelled", "the stream cannot be read"),
         ("rejected", "no connection"),
         ("timed_out", "504 {}"),

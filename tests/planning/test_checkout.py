@@ -28,7 +28,9 @@ def no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_needs_the_lab_says_so(tmp_path: Path, command: str, field: str) -> None:
     done = tokentwin(*command.split(), cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"tokentwin: {field}: needs the lab, which only a checkout of the repository has")
+    assert done.stderr.startswith(
+        f"tokentwin: {field}: needs the folder lab, which only a checkout of the repository has"
+    )
     assert done.stderr.count("\n") == 1
 
 

@@ -64,7 +64,7 @@ def test_simulate_and_compare_take_one(tmp_path) -> None:
     done = tokentwin("simulate", trace, "-o", out, "--no-band", *warm)
     assert done.returncode == 0, done.stderr
     assert Recording.load(out).requests.num_rows == 1
-    assert "come out otherwise" not in tokentwin("diagnose", out, "--gpu", "H100").stdout
+    assert "have other times" not in tokentwin("diagnose", out, "--gpu", "H100").stdout
     done = tokentwin("compare", "--trace", trace, *warm, "--b", "max_num_seqs=1", "--format", "json")
     assert done.returncode == 3 and json.loads(done.stdout)["requests"] == 1
     (tmp_path / "s.yaml").write_text("requests: 9\narrivals: {kind: closed, concurrency: 2}\nprompt: 9\noutput: 2\n")

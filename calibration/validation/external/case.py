@@ -74,7 +74,7 @@ class Case(Settings):
     gpu: str = Field(description="name in the catalogue of GPUs")
     client: str = Field(
         "",
-        description="name of the client that sent the requests and measured them, as published; empty: none",
+        description="client that sent the requests and measured, as the publisher names it; empty: none",
     )
     deployment: dict[str, Any] = Field(
         description="the deployment; the number of KV blocks is estimated if it is not given"
