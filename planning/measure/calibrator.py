@@ -25,7 +25,8 @@ from calibration.steps.predict import kernels
 from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.external.case import load_case
-from calibration.validation.external.predictor import blind, learnt_from
+from calibration.validation.external.learning import learnt_from
+from calibration.validation.external.predictor import blind
 from calibration.validation.external.scoring import CaseResult, score
 from planning.checkout import lab_is_here
 from planning.measure.real_engine import load_engines, pace_of, record_whole
