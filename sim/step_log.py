@@ -90,6 +90,14 @@ class StepRow:
         self.start_ns = start_ns
         self.end_ns = end_ns
 
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the row as columns of one value, but for columns that are null."""
+        columns = {name: [getattr(self, name)] for name in _NUMBERS}
+        for name in _MOSTLY_NULL:
+            if (value := getattr(self, name)) is not None:
+                columns[name] = [value]
+        return columns
+
 
 class StepLog:
     """A log that gives rows to `add`, `block` at once.
@@ -165,6 +173,9 @@ class StepLog:
         self._end(row)
 
     def _end(self, row: StepRow) -> None:
+        if self._block == 1 and not self._leaps:  # a live run: its rows are wanted one by one
+            self._add(row.columns())
+            return
         self._ended.append(row)
         self._pending += row.steps
         if len(self._ended) >= self._tabulated + _AT_ONCE:

@@ -201,7 +201,7 @@ def made_trace(path: Path) -> str:
 
 def test_commands_answer(tmp_path: Path) -> None:
     inspected = run("model", "inspect", ENGINE[3], "--gpu", "H200", "--tp", "4", "--kv-cache-dtype", "fp8")
-    assert "a request holds 19 more" in inspected
+    assert "19 more blocks of each request" in inspected
     assert '"compressor (1 for 128)"' in run("explain", *ENGINE, "--tensor-parallel-size", "4", "--format", "json")
     trace = made_trace(tmp_path / "t.jsonl")
     out = run("simulate", trace, *ENGINE, "--tensor-parallel-size", "4", "--no-band", "-o", str(tmp_path / "run"))

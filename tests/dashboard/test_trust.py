@@ -403,7 +403,7 @@ def test_what_choices_were_worth_is_a_rung_and_a_table(tmp_path):
     rules = [{"rule": "ours", "utility": 0.75, **score}, {"rule": "roofline", "utility": 0.2, **score}]
     app = trust(decision_results(tmp_path, {"rules": rules}))
     assert not app.exception and not app.error
-    assert "**75 %** of the best" in text(app) and "5 % broke" in text(app)
+    assert "**75 %** of the best" in text(app) and "5 % of choices broke" in text(app)
     assert "1,200 questions" in text(app) and "interval 71–79 %. By other rules: roofline 20 %" in text(app)
     table = next(frame.value for frame in app.dataframe if "utility (%)" in frame.value.columns)
     assert table["choice by"].tolist() == ["ours", "roofline"]
