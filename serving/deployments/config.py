@@ -403,7 +403,7 @@ class Deployment(TerseSettings):
 
     @property
     def decode_stagger(self) -> int:
-        """The number of scheduler steps from one decode of a request to its next, as vLLM's V2 model runner needs them."""
+        """Scheduler steps from one decode of a request to its next, as vLLM's V2 model runner needs them."""
         return self.pipeline_parallel_size if self.scheduler.async_scheduling else 1
 
     @property
