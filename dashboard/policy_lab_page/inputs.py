@@ -182,7 +182,7 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
         86_400,
         600,
         60,
-        help="Length of the part with the most tokens, which is used.",
+        help="Length of the simulated part of the trace: the part with the most tokens.",
     )
     scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="Factor on the arrival rate.")
     return {"traffic": str(path), "window_s": window, "rate_scale": scale}

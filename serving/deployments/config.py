@@ -112,7 +112,7 @@ class SchedulerConfig(TerseSettings):
         1,
         ge=1,
         le=64,
-        description="with async_scheduling, number of plans from a decode of a request to its next decode. Follows "
+        description="with async_scheduling: scheduler steps from one decode of a request to its next decode. Follows "
         "from pipeline_parallel_size",
     )
     speculative: SpeculativeConfig | None = Field(None, description="speculative decoding (docs/speculative.md)")
@@ -403,7 +403,7 @@ class Deployment(TerseSettings):
 
     @property
     def decode_stagger(self) -> int:
-        """The number of plans from a decode of a request to its next, as vLLM's V2 model runner needs them."""
+        """Scheduler steps from one decode of a request to its next, as vLLM's V2 model runner needs them."""
         return self.pipeline_parallel_size if self.scheduler.async_scheduling else 1
 
     @property

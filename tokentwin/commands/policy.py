@@ -24,8 +24,8 @@ def policy() -> None:
 def check(name: str, limit_s: float, style: str) -> None:
     """Run a policy through scripted workloads, and report which rules of the contract it keeps.
 
-    NAME is a built-in policy, path/to/file.py:Class or package.module:Class. The workloads have little KV memory,
-    shared prefixes, bursts, priorities, aborts and long prompts. Each workload runs in the plain loop and in the
+    NAME is a built-in policy, path/to/file.py:Class or package.module:Class. The workloads have scarce KV memory,
+    shared prefixes, bursts, priorities, aborts or long prompts. Each workload runs in the plain loop and in the
     overlapped loop.
 
     Exit status: 0 if the policy keeps the contract, 1 if it does not, 2 if there is no such policy. The report also
