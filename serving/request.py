@@ -91,7 +91,7 @@ class Request(BlockTable):
         self.hashed = 0  # number of full blocks among them that other requests can reuse
         self.spans: list[Span] = []  # parts of its sequence, made on demand
         self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
-        self.loading = 0  # tokens that will be computed once the load under way has ended
+        self.loading = 0  # tokens that will be computed when the present load has ended
         self.first_hit: int | None = None  # prefix-cache hit at first admission, tokens
         self.preemptions = 0
         self.recomputed = 0  # tokens computed again after preemptions

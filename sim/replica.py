@@ -358,7 +358,7 @@ class Replica:
             # The plan only preempted requests, so there are more free blocks now: plan again.
 
     def _wait_for_more(self, now: int) -> None:
-        """Wait for more requests, because nothing is planned. If the policy holds requests, set an alarm for that."""
+        """Wait, because nothing is planned. If the policy holds requests, set an alarm for the end of the hold."""
         hold_ns = self._policy.hold_ns
         if not hold_ns:
             self._hold = None
