@@ -1,7 +1,7 @@
 """The clients of a workload: open and closed loops, and conversations whose users read and think.
 
-The same clients sit in front of both clocks. A loop that drives them says what time it is when a request has ended,
-asks when the next one is due, and takes it.
+The same clients serve the real engine and the simulator. The loop that drives them tells them the time at which a
+request has ended, asks when the next request is due, and takes that request.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _Turn = tuple[str, int]
 
 
 class Clients:
-    """The requests of `workload` in the order in which they become due, `concurrency` outstanding in a closed loop.
+    """The requests of `workload` in the order in which they become due; a closed loop has `concurrency` outstanding.
 
-    A request that waited for another gets the time at which it was due as its arrival. To repeat a run, `offered_ns`
-    gives the time at which each request, by id, is due instead: no request waits for another then, and arrivals stay as
-    they are. Raises UserError if the turns of a session do not follow one another.
+    A request that waited for another request gets the time at which it became due as its arrival time. To repeat a
+    run, `offered_ns` maps the id of each request to the time at which it is due. Then no request waits for another, and
+    arrival times do not change. Raises UserError if the turns of a session do not follow one another.
     """
 
     def __init__(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> None:
         self._requests = iter(workload.requests)
         self._is_open = workload.concurrency is None
         self._stagger_ns = workload.stagger_ns
-        self._free_ns = 0  # closed loop: until then its client is busy sending another request
+        self._free_ns = 0  # closed loop: until this time the client is busy sending another request
         self._offered_ns = offered_ns
         self._due: list[tuple[int, int, WorkloadRequest]] = []  # a heap: due time, order of taking, request
         self._taken = 0
-        self._last: int | None = None  # open loop: id of the request that follows the clock, due and not popped
+        self._last: int | None = None  # open loop: id of the last request taken that is due by its arrival time
         self._dry = False  # True once the workload has no more requests
-        self._last_turn: dict[str, int] = {}  # last turn of each session that was taken from the workload
-        self._answered_ns: dict[_Turn, int] = {}  # end of each turn whose next turn has not been taken
+        self._last_turn: dict[str, int] = {}  # by session: the last turn taken from the workload
+        self._answered_ns: dict[_Turn, int] = {}  # end time of turns whose next turn was not yet taken
         self._unanswered: dict[_Turn, WorkloadRequest] = {}  # requests that wait for the end of the turn in the key
         for _ in range(workload.concurrency or 1):
             self._take(0)
@@ -79,10 +79,10 @@ class Clients:
         return sent_ns
 
     def _take(self, now_ns: int) -> None:
-        """Take the next request of the workload, due at its time, or now if that has passed.
+        """Take the next request of the workload; it is due at its arrival time, or now if that time has passed.
 
-        Turns that wait for an answer are taken besides. An open loop takes all of them up to one that follows the
-        clock, since later requests follow that one.
+        A turn that follows an answer becomes due by that answer, not by its arrival time. An open loop goes on taking
+        such turns until it has taken one request that becomes due by its arrival time.
         """
         while (request := next(self._requests, None)) is not None:
             waits = request.session and self._waits(request)
@@ -102,9 +102,9 @@ class Clients:
         self._dry = True
 
     def _waits(self, request: WorkloadRequest) -> bool:
-        """Return whether `request` follows an answer. Raises UserError for a turn that is not the session's next.
+        """Return whether `request` follows an answer. Raises UserError if it is not the next turn of its session.
 
-        A request that skips a turn would wait for ever.
+        A request that skips a turn would wait forever.
         """
         expected = self._last_turn.get(request.session, -1) + 1
         if request.think_ns is not None and request.turn != expected:

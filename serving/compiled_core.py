@@ -1,7 +1,7 @@
-"""The compiled core: the hot modules of `serving` and `sim`, made by mypyc from the same source (`compile_core.py`).
+"""The compiled core: the hot modules of `serving` and `sim`, compiled by mypyc from their sources (`compile_core.py`).
 
-Python imports them from `serving/_compiled` if this very Python made them from the sources that are here, and
-TOKENTWIN_PURE is not set, or 0. If not, it imports the sources, as if there were no compiled core.
+Python imports the compiled modules from `serving/_compiled` if they were compiled for this Python from the present
+sources, and TOKENTWIN_PURE is unset or 0. Otherwise it imports the sources.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMPILED_CORE, BY_CHOICE = "compiled core", "pure Python: TOKENTWIN_PURE is set"
 def sources_digest() -> str:
     """Return the digest of this Python and of all sources that compiled code may rely on.
 
-    The types in modules that are not compiled are among them.
+    These include modules that are not compiled, because compiled code relies on their types.
     """
     digest = blake2b(SUFFIX.encode(), digest_size=16)
     for package in ("serving", "sim"):
@@ -38,7 +38,7 @@ def sources_digest() -> str:
 
 
 class _Finder:
-    """A finder of the compiled modules, which Python asks before it looks for their sources."""
+    """A finder of compiled modules. Python asks it before it looks for sources."""
 
     def __init__(self) -> None:
         paths = COMPILED.rglob(f"*{SUFFIX}")

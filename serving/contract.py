@@ -1,8 +1,8 @@
 """The contract that every policy keeps in every run: plans stay within the limits of the deployment.
 
-The limits are the *deployment's*, whatever limits the policy believes in, and some request must get on as long as some
-request waits. Nothing here ever changes what a policy decides. The tests hold built-in policies to the rest of the
-contract, so a run checks only this part for them. It holds a user's own policy to all of it
+The limits are the *deployment's*, whatever limits the policy assumes. While requests wait, some request must make
+progress. The contract never changes what a policy decides. A run checks only this part of the contract for built-in
+policies, because the tests check the rest. For a user's own policy it checks the whole contract
 (`user_code/own_contract.py`).
 """
 
@@ -25,7 +25,7 @@ Rule = Literal["budget", "KV", "rows", "sums", "requests", "progress", "promises
 
 
 class Breach(UserError):
-    """A policy broke `rule`; the message says in which step, with which request, and how."""
+    """The error of a policy that broke `rule`; its message names the step, the request and what the policy did."""
 
     def __init__(self, rule: Rule, policy: str, what: str) -> None:
         self.rule = rule
@@ -34,7 +34,7 @@ class Breach(UserError):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Contract:
-    """The calls of a loop to `scheduler`, which must keep to `limits`. Raises `Breach` if it does not.
+    """The calls of an engine loop to `scheduler`, checked against `limits`. Raises `Breach` if a plan exceeds them.
 
     Attributes:
         step: number of the last plan
@@ -52,7 +52,7 @@ class Contract:
         self._budget_name = "max_num_scheduled_tokens" if limits.max_num_scheduled_tokens else "max_num_batched_tokens"
         self._seats_name = "max_num_active_seqs" if limits.max_num_active_seqs else "max_num_seqs"
         self._blocks = limits.num_blocks - 1
-        self._loads = False  # True if requests may wait for KV from outside
+        self._loads = False  # True if requests may wait for KV from outside the engine
 
     def schedule(self) -> StepPlan:
         scheduler = self.scheduler
@@ -70,7 +70,7 @@ class Contract:
 
     @property
     def hold_ns(self) -> int:
-        """The time for which the policy plans nothing because more requests may come; 0 if it does not wait."""
+        """The time for which the policy plans nothing, because more requests may come; 0 if it plans now."""
         hold_ns: int = getattr(self.scheduler, "hold_ns", 0)
         return hold_ns
 
@@ -79,9 +79,9 @@ class Contract:
         self._call(self.scheduler.hold_no_longer)  # type: ignore[attr-defined]
 
     def must_get_on(self, plan: StepPlan) -> None:
-        """Check that no request waits that could run and is not held back.
+        """Check that every waiting request has a reason to wait: a grammar, a KV load, or `hold_ns`.
 
-        The loop calls this method if nothing is in flight and `plan` runs nothing.
+        The loop calls this method if no step is in flight and `plan` is empty.
         """
         if self.hold_ns:
             return
@@ -110,10 +110,10 @@ class Contract:
     def abort(self, id: int) -> Request | None:
         return self._call(self.scheduler.abort, id)
 
-    # KV from outside
+    # KV from outside the engine
 
     def connect(self, external: ExternalKv) -> None:
-        """Make the scheduler use `external`. Raises UserError if its policy cannot."""
+        """Make the scheduler use `external`. Raises UserError if the policy does not support it."""
         self._loads = True
         self._call(connect, self.scheduler, external)
 
@@ -130,7 +130,7 @@ class Contract:
         self._call(self._external.release, request)
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what the policy returns; subclasses watch the call."""
+        """Return the result of `call`, a call to the policy; subclasses override this method to check the call."""
         return call(*arguments)
 
     @property
@@ -140,7 +140,7 @@ class Contract:
     # Breaches
 
     def breach(self, rule: Rule, what: str, request: Request | None = None) -> NoReturn:
-        """Raise a `Breach` whose one line says what was broken, and where."""
+        """Raise a `Breach` with a one-line message: the step, the request and what the policy did."""
         where = f"step {self.step}" if request is None else f"step {self.step}, request {request.id}"
         raise Breach(rule, self.policy, f"{where}: {what}")
 

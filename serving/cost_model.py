@@ -1,8 +1,9 @@
 """The cost model: how long a step takes, and the sizes that steps are padded to.
 
-The real engine measures it, calibration fits it, the simulator asks it. Durations are integer nanoseconds. The engine
-pads, as CUDA graphs require and CPU kernels like; the cost model must price the same padding: decode rows to a batch
-size, and tokens of mixed steps that run as CUDA graphs.
+The real engine measures step times, calibration fits the cost model to them, and the simulator asks the cost model.
+Durations are integer nanoseconds. The engine pads steps, because CUDA graphs require it and CPU kernels run faster. The
+cost model must price the same padding: decode rows are padded to a batch size, and the tokens of mixed steps that run
+as CUDA graphs are padded to a bucket.
 """
 
 from __future__ import annotations
@@ -22,49 +23,50 @@ of 128,000 tokens."""
 
 
 class CostModel(Protocol):
-    """The time of one step: `cpu_ns` from planning to launch, `step_ns` from launch to its tokens.
+    """The time of one step: `cpu_ns` from planning to launch, and `step_ns` from launch until its tokens are there.
 
-    Each answer depends on the plan's aggregates alone, never on earlier calls.
+    The times depend only on the plan's aggregates, never on earlier calls.
     """
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        """Return the CPU time before the step can start; an overlapped loop spends it while the step before runs.
+        """Return the CPU time before the step can start; in an overlapped loop it passes while the previous step runs.
 
-        For pure decode steps it depends on the number of rows alone.
+        For pure decode steps it depends only on the number of rows.
         """
 
     def step_ns(self, plan: StepPlan) -> int:
         """Return the time from the start of the step until its tokens are there."""
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        """Return `cpu_ns + step_ns` of each of `steps` pure decode steps in a row, the same to the bit.
+        """Return `cpu_ns + step_ns` for each of `steps` consecutive pure decode steps.
 
-        `context` and `squares` are the sums of computed tokens, and of their squares, before the first step. Each step
-        adds `rows` to `context`, and leaves the variance as it is. If prices grow linearly, a `DecodeRun` costs least.
+        The values are exactly those that the two methods return step by step. Before the first step, `context` is the
+        sum of the rows' computed tokens, and `squares` the sum of their squares. Each step adds `rows` to `context` and
+        leaves the variance unchanged. If prices grow linearly, a `DecodeRun` is the fastest answer.
         """
 
 
 @runtime_checkable
 class PipelinedCost(CostModel, Protocol):
-    """A cost model that knows its engine's pipeline stages. `step_ns` is then a step with the pipeline to itself."""
+    """A cost model of an engine with pipeline stages. Its `step_ns` is for a step that has the pipeline to itself."""
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
-        """Return the time of the step on each stage, in order."""
+        """Return the time of the step on each pipeline stage, in order."""
 
     def transfers_ns(self, plan: StepPlan) -> list[int]:
-        """Return the time that the step's activations take from each stage but the last to the next."""
+        """Return the transfer time of the step's activations from each stage to the next; the last stage has none."""
 
 
 @runtime_checkable
 class NetworkedCost(CostModel, Protocol):
-    """A cost model that knows what its engine sends between nodes."""
+    """A cost model of an engine that sends data between nodes."""
 
     def network_ns(self, tokens: int) -> int:
-        """Return the time for which the collectives of a step of `tokens` tokens keep a device's adapter busy."""
+        """Return how long the collectives of a step of `tokens` tokens keep a device's network adapter busy."""
 
 
 def decode_plans(rows: int, context: int, squares: int, steps: int) -> Iterator[StepPlan]:
-    """Yield the plans of `decode_run_ns`, one by one."""
+    """Yield the plan of each step that `decode_run_ns` prices."""
     for _ in range(steps):
         yield StepPlan.from_amounts(decode_rows=rows, decode_context=context, decode_squares=squares, sampled_rows=rows)
         context, squares = context + rows, squares + 2 * context + rows
@@ -73,8 +75,8 @@ def decode_plans(rows: int, context: int, squares: int, steps: int) -> Iterator[
 class TokenCost:
     """A constant price of a step, plus a price per token, plus a price per query-key pair.
 
-    This is the cost of the oracle recordings (vllm-policy): `base_ns + per_token_ns * tokens + per_pair_ps * pairs //
-    1000`. `plan_ns` is CPU time per plan.
+    The oracle recordings (vllm-policy) use this cost: `base_ns + per_token_ns * tokens + per_pair_ps * pairs // 1000`.
+    `plan_ns` is the CPU time of each plan.
     """
 
     def __init__(self, base_ns: int, per_token_ns: int, per_pair_ps: int, plan_ns: int = 0) -> None:
@@ -101,8 +103,8 @@ def padded(rows: int) -> int:
 
 
 def padded_tokens(tokens: int) -> int:
-    """Return the tokens of the CUDA graph that holds a mixed step of `tokens` tokens.
+    """Return the number of tokens of the smallest CUDA graph that holds a mixed step of `tokens` tokens.
 
-    Larger steps keep their size, because they run eagerly.
+    Steps larger than every CUDA graph keep their size, because they run eagerly.
     """
     return TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, tokens)] if tokens <= TOKEN_BUCKETS[-1] else tokens

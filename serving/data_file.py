@@ -1,7 +1,7 @@
-"""Files of YAML and JSON, read as data.
+"""Reading YAML and JSON files as data.
 
-Mistakes that the formats allow are refused: a name twice, data that nests deeper than Python can follow, and in YAML
-also a number that is not as it looks, and aliases that expand to far more than is written.
+The readers refuse mistakes that the formats allow: a name that is set twice, and data nested deeper than Python can
+follow. In YAML they also refuse octal and base-60 numbers, and aliases that expand to far more than is written.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import yaml
 from serving.errors import UserError, reason
 
 _MOST_REPEATED = 1_000_000  # characters that the aliases of a file may add
-_OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # YAML 1.1: octal, and to the base 60
-_NO_TEXT = re.compile("[\ud800-\udfff]")  # halves of characters
+_OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # YAML 1.1: octal and base-60 numbers
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # lone surrogates
 _MERGE = "tag:yaml.org,2002:merge"
-# A value of the wrong kind for its tag, such as the date 2020-99-99, is none of PyYAML's own errors.
+# PyYAML raises errors other than its own for a value that does not fit its tag, such as the date 2020-99-99.
 _MALFORMED = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the data in `text`. Raises ValueError that says, after the name of the text, what is wrong with it."""
+    """Return the data in `text`. Raises ValueError with a message that completes a sentence beginning with its name."""
     try:
         return yaml.load(text, _Loader)
     except _Refused as error:
@@ -35,7 +35,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: str | Path, field: str) -> Any:
-    """Return the data in the file. Raises UserError of `field`, which names the file, if it cannot be read."""
+    """Return the data in the file. Raises UserError about `field` that names the file if it cannot be read."""
     try:
         return parse_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -45,15 +45,15 @@ def read_yaml(path: str | Path, field: str) -> Any:
 
 
 def bundled(path: Path) -> Any:
-    """Return the data in one of our own files, which has no errors.
+    """Return the data in one of our own files, without checking it for errors.
 
-    It is read in C if PyYAML can, ten times as fast.
+    PyYAML's C loader reads it if there is one; that loader is ten times as fast.
     """
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def read_mapping(path: str | Path, field: str, example: str) -> dict[str, Any]:
-    """Return `read_yaml` of a file of settings. `example` is the page of the documentation that shows one."""
+    """Return the mapping in a YAML file of settings. `example` is the documentation page that shows such a file."""
     data = read_yaml(path, field)
     if not isinstance(data, dict):
         raise UserError(field, str(path), f"must be a mapping of settings; see {example} for an example")
@@ -68,7 +68,7 @@ class _Refused(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that checks the text before it makes anything of it."""
+    """A loader that checks the YAML nodes before it makes Python objects of them."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
@@ -101,7 +101,7 @@ _Loader.add_implicit_resolver(  # YAML 1.1 takes such a number for text
 
 
 def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-    """Return the characters in the node, with each alias written out; infinite for one that contains itself."""
+    """Return the number of characters in the node with each alias expanded; infinite if the node contains itself."""
     if node not in known:
         known[node] = float("inf")
         if isinstance(node, yaml.ScalarNode):
@@ -113,7 +113,7 @@ def _length(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
 
 
 def parse_json(text: str | bytes, **how: Any) -> Any:
-    """Return the data in `text`; `how` is as `json.loads` takes it. Raises ValueError that says what is wrong."""
+    """Return the data in `text`; `how` is passed on to `json.loads`. Raises ValueError that says what is wrong."""
     try:
         return json.loads(text, object_pairs_hook=_object, **how)
     except json.JSONDecodeError as error:
@@ -128,7 +128,7 @@ def parse_json(text: str | bytes, **how: Any) -> Any:
 
 
 def read_json_file(path: str | Path, field: str, advice: str = "") -> Any:
-    """Return the data in the file. Raises UserError of `field`, which names the file and ends in `advice`."""
+    """Return the data in the file. Raises UserError about `field` that names the file and ends in `advice`."""
     try:
         return parse_json(Path(path).read_bytes())
     except OSError as error:
@@ -138,7 +138,7 @@ def read_json_file(path: str | Path, field: str, advice: str = "") -> Any:
 
 
 def no_constant(name: str) -> Any:
-    """Raise ValueError, as a `parse_constant`: Python reads NaN and infinities, which JSON does not have."""
+    """Raise ValueError. As `parse_constant` of `json.loads` it refuses NaN and infinities, which are not JSON."""
     raise ValueError(f"{name} is no number")
 
 

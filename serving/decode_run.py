@@ -1,7 +1,7 @@
 """Durations of steady decode steps whose price grows linearly, summed in closed form.
 
-Prices are integer picoseconds, and each step is rounded down to nanoseconds by itself. Sums of rounded terms follow
-from Euclid's algorithm (Graham, Knuth and Patashnik, "Concrete Mathematics", 2nd edition, section 3.5).
+Prices are integer picoseconds, and the duration of each step is rounded down to nanoseconds. An algorithm like Euclid's
+gives the sum of the rounded durations (Graham, Knuth and Patashnik, "Concrete Mathematics", 2nd edition, section 3.5).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from math import isqrt
 
 
 class DecodeRun:
-    """The nanoseconds of `steps` steps, at least one, followed by the steps of `then`.
+    """The durations of `steps` steps (at least one), followed by those of `then`, in nanoseconds.
 
-    Step i takes `(first_ps + i * growth_ps) // 1000`. `growth_ps` is not negative.
+    Step i takes `(first_ps + i * growth_ps) // 1000` ns. `growth_ps` is not negative.
     """
 
     __slots__ = ("_first_ps", "_growth_ps", "_here", "_here_ns", "steps", "then")
@@ -42,7 +42,7 @@ class DecodeRun:
         return first if self.then is None else min(first, self.then.shortest_ns())
 
     def longer(self, ns: int) -> DecodeRun:
-        """Return the same steps, each `ns` longer."""
+        """Return a run in which each step takes `ns` longer."""
         then = None if self.then is None else self.then.longer(ns)
         return DecodeRun(self._first_ps + 1000 * ns, self._growth_ps, self._here, then)
 

@@ -1,8 +1,8 @@
 """The requests that get exactly one token in every step, advanced together.
 
-A steady decode step costs O(1) here, whatever the batch: members' counts are offsets from one clock, the context sum
-grows by the number of rows, the demand for blocks is a table of `block_size` phases, and the end of each request is a
-heap entry keyed by the clock at which its last token is scheduled.
+A steady decode step takes O(1) time here, whatever the batch size. The members' counts are offsets from one clock. The
+context sum grows by the number of rows. A table of `block_size` phases holds the members by the tick at which they need
+a new block. A heap holds the end of each request: the clock at which its last token is scheduled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class DecodeSet:
     """The requests in steady decode.
 
     Attributes:
-        clock: steps planned; every member gets one token at each tick
-        committed: the clock of the last step that has returned
-        lag: steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped
+        clock: number of steps planned; every member gets one token at each tick
+        committed: clock of the last step that has returned
+        lag: number of steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped loop
         context: sum of the members' computed tokens
         squares: sum of the squares of the members' computed tokens, which shows how uneven the members are
-        listener: hears which requests join and leave, if it is set
-        newest: no member was admitted later than this (an upper bound while the set is not empty)
+        listener: object that is called when a request joins or leaves; None if there is none
+        newest: upper bound of the members' admission numbers; meaningless while the set is empty
     """
 
     def __init__(self, block_size: int) -> None:
@@ -42,14 +42,14 @@ class DecodeSet:
         self.newest = -1
         self.listener: ServiceCounters | None = None
         self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
-        self._exits: list[tuple[int, int, int]] = []  # (clock of the last token, admission, id), and
-        self._next_exit = _NEVER  # the first clock in `_exits`
+        self._exits: list[tuple[int, int, int]] = []  # heap of (clock of the last token, admission, id)
+        self._next_exit = _NEVER  # smallest clock in `_exits`
 
     def __len__(self) -> int:
         return len(self.members)
 
     def join(self, request: Request) -> None:
-        """Give `request` one token a step from the next tick on, until its last is scheduled."""
+        """Give `request` one token per step from the next tick on, until its last token is scheduled."""
         left = request.unscheduled
         if left < 1:
             raise ValueError(f"request {request.id} has no token left to schedule")
@@ -68,7 +68,7 @@ class DecodeSet:
             self.listener.joined(request)
 
     def leave(self, request: Request) -> None:
-        """Give `request` its counts back as plain numbers."""
+        """Remove `request` from the set, and store its token counts in the request itself."""
         computed = request.computed
         ticks = self.clock - request.joined
         returned = max(self.committed - request.joined, 0)
@@ -89,7 +89,7 @@ class DecodeSet:
             self.listener.left(request)
 
     def tick(self) -> list[Request]:
-        """Plan one step for every member; return members whose last token it schedules, in order of admission."""
+        """Plan one step for every member. Return the members that it gives their last token, in order of admission."""
         rows = len(self.members)
         self.clock = clock = self.clock + 1
         self.squares += 2 * self.context + rows
@@ -99,7 +99,7 @@ class DecodeSet:
         return [self.members[id] for id in self._pop_exits()]
 
     def skip(self, steps: int) -> None:
-        """Plan and return `steps` more ticks, none of which is the last of any member."""
+        """Plan and commit `steps` more ticks, none of which gives any member its last token."""
         grown = steps * len(self.members)
         self.clock += steps
         self.committed += steps
@@ -109,7 +109,7 @@ class DecodeSet:
     def ids(self, members: list[Request]) -> list[int]:
         """Return the ids of `members` in order of admission.
 
-        `members` are all members or the ones that joined first. As a rule they joined in order of admission.
+        `members` are all members, or the first ones in order of joining. They usually joined in order of admission.
         """
         last = -1
         for member in members:
@@ -117,10 +117,10 @@ class DecodeSet:
                 members.sort(key=attrgetter("admitted"))
                 return [member.id for member in members]
             last = member.admitted
-        return list(self.members)[: len(members)]  # the keys themselves, without new numbers
+        return list(self.members)[: len(members)]  # reuses the keys, which makes no new int objects
 
     def at_block_start(self, after: int = 0) -> dict[int, Request]:
-        """Return members whose computed tokens are a multiple of the block size, `after` more ticks from now."""
+        """Return the members whose number of computed tokens will be a multiple of the block size in `after` ticks."""
         return self._phases[-(self.clock + after) % self.block_size]
 
     def block_starts_by_tick(self) -> list[int]:
@@ -129,23 +129,26 @@ class DecodeSet:
         After `block_size` ticks the counts repeat.
         """
         members = list(map(len, self._phases))
-        now = -self.clock % self.block_size  # phases go by downwards
+        now = -self.clock % self.block_size  # the index of the current phase falls with each tick
         return [*members[now::-1], *members[:now:-1]]
 
     def block_starts(self, steps: int) -> int:
-        """Return how many times a member will cross into a new block in `steps` more ticks."""
+        """Return how many times members will cross into a new block in `steps` more ticks, all members together."""
         rounds, rest = divmod(steps, self.block_size)
-        last = -(self.clock + rest - 1) % self.block_size  # phases go by downwards
+        last = -(self.clock + rest - 1) % self.block_size  # the index of the current phase falls with each tick
         crossings = rounds * len(self.members) + sum(map(len, self._phases[last : last + rest]))
         over = last + rest - self.block_size
         return crossings + sum(map(len, self._phases[:over])) if over > 0 else crossings
 
     def steps_to_exit(self) -> int:
-        """Return the ticks until some member's last token is scheduled, that tick included. The set is not empty."""
+        """Return the number of ticks up to and including the first that gives a member its last token.
+
+        The set must not be empty.
+        """
         return self._next_exit - self.clock
 
     def _await_exit(self) -> None:
-        """Set the next exit; entries of members that left early stay in the heap until they surface."""
+        """Update `_next_exit`. Entries of members that left early stay in the heap until they reach its top."""
         while self._exits and not self._is_live(self._exits[0]):
             heappop(self._exits)
         self._next_exit = self._exits[0][0] if self._exits else _NEVER

@@ -1,8 +1,8 @@
-"""The base of every saved answer: one JSON document, checked when it is read, from which all else is made.
+"""The base of every saved answer: one JSON document, which is checked when it is read.
 
-Its report, which a terminal, a page and a file show, is made of the document and nothing beside it, so that a saved
-document says the same as one that was just made. Fields that a later version adds are ignored; a damaged document gives
-one line.
+A terminal, a page and a file show the document's report. The report is made from the document alone, so a saved
+document shows the same report as a new one. Fields that a later version adds are ignored. A damaged document gives a
+one-line error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Number = Annotated[float | None, BeforeValidator(_none_if_infinite)]  # JSON has
 
 
 def fact(description: str, unit: str = "", **more: Any) -> Any:
-    """Return a field with its meaning and, for a number, its unit. `more` is as pydantic's `Field` takes it."""
+    """Return a field with its meaning and, for a number, its unit. `more` is passed on to pydantic's `Field`."""
     return Field(description=description, json_schema_extra={"unit": unit}, **more)
 
 
@@ -54,9 +54,9 @@ def metric_fact(name: str) -> Any:
 
 
 class Part(BaseModel):
-    """A part of a document: frozen, and every number of it finite, to twelve significant digits.
+    """A part of a document. It is frozen, and its numbers are finite and rounded to twelve significant digits.
 
-    The digits beyond depend on the CPU: on the vector units that made sums.
+    Digits beyond the twelfth depend on the vector units of the CPU that computed the sums.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, defer_build=True)
@@ -67,12 +67,12 @@ class Part(BaseModel):
         return value if info.field_name == "inputs" else _rounded(value)  # inputs stay as they were given
 
     def as_json(self) -> dict[str, Any]:
-        """Return the part as plain JSON, for scripts and to be read again."""
+        """Return the part as plain JSON data, for scripts and for reading it again."""
         return self.model_dump(mode="json")
 
 
 class Answer:
-    """An answer, which gives its tables, and shows itself on a terminal and in a notebook."""
+    """An answer that returns its tables, and shows its report on a terminal and in a notebook."""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -80,15 +80,15 @@ class Answer:
         raise NotImplementedError
 
     def table(self, name: str) -> Any:
-        """Return a table as a `pyarrow.Table`, whose fields carry units and definitions."""
+        """Return a table as a `pyarrow.Table`; the metadata of its fields holds units and definitions."""
         raise NotImplementedError
 
     def report(self) -> Report:
-        """Yield its lines and tables from top to bottom, for any medium."""
+        """Yield the lines and tables of the report from top to bottom, for any medium."""
         raise NotImplementedError
 
     def to_arrow(self, table: str | None = None) -> Any:
-        """Return one of `tables`, by default the main one. Raises UserError for any other name."""
+        """Return the table with this name, by default the main one. Raises UserError if there is no such table."""
         if table is not None and table not in self.tables:
             raise UserError("table", table, f"does not exist here; choose one of {', '.join(self.tables)}")
         return self.table(table or self.tables[0])
@@ -112,7 +112,7 @@ class Answer:
 
 
 class Document(Part, Answer):
-    """An answer as a document: `what` is its name in messages, and `where` stands before its fields in errors."""
+    """An answer that is one document. `what` is its name in messages; `where` precedes its field names in errors."""
 
     what: ClassVar[str]
     where: ClassVar[str]
@@ -121,7 +121,7 @@ class Document(Part, Answer):
 
     @classmethod
     def read(cls: type[Read], data: Any) -> Read:
-        """Read the document from plain JSON. Raises UserError with the first field that is wrong."""
+        """Read the document from plain JSON data. Raises UserError that names the first wrong field."""
         return parse(cls, with_present_names(data), where=cls.where, typed=True)
 
     def dumps(self, indent: int | None = None) -> str:

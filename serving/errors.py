@@ -1,7 +1,7 @@
-"""The one exception for everything a user can cause.
+"""UserError, the only exception for errors that a user can cause.
 
-Its message is a single line that names the field, the value and the remedy. The command line prints it and exits 2. Any
-other exception that reaches the user is a bug in tokentwin.
+Its message is a single line that names the field, the value and the remedy. The command line prints the message and
+exits with status 2. Any other exception that reaches the user is a bug in tokentwin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parent.parent.parts
 
 
 class UserError(Exception):
-    """Bad input: `field` had `value`, None if it was not given; `remedy` says what is allowed or what to do."""
+    """Bad input. `field` had `value` (None if it was not given); `remedy` says what is allowed or what to do."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field = field
@@ -39,12 +39,12 @@ class UserError(Exception):
         super().__init__(one_line(": ".join(parts)))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, object, str], dict[str, str]]:
-        """Keep the user's traceback when a worker's process sends the error."""
+        """Keep the user's traceback when a worker process sends the error to its parent."""
         return UserError, (self.field, self.value, self.remedy), {"_carried": self.own_traceback}
 
     @property
     def own_traceback(self) -> str:
-        """The traceback of an error in a user's own code, without our frames; empty if their code raised none."""
+        """The traceback of an error in the user's own code, without our frames; empty if that code raised no error."""
         error: BaseException | None = self
         while error is not None and type(error).__module__.partition(".")[0] in OURS:
             error = error.__cause__ or error.__context__
@@ -63,7 +63,7 @@ def reason(error: Exception) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """Return an error of a user's own code in one line: the exception and the line of their innermost call."""
+    """Return an error of a user's own code in one line: the exception, and the innermost line of the user's code."""
     frames = list(extract_tb(error.__traceback__))
     frames = [frame for frame in frames if not _is_ours(frame.filename)] or frames
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -75,21 +75,21 @@ def raised(error: BaseException) -> str:
 
 
 def _is_installed(frame: FrameSummary) -> bool:
-    """Return whether a frame is of Python or of an installed package."""
+    """Return whether a frame is in the code of Python itself or of an installed package."""
     places = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     return frame.filename.startswith(("<frozen", *places))
 
 
 def _is_ours(file: str) -> bool:
-    """Return whether `file` is of one of our packages, which lie beside one another."""
+    """Return whether `file` belongs to one of our packages. They all lie in one directory."""
     parts = Path(file).parts
-    if parts[: len(_ROOT)] == _ROOT:  # the path of a compiled module is relative
+    if parts[: len(_ROOT)] == _ROOT:  # only a compiled module has a relative path
         parts = parts[len(_ROOT) :]
     return bool(parts) and parts[0] in OURS
 
 
 def shown(value: object) -> str:
-    """Return `repr(value)` of a user's own object, in one line, shortened; its type if that fails."""
+    """Return `repr(value)` of a user's own object, shortened and in one line; if `repr` fails, name the type."""
     try:
         text = repr(value)
     except (Exception, SystemExit):  # the user's code, too
@@ -103,14 +103,14 @@ def one_line(text: str) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Return `text` with control characters, which could steer a terminal, escaped; its line breaks stay."""
+    """Return `text` with its control characters escaped, because they could steer a terminal; line breaks stay."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
 
 
 def shortened(text: str, most: int) -> str:
-    """Return `text` in no more than `most` characters, without its middle: the end of a path is telling."""
+    """Return `text` with at most `most` characters; the middle is cut out, since a path's end says much."""
     return text if len(text) <= most else f"{text[: most // 2]}...{text[3 + most // 2 - most :]}"
 
 

@@ -1,7 +1,7 @@
-"""The form of a figure on a terminal, on a page, in a file and in an error: one rule for each kind of figure.
+"""The format of figures on a terminal, on a page, in a file and in an error: one function for each kind of figure.
 
-A function takes the figure in the unit of its argument's name, and returns it with its unit. A figure that is unknown
-(None or NaN) is a dash. Figures in JSON and Parquet keep all their digits, and do not come by here.
+The argument's name states the unit of the figure. The function returns text that includes the unit. An unknown figure
+(None or NaN) becomes a dash. Figures in JSON and Parquet files keep all their digits and are not formatted here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _GIB = 1024**3
 
 
 def shown_number(value: float | None, digits: int = 3) -> str:
-    """Return `digits` significant digits, and all before the point, thousands set apart: `0.05`, `38.2`, `12,345`.
+    """Return a number with `digits` significant digits and separated thousands: `0.05`, `38.2`, `12,345`.
 
-    Figures that stand side by side to be compared have four. An infinite one is the time of what does not happen.
+    All digits before the decimal point are shown. Use four digits for figures that readers compare side by side. An
+    infinite figure is the time of an event that does not happen; it becomes `never`.
     """
     if value is None or value != value:
         return NOTHING
@@ -26,7 +27,10 @@ def shown_number(value: float | None, digits: int = 3) -> str:
 
 
 def shown_share(share: float | None, decimals: int = 0) -> str:
-    """Return a share in percent: `97 %`. Only 0 is `0 %`, and only 1 is `100 %`: others are `< 1 %` and `> 99 %`."""
+    """Return a share in percent: `97 %`. Only exactly 0 gives `0 %`, and only exactly 1 gives `100 %`.
+
+    Shares that would round to these give `< 1 %` and `> 99 %`.
+    """
     if share is None or share != share:
         return NOTHING
     text, step = f"{100 * share:z,.{decimals}f}", 10**-decimals
@@ -38,7 +42,7 @@ def shown_share(share: float | None, decimals: int = 0) -> str:
 
 
 def shown_percent(percent: float | None, decimals: int = 1) -> str:
-    """Return an error, or a noise, which may exceed a hundred percent: `8.0 %`."""
+    """Return a percentage that may exceed 100 %, such as an error or a noise level: `8.0 %`."""
     return NOTHING if percent is None or percent != percent else f"{percent:z,.{decimals}f} %"
 
 
@@ -48,7 +52,7 @@ def shown_change(percent: float | None, decimals: int = 1, unit: str = " %") -> 
 
 
 def shown_times(*times_ms: float | None, digits: int = 3) -> tuple[list[str], str]:
-    """Return times as numbers in one unit, and the unit: seconds if the first of them reaches 10,000 ms."""
+    """Return times as numbers in one unit, and that unit: seconds if the first time is at least 10,000 ms."""
     first = times_ms[0]
     in_s = first is not None and _IN_SECONDS_MS <= first < math.inf
     return [shown_number(time / 1000 if in_s and time else time, digits) for time in times_ms], "s" if in_s else "ms"
@@ -66,12 +70,15 @@ def shown_usd(usd: float | None, decimals: int = 2) -> str:
 
 
 def shown_gib(size_bytes: float) -> str:
-    """Return a size of memory in GiB, the unit of all settings of memory: `79.2 GiB`."""
+    """Return a memory size in GiB, the unit of all memory settings: `79.2 GiB`."""
     return f"{size_bytes / _GIB:,.1f} GiB"
 
 
 def shown_band(low: float | None, high: float | None, digits: int = 3) -> str:
-    """Return the ends of an interval as two numbers: `12–20`, `-3 to 4`, `12` if they look alike, `12 or more`."""
+    """Return the ends of an interval: `12–20`, `-3 to 4`, or `12` if both ends look alike.
+
+    An interval without an upper end gives `12 or more`.
+    """
     first, last = (shown_number(end, digits) for end in (low, high))
     if first in (last, NOTHING):
         return first
@@ -79,5 +86,5 @@ def shown_band(low: float | None, high: float | None, digits: int = 3) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """Return a count with its noun in the right number: `1 request`, `1,234 requests`."""
+    """Return a count and its noun, in the singular or plural: `1 request`, `1,234 requests`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

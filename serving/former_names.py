@@ -1,4 +1,4 @@
-"""Names that files of tokentwin 0.2 and before have for what is now called `trust`, which has a `level`."""
+"""Former names of `trust` and its `level`, which files of tokentwin 0.2 and earlier use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def present_name(name: str) -> str:
 
 
 def with_present_names(value: Any) -> Any:
-    """Return plain JSON with the present names of its keys, at any depth."""
+    """Return plain JSON data with its keys renamed to their present names, at any depth."""
     if isinstance(value, dict):
         return {present_name(name): with_present_names(part) for name, part in value.items()}
     return [with_present_names(part) for part in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The time that an API server and its clients add to a request: work, waits for that work, and a slower engine."""
+"""The time that an API server and its clients add to a request: their work, queueing for it, and a slower engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ FILE = "front_door.json"
 
 
 class FrontDoor(Settings):
-    """The times of one API process, which does one thing after another, in ns.
+    """The times of one API process in ns. The process does one piece of work at a time.
 
-    The engine beside it takes `engine_step_ns` longer for each step, and `engine_row_ns` for each token of it. Between
-    steps the engine's process also hands out tokens; it takes `host_step_ns` and `host_row_ns` longer there.
+    An engine on the same machine takes `engine_step_ns` longer for each step, and `engine_row_ns` longer for each token
+    that the step samples. Between steps the engine's process also hands out the tokens; this takes `host_step_ns` more
+    CPU time for each step, and `host_row_ns` for each sampled token.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -43,7 +44,7 @@ class FrontDoor(Settings):
 
     @classmethod
     def load(cls, path: str | Path) -> FrontDoor:
-        """Read a front door from a file, or from its directory. Raises UserError if there is none, or it is damaged."""
+        """Read a front door from a file or its directory. Raises UserError if the file is missing or damaged."""
         path = Path(path)
         path = path / FILE if path.is_dir() else path
         try:
@@ -56,7 +57,7 @@ class FrontDoor(Settings):
             raise UserError("front-door", str(path), remedy) from None
 
     def save(self, folder: Path) -> None:
-        """Write the front door into `folder`, whole or not at all."""
+        """Write the front door into `folder`, as a whole file or not at all. Raises UserError if that fails."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with whole_file(folder / FILE) as file:
@@ -65,7 +66,7 @@ class FrontDoor(Settings):
             raise UserError("out", str(folder), f"cannot be written: {reason(error)}") from None
 
     def beside(self, cost: CostModel) -> CostModel:
-        """Return `cost` for an engine that shares its CPU with this API process."""
+        """Return the cost model of an engine that shares its CPU with this API process; `cost` is that engine alone."""
         return Beside(cost, self) if any((*self._step, *self._host)) else cost
 
     @property
@@ -78,7 +79,7 @@ class FrontDoor(Settings):
 
 
 class Beside:
-    """A cost model whose steps all take longer; the more tokens a step samples, the longer."""
+    """A cost model that adds a time to each step of `cost`; the added time grows with the tokens that it samples."""
 
     def __init__(self, cost: CostModel, front_door: FrontDoor) -> None:
         self._cost = cost

@@ -1,4 +1,4 @@
-"""A report, or a table, in Markdown."""
+"""Reports and tables in Markdown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LINES = {"headline": "**{}**", "title": "### {}", "warning": "> {}", "command":
 
 
 def markdown(report: Report) -> str:
-    """Return a report; nothing in its texts is taken for Markdown."""
+    """Return a report in Markdown; its texts are escaped, so that nothing in them is read as Markdown."""
     return "\n\n".join(_parts(report)) + "\n"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[bool] = ()) -> str:
-    """Return a table whose cells are Markdown; `right` says which columns are right-aligned."""
+    """Return a table in Markdown. Its cells are Markdown already; `right` is True for right-aligned columns."""
     first, *others = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (header, *rows))
     rule = "".join("--:|" if at < len(right) and right[at] else "---|" for at in range(len(header)))
     return "\n".join((first, f"|{rule}", *others))
@@ -42,5 +42,5 @@ def _table(table: Table) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text as Markdown shows it unchanged, on one line."""
+    """Return a text escaped, so that Markdown shows it unchanged, and on one line."""
     return re.sub(r"([\\`*<\[])", r"\\\1", " ".join(text.split()))

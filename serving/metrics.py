@@ -1,8 +1,8 @@
-"""The metric registry: one definition of each number, its names in other tools, and the bounds on it that are SLOs.
+"""The metric registry: the definition of each metric, its names in other tools, and the checks of SLOs.
 
 Column metadata, `--help`, tooltips and the glossary (`docs/metrics.md`) all come from the table in `metrics.toml`; no
-other module may define a metric. Tools disagree on TPOT, ITL and "throughput"; this table decides. `python -m
-serving.metrics` prints the glossary.
+other module may define a metric. Tools disagree on TPOT, ITL and "throughput"; this project uses the definitions of
+this table. `python -m serving.metrics` prints the glossary.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number: `name` (with its unit if it has one), how people say it, what it is, which way is better.
+    """One metric: its `name` (which ends in the unit, if there is one), its label, its definition and its unit.
 
-    `scope` says what one value belongs to: a request, a token gap, a step, or the whole run. `vllm`, `aiperf`,
-    `guidellm` and `prometheus` are its names in these tools, empty if the tool has no equal.
+    `scope` says what one value belongs to: a request, a token gap, a step, or the whole run. `better` says whether
+    lower or higher values are better. `vllm`, `aiperf`, `guidellm` and `prometheus` are the metric's names in these
+    tools, empty if the tool has no such metric.
     """
 
     name: str
@@ -63,15 +64,15 @@ class Metric:
 
     @property
     def read_unit(self) -> str:
-        """The unit in which people read it: a fraction in percent."""
+        """The unit in which reports show the metric: percent for a fraction, otherwise its own unit."""
         return "%" if self.unit == "fraction" else self.unit
 
     def read(self, value: Any) -> Any:
-        """Return a value in `read_unit`; a value that is no number as it is."""
+        """Return a value in `read_unit`. Only a fraction changes: it becomes a percentage."""
         return 100 * value if self.unit == "fraction" and value is not None else value
 
     def shown(self, value: Any) -> str:
-        """Return a value in `read_unit` as people read it; a text as it is."""
+        """Return a value as text, in `read_unit`; a value that is text already stays as it is."""
         return value if isinstance(value, str) else shown_number(self.read(value))
 
     @property
@@ -81,7 +82,7 @@ class Metric:
 
     @property
     def help(self) -> str:
-        """One paragraph for `--help` and tooltips."""
+        """One paragraph about the metric, for `--help` and tooltips."""
         better = f" {self.better.capitalize()} is better." if self.better else ""
         return f"{self.axis}: {self.definition}.{better}"
 
@@ -104,14 +105,14 @@ METRICS = _read_table()
 
 
 def metric(name: str) -> Metric:
-    """Return the metric called `name` here. Raises UserError that names the known ones."""
+    """Return the metric called `name` in the registry. Raises UserError that lists the known metrics."""
     if name not in METRICS:
         raise UserError("metric", name, f"is not a known metric; choose one of {', '.join(METRICS)}")
     return METRICS[name]
 
 
 def label_of(name: str) -> str:
-    """Return a metric's label, or `name` itself if the registry does not have it; a document may name such a metric."""
+    """Return a metric's label, or `name` itself if the registry lacks it: documents may name unknown metrics."""
     return METRICS[name].label if name in METRICS else name
 
 
@@ -121,9 +122,9 @@ def axis_of(name: str) -> str:
 
 
 def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
-    """Return the bounds on request metrics, checked.
+    """Return the SLOs, which are bounds on request metrics, after checking them.
 
-    Raises UserError for a metric that can have no bound, and for a bound that is not above 0.
+    Raises UserError for a metric that cannot have a bound, and for a bound that is not above 0.
     """
     for name, bound in slo.items():
         if name not in SLO_METRICS:
@@ -151,7 +152,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def glossary() -> str:
-    """Return the glossary as Markdown: definitions, statistics, and the names elsewhere."""
+    """Return the glossary in Markdown: definitions, statistics, and the names in other tools."""
     lines = [
         "# Metrics",
         "",

@@ -1,8 +1,8 @@
-"""Processes of this interpreter that find the same packages as this one, wherever they are started.
+"""Starting processes of this interpreter that find the same packages as this process, in any working directory.
 
-`python -m` looks for modules in the working directory first: a user's `sim.py` there would be run for ours. And
-`multiprocessing` runs the main module again in every process that it spawns: a user's script, which need not have a
-guard, would start them again.
+`python -m` looks for modules in the working directory first, so it would run a user's `sim.py` there instead of ours.
+`multiprocessing` runs the main module again in every process that it spawns, so a user's script without a `__main__`
+guard would start the processes again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HOME = Path(__file__).resolve().parents[1]  # the directory of all our packages
+HOME = Path(__file__).resolve().parents[1]  # the directory that holds all our packages
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs `module` without the working directory; it wants `module_environment`."""
+    """Return the command that runs `module` and does not look for modules in the working directory.
+
+    Run it in the environment that `module_environment` returns.
+    """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """Return this process's environment, with the place of our packages if Python does not look there anyway."""
+    """Return this process's environment, with our packages' directory in PYTHONPATH if Python would not find it."""
     paths = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
     places = [*site.getsitepackages(), site.getusersitepackages(), *paths]
     if HOME not in [Path(place).resolve() for place in places]:
@@ -34,9 +37,9 @@ def module_environment() -> dict[str, str]:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Keep processes that `multiprocessing` spawns within from running the main module again.
+    """Keep processes that `multiprocessing` spawns in this context from running the main module again.
 
-    All they need is in our modules.
+    They need only our modules.
     """
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}

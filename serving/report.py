@@ -1,7 +1,7 @@
-"""A report: an answer as lines and tables, made once, which each medium draws in its own way.
+"""A report: an answer as lines and tables, which each medium draws in its own way.
 
-A terminal, Markdown, a page and an HTML file draw the same report. They choose type and colours, and write no word or
-figure of their own.
+A terminal, Markdown, a page and an HTML file draw the same report. They choose fonts and colours, but add no words or
+figures of their own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from serving.metrics import METRICS, metric
 
 
 class Form(NamedTuple):
-    """The form of the cells of a column.
+    """The format of the cells of a column.
 
-    `shown` returns a value in words. A page has `named` in its place, if that is set, or sorts and shows numbers by
-    `printf`.
+    `shown` returns a value as text. On a page, `named` replaces `shown` if it is set, and `printf` is the format of
+    numbers, which a page can sort.
     """
 
     shown: Callable[[Any], str]
@@ -45,15 +45,16 @@ CHANGE = Form(shown_change, "%+.1f %%")
 SHARE = Form(partial(shown_share, decimals=1), "percent")
 USD = Form(shown_usd, "dollar")
 BAND = Form(lambda ends: shown_band(ends[0], ends[1], 4))
-FIGURE = Form(lambda figure: figure)  # a figure in words
-METRIC = Form(str, named=_label_and_unit)  # the name of a metric, which has a label on a page
+FIGURE = Form(lambda figure: figure)  # a figure that is text already
+METRIC = Form(str, named=_label_and_unit)  # the name of a metric; a page shows its label
 METRIC_AND_UNIT = Form(_name_and_unit, named=_label_and_unit)
 
 
 class Column(NamedTuple):
-    """A column: its name, the form of its figures (none: it holds text), and its meaning.
+    """A column: its name, the format of its figures (None if it holds text), and its meaning.
 
-    A narrow terminal leaves out columns that are `spare`: those with the highest number first, the same number at once.
+    A narrow terminal leaves out columns with a `spare` above 0. It begins with the highest number, and leaves out
+    columns with equal numbers together.
     """
 
     name: str
@@ -63,16 +64,16 @@ class Column(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """True if its cells are figures."""
+        """True if the column's cells are figures, which are right-aligned."""
         return self.form is not None and self.form.named is None
 
     @property
     def printf(self) -> str:
-        """The form by which a page shows its numbers; empty of texts."""
+        """The format in which a page shows the column's numbers; empty for texts."""
         return self.form.printf if self.form else ""
 
     def text(self, value: Any, page: bool = False) -> str:
-        """Return a cell in words."""
+        """Return a cell as text."""
         if self.form is None:
             return _WORDS[value] if value is None or isinstance(value, bool) else str(value)
         return ((page and self.form.named) or self.form.shown)(value)
@@ -82,7 +83,8 @@ class Column(NamedTuple):
 class Table:
     """Rows of values under their columns.
 
-    `marked` are cells, by row and column, that miss what is expected of them. `sentences` are rows of whole sentences.
+    `marked` holds the (row, column) of cells that miss what is expected of them. `sentences` is True if the rows are
+    whole sentences.
     """
 
     columns: Sequence[Column]
@@ -93,18 +95,18 @@ class Table:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], forms: Mapping[str, Form] | None = None) -> Table:
-        """Return rows as a table; columns without a form have text, or plain numbers."""
+        """Return rows as a table; a column without a form in `forms` holds text or plain numbers."""
         names = list(dict.fromkeys(name for row in rows for name in row))
         cells = [[row.get(name) for name in names] for row in rows]
         return cls([Column(n, (forms or {}).get(n) or _usual(row.get(n) for row in rows)) for n in names], cells)
 
     @property
     def titles(self) -> list[str]:
-        """The names of the columns, each on a line."""
+        """The names of the columns, each without line breaks."""
         return [column.name.replace("-\n", "").replace("\n", " ") for column in self.columns]
 
     def texts(self, page: bool = False) -> list[list[str]]:
-        """Return the cells in words."""
+        """Return the cells as text."""
         return [[column.text(cell, page) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
 
 
@@ -116,7 +118,7 @@ def _usual(values: Iterable[Any]) -> Form | None:
 
 @dataclass(frozen=True)
 class Line:
-    """A line: of text, the headline, the title of what follows, a note, a warning, or a command to type."""
+    """A line. Its tone says whether it is text, headline, title of what follows, note, warning or command to type."""
 
     text: str
     tone: Literal["text", "headline", "title", "note", "warning", "command"] = "text"

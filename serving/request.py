@@ -1,11 +1,11 @@
 """The live state of one request inside a scheduler.
 
-One invariant holds and can be checked: `cached <= computed <= known + placeholders` and `known <= end_len <= max_len`.
-There are no phases: a request wants `known + placeholders - computed` tokens, and prefill, chunked prefill, resumption
-and decode are that one number (vLLM V1's central rule).
+These invariants hold, and `check` tests them: `cached <= computed <= known + placeholders` and `known <= end_len <=
+max_len`. A request has no phases. It wants `known + placeholders - computed` tokens, and this one number covers
+prefill, chunked prefill, resumption and decode, as in vLLM V1.
 
-While a request is a member of a `DecodeSet` its counts advance with the set's clock, so that a step costs O(1); the
-properties here add the ticks of the clock since it joined.
+While a request is a member of a `DecodeSet`, its counts advance with the set's clock, so that a step takes O(1) time.
+The properties here add the ticks of that clock since the request joined.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Status(Enum):
-    """The state of a request in its life."""
+    """The state of a request."""
 
     WAITING = "waiting"
-    LOADING = "loading"  # waits for KV from outside, and holds the blocks for it
+    LOADING = "loading"  # waits for KV from outside the engine, and holds blocks for it
     RUNNING = "running"
     FINISHED = "finished"
     REJECTED = "rejected"
@@ -35,22 +35,24 @@ _LIVE = (Status.WAITING, Status.LOADING, Status.RUNNING)
 
 
 class Request(BlockTable):
-    """The token counts of one request, and its block table: of several, that of the first group with full attention.
+    """The token counts of one request, and its block table.
 
-    max_len       prompt tokens and the most that it may generate: all that rules may know of its length
-    end_len       prompt tokens and the tokens that it will have generated when it ends
-    computed      tokens whose KV exists, or is scheduled to
+    If the KV cache has several groups, this is the block table of the first group with full attention.
+
+    max_len       prompt tokens plus the maximum number of output tokens: the length that policies may know
+    end_len       prompt tokens plus the output tokens that it will have when it ends
+    computed      tokens whose KV exists or is scheduled to be computed
     known         prompt tokens plus sampled tokens that have returned
-    placeholders  tokens scheduled to be sampled that have not returned; drafts count as if all were accepted
+    placeholders  tokens that are scheduled to be sampled and have not returned; all drafts count as accepted
     in_flight     tokens of steps that have not returned
     stale         tokens in flight that were scheduled before a preemption
     cached        tokens found in the prefix cache, or loaded, at the last admission
-    proposed      draft tokens that its next step can verify
-    accepted_last how many drafts its last step accepted; -1 while none of its drafts was accepted
-    decoding      whether its last step sampled for it; at its admission, whether it lacks the next token alone
-    compiling     whether its grammar is being compiled, until when it cannot run
-    passed_over   whether others behind it were looked at for admission, because it could not run yet
-    eligible      first plan that may have its next decode; kept with a stagger alone
+    proposed      number of draft tokens that its next step can verify
+    accepted_last number of drafts that its last step accepted; -1 while none of its drafts was ever accepted
+    decoding      True if its last step sampled for it; at its admission, True if only the next token is missing
+    compiling     True while its grammar is being compiled; it cannot run before
+    passed_over   True if requests behind it were considered for admission because it could not run yet
+    eligible      number of the first plan that may contain its next decode; only used with a decode stagger
     """
 
     __slots__ = (
@@ -84,20 +86,20 @@ class Request(BlockTable):
         self.decodes: DecodeSet | None = None
         self.joined = 0  # the set's clock when this request joined it
         self.exit_clock = 0  # the set's clock when its last token will be scheduled
-        self.admitted = -1  # order of admission; later is larger
-        self.held = 0  # blocks referenced
-        self.hashed = 0  # full blocks among them that can be reused
+        self.admitted = -1  # admission number; later admissions have larger numbers
+        self.held = 0  # number of blocks that it references
+        self.hashed = 0  # number of full blocks among them that other requests can reuse
         self.spans: list[Span] = []  # parts of its sequence, made on demand
         self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
-        self.loading = 0  # tokens that will be computed once the load under way has ended
+        self.loading = 0  # tokens that will be computed when the present load has ended
         self.first_hit: int | None = None  # prefix-cache hit at first admission, tokens
         self.preemptions = 0
         self.recomputed = 0  # tokens computed again after preemptions
-        self.drafts = 0  # steps that verified draft tokens of it
-        self.draft_tokens = 0  # draft tokens that steps verified, of which
+        self.drafts = 0  # number of steps that verified draft tokens of this request
+        self.draft_tokens = 0  # number of draft tokens that steps verified
         self.accepted_tokens = 0
         self.accepted_last = -1
-        self.sampled_in: list[tuple[int, int]] = []  # (first step, how many steps in a row) that sampled for it
+        self.sampled_in: list[tuple[int, int]] = []  # (first step, number of steps) of runs that sampled for it
 
     @property
     def computed(self) -> int:
@@ -130,23 +132,23 @@ class Request(BlockTable):
 
     @property
     def pending(self) -> int:
-        """The tokens to compute until the next one is sampled: 1 while it decodes."""
+        """The number of tokens to compute before the next token is sampled: 1 while the request decodes."""
         return self._known + self._placeholders - self._computed if self.decodes is None else 1
 
     @property
     def unscheduled(self) -> int:
-        """The output tokens that no step has been planned for yet; negative once steps are planned behind the last."""
+        """The number of output tokens that no step is planned for; negative if steps are planned beyond the last."""
         if self.decodes is None:
             return self.end_len - self._known - self._placeholders
         return self.exit_clock - self.decodes.clock
 
     @property
     def outputs(self) -> int:
-        """The output tokens that have returned."""
+        """The number of output tokens that have returned."""
         return self.known - self.prompt_len
 
     def full_blocks(self, block_size: int) -> int:
-        """Return how many blocks can be reused: blocks full of tokens that are computed and known."""
+        """Return the number of blocks that can be reused: those full of tokens that are computed and known."""
         if self.decodes is None:
             return self.hashed
         return max(self.hashed, (self.computed - self.decodes.lag) // block_size)
@@ -156,7 +158,10 @@ class Request(BlockTable):
         return self.status not in _LIVE
 
     def scheduled(self, tokens: int, drafts: int = 0) -> bool:
-        """Count `tokens` more, `drafts` among them, as computed and in flight; return whether the step samples."""
+        """Count `tokens` more tokens as computed and in flight; return whether the step samples for this request.
+
+        The last `drafts` of the tokens are draft tokens.
+        """
         self._computed += tokens
         self._in_flight += tokens
         samples = self._computed >= self._known + self._placeholders
@@ -165,10 +170,10 @@ class Request(BlockTable):
         return samples
 
     def returned(self, tokens: int, sampled: bool, drafts: int = 0, accepted: int = 0) -> None:
-        """End a step with `tokens` of this request; stale steps only deliver their sampled tokens.
+        """End a step with `tokens` tokens of this request; a stale step only delivers its sampled tokens.
 
-        Of `drafts` that it verified, `accepted` are tokens now, unless they lie beyond its last. The rest count as
-        never computed; their blocks stay.
+        `accepted` of the `drafts` draft tokens that the step verified become output tokens, up to the request's last
+        token. The others count as not computed; their blocks stay.
         """
         accepted = min(accepted, self.end_len - self._known - 1)
         if sampled:
@@ -182,18 +187,18 @@ class Request(BlockTable):
             self._placeholders -= 1 + drafts
 
     def withdraw(self, tokens: int, samples: bool, drafts: int = 0) -> None:
-        """Undo `scheduled`: the step is still being planned and the request is about to be preempted."""
+        """Undo `scheduled`, because the request is preempted while its step is still being planned."""
         self._computed -= tokens
         self._in_flight -= tokens
         if samples:
             self._placeholders -= 1 + drafts
 
     def count_cached(self, tokens: int) -> None:
-        """Count `tokens` of the known sequence as computed: they are in the prefix cache, or have been loaded."""
+        """Count the first `tokens` known tokens as computed: they are in the prefix cache, or have been loaded."""
         self.cached = self._computed = tokens
 
     def await_grammar(self) -> None:
-        """Let others pass the request until its grammar is compiled, and `compiling` cleared."""
+        """Let other requests pass this request until its grammar is compiled and `compiling` is cleared."""
         self.compiling = self.passed_over = True
 
     def preempted(self) -> None:
@@ -204,14 +209,14 @@ class Request(BlockTable):
         self.status = Status.WAITING
 
     def advance(self, scheduled: int, returned: int) -> None:
-        """Take over the steps that a decode set scheduled for this request, and the ones among them that returned."""
+        """Add the number of steps that a decode set scheduled for this request, `returned` of which have returned."""
         self._computed += scheduled
         self._known += returned
         self._placeholders += scheduled - returned
         self._in_flight += scheduled - returned
 
     def check(self) -> None:
-        """Raise AssertionError unless the invariant holds (tests call this after every step)."""
+        """Raise AssertionError unless the invariants hold (tests call this after every step)."""
         assert 0 <= self.cached <= self.computed <= self.known + self.placeholders, self
         assert self.known <= self.end_len <= self.max_len, self
         assert self.hashed <= self.held, self

@@ -1,9 +1,10 @@
-"""The protocol of a scheduling policy, and the search for one by name.
+"""The protocol of a scheduling policy, and the function that finds a policy by name.
 
-A policy plans a step, hears when it has ended, and never sees a clock, a token or a tensor: that is why the same object
-serves the real engine and the simulator. The plain loop keeps one step in flight, the overlapped loop two. Over
-pipeline stages there are more. Without `async_scheduling` no step may be planned for a request behind one of its tokens
-that has not returned. With it, none in fewer than `decode_stagger` plans after the plan that samples.
+A policy plans steps and is called when a step has ended. It never sees a clock, a token or a tensor, so the same object
+serves the real engine and the simulator. The plain loop keeps one step in flight, the overlapped loop two, and a
+pipeline of several stages more. Without `async_scheduling`, a request is not planned again while one of its sampled
+tokens has not returned. With it, a decode of the request is planned no sooner than `decode_stagger` plans after the
+plan that samples the token before.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ POLICIES = {
 class Scheduler(Protocol):
     """A policy. `running` is in order of admission; `requests` holds every request that has not ended.
 
-    A policy that does not support its `config` (`speculative`, say) raises UserError when it is made. A policy that
-    plans nothing though requests wait, so that more may come, has a number `hold_ns`: if nothing changes for so long,
-    its method `hold_no_longer` is called, and then `schedule`.
+    The constructor raises UserError if the policy does not support its `config` (`speculative`, for example). A policy
+    may plan nothing while requests wait, so that more requests can join them. It then has an attribute `hold_ns`: if
+    nothing changes for this time, the loop calls its method `hold_no_longer`, and then `schedule`.
     """
 
     config: SchedulerConfig
@@ -56,38 +57,38 @@ class Scheduler(Protocol):
     ) -> None: ...
 
     def add(self, arrived: WorkloadRequest) -> Request:
-        """Queue a request. One that can never fit comes back with status REJECTED and the reason."""
+        """Queue a request and return it. A request that can never fit has status REJECTED and a reason."""
 
     def schedule(self) -> StepPlan:
         """Plan the next step. A plan with no tokens is not run and not committed."""
 
     def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
-        """End `plan`, the oldest in flight; return the requests that finished with it.
+        """End `plan`, the oldest plan in flight; return the requests that finished with it.
 
-        `stopped` names requests whose sampled token ended them early (EOS, a stop string).
+        `stopped` holds the ids of requests that ended early with their sampled token (EOS or a stop string).
         """
 
     def abort(self, id: int) -> Request | None:
         """Drop a request at once, wherever it is, and return it; None if it has ended already."""
 
     def steady_steps(self) -> int:
-        """Return how many coming plans are certain to be the decode set and nothing else, if nothing arrives.
+        """Return how many of the next plans will certainly be the decode set alone, if no request arrives.
 
-        Only the last of them may be the last of some member. In the overlapped loop, where the step in flight is such a
-        plan, too, none is. A policy that cannot tell returns 0.
+        Only the last of these plans may give a member its last token. In the overlapped loop, where the step in flight
+        is such a plan, too, none of them may. A policy that cannot tell returns 0.
         """
 
     def skip(self, steps: int) -> list[Request]:
-        """Plan `steps` such plans and commit as many, at once; return the requests that finished with the last.
+        """Make and commit `steps` steady plans at once; return the requests that finished with the last one.
 
-        A step that was in flight makes way for the last of them.
+        If a step was in flight, it is committed too, and the last of the new plans is in flight instead.
         """
 
 
 def find_policy(name: str) -> Callable[..., Scheduler]:
-    """Return the maker of schedulers of the policy called `name`, or at `package.module:Class`.
+    """Return a function that makes schedulers of the policy `name`: a known name or `package.module:Class`.
 
-    Its arguments are as in `Scheduler`. It raises UserError if the policy's constructor fails.
+    The function takes the arguments of `Scheduler`. It raises UserError if the policy's constructor fails.
     """
     calls = ("add", "schedule", "commit", "abort", "steady_steps", "skip")
     policy: Callable[..., Scheduler] = find("policy", name, POLICIES, calls)

@@ -1,4 +1,4 @@
-"""Settings that people write in files and forms, frozen and without unknown names, and remedies for wrong ones."""
+"""The base of settings that people write in files and forms, and the remedies that errors state for wrong values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pydantic_core import ErrorDetails
 
 
 class Settings(BaseModel):
-    """The base of every group of settings."""
+    """The base of every group of settings. Settings are frozen, and unknown names are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class TerseSettings(Settings):
-    """Settings of which some are written only if they differ from the default.
+    """Settings of which those in `seldom_set` are written only if they differ from their default.
 
-    Recordings made before these settings existed stay the same.
+    So a new setting does not change how older recordings are written.
     """
 
     seldom_set: ClassVar[tuple[str, ...]] = ()
@@ -32,7 +32,7 @@ class TerseSettings(Settings):
 
 
 def remedy(error: ErrorDetails) -> str:
-    """Return what the value must be; a message of our own validators stays as it is."""
+    """Return the remedy for a validation error: what the value must be, or the message of our own validator."""
     if error["type"] in _REMEDIES:
         return _REMEDIES[error["type"]].format(**error.get("ctx", {}))
     return error["msg"].removeprefix("Value error, ")

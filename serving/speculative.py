@@ -1,9 +1,9 @@
 """Speculative decoding: how many tokens a draft proposes, and how many of them the target model accepts.
 
-The scheduler asks an `Acceptance` and sees no token. The real engine's answers follow from tokens. On the virtual clock
-they are coins: whether a draft token is accepted is a coin that belongs to its place in the output of its request,
-tossed from (seed, request, place). The coin falls the same way in any batch and under any scheduler. Acceptance is that
-of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
+The scheduler asks an `Acceptance` and sees no tokens. The real engine decides from its tokens. On the virtual clock,
+random numbers ("coins") decide. The coin of a draft token depends only on the seed, the request and the token's place
+in the request's output, so it falls the same way in any batch and under any scheduler. Acceptance is defined as in
+Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NGRAM = 5  # tokens: vLLM's default
 
 
 class DraftRates(Settings):
-    """The rates of the steps of a request that come after steps of one sort."""
+    """Proposal and acceptance rates of the steps that follow a step with a certain result."""
 
     proposal_rates: tuple[float, ...] = Field(
         description="proposal rates of these steps, in the form of the setting proposal_rates"
@@ -35,12 +35,12 @@ class DraftRates(Settings):
 
 
 class SpeculativeConfig(TerseSettings):
-    """The method, the length, the acceptance and the cost of drafts; names are those of vLLM's `--speculative-config`.
+    """The method, length, acceptance and cost of drafts; names are those of vLLM's `--speculative-config`.
 
-    Acceptance and costs are for the simulator: on the real engine they follow from the run. On a GPU that was not
-    measured, a draft model is timed by the GPU's kernels, and so is `mtp`, the target's own layer for multi-token
+    Acceptance and costs are for the simulator; on the real engine they follow from the run. On a GPU that was not
+    measured, the kernels of the GPU price a draft model and `mtp`, the target model's own layer for multi-token
     prediction. Other methods have a stated cost per pass: `eagle` (a head on the target's last layer) makes a pass for
-    each draft token, `ngram` one a step.
+    each draft token, `ngram` makes one pass per step.
     """
 
     seldom_set = ("rates_after",)
@@ -134,36 +134,36 @@ class SpeculativeConfig(TerseSettings):
 
     @property
     def states_acceptance(self) -> bool:
-        """True if the configuration states acceptance, without which nothing can be simulated."""
+        """True if the configuration states the acceptance of drafts, which a simulation needs."""
         return self.acceptance_rate is not None or self.synthetic_acceptance_rates is not None
 
     def timing(self) -> Self:
-        """Return the settings that step times depend on, without acceptance."""
+        """Return the configuration with acceptance reset to its defaults: only what step times depend on."""
         chance = ("acceptance_rate", "synthetic_acceptance_rates", "proposal_rates", "rates_after", "seed")
         return self.model_copy(update={name: type(self).model_fields[name].default for name in chance})
 
     @property
     def prompt_lookup(self) -> tuple[int, int]:
-        """The shortest and longest run of tokens that `ngram` looks up.
+        """The minimum and maximum number of last tokens that `ngram` looks up.
 
-        If only one setting is given it stands for both, as in vLLM.
+        If only one of the two settings is given, it applies to both, as in vLLM.
         """
         shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
         return shortest or longest or _NGRAM, longest or shortest or _NGRAM
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """The tokens after the tokens of its step that a request holds KV blocks for, since drafting writes KV, too."""
+        """The number of tokens beyond those of its step that a request holds KV blocks for: drafting writes KV, too."""
         return 0 if self.method == "ngram" else self.num_speculative_tokens
 
     @property
     def num_hash_lookahead_tokens(self) -> int:
-        """The tokens after a full block that must be known, and equal, for it to be found as part of a prefix."""
+        """The number of tokens after a full block that must be known and match for the block to be a prefix hit."""
         return 1 if self.method in ("eagle", "mtp") else 0
 
     @property
     def draft_slots(self) -> int:
-        """The tokens of the budget that a row takes beside its own: a draft model's input is one longer."""
+        """The number of budget tokens that a row takes beyond its own: a draft model's input is one token longer."""
         return 1 if self.method == "draft_model" else 0
 
     @property
@@ -181,7 +181,7 @@ class SpeculativeConfig(TerseSettings):
 
     @property
     def tokens_per_step(self) -> float:
-        """The mean tokens of a decoding request a step: its accepted drafts, and one.
+        """The mean number of tokens that a decoding request gets per step: its accepted drafts plus one.
 
         Raises UserError if the configuration states no acceptance.
         """
@@ -197,23 +197,27 @@ def conditional(shares: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class Acceptance(Protocol):
-    """The fate of drafts. `step` is the number of the plan that is being made, or that has ended."""
+    """What decides how many draft tokens are proposed and accepted.
+
+    `step` is the number of the plan that is being made, or that has ended.
+    """
 
     def proposed(self, request: Request, step: int) -> int:
-        """Return the draft tokens that the step after this one, which samples for `request`, can verify.
+        """Return how many draft tokens the next step can verify; this step samples for `request`.
 
-        An acceptance that knows them only when the step has ended sets `Request.proposed` then.
+        An acceptance that knows the number only when the step has ended sets `Request.proposed` at that time.
         """
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
-        """Return how many of `drafts` tokens that the step verified for `request` are accepted, from the first on."""
+        """Return how many of the `drafts` tokens that the step verified for `request` precede the first rejection."""
 
 
 class Coins:
-    """Acceptance on the virtual clock: by the request's text if the workload knows it, or else by coins.
+    """Acceptance on the virtual clock: as recorded in `drafted` of the request if it is set, otherwise by coins.
 
-    In the loop that `overlaps` a step is planned before its drafts are known: for as many as there can be. Drafts that
-    were not proposed are then rejected. Raises UserError if the configuration states no acceptance.
+    An overlapped loop (`overlaps`) plans a step before its drafts are known, so the step has room for the maximum
+    number of drafts. Drafts that turn out not to be proposed are rejected. Raises UserError if the configuration states
+    no acceptance.
     """
 
     def __init__(self, config: SpeculativeConfig, overlaps: bool = False) -> None:
@@ -246,14 +250,14 @@ class Coins:
         return accepted
 
     def _rates(self, request: Request) -> tuple[list[int], list[int]]:
-        """Return the numbers below which coins must fall for a draft to reach each place, and to be accepted there."""
+        """Return two thresholds for each place: a coin below them means that a draft reaches it, or is accepted."""
         if len(self._below) == 1:
             return self._below[0]
         last = request.accepted_last
         return self._below[4 if last == self._most else 2 + min(last, 1)]
 
     def _proposals(self, request: Request, tokens: int) -> int:
-        """Return how many draft tokens are proposed when the request has `tokens` tokens."""
+        """Return how many draft tokens are proposed for a request that has `tokens` tokens."""
         if (drafted := request.arrived.drafted) is not None:
             return len(drafted.get(tokens - request.prompt_len, ()))
         reaches, _ = self._rates(request)
@@ -263,7 +267,7 @@ class Coins:
         return sum(coin < reach for reach in reaches)
 
     def tossed(self, request: Request, drafts: int) -> int:
-        """Return how many of `drafts` tokens are accepted, which would be its next output tokens."""
+        """Return how many of the `drafts` draft tokens after the request's present output are accepted."""
         place = request.outputs
         if (drafted := request.arrived.drafted) is not None:
             accepts = drafted.get(place, ())[:drafts]
@@ -275,6 +279,6 @@ class Coins:
         return drafts
 
     def _coin(self, name: bytes) -> int:
-        """Return a number, uniform in [0, 2^64)."""
+        """Return a pseudo-random number, uniform in [0, 2^64), that depends only on `name` and the seed."""
         tossed = blake2b(name, digest_size=8, key=self._seed[-64:])
         return int.from_bytes(tossed.digest(), "big")

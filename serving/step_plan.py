@@ -1,8 +1,8 @@
 """The plan of one engine step.
 
-Rows that are not in steady decode are listed; the decode set is held *by reference* with its running aggregates. The
-engine enumerates `rows()` to build tensors, before the next plan is made; the simulator reads only the aggregates, from
-which a cost model prices the step.
+Rows outside the decode set are listed; the plan refers to the decode set and copies only its aggregates. The engine
+reads `rows()` to build tensors before the next plan is made. The simulator reads only the aggregates, from which a cost
+model prices the step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from serving.request import Request
 
 
 class Row(NamedTuple):
-    """One request of a step: `tokens` of it after the `start` computed before, and whether it samples.
+    """One request of a step. The step computes `tokens` tokens after the `start` tokens computed before.
 
-    The last `drafts` of its tokens are draft tokens that the step verifies.
+    `samples` is True if the step samples for the request. The last `drafts` tokens are draft tokens that it verifies.
     """
 
     request: Request
@@ -28,9 +28,9 @@ class Row(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """A number of `rows` without a request, each of `tokens` tokens after `start`, the last `drafts` of them drafts.
+    """`rows` rows without a request. Each has `tokens` tokens after `start`; its last `drafts` tokens are drafts.
 
-    They are computed for nothing, because a batch has one shape.
+    They are computed and then dropped, because all rows of the batch must have one shape.
     """
 
     rows: int
@@ -40,7 +40,7 @@ class Padding(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """A sum over the rows of a step: unit (empty for a count), definition, and whether it may need 64 bits."""
+    """A sum over the rows of a step: its unit (empty for a count), its definition, and whether it may need 64 bits."""
 
     unit: str
     definition: str
@@ -72,24 +72,24 @@ _NOBODY = DecodeSet(1)
 class StepPlan:
     """One planned step, with its AGGREGATES.
 
-    A row with one token counts as decode whatever it belongs to, since its cost depends on that. Draft tokens are
-    counted apart: a row of one token and its drafts is a decode row, which reads its KV once.
+    A row with one token counts as a decode row, even if it ends a prompt, because it costs as much. Draft tokens are
+    counted separately: a row of one token and its drafts is a decode row, which reads its KV once.
 
     Attributes:
         seq: number of the plan, from 0
-        lag: steps in flight when it was planned
+        lag: number of steps in flight when it was planned
         listed: rows outside the decode set
-        departed: rows of requests that have left the decode set since
+        departed: rows of requests that have left the decode set since the plan was made
         preempted: requests preempted while planning, in order
-        admitted: requests admitted, first or again
-        decode_squares: sum of the squares of the tokens computed before, over rows of one token
-        draft_pairs: query-key pairs that the draft tokens add
-        masked_rows: rows of logits that are masked for structured answers: for the next token, and after each draft
+        admitted: requests admitted by this plan, for the first time or again
+        decode_squares: sum over rows of one token of the square of the tokens computed before
+        draft_pairs: number of query-key pairs that the draft tokens add
+        masked_rows: number of rows of logits masked for structured answers: for the next token and after each draft
         padding: rows without a request, which the aggregates count
-        routed_tokens: for a data-parallel rank, tokens of the step on average over the ranks that share its experts;
-            -1: as many as it has itself
-        accepted_tokens: draft tokens that were accepted, once the step is committed
-        verified: (tokens, accepted tokens) of each draft, once the step is committed
+        routed_tokens: for a data-parallel rank, the step's mean number of tokens over the ranks that share its experts;
+            -1 if that is the number of its own tokens
+        accepted_tokens: number of accepted draft tokens, set when the step is committed
+        verified: (tokens, accepted tokens) of each draft, set when the step is committed
     """
 
     __slots__ = (
@@ -115,17 +115,17 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """The tokens computed in the step; 0 means that there is nothing to run."""
+        """The number of tokens computed in the step; 0 means that there is nothing to run."""
         return self.prefill_tokens + self.decode_rows + self.draft_tokens
 
     @property
     def pairs(self) -> int:
-        """The query-key pairs of causal attention in the step."""
+        """The number of query-key pairs of causal attention in the step."""
         return self.prefill_pairs + self.decode_context + self.decode_rows + self.draft_pairs
 
     @classmethod
     def from_amounts(cls, **amounts: int) -> StepPlan:
-        """Return a plan without requests that has these amounts: all that a cost model reads."""
+        """Return a plan without requests that has these aggregates, which are all that a cost model reads."""
         plan = cls(0, _NOBODY, 0)
         for name, amount in amounts.items():
             setattr(plan, name, amount)
@@ -136,12 +136,12 @@ class StepPlan:
         self._count(row, 1)
 
     def pad(self, padding: Padding) -> None:
-        """Compute `padding`, too: the aggregates have it, and a device computes it; `rows` does not return it."""
+        """Add `padding`: the aggregates count it and the device computes it, but `rows` does not return it."""
         self.padding += (padding,)
         self._amount(padding.rows, padding.start, padding.tokens, padding.drafts)
 
     def withdraw(self, request: Request) -> Row | None:
-        """Take the row of `request` out again, if it has one."""
+        """Remove the row of `request` and return it; None if there is no such row."""
         for index, row in enumerate(self.listed):
             if row.request is request:
                 del self.listed[index]
@@ -152,7 +152,7 @@ class StepPlan:
     def add_decodes(self, rows: int, context: int, squares: int) -> None:
         """Add `rows` members of the decode set.
 
-        Their computed tokens sum to `context`, and the squares of these to `squares`, before this step.
+        Before this step, `context` is the sum of their computed tokens, and `squares` the sum of the squares.
         """
         self.decode_rows += rows
         self.decode_context += context
@@ -160,14 +160,14 @@ class StepPlan:
         self.sampled_rows += rows
 
     def skip(self, steps: int) -> None:
-        """Become the plan of the same members `steps` steps later."""
+        """Turn this plan into the plan of the same members `steps` steps later."""
         self.seq += steps
         self.clock += steps
         self.decode_squares += steps * (2 * self.decode_context + steps * self.decode_rows)
         self.decode_context += steps * self.decode_rows
 
     def add_departed(self, request: Request) -> None:
-        """List the row of `request`, which was in the decode set and has now left it."""
+        """List the row of `request`, which has just left the decode set, in `departed`."""
         start = request.computed - (self.decodes.clock - self.clock) - 1
         self.departed += (Row(request, start, 1, True),)
 
@@ -194,20 +194,20 @@ class StepPlan:
             self.prefill_pairs += rows * (tokens * (2 * start + tokens + 1) // 2)
 
     def rows_outside_decodes(self) -> list[Row]:
-        """Return every row that the decode set does not hold by now."""
+        """Return every row of a request that is not, or no longer, in the decode set."""
         return [*self.listed, *self.departed] if self.departed else self.listed
 
     def sampled_for_nobody(self) -> int:
-        """Return how many rows sample for requests that were withdrawn since, or ended by more accepted drafts."""
+        """Return how many rows sample for requests that have ended since, by an abort or by accepted drafts."""
         return sum(row.samples and row.request.ended for row in self.rows_outside_decodes())
 
     def rows(self) -> list[Row]:
-        """Return every row, in running order. Only valid until the next plan is made or this one committed."""
+        """Return every row, in order of admission. Valid only until the next plan is made or this plan is committed."""
         decodes = [Row(request, request.computed - 1, 1, True) for request in self._steady()]
         return sorted(self.rows_outside_decodes() + decodes, key=_admission)
 
     def ids_and_tokens(self) -> tuple[list[int], list[int]]:
-        """Return the requests' ids and the tokens of `rows()`."""
+        """Return the request id and the number of tokens of each of `rows()`, as two lists."""
         ordered = self._steady()
         ids = self.decodes.ids(ordered)
         tokens = [1] * len(ids)
@@ -221,7 +221,7 @@ class StepPlan:
         return ids, tokens
 
     def _steady(self) -> list[Request]:
-        """Return members of the decode set that have a row, in the order in which they joined."""
+        """Return the members of the decode set that have a row in this plan, in the order in which they joined."""
         return [m for m in self.decodes.members.values() if m.joined < self.clock]
 
 

@@ -1,6 +1,7 @@
-"""The prices of steps by tables: the sums that a simulation asks for at every step, in whole picoseconds.
+"""The prices of steps from tables, in whole picoseconds, as a simulation asks for them at every step.
 
-Modules that know kernels make the tables. Sums are integers, so that a leap over decode steps costs what stepping does.
+Modules that know the kernels make the tables. The sums are integers, so that many decode steps taken at once have
+exactly the price of the single steps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Cell = tuple[float, float, float, float, float, float, float, float]
 
 
 class DecodeRows:
-    """The picoseconds of attention of so many decode rows: piecewise linear in their context."""
+    """The attention time of `rows` decode rows in picoseconds, piecewise linear in the sum of their context."""
 
     def __init__(self, rows: int, contexts: list[int], values: list[int], per_spread: float) -> None:
         slopes = [(b - a) // (d - c) for (a, b), (c, d) in zip(pairwise(values), pairwise(contexts), strict=True)]
@@ -28,21 +29,22 @@ class DecodeRows:
         self.per_spread = per_spread
 
     def __reduce__(self) -> tuple[Callable[..., DecodeRows], tuple[int, list[int], list[int], float]]:
-        return DecodeRows, (self.rows, self.contexts, self.values, self.per_spread)  # to pickle compiled ones
+        # compiled objects need this method to be pickled
+        return DecodeRows, (self.rows, self.contexts, self.values, self.per_spread)
 
     def ps(self, context: int, squares: int) -> int:
-        """Return the picoseconds at `context` tokens of context in all, and `squares`, the sum of their squares."""
+        """Return the time in ps. `context` is the sum of the rows' context tokens, `squares` that of their squares."""
         segment = min(bisect_right(self.contexts, context), len(self.slopes)) - 1
         return self.bases[segment] + self.slopes[segment] * context + self.imbalance(context, squares)
 
     def run(self, context: int, squares: int, steps: int, more_ps: int) -> DecodeRun:
-        """Return the picoseconds of `steps` steps in a row, each with `more_ps`; rows grow by one token a step."""
+        """Return the times of `steps` steps in a row, each `more_ps` longer; every row grows by one token per step."""
         rows = self.rows
         fixed = self.imbalance(context, squares) + more_ps
         end = context + rows * steps
         segment = min(bisect_right(self.contexts, end - rows), len(self.slopes)) - 1
         run: DecodeRun | None = None
-        while run is None or end > context:  # segment by segment, from the last
+        while run is None or end > context:  # one segment at a time, from the last to the first
             begin = context
             if context < self.contexts[segment]:  # the first context of this run in the segment
                 begin = context - (context - self.contexts[segment]) // rows * rows
@@ -55,17 +57,21 @@ class DecodeRows:
         return run
 
     def imbalance(self, context: int, squares: int) -> int:
-        """Return the picoseconds by the variance, which stays while every row grows by one token."""
+        """Return the time in ps that uneven rows add. It depends on the variance of their context.
+
+        The variance stays the same while every row grows by one token.
+        """
         variance = self.rows * squares - context * context
         return round(sqrt(float(variance)) / self.rows * self.per_spread) if variance > 0 else 0
 
 
 class PromptCells:
-    """The picoseconds of prompt attention, trilinear in logarithms over prompts, their length and their past.
+    """The attention time of prompts in ps: its logarithm is trilinear in the logarithms of three amounts.
 
-    A step's prompts are priced as equal ones that have the same tokens, the same pairs among themselves and the same
-    pairs with their past. `make` gives a cell's coefficients, in the distances from its lowest corner, which is at the
-    given power of two of each.
+    The amounts are the number of prompts, their length, and the number of their past tokens (plus one). The prompts of
+    a step are priced as equal prompts with the same sums: of tokens, of query-key pairs among their own tokens, and of
+    pairs with past tokens. `make(i, j, k)` returns the coefficients of the cell with its lowest corner at these three
+    powers of two; they multiply the distances from that corner.
     """
 
     def __init__(self, make: Callable[[int, int, int], Cell]) -> None:
@@ -88,14 +94,19 @@ class PromptCells:
 
 
 class StepPrices:
-    """The steps of an engine, each the sum of its parts.
+    """The prices of an engine's steps. The price of a step is the sum of these parts.
 
-    Attributes:
-        tokens_ps, sampled_ps: by tokens and by sampled rows; numbers beyond a table cost as much as its last
-        step_ps, prompt_ps: added by every step, and by every prompt in one
-        only_ps, only_token_ps: added by a step without decode rows, and by each of its tokens
-        cpu_ns, cpu_row_ns: CPU time of every step, and of every request in it
-        rows: makes the prices of so many decode rows
+    Args:
+        tokens_ps: price by the number of tokens; larger numbers cost as much as the last entry
+        sampled_ps: price by the number of sampled rows; larger numbers cost as much as the last entry
+        step_ps: price of every step
+        prompt_ps: price of every prompt in a step
+        only_ps: price that a step without decode rows adds
+        only_token_ps: price that each token of such a step adds
+        cpu_ns: CPU time of every step
+        cpu_row_ns: CPU time of every request in a step
+        rows: function that makes the prices for a number of decode rows
+        prompts: prices of the attention of prompts
     """
 
     def __init__(
@@ -121,7 +132,7 @@ class StepPrices:
         return round(self.cpu_step_ns + self.cpu_row_ns * rows)
 
     def step_ps(self, plan: StepPlan, logits: int) -> int:
-        """Return the picoseconds of a step that samples from `logits` rows of logits."""
+        """Return the time in ps of a step that samples from `logits` rows of logits."""
         rows, tokens = plan.decode_rows, plan.prefill_tokens
         total = self.sized_ps(plan.tokens, logits)
         if rows:
@@ -139,7 +150,7 @@ class StepPrices:
         return self.decode(rows).run(context, squares, steps, self.sized_ps(rows, rows) + 1000 * more_ns)
 
     def sized_ps(self, tokens: int, logits: int) -> int:
-        """Return the picoseconds by the number of tokens and of sampled rows, and what every step adds."""
+        """Return the part of a step's price, in ps, that depends only on its numbers of tokens and rows of logits."""
         dense = self.tokens_ps[min(tokens, len(self.tokens_ps) - 1)]
         return dense + self.sampled_ps[min(logits, len(self.sampled_ps) - 1)] + self.added_ps
 

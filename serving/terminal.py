@@ -1,4 +1,4 @@
-"""A terminal to print on: names come from traces and recordings, and can neither steer it nor be taken for markup."""
+"""Printing on a terminal. Names from traces and recordings can neither steer the terminal nor be read as markup."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from serving.report import BAND, Column, Line, Report, Table
 
 _STYLES = {"text": "", "headline": "bold", "title": "italic", "note": "dim", "warning": "yellow", "command": "cyan"}
 _MARKED = "yellow"
-_LEAST_TEXT = 14  # characters of a line of a text that goes on in the next
-_SHORT = 12  # characters of a text that stays on a line
+_LEAST_TEXT = 14  # minimum width of a column whose text may wrap, in characters
+_SHORT = 12  # a text of at most this many characters does not wrap
 
 
 class Terminal(Console):
@@ -33,14 +33,14 @@ class Terminal(Console):
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print a report on stdout. A line stays a line however long it is, so that scripts can look for it."""
+    """Print a report on stdout. A line is never wrapped, however long it is, so that scripts can look for it."""
     console = console or Terminal()
     for shown in on_terminal(report, console.width):
         console.print(shown, soft_wrap=isinstance(shown, Text))
 
 
 def on_terminal(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield a report as rich draws it, with an empty line before a title and after a table."""
+    """Yield the parts of a report as rich renderables, with an empty line before a title and after a table."""
     before: Line | Table | None = None
     for part in report:
         title = part.title if isinstance(part, Table) else part.tone == "title"
@@ -56,7 +56,7 @@ def on_terminal(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _grid(table: Table, width: int) -> Grid:
-    """Return a table of which no figure is cut: columns that are spare are left out where there is no room."""
+    """Return a table in which no figure is cut; spare columns are left out if there is no room for them."""
     texts = table.texts()
     cells = [[column.name, *(row[at] for row in texts)] for at, column in enumerate(table.columns)]
     longest = [max(len(line) for cell in of for line in cell.split("\n")) for of in cells]
@@ -78,7 +78,7 @@ def _grid(table: Table, width: int) -> Grid:
 
 
 def _least(column: Column, cells: Iterable[str]) -> float:
-    """Return how narrow a column may be: text goes on in the next line after a word, a name after any letter."""
+    """Return the minimum width of a column: text may wrap after a word, a name after any letter."""
     if column.right or column.spare:
         return inf
     words = (word for cell in cells for word in cell.split())

@@ -1,6 +1,6 @@
-"""Waiting requests: the order in which they are considered, and their wait for others to join them.
+"""The queue of waiting requests, and the time for which they wait for others to join them.
 
-The order is first come first served, or by a key fixed at arrival.
+The queue is ordered first come, first served, or by a key that is fixed at arrival.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serving.request import Request
 
 
 class WaitingQueue(Protocol):
-    """Waiting requests. Iteration begins at the head and is in order; the queue must not change meanwhile."""
+    """Waiting requests. Iteration goes from the head to the end; the queue must not change during iteration."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Request]: ...
@@ -28,7 +28,7 @@ class WaitingQueue(Protocol):
     def steps_at_head(self, head: Request, steps: int) -> int:
         """Return for how many of the next `steps` decode steps `head` stays the first to admit, if nothing arrives.
 
-        The simulator skips so many steps; 0 is always right.
+        The simulator skips this number of steps. 0 is always a valid answer.
         """
 
 
@@ -52,7 +52,7 @@ class FcfsQueue(deque[Request]):
 
 
 class OrderedQueue:
-    """A queue with the smallest `key` first, preempted or not. A key never changes, and no two are the same."""
+    """A queue with the smallest `key` first, preempted or not. Keys never change, and no two requests share one."""
 
     def __init__(self, key: Callable[[Request], tuple[Any, ...]]) -> None:
         self._requests: list[Request] = []
@@ -77,12 +77,12 @@ class OrderedQueue:
 
 
 def by_priority(request: Request) -> tuple[int, int, str]:
-    """Return the sort key of vLLM under `policy: priority`. Its ids are strings: "10" comes before "9"."""
+    """Return the sort key of vLLM's priority policy. vLLM's ids are strings, so "10" comes before "9"."""
     return request.priority, request.arrived.arrival_ns, str(request.id)
 
 
 class Hold:
-    """The time since which requests wait so that others may join them."""
+    """A timer of the wait for more requests: it starts when requests begin to wait so that others can join them."""
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -93,7 +93,7 @@ class Hold:
         return self._since_ns is not None
 
     def is_over(self, now_ns: int, hold_ns: int) -> bool:
-        """Return whether requests have waited for `hold_ns`, which is 0 when none do."""
+        """Return whether requests have waited for `hold_ns`; a `hold_ns` of 0 means that none of them waits."""
         if not hold_ns:
             self._since_ns = None
             return False

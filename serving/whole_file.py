@@ -1,7 +1,7 @@
-"""Files written as a whole, and directories that one writer has at a time.
+"""Files that are written as a whole, and directories with one writer at a time.
 
-A whole file is there in full or not at all, whatever ends its writer, and replaces no other unasked. The lock of a
-directory is the system's, and ends with the process that holds it.
+A whole file exists in full or not at all, even if its writer is killed. It replaces another file only on request. The
+lock on a directory belongs to the operating system, and ends with the process that holds it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LOCK = ".tokentwin.lock"
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` to write to; the file takes the place of `path` at the end, or goes after an error.
+    """Yield a temporary path beside `path` to write to. At the end the file replaces `path`; on an error it is removed.
 
-    Files that killed processes have left go, too.
+    Temporary files of processes that were killed are removed, too.
     """
     for left in path.parent.glob(f".{escape(path.name)}.*.partial"):
         if _has_ended(left.name.split(".")[-2]):
@@ -37,7 +37,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_free(path: Path, overwrite: bool = False) -> None:
-    """Raise UserError if the file exists and `overwrite` is not set, if it is no file, or if it has no folder."""
+    """Raise UserError if `path` exists and `overwrite` is not set, if it is not a file, or if its folder is missing."""
     if not path.parent.is_dir():
         raise UserError("output", str(path), f"cannot be written: there is no folder {path.parent}; make it first")
     if path.exists() and not (overwrite and path.is_file()):
@@ -46,7 +46,7 @@ def check_free(path: Path, overwrite: bool = False) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object], overwrite: bool = False) -> None:
-    """Have `write` make a file beside `path`, then move it there. Raises UserError if that is impossible."""
+    """Let `write` make a temporary file beside `path`, then move it to `path`. Raises UserError if that fails."""
     check_free(path, overwrite)
     try:
         with whole_file(path) as partial:
@@ -56,12 +56,12 @@ def write_whole(path: Path, write: Callable[[Path], object], overwrite: bool = F
 
 
 def _has_ended(process: str) -> bool:
-    """Return whether no process has this number any more."""
+    """Return whether there is no process with this id any more."""
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:
         return True
-    except (ValueError, OverflowError, OSError):  # no file of ours; another user's process
+    except (ValueError, OverflowError, OSError):  # not one of our files, or another user's process
         return False
     return False
 
@@ -69,7 +69,7 @@ def _has_ended(process: str) -> bool:
 class DirectoryLock:
     """The lock on `directory`, held until `close`.
 
-    Raises UserError of `field` while another writer has the directory, and OSError if no file can be made in it.
+    Raises UserError about `field` if another writer holds the lock, and OSError if no file can be made in it.
     """
 
     def __init__(self, directory: Path, field: str) -> None:
@@ -85,7 +85,7 @@ class DirectoryLock:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
                     return
-            self._file.close()  # the locked file is the one that the holder before has just removed
+            self._file.close()  # the locked file was just removed by the previous holder
 
     def close(self) -> None:
         """Release the directory for other writers."""

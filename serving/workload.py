@@ -1,9 +1,9 @@
-"""The arrivals: requests whose prompts are segments, not tokens.
+"""Workloads: requests with prompts that are made of segments, not of tokens.
 
-A prompt is a sequence of `(segment, tokens)`: token j of segment s equals token j of segment s anywhere, and nothing
-else. `("out:12", 80)` is the first 80 output tokens of request 12, so multi-turn reuse needs no token either. The empty
-name `""` marks *private* tokens, which no other request can have; the simulator keeps counts instead of block
-identities when nothing is shared.
+A prompt is a sequence of `(segment name, number of tokens)`. Two tokens are equal if and only if they have the same
+position in segments of the same name. `("out:12", 80)` is the first 80 output tokens of request 12, so that a later
+turn of a conversation can reuse them. The empty name `""` marks *private* tokens, which no other request can have. If
+no request shares tokens, the simulator counts blocks instead of identifying them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 Segment = tuple[str, int]
 Name = str | bytes | int
-Span = tuple[Name, int, int]  # tokens of that name from one position in a sequence to another
+Span = tuple[Name, int, int]  # (name, first position, end position) in a sequence
 
 PRIVATE = ""
 STOPPED = "a stop string ended it"  # reason of a request that finished at its `stop_ns`
@@ -23,22 +23,22 @@ STOPPED = "a stop string ended it"  # reason of a request that finished at its `
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request as it arrives. `arrival_ns` is the *intended* arrival, from the start of the workload.
+    """One request as it arrives. `arrival_ns` is the *intended* arrival time since the start of the workload.
 
-    `output_len` is the number of tokens that it generates. A request that may generate `max_tokens` ends before them
-    with a stop token; None is as many as `output_len`. A more urgent request has a smaller `priority`, as in vLLM.
-    `prompt_len` is the sum of the segments' lengths.
+    `output_len` is the number of tokens that it generates. `max_tokens` is the number that it may generate; a stop
+    token ends it earlier if `output_len` is smaller. None means that it may generate `output_len` tokens. A smaller
+    `priority` is more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths.
 
-    `session` names the conversation of which the request is turn `turn`, from 0; an empty name is none. A turn with a
-    `think_ns` comes that long after the turn before it has ended, and its `arrival_ns` is the earliest that could be;
-    without one it comes at its arrival, answered or not. At `cancel_ns` from the start its client hangs up, if it still
-    waits; or a stop string ends the answer at `stop_ns`.
+    `session` names the conversation, empty if there is none, and `turn` is the request's turn in it, from 0. A turn
+    with a `think_ns` comes this time after the end of the previous turn, but not before its `arrival_ns`. A turn
+    without one comes at `arrival_ns`, even if the previous turn is not answered. At `cancel_ns` since the start of the
+    workload the client hangs up, if the request has not ended. At `stop_ns` a stop string ends the answer.
 
-    The answer of a `structured` request keeps to a grammar, so that each of its tokens needs a mask. The grammar is
-    compiled for `grammar_compile_ns` from when an engine has the request, which waits until then. With
-    `skip_reading_prefix_cache` it computes all of its prompt, as when log-probabilities of the prompt are wanted.
-    `drafted` holds the fate of drafts, if the text is known: by the output tokens so far, whether each token that was
-    then proposed is accepted.
+    The answer of a `structured` request follows a grammar, so each of its tokens needs a mask. Compiling the grammar
+    takes `grammar_compile_ns` from the time when an engine gets the request; the request waits for it. With
+    `skip_reading_prefix_cache` the engine computes the whole prompt, as it must if log-probabilities of the prompt are
+    wanted. `drafted` holds the recorded drafts, if they are known: it maps the number of output tokens so far to the
+    draft proposed there, with True for each of its tokens that is accepted.
     """
 
     id: int
@@ -65,18 +65,18 @@ class WorkloadRequest:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The request's number and labels, as columns of a recording's `requests`."""
+        """The request's id and labels, as columns of the dataset `requests` of a recording."""
         known = {name: getattr(self, name) for name in ("tenant", "slo_class", "session", "turn", "priority")}
         return {"request_id": self.id, **known}
 
     @property
     def output_limit(self) -> int:
-        """The most tokens that it may generate: all that a scheduler or a router knows of `output_len`."""
+        """The maximum number of output tokens. A scheduler or a router knows this number, but not `output_len`."""
         return self.output_len if self.max_tokens is None else max(self.max_tokens, self.output_len)
 
     @property
     def leaves_ns(self) -> int | None:
-        """The time when its client wants no more of it: its `stop_ns`, or else its `cancel_ns`."""
+        """The time from which the client wants no more tokens: `stop_ns` if set, otherwise `cancel_ns`."""
         return self.cancel_ns if self.stop_ns is None else self.stop_ns
 
 
@@ -89,12 +89,12 @@ as_it_is = attrgetter(*REQUEST_FIELDS)
 class Workload:
     """The requests, ordered by `(arrival_ns, id)`, and how they are offered.
 
-    `requests` can be iterated more than once; it need not be a list, so a million synthetic requests stream. With
-    `concurrency` the loop is closed: at most that many are outstanding, each next one in order is released when one
-    completes (its arrival is that moment), and `arrival_ns` is the earliest release. Requests of a closed loop that
-    would be released at the same moment come `stagger_ns` apart, as a client's do. `shares_prefixes` promises, when
-    False, that no request can reuse another's tokens. Requests that arrive before `warm_up_ns` are served, but not
-    counted: a recording has no row for them.
+    `requests` can be iterated more than once. It need not be a list, so that a million synthetic requests can be made
+    one by one. With `concurrency` the loop is closed: at most this number of requests is outstanding, and the end of
+    one request releases the next, not before its `arrival_ns`; the time of release becomes its arrival time. Requests
+    of a closed loop that would be released at the same time are sent `stagger_ns` apart, as a real client sends them.
+    If `shares_prefixes` is False, no request can reuse the tokens of another. Requests that arrive before `warm_up_ns`
+    are served but not counted; a recording has no row for them.
     """
 
     requests: Iterable[WorkloadRequest]
@@ -106,7 +106,7 @@ class Workload:
 
 
 def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:
-    """Return the first field of `now` that has changed since `before`, in words; empty if none has."""
+    """Return a description of the first field of `now` that has changed since `before`; empty if none has."""
     for name, was, is_now in zip(REQUEST_FIELDS, before, as_it_is(now), strict=True):
         if was != is_now:
             return f"came with {name} {was}, which is {is_now} now"
@@ -114,7 +114,10 @@ def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:
 
 
 def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
-    """Return whether any request could reuse the tokens of another: a segment named twice, or an output used."""
+    """Return whether any request could reuse tokens of another.
+
+    This is so if two prompts name the same segment, or a prompt contains output tokens.
+    """
     seen: set[str] = set()
     for request in requests:
         names = {name for name, _ in request.prompt if name != PRIVATE}
@@ -125,5 +128,5 @@ def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
 
 
 def prompt_of(*parts: Segment) -> tuple[Segment, ...]:
-    """Return the prompt of these segments, without segments of no tokens."""
+    """Return the prompt made of these segments, without empty segments."""
     return tuple(part for part in parts if part[1])

@@ -1,6 +1,6 @@
-"""The virtual clock: SimPy replicas behind a router, each running the shared scheduler.
+"""The simulator: replicas behind a router on a virtual SimPy clock, each with the shared scheduler.
 
 This package never imports torch or the real engine. Time is integer nanoseconds.
 """
 
-import serving  # noqa: F401  # its compiled core has modules of this package, too
+import serving  # noqa: F401  # its compiled core also holds modules of this package

@@ -1,7 +1,7 @@
-"""An API process on the virtual clock: it stands between clients and the gateway, and does one thing after another.
+"""An API process on the virtual clock, between clients and the gateway. It does one piece of work at a time.
 
-A request is at the gateway once its prompt is tokens, and its client has the answer once the last token is text. Work
-waits for work: with many answers under way each token's text comes later.
+A request reaches the gateway when its prompt is tokenised, and its client has the answer when the last token is
+detokenised. Pieces of work queue up, so the text of each token is later if many answers are being generated.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ _CLIENTS_OWN = ("request_id", "tenant", "slo_class", "priority", "status", "reas
 
 
 class _Visit:
-    """A request, from its client's sending until it has left and its row is written; `texts_ns` are of its tokens."""
+    """A request at the API server, from the time when its client sends it until it has left and its row is written.
+
+    `texts_ns` holds the time of the text of each of its tokens.
+    """
 
     __slots__ = ("ends", "left", "received_ns", "sent_ns", "texts_ns")
 
     def __init__(self, sent_ns: int, received_ns: int, left: Event) -> None:
         self.sent_ns = sent_ns
         self.received_ns = received_ns
-        self.left = left  # happens when the gateway has no more to do with the request
+        self.left = left  # event: the gateway is done with the request
         self.texts_ns: list[int] = []
         self.ends = 0
 
@@ -37,8 +40,8 @@ class _Visit:
 class ApiServer:
     """A server that gives clients' requests to `offer` and calls `on_answered` when a client has its answer.
 
-    As the sink of a run's rows it adds its times of each request, and hands the rows on to `sink`. If there is a sink
-    `clients`, it gets the rows that clients saw, as `tokentwin bench --url` would have recorded them.
+    It is also the sink of the run's rows: it adds its own times of each request, and passes the rows on to `sink`. The
+    sink `clients`, if there is one, gets the rows as clients see them, as `tokentwin bench --url` would record them.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class ApiServer:
         self._on_answered = on_answered
         self._offer: Callable[[WorkloadRequest], None]
         self._visits: dict[int, _Visit] = {}
-        self._free_ns = 0.0  # time when the process has done all its work
+        self._free_ns = 0.0  # time at which the process has done all its work
         self.under_way = 0
 
     def open(self, offer: Callable[[WorkloadRequest], None]) -> None:
@@ -83,24 +86,27 @@ class ApiServer:
         self._on_answered(request)
 
     def sampled(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
-        """Make text of the tokens that a step sampled for `requests`: see `sim.run_log.TokenObserver`."""
+        """Detokenise the tokens that a step sampled for `requests`; see `sim.run_log.TokenObserver`."""
         for request in requests:
             if (visit := self._visits.get(request.id)) is None:
-                continue  # given up since
+                continue  # given up meanwhile
             if (new := request.outputs - len(visit.texts_ns)) > 0:
                 visit.texts_ns += [self._done(now_ns + self._times.outputs_ns, self._times.chunk_ns)] * new
 
     def _done(self, from_ns: float, work_ns: float) -> int:
-        """Return when work that may begin at `from_ns` is done."""
+        """Queue work that can begin at `from_ns` and takes `work_ns`; return the time at which it is done."""
         self._free_ns = max(self._free_ns, from_ns) + work_ns
         return round(self._free_ns)
 
     def left(self, request: WorkloadRequest) -> None:
-        """Answer the client: the gateway has no more to do with `request`."""
+        """Answer the client, because the gateway is done with `request`."""
         self._ending(request.id).left.succeed()
 
     def _ending(self, id: int) -> _Visit:
-        """Return the visit, which ends twice: the request leaves, and its row is written, in either order."""
+        """Return the visit of a request, and drop it at the second of its two ends.
+
+        The ends are that the request leaves and that its row is written, in either order.
+        """
         visit = self._visits[id]
         visit.ends += 1
         if visit.ends == 2:

@@ -30,7 +30,7 @@ class Arrivals:
         return self._clients.exhausted
 
     def ended(self, request: WorkloadRequest) -> None:
-        """Record that `request` has left, now."""
+        """Record that `request` leaves now."""
         self._clients.ended(request, self._clock.now_ns)
         next_ns = self._clients.next_ns
         if next_ns is not None and next_ns < self._waits_until_ns:
@@ -45,7 +45,7 @@ class Arrivals:
             try:
                 yield clock.event() if next_ns is None else clock.until(next_ns, ARRIVAL)
             except Interrupt:
-                continue  # the end of a request has made another due sooner
+                continue  # the end of a request made another request due earlier
             self._waits_until_ns = 0
             while (next_ns := clients.next_ns) is not None and next_ns <= clock.now_ns:
                 self._offer(clients.pop())

@@ -1,8 +1,8 @@
-"""Autoscalers, each of which reviews a pool at regular times, and starts or drains replicas.
+"""Autoscalers. Each reviews one pool at regular times, and starts or drains replicas.
 
-Scaling out is proportional, as Kubernetes' HorizontalPodAutoscaler does it: ceil(ready replicas * value / target). An
-autoscaler scales in by one replica at a time, not before a cooldown has passed since anything changed, and drains it
-first.
+Scaling out is proportional, as in Kubernetes' HorizontalPodAutoscaler: ceil(ready replicas * value / target). An
+autoscaler scales in by one replica at a time, which it drains first, and only when a cooldown has passed since the last
+change.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sim.run_log import RunLog
 
 
 def autoscaling(clock: VirtualClock, scalers: Sequence[Autoscaler], for_ever: bool = False) -> ProcessGenerator:
-    """Let each autoscaler review its pool when it is due, in the order of `scalers`: a process on the clock.
+    """Run as a process on the clock that lets each autoscaler review its pool when it is due, in order of `scalers`.
 
-    It ends when nothing else is left to happen on the clock, unless `for_ever`. One process has all autoscalers, so
-    that they never wait for one another.
+    Unless `for_ever`, it ends when no other event is left on the clock. One process runs all autoscalers; several
+    processes would keep one another alive.
     """
     while True:
         for scaler in scalers:
@@ -37,7 +37,7 @@ class Autoscaler:
     """The autoscaler of pool number `pool` of a fleet.
 
     Attributes:
-        due_ns: time of its next review
+        due_ns: time of the next review
     """
 
     def __init__(self, clock: VirtualClock, log: RunLog, fleet: Fleet, pool: int, config: AutoscalerConfig) -> None:
@@ -53,7 +53,7 @@ class Autoscaler:
             log.observers.append(self._attainment.note)
 
     def look(self) -> None:
-        """Start or drain replicas now, as the pool's metric demands."""
+        """Review the pool now: start or drain replicas as its metric demands."""
         staying = [life for life in self._fleet.living(self._pool) if not life.drains]
         wanted = min(max(self._wanted(staying), self._config.min_replicas), self._config.max_replicas)
         for _ in range(wanted - len(staying)):
@@ -70,7 +70,7 @@ class Autoscaler:
         rested = self._clock.now_ns - self._changed_ns >= from_seconds(config.cooldown_s)
         if config.metric == "attainment":
             share = self._attainment.take()
-            if share is None or len(serving) < count:  # no ended request, or the last change has yet to show
+            if share is None or len(serving) < count:  # no request ended, or a started replica is not ready yet
                 return count
             return count + (share < config.target) - (rested and share >= max(config.scale_in_at, config.target))
         if not serving:
@@ -85,7 +85,7 @@ class Autoscaler:
 
 
 class _Attainment:
-    """The share of requests that finished within every bound, of all that ended since the last `take`."""
+    """The share of requests that met all SLOs, among all requests that ended since the last call of `take`."""
 
     def __init__(self, slo_ms: Iterable[tuple[str, float]]) -> None:
         self._bounds_ns = {name: bound * 1e6 for name, bound in slo_ms}
@@ -102,12 +102,15 @@ class _Attainment:
             self._met += all(values_ns[name] <= bound for name, bound in self._bounds_ns.items())
 
     def take(self) -> float | None:
-        """Return the share and begin anew; None if no request ended."""
+        """Return the share and reset it; None if no request ended."""
         share = self._met / self._ended if self._ended else None
         self._ended = self._met = 0
         return share
 
 
 def _dispensable(staying: list[Life]) -> Life:
-    """Return the replica to drain: one that is not ready, else the one with the fewest requests; the youngest."""
+    """Return the replica to drain: a replica that is not ready, or else one with the fewest requests.
+
+    Among equals it is the youngest.
+    """
     return min(staying, key=lambda life: (life.serves, life.replica.outstanding_requests, -life.replica.index))

@@ -1,4 +1,4 @@
-"""Requests by which policies and routers are checked: the same on every machine."""
+"""The requests with which policies and routers are checked. They are equal on every machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def requests(
 
 
 def talks(asked: list[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Yield requests whose prompts begin with a common one, half of them with an earlier prompt and answer, too."""
+    """Yield the requests with a common system prompt; half of them also continue an earlier prompt and its answer."""
     for request in asked:
         before: tuple[Segment, ...] = (("system", 40),)
         if request.id % 2:

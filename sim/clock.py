@@ -1,11 +1,11 @@
 """The virtual clock, and the order of its events.
 
-What happens is a SimPy process, which waits by `yield clock.until(at_ns)`. Only the steps of replicas, most of all
-events, are `Alarm`s, which take a shorter way.
+Most activities are SimPy processes, which wait by `yield clock.until(at_ns)`. Only the steps of replicas, which are the
+majority of events, are `Alarm`s, which are faster.
 
-Events at one timestamp happen in a stated order: steps end (by replica), then transfers of KV, then the fleet changes,
-then requests arrive or are given up, then schedulers plan. SimPy orders equal times by priority, then by age, so the
-same input gives the same run on every machine.
+Events at one time happen in a fixed order. First steps end, in order of replicas; then KV transfers end; then the fleet
+changes; then requests arrive or are given up; then schedulers plan. SimPy orders events of equal time by priority and
+then by age, so equal inputs give equal runs on every machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class VirtualClock(simpy.core.Environment):
         self.now_ns = 0
 
     def step(self) -> None:
-        """Take the next event; see `simpy.Environment.step`."""
+        """Process the next event; see `simpy.Environment.step`."""
         queue: list[Any] = self._queue
         if not queue or not isinstance(queue[0][3], Alarm):
             if queue:
-                self.now_ns = int(queue[0][0])  # processes look at it
+                self.now_ns = int(queue[0][0])  # processes read it
             super().step()
             return
         at_ns, _, _, alarm = heappop(queue)
@@ -44,16 +44,16 @@ class VirtualClock(simpy.core.Environment):
         alarm.callback(alarm)
 
     def start(self, generator: Generator[simpy.events.Event, Any, None]) -> simpy.events.Process:
-        """Start a process now. An exception of it is raised as it is; SimPy would raise a copy."""
+        """Start a process now. An exception in it is raised itself; SimPy would raise a copy."""
         process = self.process(generator)
         assert process.callbacks is not None
         process.callbacks.append(_raise_failure)
         return process
 
     def until(self, at_ns: int, order: int = FLEET) -> simpy.events.Event:
-        """Return the event of the time `at_ns`, now at the earliest, for a process to wait for.
+        """Return an event at the time `at_ns`, or now if that has passed, for which a process can wait.
 
-        It comes after the steps that end then, and before requests arrive, unless `order` says otherwise.
+        Among the events of that time, it comes after steps end and before requests arrive, unless `order` differs.
         """
         return Moment(self, max(at_ns, self.now_ns), order)
 
@@ -66,7 +66,7 @@ def _raise_failure(process: simpy.events.Event) -> None:
 
 @mypyc_attr(native_class=False)
 class Moment(simpy.events.Event):
-    """The event of one time, as SimPy's Timeout, with a place among the events of that time."""
+    """An event at a given time, like SimPy's Timeout, with a given order among the events of that time."""
 
     def __init__(self, clock: VirtualClock, at_ns: int, order: int) -> None:
         super().__init__(clock)
@@ -75,7 +75,7 @@ class Moment(simpy.events.Event):
 
 
 class Alarm:
-    """An alarm that calls `callback(alarm)` at `at_ns`. A callback ignores an alarm that is no longer wanted."""
+    """An event that calls `callback(alarm)` at `at_ns`. The callback must ignore an alarm that is no longer wanted."""
 
     __slots__ = ("callback",)
 

@@ -40,7 +40,7 @@ from sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
 
 @dataclass(frozen=True)
 class Simulated:
-    """The results of a simulation in numbers; the rows are in its sink."""
+    """The totals of a simulation. Its rows are in the sink."""
 
     duration_ns: int
     finished: int
@@ -49,12 +49,12 @@ class Simulated:
 
 
 class Cluster:
-    """The replicas behind a router. `run` offers a workload to them and returns when all of it has ended.
+    """The replicas behind a router. `run` offers a workload to them and returns when all its requests have ended.
 
-    The fleet is `fleet`, or else the deployment's own, or else `replicas` that are alike. Its pools are priced one by
-    one in `pools`, or else all by `cost`. If a `router` is given it takes the place of the fleet's own. `steps`,
-    `tokens`, `block`, `on_tokens` and `leaps` are those of the `RunLog`. With a `front_door` clients reach the fleet
-    through an API server, which needs `steps`; the rows that clients saw go to `clients`.
+    The fleet is `fleet`, or else that of the deployment, or else `replicas` equal replicas. `pools` gives the cost
+    model of each pool; without it, all pools use `cost`. A given `router` replaces that of the fleet. `steps`,
+    `tokens`, `block`, `on_tokens` and `leaps` are passed on to the `RunLog`. With a `front_door`, clients reach the
+    fleet through an API server, which needs `steps`; the rows as clients see them go to the sink `clients`.
     """
 
     def __init__(
@@ -132,28 +132,31 @@ class Cluster:
 
     @property
     def replicas(self) -> list[Replica]:
-        """All replicas so far, by their index."""
+        """All replicas started so far, in order of their index."""
         return self._fleet.replicas
 
     def connect_tiers(self, make: Callable[[VirtualClock, RunLog, Replica], TieredKv]) -> None:
-        """Put the KV tiers that `make` makes behind every replica so far, all of which have none."""
+        """Give every replica started so far the KV tiers that `make` returns; no replica may have tiers already."""
         for replica in self.replicas:
             connect_tiers(self._log, replica, make(self._clock, self._log, replica))
 
     def connect(self, make: Callable[[VirtualClock, Replica], ExternalKv]) -> None:
-        """Make every replica so far ask the result of `make` for KV. Raises UserError if its policy cannot."""
+        """Let every replica started so far load KV from the object that `make` returns.
+
+        Raises UserError if its policy does not support it.
+        """
         for replica in self.replicas:
             replica.connect(make(self._clock, replica))
 
     @property
     def lives(self) -> list[dict[str, Any]]:
-        """The column `replica_lives` of a recording of this run."""
+        """The value of the column `replica_lives` in a recording of this run."""
         return self._fleet.record()
 
     def run(self, workload: Workload, offered_ns: Mapping[int, int] | None = None) -> Simulated:
         """Simulate `workload` to its end. Raises UserError if a policy breaks its contract.
 
-        `offered_ns` gives the time at which each request, by id, reaches its replica, if that is not its arrival.
+        `offered_ns` maps request ids to the times at which requests reach the fleet, if these are not their arrivals.
         """
         self._log.counted_from_ns = workload.warm_up_ns
         self._begin()
@@ -172,7 +175,7 @@ class Cluster:
             raise UserError("policy", policies, remedy) from None
 
     def _begin(self, for_ever: bool = False) -> None:
-        """Let failures happen and autoscalers work from now on: `for_ever`, or while other events are to come."""
+        """Start failures, autoscalers and users' processes. Autoscalers run `for_ever` or while other events remain."""
         config = self._config
         Failures(self._clock, self._fleet, config, lambda: self._log.finished, self._links)
         scalers = [
@@ -204,12 +207,12 @@ class Cluster:
 
     @property
     def _under_way(self) -> int:
-        """The number of requests whose clients wait."""
+        """The number of requests for whose answers clients still wait."""
         return len(self._gateway) if self._api_server is None else self._api_server.under_way
 
 
 def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router | None) -> str:
-    """Return the names of the policies, routers and processes that are a user's own."""
+    """Return the names of the user's own policies, routers and processes; empty if there are none."""
     policies = [pool.deployment.policy for pool in pools if pool.deployment.policy not in POLICIES]
     routers = [chosen.name for chosen in (config.router, config.decode_router) if chosen and chosen.name not in ROUTERS]
     given = [router.name] if isinstance(router, OwnRouter) else []
@@ -217,7 +220,7 @@ def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router |
 
 
 def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:
-    """Raise UserError if ranks of one engine would come and go by themselves."""
+    """Raise UserError if an autoscaler or failures could start or end single data-parallel ranks of an engine."""
     for name, given in (("autoscaler", config.autoscaler), ("failures", config.failures != FailuresConfig())):
         if given and (ranks := max(pool.ranks for pool in pools)) > 1:
             remedy = f"cannot be combined with fleet.{name}, because ranks do not come and go alone; leave one out"
@@ -225,7 +228,7 @@ def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:
 
 
 def _check_cuts(pools: Sequence[PricedPool]) -> None:
-    """Raise UserError if a decode replica might take over a request that has all its tokens."""
+    """Raise UserError if a decode replica could take over a request that has all its tokens already."""
     if any(pool.deployment.scheduler.cut_at_max_model_len for pool in pools):
         remedy = "cannot be combined with pools for prefill and decode; set it to false"
         raise UserError("scheduler.cut_at_max_model_len", True, remedy)
@@ -233,9 +236,9 @@ def _check_cuts(pools: Sequence[PricedPool]) -> None:
 
 @contextmanager
 def _no_cycle_search() -> Iterator[None]:
-    """Keep Python from searching reference cycles: requests leave none.
+    """Turn off Python's cyclic garbage collection, since requests leave no reference cycles.
 
-    The search takes a third of the time of a large fleet.
+    It would take a third of the time of simulating a large fleet.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,8 +1,7 @@
-"""Rung 0: does our scheduler decide exactly as vLLM's did?
+"""The conformance check: does our scheduler decide exactly as vLLM's did?
 
-An oracle recording holds a workload, a linear cost, and the decisions of vLLM's own scheduler on a virtual clock. The
-same workload through our simulator must give every step's tokens per request, every preemption, and every time,
-identical to the nanosecond.
+An oracle recording holds a workload, a linear cost, and the decisions of vLLM's own scheduler on a virtual clock. Our
+simulator must reproduce the tokens of each request in every step, every preemption, and every time to the nanosecond.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sim.run_log import TableSink
 
 @dataclass(frozen=True)
 class Conformance:
-    """The part of a recording that was reproduced; `difference` is the first that was not, or empty."""
+    """How much of a recording was reproduced. `difference` describes the first difference, empty if there is none."""
 
     name: str
     identical_steps: int
@@ -42,7 +41,7 @@ class Conformance:
 
 
 def conform(path: str | Path, policy: str = "vllm") -> Conformance:
-    """Replay the recording at `path`. Raises UserError if it is no oracle recording, or one with unknown fields."""
+    """Replay the recording at `path`. Raises UserError if it is not an oracle recording or has unknown fields."""
     recording = read_oracle_recording(Path(path), policy)
     steps, results = _simulate(recording)
     same_steps, difference = _compare("step", steps, recording.steps)
@@ -55,7 +54,7 @@ def conform(path: str | Path, policy: str = "vllm") -> Conformance:
 
 
 def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Return steps and results in the words of the recording."""
+    """Simulate the recording's workload; return steps and results in the format of the recording."""
     workload, sink = recording.workload, TableSink()
     cluster = Cluster(recording.deployment, recording.cost, sink, shares_prefixes=workload.shares_prefixes, tokens=True)
     hits: dict[int, int] = {}
@@ -89,7 +88,7 @@ def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[in
 
 
 def _compare(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[int, str]:
-    """Return how many leading items are the same, and the first that differs, with both sides."""
+    """Return the number of equal leading items, and a description of the first difference; empty if there is none."""
     same = 0
     for mine, other in zip(ours, theirs, strict=False):
         if mine != other:

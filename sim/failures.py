@@ -1,4 +1,4 @@
-"""Failures of a fleet: crashes, slow replicas and lost links, at given times or drawn from a seed.
+"""Failures of a fleet: crashes, slow replicas and lost links, at given times or at random from a seed.
 
 Each failure is a process on the clock. A failure of a replica that does not exist at its time has no effect.
 """
@@ -16,15 +16,15 @@ from sim.clock import VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 from sim.links import Links
 
-_MOST_IN_VAIN = 10_000  # random crashes in a row, without a request that finishes
+_MOST_IN_VAIN = 10_000  # maximum number of random crashes in a row without a finished request
 
 
 class Failures:
-    """The failures of a fleet that `config` describes, from now on.
+    """The failures that `config` describes for a fleet. They can happen from now on.
 
     Args:
-        finished: returns how many requests have finished so far
-        links: the links that may be lost
+        finished: function that returns the number of requests finished so far
+        links: the KV links, which may be lost
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Failures:
             links.restore(life.replica.index)
 
     def _serving(self, failure: Crash | Slowdown | LinkLoss) -> Life | None:
-        """Return the replica that fails now; None if the pool has not so many that serve."""
+        """Return the replica that fails now; None if the pool has too few serving replicas."""
         serving = [life for life in self._fleet.living(self._config.pool_number(failure.pool)) if life.serves]
         return serving[failure.replica] if failure.replica < len(serving) else None
 
@@ -82,7 +82,7 @@ class Failures:
         self._clock.start(self._wear_out(life))
 
     def _wear_out(self, life: Life) -> ProcessGenerator:
-        """Crash a replica after a time that is drawn for its place, whatever else the fleet has."""
+        """Crash a replica after a random time that depends only on the seed, its place and its generation there."""
         failures = self._config.failures
         assert failures.mtbf_s is not None
         drawn = Random(f"{failures.seed}:{life.pool}:{life.slot}:{life.generation}").expovariate(1 / failures.mtbf_s)

@@ -1,8 +1,9 @@
 """The replicas of a fleet: which were started, which take requests, and for how long each was paid for.
 
-A replica is one life of one engine: it starts, becomes ready, serves, and drains or crashes. The successor of a crashed
-replica is a new replica. Requests of an SLO class that pools are reserved for go to those pools, all others to the
-rest. The same holds among decode pools for requests that come from a prefill pool.
+A replica is one engine from its start to its end: it starts, becomes ready, serves, and drains or crashes. The
+successor of a crashed replica is a new replica. If pools are reserved for an SLO class, its requests go to those pools.
+All other requests go to the pools without classes, or to all pools if every pool has classes. The same holds among
+decode pools for requests that come from a prefill pool.
 """
 
 from __future__ import annotations
@@ -32,12 +33,19 @@ from sim.shared_network import SharedNetwork
 
 
 class Life:
-    """The times when a replica was started, became ready (None: not yet) and ended (None: not yet), and its end.
+    """The lifetime of a replica: when it was started, became ready and ended, and what ended it.
 
     Attributes:
+        replica: the replica
+        pool: index of its pool
         place: its place in the fleet, which the successor of a crashed replica takes over
-        slot: its place in its pool, which the successor takes over, too
-        generation: how many replicas had that place before
+        slot: its place in its pool, which the successor of a crashed replica takes over, too
+        generation: number of earlier replicas in this place
+        started_ns: time of the start
+        ready_ns: time from which it takes requests; None if it is not ready yet
+        ended_ns: time of its end; None if it has not ended
+        ended_by: `scale-in` or `crash`; empty if it has not ended
+        drains: True if it gets no more requests and ends when it has none
     """
 
     def __init__(self, replica: Replica, pool: int, place: int, slot: int, generation: int, started_ns: int) -> None:
@@ -61,13 +69,15 @@ class Fleet:
     """The pools of replicas on one clock.
 
     Attributes:
-        replicas: all replicas so far, by their index
-        changes: how often one was started, became ready, or ended
-        scaled_pools: pools to which an autoscaler may add
-        on_ready: each called with a replica that takes requests from now on
-        on_gone: each called with a replica that has crashed, or has drained
-        on_end: called with each request that finishes, or that can never fit
-        on_lost: called with the requests of a replica that has crashed
+        replicas: all replicas started so far, in order of their index
+        changes: number of times that a replica was started, became ready or ended
+        scaled_pools: indices of the pools that have an autoscaler
+        on_ready: functions that are called with each replica that takes requests from now on
+        on_gone: functions that are called with each replica that has crashed or ended after draining
+
+    Args:
+        on_end: function that is called with each request that finishes or that can never fit
+        on_lost: function that is called with the requests of a replica that has crashed
     """
 
     def __init__(
@@ -96,8 +106,8 @@ class Fleet:
         self._policies = [find_policy(pool.deployment.policy) for pool in pools]
         self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
         self._lives: list[Life] = []
-        self._groups: dict[int, Lockstep] = {}  # the last one made, by pool
-        self._slots = [0] * len(pools)  # slots of each pool so far
+        self._groups: dict[int, Lockstep] = {}  # the newest group of ranks of each pool
+        self._slots = [0] * len(pools)  # number of slots of each pool so far
         self._living: list[dict[int, Life]] = [{} for _ in pools]  # replicas by pool and index
         self._transfers = transfers
         self._routes = _routes(pools, ("serve", "prefill"), routers)
@@ -108,18 +118,18 @@ class Fleet:
             for _ in range(pool.config.replicas * pool.ranks):
                 self._ready(self._new(number))
 
-    # Calls of the gateway
+    # Called by the gateway
 
     def route(self, request: WorkloadRequest) -> Replica | None:
-        """Return the replica for `request`, which has arrived; None if none is ready."""
+        """Return the replica for `request`, which has arrived; None if no replica is ready."""
         return self._routes.choose(request)
 
     def route_decode(self, request: WorkloadRequest) -> Replica | None:
-        """Return the decode replica for `request`, which has its first token; None if none is ready."""
+        """Return the decode replica for `request`, which has its first token; None if no decode replica is ready."""
         return self._decode_routes.choose(request)
 
     def offered_to(self, replica: Replica, request: WorkloadRequest) -> WorkloadRequest:
-        """Return the part of `request` that `replica` runs: all of it, unless it only prefills."""
+        """Return the part of `request` that `replica` runs: up to its first token on a prefill replica, else all."""
         if self._transfers is None or self.role(replica) != "prefill":
             return request
         return self._transfers.first_token_of(request)
@@ -128,11 +138,11 @@ class Fleet:
         return self.pools[self._lives[replica.index].pool].config.role
 
     def awaits(self, request: WorkloadRequest) -> bool:
-        """Return whether a replica for `request`, which has arrived, is on its way."""
+        """Return whether a replica for `request`, which has arrived, is starting or may be started."""
         return self._awaits(self._routes.of(request))
 
     def awaits_decode(self, request: WorkloadRequest) -> bool:
-        """Return whether a decode replica for `request` is on its way."""
+        """Return whether a decode replica for `request` is starting or may be started."""
         return self._awaits(self._decode_routes.of(request))
 
     def _awaits(self, route: _Route) -> bool:
@@ -141,14 +151,14 @@ class Fleet:
             for pool in route.pools
         )
 
-    # Calls of failures and autoscalers
+    # Called by failures and autoscalers
 
     def living(self, pool: int) -> list[Life]:
-        """Return the replicas of a pool, oldest first: replicas that start, serve or drain."""
+        """Return the replicas of a pool that have not ended, oldest first: they start, serve or drain."""
         return list(self._living[pool].values())
 
     def start(self, pool: int, cold_start_ns: int, after: Life | None = None) -> None:
-        """Start one replica more in `pool`, as a successor of `after` if given, ready after `cold_start_ns`."""
+        """Start another replica in `pool`, which is ready after `cold_start_ns`. It succeeds `after`, if given."""
         life = self._new(pool, after)
         self._clock.start(self._warm_up(life, cold_start_ns))
 
@@ -157,7 +167,7 @@ class Fleet:
         self._ready(life)
 
     def drain(self, life: Life) -> None:
-        """Give the replica no more requests, and end it when it has none; end one that still starts now."""
+        """Send no more requests to the replica, and end it when it has none, which may be now."""
         self._leave(life)
         life.drains = True
         life.replica.listeners.append(self)
@@ -165,7 +175,7 @@ class Fleet:
             self._end(life, "scale-in")
 
     def crash(self, life: Life, recovery_ns: int | None) -> None:
-        """Crash the replica; unless it drains, a successor is ready after `recovery_ns` (None: never)."""
+        """Crash the replica. Unless it drains, a successor is ready after `recovery_ns` (None: no successor)."""
         self._leave(life)
         self._end(life, "crash")
         requests = life.replica.crash()
@@ -175,14 +185,14 @@ class Fleet:
         self._on_lost(requests)
 
     def priced_otherwise(self) -> Replica | None:
-        """Return the first replica that has another cost model than its pool's; None if there is none."""
+        """Return the first replica whose cost model is not that of its pool; None if there is none."""
         lives = self._lives
         return next((one.replica for one in lives if not one.replica.is_priced_by(self._costs[one.pool])), None)
 
     # Lives
 
     def record(self) -> list[dict[str, Any]]:
-        """Return the column `replica_lives` of a recording."""
+        """Return the value of the column `replica_lives` of a recording."""
         return [
             {
                 "replica": life.replica.index,
@@ -198,7 +208,7 @@ class Fleet:
 
     def _new(self, pool: int, after: Life | None = None) -> Life:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
-        shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers know blocks by their content
+        shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers find blocks by their content
         settings = deployment.staged_settings
         if self._transfers is not None and settings.kv_groups:  # KV moves as if no layer had a window
             settings = settings.model_copy(update={"kv_groups": ()})
@@ -222,7 +232,7 @@ class Fleet:
         return life
 
     def _lockstep(self, pool: int, stages: int) -> Lockstep:
-        """Return the group of the next rank: the ranks of an engine are made one after the other."""
+        """Return the group of the next rank. The ranks of an engine are made one after another."""
         group = self._groups.get(pool)
         if group is None or not group.left:
             overlaps = self.pools[pool].deployment.scheduler.async_scheduling
@@ -230,7 +240,7 @@ class Fleet:
         return group
 
     def _place(self, pool: int, after: Life | None) -> tuple[int, int, int]:
-        """Return place, slot and generation: a successor's, or the first place that no replica had."""
+        """Return place, slot and generation of a new replica: those after `after`, or a new place."""
         if after is not None:
             return after.place, after.slot, after.generation + 1
         self._slots[pool] += 1
@@ -258,10 +268,10 @@ class Fleet:
         for call in self.on_gone:
             call(life)
 
-    # Calls of a replica that drains
+    # Called by a replica that drains
 
     def loaded(self, replica: Replica) -> None:
-        """Do nothing: no request goes to it any more."""
+        """Do nothing, because a draining replica gets no more requests."""
 
     def lightened(self, replica: Replica) -> None:
         life = self._lives[replica.index]
@@ -271,7 +281,7 @@ class Fleet:
 
 @dataclass(frozen=True, eq=False)
 class _Route:
-    """The place where requests of some SLO classes go."""
+    """The destination of the requests of some SLO classes: the pools, their ready replicas and the router."""
 
     pools: tuple[int, ...]
     router: Router
@@ -279,19 +289,19 @@ class _Route:
 
 
 class _Routes(dict[str | None, _Route]):
-    """The routes by SLO class; None is of every class that no pool is reserved for."""
+    """The routes by SLO class. The key None stands for all classes for which no pool is reserved."""
 
     def of(self, request: WorkloadRequest) -> _Route:
         return self.get(request.slo_class) or self[None]
 
     def choose(self, request: WorkloadRequest) -> Replica | None:
-        """Return the replica for `request`; None if none is ready."""
+        """Return the replica for `request`; None if no replica is ready."""
         route = self.of(request)
         return route.router.choose(request, route.replicas) if route.replicas else None
 
 
 def _routes(pools: Sequence[PricedPool], roles: Collection[str], routers: Callable[[], Router]) -> _Routes:
-    """Return the routes to the pools of these roles. Classes of the same pools share a route."""
+    """Return the routes to the pools with these roles. Classes that have the same pools share a route."""
     numbers = [number for number, pool in enumerate(pools) if pool.config.role in roles]
     reserved = {number: pools[number].config.slo_classes for number in numbers}
     wanted: dict[str | None, tuple[int, ...]] = {

@@ -1,11 +1,11 @@
-"""The gateway takes a request from its arrival to its end: routing, refusals, second attempts, and users who give up.
+"""The gateway handles a request from its arrival to its end: routing, refusals, retries, and users who give up.
 
-A request leaves in one of four ways: finished, rejected, timed out in a queue, or cancelled. None ever disappears. A
-replica that crashes gives its requests back, and they start again at once elsewhere. While no replica is ready,
-requests wait here for one that is on its way.
+A request leaves in one of four ways: finished, rejected, timed out in a queue, or cancelled. No request ever
+disappears. The requests of a crashed replica start again at once on other replicas. While no replica is ready, requests
+wait in the gateway if a replica is starting.
 
-If a prefill replica took a request, a decode replica takes it over once its first token is there. The KV of the prompt
-stays behind until then; if that is lost, the request starts again, too.
+A decode replica takes a request over from a prefill replica when its first token is there. The prefill replica keeps
+the KV of the prompt until the decode replica has it; if this KV is lost, the request starts again, too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sim.run_log import RunLog
 
 
 class _Visit:
-    """A request that has not left: `replica` and `live` are None while it is on none.
+    """A request that has not left. `replica` and `live` are None while it is on no replica.
 
-    `taken_over` says whether it is on a decode replica, after a prefill replica.
+    `taken_over` is True if a decode replica has taken it over from a prefill replica.
     """
 
     __slots__ = ("arrival_ns", "attempts", "live", "replica", "request", "taken_over")
@@ -67,14 +67,14 @@ class Gateway:
         self._retry = admission.retry
 
     def open(self, fleet: Fleet, transfers: KvTransfers | None = None) -> None:
-        """Send requests to `fleet`, which calls `ended` and `lost`, and let `transfers` call `prefilled`."""
+        """Send requests to `fleet` from now on. `fleet` calls `ended` and `lost`; `transfers` calls `prefilled`."""
         self._fleet = fleet
         self._transfers = transfers
         self._hands_on_first_token = transfers is None or transfers.hands_on_first_token
         fleet.on_ready.append(self._ready)
 
     def __len__(self) -> int:
-        """Return how many requests have not left: queued, running, or between two attempts."""
+        """Return the number of requests that have not left: queued, running, or between two attempts."""
         return len(self._visits)
 
     def offer(self, request: WorkloadRequest) -> None:
@@ -91,13 +91,13 @@ class Gateway:
         return list(self._visits)
 
     def gives(self, live: Request) -> bool:
-        """Return whether users get the tokens of this attempt at a request that has not left."""
+        """Return whether users get the tokens of `live`, an attempt at a request that has not left."""
         return self._hands_on_first_token or live.arrived is self._visits[live.id].request
 
     def give_up(self, id: int, status: str, reason: str) -> None:
-        """End request `id`, whose client wants no more of it, unless it has left already.
+        """End request `id`, because its client wants no more tokens, unless it has left already.
 
-        A request without a token, because its replica crashed and it starts again, is `cancelled` and never `finished`.
+        A request that has no token, for example because its replica crashed, ends as `cancelled` instead of `finished`.
         """
         if (visit := self._visits.get(id)) is not None:
             if status == Status.FINISHED.value and (visit.live is None or not self._got(visit.live)):
@@ -106,18 +106,18 @@ class Gateway:
                 self._held.remove(visit)
             self._leave(visit, status, reason)
 
-    # Calls of the fleet
+    # Called by the fleet
 
     def ended(self, request: Request) -> None:
-        """Let `request` leave, which finished, or can never fit."""
+        """Let `request` leave, because it has finished or can never fit."""
         self._left(request.arrived)
 
     def prefilled(self, request: Request) -> None:
-        """Let a decode replica take `request` over; its first token is on a prefill replica that keeps its KV."""
+        """Let a decode replica take `request` over from the prefill replica that has its first token and its KV."""
         self._clock.start(self._hand_over(self._visits[request.id], request))
 
     def lost(self, requests: Sequence[Request]) -> None:
-        """Start `requests` again, whose replica crashed."""
+        """Start `requests` again, because their replica crashed."""
         for request in requests:
             visit = self._visits[request.id]
             self._take_off(visit)
@@ -155,13 +155,13 @@ class Gateway:
             visit.live = replica.offer(offered, visit.arrival_ns, visit.attempts)
 
     def _hand_over(self, visit: _Visit, request: Request) -> ProcessGenerator:
-        """Let `request` be taken over after all steps have ended that end now: a router may look at them."""
+        """Let `request` be taken over after all steps that end now have ended, because routers may look at loads."""
         yield self._clock.until(self._clock.now_ns, TRANSFER_ENDS)
         self._take_over(visit, request)
 
     def _take_over(self, visit: _Visit, request: Request) -> None:
         if visit.live is not request or self._visits.get(request.id) is not visit:
-            return  # lost or given up since
+            return  # lost or given up meanwhile
         replica = self._fleet.route_decode(visit.request)
         if replica is not None:
             visit.replica, visit.taken_over = replica, True
@@ -172,11 +172,11 @@ class Gateway:
             self._leave(visit, "rejected", "no decode replica is left")
 
     def _got(self, live: Request) -> int:
-        """Return how many output tokens the user has got; a prefill replica may sample for its own use."""
+        """Return the number of output tokens that the user has got; users may not see a prefill replica's token."""
         return live.outputs if self.gives(live) else 0
 
     def _refusal(self, replica: Replica | None) -> str:
-        """Return why no request can be queued now; empty if one can."""
+        """Return why no request can be queued now; empty if a request can be queued."""
         if self._most is not None and self._log.queued + len(self._held) >= self._most:
             return f"{self._most} requests were queued in the fleet"
         if replica and self._most_at_replica is not None and replica.queued_requests >= self._most_at_replica:
@@ -184,7 +184,7 @@ class Gateway:
         return ""
 
     def _failed(self, visit: _Visit, status: str, reason: str) -> None:
-        """End an attempt that failed; perhaps there is another."""
+        """End an attempt that failed; start another one after a wait, or let the request leave."""
         request = visit.request
         if visit.attempts < self._retry.max_attempts:
             self._clock.start(self._try_again(visit, from_seconds(backoff_s(self._retry, request.id, visit.attempts))))
@@ -210,7 +210,7 @@ class Gateway:
         elif visit in self._held:
             self._held.remove(visit)
         else:
-            return  # refused, and not back yet
+            return  # refused, and waiting for its next attempt
         self._failed(visit, "timed_out", f"waited {timeout_ns / 1e9:g} s in the queue")
 
     def _hang_up(self, request: WorkloadRequest, at_ns: int) -> ProcessGenerator:
@@ -232,7 +232,7 @@ class Gateway:
     # Leaving
 
     def _take_off(self, visit: _Visit) -> None:
-        """Take the request off its replica, which will have no more to do with it."""
+        """Remove the request from its replica."""
         assert visit.replica is not None and visit.live is not None
         if not visit.live.ended:
             visit.replica.withdraw(visit.live)

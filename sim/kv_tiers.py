@@ -1,7 +1,7 @@
-"""Slower memory behind the KV blocks of a replica, on the virtual clock.
+"""KV tiers of a replica on the virtual clock: slower memory for its KV blocks.
 
 The rules are those of `serving.kv.tiered_blocks`. Waiting requests load the blocks that they find instead of computing
-them. Each tier has a link for either direction; a block that is still being written can be loaded once it is there.
+them. Each tier has one link for reads and one for writes. A load of a block that is still being written waits for it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class TieredKv(TieredBlocks):
         self._names = [tier.name for tier in config.tiers]
         self._reads = [FifoLink(tier.read_gb_s * 1e9, round(tier.latency_us * 1000)) for tier in config.tiers]
         self._writes = [FifoLink(tier.write_gb_s * 1e9, round(tier.latency_us * 1000)) for tier in config.tiers]
-        self._there_ns: dict[bytes, int] = {}  # time when each block in a tier has been written to it
+        self._there_ns: dict[bytes, int] = {}  # by key: time at which the block is written to its tier
 
     def has(self, key: bytes) -> bool:
         return key in self._there_ns
 
-    # Calls of the scheduler
+    # Called by the scheduler
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         now = self._clock.now_ns
@@ -64,10 +64,10 @@ class TieredKv(TieredBlocks):
         self._replica.loaded(request)
 
     def admitted(self, request: Request) -> None:
-        """Do nothing: the request's blocks count as used when it ends."""
+        """Do nothing, because the request's blocks count as used when it ends."""
 
     def keeps(self, request: Request) -> bool:
-        """Keep the request's blocks until all have been written; return whether some have not."""
+        """Keep the request's blocks until all are written to the tiers; return whether some are not written yet."""
         return self._keeps_until(request, self._store_all(request, self._clock.now_ns))
 
     def _keeps_until(self, request: Request, written_ns: int) -> bool:
@@ -101,19 +101,19 @@ class TieredKv(TieredBlocks):
                 del self._there_ns[key]
 
     def check(self) -> None:
-        """Raise AssertionError unless tiers keep to their capacities and all their blocks are known."""
+        """Raise AssertionError if a tier exceeds its capacity, or the times do not belong to exactly its blocks."""
         self.cache.check()
         assert all(self.cache.tier(key) is not None for key in self._there_ns)
         assert len(self.cache) == len(self._there_ns)
 
 
 def add_tiers(clock: VirtualClock, log: RunLog, replica: Replica, deployment: Deployment) -> None:
-    """Put the deployment's tiers behind `replica`. Raises UserError if its policy can load no KV."""
+    """Give `replica` the KV tiers of the deployment. Raises UserError if its policy cannot load KV."""
     connect_tiers(log, replica, TieredKv(clock, log, replica, deployment))
 
 
 def connect_tiers(log: RunLog, replica: Replica, tiers: TieredKv) -> None:
-    """Put `tiers` behind `replica`."""
+    """Let `replica` use `tiers`."""
     replica.connect(tiers)
     log.tiered(replica.index)
     replica.on_planned = tiers.planned

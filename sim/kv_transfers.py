@@ -1,8 +1,8 @@
-"""KV that goes from prefill replicas to decode replicas.
+"""KV transfers from prefill replicas to decode replicas.
 
-A prefill replica keeps the blocks of a request whose first token is there. A decode replica pulls them when it has
-blocks of its own for them, and only the part that its prefix cache lacks; then the prefill replica lets go. So a full
-decode pool fills the prefill pool, which then prefills no more.
+A prefill replica keeps the blocks of a request that has its first token. A decode replica pulls the KV when it has
+blocks for it, and only the part that its prefix cache lacks. Then the prefill replica frees its blocks. So if the
+decode pool is full, the prefill pool fills up, too, and prefills no more requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GB = 1e9
 
 
 class _Kept:
-    """The KV of `request`, which has its first token on `source`, and the replica to which it goes."""
+    """The KV that `source` keeps for `request`, which has its first token, and the decode replica that pulls it."""
 
     __slots__ = ("flow", "pulled_by", "request", "source")
 
@@ -39,12 +39,14 @@ class _Kept:
 
 
 class KvTransfers:
-    """The KV that is kept for decode replicas, or is on its way to them.
+    """The KV that prefill replicas keep for decode replicas, and its transfers.
 
     Attributes:
-        on_prefilled: called with each request that has its first token and will be taken over by a decode replica
-        links: the links that carry it
-        hands_on_first_token: whether decode replicas take the first token over, not only KV
+        links: the links that carry KV
+        hands_on_first_token: True if decode replicas take over the first token as well as the KV
+
+    Args:
+        on_prefilled: function that is called with each request that has its first token and awaits a decode replica
     """
 
     def __init__(
@@ -64,11 +66,11 @@ class KvTransfers:
         self._log = log
         self._exchanged = exchanged
         self._on_prefilled = on_prefilled
-        self._awaited: set[int] = set()  # requests that prefill, to be taken over
+        self._awaited: set[int] = set()  # ids of requests on prefill replicas that will be taken over
         self._kept: dict[int, _Kept] = {}
 
     def connect(self, replica: Replica, role: str) -> None:
-        """Connect `replica`, new in a pool of `role`. Raises UserError if its policy can keep or load no KV."""
+        """Connect the new `replica` of a pool of `role`. Raises UserError if its policy cannot keep or load KV."""
         if role == "prefill":
             replica.connect(_Source(self))
             replica.hands_on = partial(self._keep, replica)
@@ -83,7 +85,7 @@ class KvTransfers:
         return first
 
     def drop(self, id: int) -> None:
-        """Drop the KV of a request that is kept or on its way."""
+        """Drop the KV that is kept for a request, and stop its transfer."""
         self._awaited.discard(id)
         kept = self._kept.pop(id, None)
         if kept is None:
@@ -108,7 +110,7 @@ class KvTransfers:
         self._log.transfer_begins(request, self._clock.now_ns)
 
     def _keep(self, source: Replica, request: Request) -> bool:
-        """Return whether a decode replica will take `request` over, which has its first token."""
+        """Return whether a decode replica will take over `request`, which has its first token; if so, keep its KV."""
         if request.id not in self._awaited:
             return False
         self._awaited.remove(request.id)
@@ -125,9 +127,9 @@ class KvTransfers:
         replica.loaded(request)
 
     def admitted(self, request: Request) -> None:
-        """Let go of the KV of `request`, which runs on its decode replica.
+        """Free the KV that is still kept for `request`, which runs on its decode replica now.
 
-        That replica may have found all of it in its own cache.
+        KV is still kept if that replica found all of it in its own prefix cache.
         """
         kept = self._kept.pop(request.id, None)
         if kept is not None:
@@ -135,7 +137,7 @@ class KvTransfers:
 
 
 class _Source:
-    """The KV outside a prefill replica, as its scheduler sees it: none, but some must be kept."""
+    """The `ExternalKv` of a prefill replica: there is nothing to load, but some KV must be kept."""
 
     synchronous: ClassVar[bool] = False
 
@@ -149,14 +151,14 @@ class _Source:
         raise AssertionError("nothing matched")
 
     def admitted(self, request: Request) -> None:
-        """Do nothing: no KV was elsewhere."""
+        """Do nothing, because no KV was loaded."""
 
     def keeps(self, request: Request) -> bool:
         return self._transfers.keeps(request.id)
 
 
 class _Destination:
-    """The KV that prefill replicas keep for a decode replica, as its scheduler sees it."""
+    """The `ExternalKv` of a decode replica: the KV that prefill replicas keep for it."""
 
     synchronous: ClassVar[bool] = False
 
@@ -178,16 +180,16 @@ class _Destination:
 
 
 class ExchangedKv(NamedTuple):
-    """The bytes of a request that two pools exchange, from all devices: for each token, and constant states."""
+    """The bytes of a request that two pools exchange, over all devices: per token, and once for constant states."""
 
     of_token: int
     of_request: int = 0
 
 
 def exchanged_kv(links: LinksConfig, pools: Sequence[PricedPool]) -> ExchangedKv:
-    """Return the bytes that the pools of role prefill and decode exchange.
+    """Return the bytes that the prefill and decode pools exchange.
 
-    Raises UserError unless all of them keep KV alike.
+    Raises UserError if the pools do not all have one model and one type of KV.
     """
     ends = [pool for pool in pools if pool.config.role != "serve"]
     first, name = ends[0].deployment, ends[0].config.name

@@ -1,9 +1,10 @@
-"""The links between replicas, which transfers share max-min fairly.
+"""The links between replicas, which transfers share by max-min fairness.
 
-Every replica has a port out and a port in, and all may share one fabric. Whenever a flow starts or ends, the rates of
-all flows that share a port with it, directly or through others, are filled anew: all rise together, and a flow stops
-rising when one of its ports is full (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2). Rates and
-bytes are integers of a very small unit, so that the same flows end at the same nanosecond everywhere.
+Every replica has one port for sending and one for receiving, and all replicas may share one fabric. Whenever a flow
+starts or ends, the rates of all flows that share a port with it, directly or through other flows, are computed anew:
+all rates rise together, and a flow stops rising when one of its ports is full (progressive filling: Bertsekas and
+Gallager, Data Networks, 6.5.2). Rates and bytes are integers of a very small unit, so that equal flows end at the same
+nanosecond on every machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from simpy.events import ProcessGenerator
 
 from sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
 
-_FINE = 1_000_000  # rates are in millionths of a byte a second: shares are rounded down to one
+_FINE = 1_000_000  # rates are in millionths of a byte per second; shares are rounded down to this unit
 
 
 class Port:
@@ -30,7 +31,7 @@ class Port:
 
 
 class Flow:
-    """One transfer: each nanosecond takes `rate` off `left`, since `since_ns`."""
+    """One transfer. Since `since_ns`, each nanosecond reduces `left` by `rate`."""
 
     __slots__ = ("cancelled", "left", "ports", "process", "rate", "since_ns", "size")
 
@@ -44,16 +45,17 @@ class Flow:
 
     @property
     def ends_ns(self) -> int:
-        """The time when all its bytes have arrived, at the rate that it has."""
+        """The time at which all its bytes will have arrived at its present rate."""
         return self.since_ns - (-self.left // self.rate)
 
 
 class Links:
-    """The links of replicas, by their index.
+    """The links of all replicas, by the index of the replica.
 
-    Attributes:
-        nic_bytes_s: what a replica sends at most, and what it receives at most
-        fabric_bytes_s: what all replicas together send at most; None is no limit
+    Args:
+        latency_ns: time before a transfer begins
+        nic_bytes_s: maximum rate at which a replica sends, and maximum rate at which it receives, in bytes/s
+        fabric_bytes_s: maximum rate of all transfers together, in bytes/s; None for no limit
     """
 
     def __init__(
@@ -63,12 +65,12 @@ class Links:
         self._latency_ns = latency_ns
         self._nic = round(nic_bytes_s * _FINE)
         self._fabric = () if fabric_bytes_s is None else (Port(round(fabric_bytes_s * _FINE)),)
-        self._ports: dict[int, tuple[Port, Port]] = {}  # out and in
-        self._losses: Counter[int] = Counter()  # losses under way
-        self._taken: dict[int, tuple[int, int]] = {}  # fraction of a link that something else takes
+        self._ports: dict[int, tuple[Port, Port]] = {}  # (sending port, receiving port)
+        self._losses: Counter[int] = Counter()  # number of present losses of each link
+        self._taken: dict[int, tuple[int, int]] = {}  # fraction of each link that other traffic takes
 
     def start(self, source: int, destination: int, size: int, on_end: Callable[[], None]) -> Flow:
-        """Send `size` bytes, beginning after the latency; `on_end` is called when all of them have arrived."""
+        """Send `size` bytes, beginning after the latency. `on_end` is called when all bytes have arrived."""
         ports = (self._of(source)[0], self._of(destination)[1], *self._fabric)
         flow = Flow(size * _FINE * SECOND_NS, ports)
         flow.process = self._clock.start(self._carry(flow, on_end))
@@ -86,20 +88,20 @@ class Links:
             try:
                 yield clock.until(flow.ends_ns, TRANSFER_ENDS) if flow.rate else clock.event()
             except Interrupt:
-                continue  # it has another rate, or is cancelled
+                continue  # its rate has changed, or it was cancelled
             self._leave(flow)
             on_end()
             return
 
     def cancel(self, flow: Flow) -> None:
-        """Stop `flow`; nothing happens if it has ended."""
+        """Stop `flow`; do nothing if it has ended."""
         flow.cancelled = True
         if flow in flow.ports[0].flows:
             self._leave(flow)
             self._wake(flow)
 
     def lose(self, replica: int) -> None:
-        """Cut `replica` off until `restore`. Flows that were on their way start over then."""
+        """Cut `replica` off until `restore` is called. Its present flows start over then."""
         self._losses[replica] += 1
         for port in self._of(replica):
             port.capacity = 0
@@ -109,18 +111,18 @@ class Links:
         self._share(self._of(replica))
 
     def restore(self, replica: int) -> None:
-        """End one loss of the link of `replica`; the link is back if no other loss is under way."""
+        """End one loss of the link of `replica`; the link works again if no other loss remains."""
         self._losses[replica] -= 1
         if self._losses[replica]:
             return
         self._open(replica)
 
     def flows(self, replica: int) -> int:
-        """Return how many flows go into or out of `replica` now, whichever number is larger."""
+        """Return the number of flows into or out of `replica` now, whichever is larger."""
         return max(len(port.flows) for port in self._of(replica))
 
     def take(self, replica: int, part: int, whole: int) -> None:
-        """Let something else take `part / whole` of the link of `replica`, in both directions, until the next call."""
+        """Let other traffic take `part / whole` of the link of `replica` in both directions, until the next call."""
         if self._taken.get(replica, (0, 1)) != (part, whole):
             self._taken[replica] = part, whole
             if not self._losses[replica]:
@@ -143,23 +145,23 @@ class Links:
         self._share(flow.ports)
 
     def _wake(self, flow: Flow) -> None:
-        """Let the process of `flow` look at it again, unless that process is the one that runs."""
+        """Let the process of `flow` read its rate again, unless that process is the one that runs."""
         if flow.process is not None and flow.process is not self._clock.active_process:
             flow.process.interrupt()
 
     def _share(self, touched: Iterable[Port]) -> None:
-        """Set new rates for flows through the ports `touched`, and for all that share a port with such a flow."""
+        """Set new rates for all flows that share a port with the ports `touched`, directly or through other flows."""
         now = self._clock.now_ns
         for flow, rate in max_min_rates(_connected(touched)).items():
             if rate == flow.rate:
-                continue  # the flow ends when it would have
+                continue  # the end of the flow does not change
             flow.left = max(flow.left - flow.rate * (now - flow.since_ns), 0)
             flow.since_ns, flow.rate = now, rate
             self._wake(flow)
 
 
 def max_min_rates(ports: list[Port]) -> dict[Flow, int]:
-    """Return the max-min fair rate of every flow through `ports`, which hold all ports of these flows."""
+    """Return the max-min fair rate of every flow through `ports`; `ports` must include all ports of these flows."""
     left = {port: port.capacity for port in ports}
     rising = {port: len(port.flows) for port in ports}
     rates: dict[Flow, int] = {}
@@ -176,7 +178,7 @@ def max_min_rates(ports: list[Port]) -> dict[Flow, int]:
 
 
 def _connected(ports: Iterable[Port]) -> list[Port]:
-    """Return `ports`, and all ports that flows lead to from there."""
+    """Return `ports`, and all ports that are connected to them by flows."""
     reached = dict.fromkeys(ports)
     to_visit = list(reached)
     for port in to_visit:

@@ -1,4 +1,4 @@
-"""A fleet whose requests come while it runs; its driver says what time it is."""
+"""A simulated fleet that gets its requests while it runs; its caller sets the time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sim.remote_prefills import RemotePrefills
 
 
 class LiveCluster(Cluster):
-    """A `Cluster` without a workload. Requests that come together are taken in together, as from a trace.
+    """A `Cluster` without a workload. Requests that come together arrive at one time, as from a trace.
 
-    A run that offers the same requests at the same times decides the same.
+    A simulation that offers equal requests at equal times makes equal decisions.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -33,18 +33,18 @@ class LiveCluster(Cluster):
 
     @property
     def next_ns(self) -> float:
-        """The time of the next event of its own accord; infinite if there is none."""
+        """The time of the next event without further input; infinite if there is none."""
         return self._clock.peek()
 
     @property
     def living(self) -> list[Life]:
-        """The replicas that have taken requests and have not ended."""
+        """The replicas that have become ready and have not ended."""
         pools = range(len(self._fleet.pools))
         return [life for pool in pools for life in self._fleet.living(pool) if life.ready_ns is not None]
 
     @property
     def lives(self) -> list[dict[str, Any]]:
-        """The column `replica_lives` when the fleet last became empty: a simulation of this run ends there."""
+        """The value of the column `replica_lives` when the fleet last became empty; a simulation would end there."""
         return self._lives
 
     def deployment(self, life: Life) -> Deployment:
@@ -52,10 +52,10 @@ class LiveCluster(Cluster):
         return self._fleet.pools[life.pool].deployment
 
     def advance(self, to_ns: int, inputs: Sequence[Callable[[int], None]] = ()) -> None:
-        """Let everything happen that is due by `to_ns`, and then `inputs`, which call `offer` and `give_up`.
+        """Process all events up to `to_ns`, and then call `inputs`, which call `offer` and `give_up`.
 
-        They come at the first time from `to_ns` on at which nothing else happens, so that their order with other events
-        is no matter of chance, and are called with it. Raises UserError if a policy breaks its contract.
+        The inputs are called at, and with, the first time from `to_ns` on at which no other event happens, so that
+        their order among events does not depend on chance. Raises UserError if a policy breaks its contract.
         """
         clock = self._clock
         with watching():
@@ -73,15 +73,15 @@ class LiveCluster(Cluster):
         self._gateway.offer(request)
 
     def gives(self, live: Request) -> bool:
-        """Return whether users get the tokens of this attempt at a request that has not left."""
+        """Return whether users get the tokens of `live`, an attempt at a request that has not left."""
         return self._gateway.gives(live)
 
     def give_up(self, id: int, status: str, reason: str) -> None:
-        """End request `id`, whose client goes away now; the recording has `status` and `reason`."""
+        """End request `id`, because its client goes away now; `status` and `reason` are recorded."""
         self._gateway.give_up(id, status, reason)
 
     def follow(self, ready: Callable[[Life], None], gone: Callable[[Life], None]) -> None:
-        """Call `ready` with each replica that takes requests, present ones first, and `gone` when it ends."""
+        """Call `ready` with each present and future replica that takes requests, and `gone` with each that ends."""
         for pool in range(len(self._fleet.pools)):
             for life in self._fleet.living(pool):
                 if life.serves:
@@ -90,15 +90,18 @@ class LiveCluster(Cluster):
         self._fleet.on_gone.append(gone)
 
     def pull_prompts(self, links: LinksConfig, bytes_per_token: int) -> RemotePrefills:
-        """Let prompts be prefilled elsewhere; replicas pull their KV over `links`. Raises UserError if they cannot."""
+        """Let replicas pull the KV of prompts that other servers prefill, over `links`.
+
+        Raises UserError if a policy cannot load KV.
+        """
         prefills = RemotePrefills(self._clock, self._log, links, bytes_per_token)
         self.follow(prefills.connect, lambda _: None)
         return prefills
 
     def finish(self, to_ns: int) -> Simulated:
-        """Give up all requests that have not ended by `to_ns`, and close the run, which lasted as `lives` says.
+        """Give up all requests that have not ended by `to_ns`, write the last rows to the sink, and close the run.
 
-        The last rows go to the sink.
+        The duration of the run is the time at which the fleet last became empty.
         """
         self.advance(to_ns, [self._give_all_up])
         return replace(self._end(), duration_ns=self._emptied_ns)
@@ -117,7 +120,7 @@ class LiveCluster(Cluster):
             self._clock.step()
 
     def _left(self, request: WorkloadRequest) -> None:
-        """Note when the fleet becomes empty: no client waits for the end of a request to send another."""
+        """Record the time if the fleet becomes empty. No client waits for an end of a request here."""
         if not len(self._gateway):
             self._emptied_ns = self._clock.now_ns
             if self._changes != self._fleet.changes:

@@ -1,7 +1,7 @@
-"""Random scenarios decided by a vLLM that is installed somewhere, and by our scheduler.
+"""A comparison of our scheduler with that of an installed vLLM on random scenarios.
 
-vLLM runs in a process of its own Python, which knows nothing of us: it gets scenarios as JSON files and writes
-recordings beside them (`vllmside/virtual_clock.py`). Its scheduler alone runs; there is no model and no GPU.
+vLLM runs in a process of its own Python, which does not import our packages. It reads scenarios from JSON files and
+writes recordings beside them (`vllmside/virtual_clock.py`). Only its scheduler runs, without a model or a GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _QUIET = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OF
 
 @dataclass(frozen=True)
 class LiveVllm:
-    """A vLLM: the Python that runs it, and a folder that Python must look in first, if any."""
+    """An installation of vLLM: the Python that runs it, and the folder to search for modules first, if any."""
 
     python: Path
     folder: Path | None = None
@@ -49,7 +49,7 @@ class LiveVllm:
 
 
 def _python_path() -> list[str]:
-    """Return the caller's PYTHONPATH without us: our packages must not be found instead of others'."""
+    """Return the caller's PYTHONPATH without our directory, so that our packages do not hide others."""
     places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [place for place in places if place and Path(place).resolve() != HOME]
 
@@ -57,8 +57,9 @@ def _python_path() -> list[str]:
 def find_vllm(name: str, python: str | None) -> LiveVllm:
     """Return the vLLM called `name`: the folder of an environment or of an unpacked wheel, or an installed release.
 
-    A release is looked for in `.venv-vllm` and beside us. `python` runs an unpacked wheel; by default the Python of
-    `.venv-vllm` does, else ours. Raises UserError if there is no such vLLM.
+    An installed release is looked for in `.venv-vllm` and in our own environment. `python` is the Python that runs an
+    unpacked wheel; the default is that of `.venv-vllm` if it exists, otherwise ours. Raises UserError if there is no
+    such vLLM.
     """
     place = Path(name)
     own = Path(_ENVIRONMENT, "bin", "python").absolute()
@@ -90,11 +91,12 @@ def _installed(python: Path) -> str:
 
 @dataclass(frozen=True)
 class FamilyResult:
-    """The results of a family's scenarios.
+    """The results of one family of scenarios.
 
     Attributes:
-        lacks: settings that this release does not have, one for each scenario that asks for one
-        stuck: reasons of the scenarios that vLLM refused or did not bring to an end
+        decided: comparison of each scenario that vLLM decided
+        lacks: for each scenario with a setting that this release lacks, that setting
+        stuck: for each scenario that vLLM refused or did not finish, the reason
     """
 
     family: str
@@ -120,7 +122,7 @@ class FamilyResult:
 
 @dataclass(frozen=True)
 class LiveConformance:
-    """The release, as it names itself, and the results of each family."""
+    """The vLLM release, as it names itself, and the results of each family of scenarios."""
 
     version: str
     families: Sequence[FamilyResult]
@@ -131,7 +133,7 @@ class LiveConformance:
 
 
 def conform_live(found: LiveVllm, scenarios: int, seed: int = 0, policy: str = "vllm") -> LiveConformance:
-    """Compare `scenarios` of each family, from number `seed` on. Raises UserError if vLLM cannot be run."""
+    """Compare `scenarios` scenarios of each family, from seed `seed` on. Raises UserError if vLLM cannot be run."""
     with tempfile.TemporaryDirectory() as folder:
         paths = {
             family: [Path(folder, f"{family.replace(' ', '_')}_{seed + number}.json") for number in range(scenarios)]
@@ -183,7 +185,7 @@ def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> Fa
 
 
 def lines(result: LiveConformance) -> Iterator[str]:
-    """Yield the lines of a report."""
+    """Yield the lines of a report on `result`."""
     yield f"vLLM {result.version}"
     for family in result.families:
         yield str(family)

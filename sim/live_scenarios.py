@@ -1,7 +1,7 @@
-"""Random scenarios for vLLM's scheduler and ours: small workloads, and configurations that press on them.
+"""Random scenarios for vLLM's scheduler and ours: small workloads with configurations that give them little room.
 
-A scenario is an oracle recording without `steps` and `results`. Settings that a release of vLLM may lack, or treat
-otherwise, have families of their own.
+A scenario is an oracle recording without `steps` and `results`. Settings that some releases of vLLM lack or treat
+differently have families of their own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ FAMILIES = (
 
 
 def scenario(family: str, seed: int) -> dict[str, Any]:
-    """Return scenario `seed` of a family.
+    """Return the scenario of a family with this seed.
 
-    All but the first two families have either loop, and all but `priorities` are first come, first served.
+    The first two families use one loop; the others use the plain or the overlapped loop at random. All families but
+    `priorities` are first come, first served.
     """
     chance = Random(f"{family} {seed}")
     overlapped = chance.random() < 0.5 if family != "plain loop" else False
@@ -37,7 +38,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
             "acceptance_rate": chance.choice([0.0, 0.4, 0.9, 1.0]),
         }
         config["max_num_batched_tokens"] += (tokens + 1) * config["max_num_seqs"]
-        config["num_blocks"] += 2 * tokens  # only enough accepted drafts would bring some to an end; we reject them
+        config["num_blocks"] += 2 * tokens  # with fewer we reject requests that accepted drafts may bring to an end
     if family == "sliding windows":
         config |= with_windows(config, chance)
     if family == "rarer settings":
@@ -49,7 +50,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
 
 
 def random_recording(chance: Random, policy: str, overlapped: bool, sharing: bool) -> dict[str, Any]:
-    """Draw a small workload, and a configuration with little room for it."""
+    """Return a random small workload, and a configuration with little room for it."""
     size = chance.choice([1, 2, 3, 4, 7, 8, 16, 32])
     gaps = chance.choice([[0], [0, 0, 1, 1500], [0, 0, 1, 1500, 8000, 40000], [1, 700, 2500]])
     most_own, most_output = chance.choice([8, 20, 40, 70]), chance.choice([1, 6, 24, 60])
@@ -64,7 +65,7 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
         elif kind != "alone" and requests:
             before = chance.choice(requests[-4:])
             prompt = before["prompt"]
-            if kind == "turn":  # perhaps before the answer is there, perhaps only its beginning
+            if kind == "turn":  # may come before the answer is there, or contain only its beginning
                 prompt = [*prompt, [f"out:{before['id']}", chance.randint(1, before["output_len"])]]
         own = chance.randint(0 if prompt else 1, most_own)
         if chance.random() < 0.3:
@@ -99,7 +100,7 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
 
 
 def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:
-    """Return `config` for a model some or all of whose layers have a sliding window."""
+    """Return `config` for a model that has some or only layers with a sliding window."""
     size = config["block_size"]
     groups = [chance.randint(2, 3 * size + 2)] * chance.choice([1, 3]) + [0] * chance.randint(0, 2)
     return config | {
@@ -110,7 +111,7 @@ def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:
 
 
 def rarer_settings(config: dict[str, Any], chance: Random) -> dict[str, Any]:
-    """Draw some of the rarer settings of vLLM's scheduler."""
+    """Return a random choice of the rarer settings of vLLM's scheduler."""
     settings = {
         "max_num_active_seqs": chance.randint(1, config["max_num_seqs"]),
         "prefill_schedule_interval": chance.choice([2, 3, 8]),

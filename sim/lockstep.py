@@ -1,9 +1,9 @@
-"""Data-parallel ranks that share a mixture's experts: each has a scheduler of its own, and all step together.
+"""Data-parallel ranks that share the experts of an MoE model. Each rank has its own scheduler; all step together.
 
-Every layer brings the tokens of all ranks to their experts and back. So a step takes as long as the step of the rank
-with the most to do, and none begins before all ranks with work have planned it. A rank without work takes part all the
-same (vLLM runs a dummy batch), so requests that reach it while a step is under way wait for the next. Over pipeline
-stages each stage does so: the ranks' steps enter the first together, and each stage takes as long as its slowest rank.
+Every layer sends the tokens of all ranks to their experts and back. So a step takes as long as that of the slowest
+rank, and begins only when all ranks with work have planned it. A rank without work takes part, too (vLLM runs a dummy
+batch), so requests that reach it during a step wait for the next step. With pipeline stages, the ranks' steps enter the
+first stage together, and each stage takes as long as its slowest rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_KNOWN = 1 << 62  # end of a step that has not begun
 
 
 def steps_together(deployment: Deployment) -> bool:
-    """Return whether the ranks of `deployment` step together. Ranks of a dense model share nothing."""
+    """Return whether the ranks of `deployment` step together. Ranks of a dense model are independent."""
     if deployment.data_parallel_size == 1:
         return False
     try:
@@ -38,11 +38,12 @@ def steps_together(deployment: Deployment) -> bool:
 
 
 class Lockstep:
-    """The `ranks` of one engine.
+    """The `ranks` data-parallel ranks of one engine.
 
     Attributes:
-        until_ns: no step can begin before: until then the first stage is at work, or no more steps may be in flight
-        alarm: begin of the next step, as far as is known; None before any rank has planned it
+        until_ns: earliest time of the next step: the first stage is free then, and another step may be in flight
+        alarm: alarm at the presently known begin of the next step; None if no rank has planned it
+        left: number of ranks that are still to be made
     """
 
     def __init__(self, clock: VirtualClock, ranks: int, stages: int, overlaps: bool) -> None:
@@ -53,17 +54,17 @@ class Lockstep:
         self._clock = clock
         self._stages = Stages(stages)
         most = stages + (overlaps and stages > 1)
-        self._ends_ns = deque([0] * most, most)  # ends of the last steps
+        self._ends_ns = deque([0] * most, most)  # end times of the last steps
         self._ready: list[Rank] = []
         self._ready_ns = 0
 
     def ready(self, rank: Rank, ready_ns: int) -> None:
-        """Take `rank`'s part of the next step, which it has planned and can begin at `ready_ns`."""
+        """Record that `rank` has planned its part of the next step, which can begin at `ready_ns`."""
         self._ready.append(rank)
         self._ready_ns = max(self._ready_ns, ready_ns)
         begins_ns, now = max(self._ready_ns, self.until_ns), self._clock.now_ns
-        # All ranks have planned it by then in the overlapped loop; in the plain loop some do when the step before ends.
-        # Over stages a rank with all its steps in flight does, too.
+        # In the overlapped loop, all ranks have planned the step before it begins. In the plain loop, some plan it when
+        # the previous step ends. With stages, so does a rank that has its maximum number of steps in flight.
         overlapped = rank.overlaps and len(self._ends_ns) == 1
         order = _BEFORE_STEPS_END if overlapped and begins_ns > now else _AFTER_PLANNING
         self.alarm = Alarm(self._clock, begins_ns, order, self._begin)
@@ -84,7 +85,7 @@ class Lockstep:
 
 
 class Rank(Replica):
-    """One of the ranks of a `Lockstep`. Its last launched step may not have begun."""
+    """One rank of a `Lockstep`. The step that it launched last may not have begun."""
 
     def __init__(
         self,
@@ -105,18 +106,18 @@ class Rank(Replica):
 
     @property
     def overlaps(self) -> bool:
-        """True if the rank plans a step while the one before runs."""
+        """True if the rank plans a step while the previous step runs."""
         return self._depth > 1
 
     @property
     def planned(self) -> StepPlan:
-        """The rank's part of the step that has not begun."""
+        """The rank's part of the step that is launched and has not begun."""
         return self._launched[-1][0]
 
     def times_ns(self, routed_tokens: int) -> tuple[list[int], list[int]]:
-        """Return how long that part takes on each stage, and on its way to each but the first.
+        """Return the times of `planned` on each stage, and its transfer times to each stage but the first.
 
-        Each rank has `routed_tokens` tokens on average.
+        `routed_tokens` is the mean number of tokens over the ranks.
         """
         self.planned.routed_tokens = routed_tokens
         if self._pipeline is not None:
@@ -126,7 +127,7 @@ class Rank(Replica):
         return [step_ns + waits_ns], []
 
     def begin(self, passage: Passage) -> None:
-        """Begin the step now; it passes the stages as all ranks' steps do."""
+        """Begin the step now. `passage` is common to the steps of all ranks."""
         start_ns, end_ns, stages_ns = passage
         plan, _ = self._launched.pop()
         self._launched.append((plan, end_ns))

@@ -1,7 +1,7 @@
 """Recordings of vLLM's own scheduler: a workload, a linear cost, and vLLM's decisions on a virtual clock.
 
-The tables here have each field that a recording may have, with its meaning for us. Any other field is refused: what is
-not understood cannot be reproduced.
+The tables here list every field that a recording may have, and what it means for our scheduler. A recording with any
+other field is refused, because it could not be reproduced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARGEST_BYTES = 1 << 30
 
 
 def _drafting(drafts: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the settings of drafting, at no cost, since the recording has the times."""
+    """Return the settings of speculative decoding, with a cost of 0: the recording's linear cost gives all times."""
     if not drafts:
         return {}
     costs: dict[str, Any] = {"model": "any"} if drafts.get("method") == "draft_model" else {"draft_us": 0}
@@ -32,12 +32,12 @@ def _drafting(drafts: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _compiling(ready_ns: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the time of compiling a grammar; requests are not `structured`: no token waits for a mask there."""
+    """Return the time of compiling a grammar. Requests are not `structured`, because recordings have no masks."""
     return {"grammar_compile_ns": ready_ns - row["arrival_ns"]} if ready_ns else {}
 
 
 def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the prompt; prefixes are equal from their first token on, so a salt renames the first segment."""
+    """Return the prompt. A salt renames its first segment, so that prompts with other salts share no prefix."""
     segments = [(str(name), int(tokens)) for name, tokens in prompt]
     if segments and row.get("salt"):
         name, tokens = segments[0]
@@ -45,16 +45,16 @@ def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str
     return {"prompt": tuple(segments)}
 
 
-# Keys of `config` that are no settings of a scheduler, with the settings that their values stand for.
+# Keys of `config` that are not settings of a scheduler, with functions that return the settings for their values.
 _CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "speculative": _drafting,
-    "vllm": dict,  # rarer settings of its SchedulerConfig, which have the same names here
-    "pp": lambda stages: {},  # pipeline stages, a setting of the deployment, and
-    "v2": lambda runs: {},  # vLLM's V2 model runner, which they need in the overlapped loop
+    "vllm": dict,  # rarer settings of vLLM's SchedulerConfig, which have the same names here
+    "pp": lambda stages: {},  # number of pipeline stages, a setting of the deployment
+    "v2": lambda runs: {},  # vLLM's V2 model runner, which stages need in the overlapped loop
     "connector": lambda connector: {},  # see `_outside`
 }
 
-# Keys of each of `requests`, with what a value, in its row, adds to a `WorkloadRequest`.
+# Keys of each row of `requests`, with functions of value and row that return fields of a `WorkloadRequest`.
 _REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "id": lambda id, row: {"id": id},
     "arrival_ns": lambda at_ns, row: {"arrival_ns": at_ns},
@@ -70,7 +70,7 @@ _REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "ext_fails": lambda fails, row: {},  # see `_outside`
 }
 
-# Keys of each of `steps` and `results`: the compared ones, and the ones that follow from them.
+# Keys of each row of `steps` and `results`: those that are compared, and those that follow from them.
 _STEP = {"t", "dt", "n", "pre", "s"}
 _STEP_NOT_COMPARED = {"drafts", "got", "waste"}
 _RESULT = {"id", "first_token_ns", "finish_ns", "prefix_hit_tokens", "tokens"}
@@ -78,9 +78,9 @@ _RESULT_NOT_COMPARED = {"finish"}
 
 
 class RecordedStages(TokenCost):
-    """The `PipelinedCost` of an engine with pipeline stages, each of which takes so many thousandths of a step.
+    """The `PipelinedCost` of an engine with pipeline stages. Each stage takes a stated permille of a step's time.
 
-    By default the first takes all: there one step after the other occupies the whole engine.
+    By default the first stage takes all of it, so that steps run one after another.
     """
 
     def __init__(self, stages: int, stages_permille: Sequence[int] = (), transfer_ns: int = 0, **prices: int) -> None:
@@ -100,11 +100,11 @@ class RecordedStages(TokenCost):
 
 @dataclass(frozen=True)
 class OracleRecording:
-    """A recording; `steps`, and `results` by request, have only compared fields.
+    """A recording. `steps`, and `results` by request id, have only the fields that are compared.
 
-    `outside` is None if there was no KV outside. Steps that end after `ends_ns`, when all requests have left, are for
-    no request: one has stopped or accepted more drafts than it had to, or its client has hung up. A plan that preempts
-    and schedules nothing is no step.
+    `outside` is None if there was no KV connector. All requests have left at `ends_ns`. Steps that end later are left
+    out: they were planned for a request that stopped early, accepted more drafts than it needed, or was cancelled. A
+    plan that preempts and schedules nothing is not a step.
     """
 
     name: str
@@ -118,7 +118,7 @@ class OracleRecording:
 
 
 def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
-    """Read the recording at `path`, to be decided by `policy`. Raises UserError for an unknown field or other files."""
+    """Read the recording at `path`, for `policy`. Raises UserError for an unknown field or another kind of file."""
     recording = _read(path)
     try:
         empty = [key for key in ("requests", "steps", "results") if not isinstance(recording[key], list)]

@@ -1,7 +1,7 @@
 """A user's own process on the virtual clock: a generator that waits, and acts on the fleet.
 
-Its function is called with the clock and the `Controls` of the fleet, and yields `clock.until(at_ns)`, or any other
-event of SimPy. An exception of it becomes one line.
+The user's function is called with the clock and the `Controls` of the fleet. It yields `clock.until(at_ns)` or any
+other SimPy event. An exception in it becomes a one-line error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FIELD = "fleet.processes"
 class Controls:
     """What a user's process may do with a fleet.
 
-    A replica is a `Life`, with its `replica` (`outstanding_requests`, `used_blocks`, ...), `pool` and `ready_ns`. Pools
-    go by name; the first is meant if there is no name.
+    A replica is represented by its `Life`, with `replica` (`outstanding_requests`, `used_blocks`, ...), `pool` and
+    `ready_ns`. Pools are given by name; None is the first pool.
     """
 
     def __init__(self, fleet: Fleet, config: FleetConfig) -> None:
@@ -36,16 +36,16 @@ class Controls:
         return [life for life in self._fleet.living(self._number(pool)) if life.serves]
 
     def start(self, pool: str | None = None, cold_start_s: float = 0.0) -> None:
-        """Start one replica more, which is ready after `cold_start_s` seconds."""
+        """Start another replica, which is ready after `cold_start_s` seconds."""
         self._fleet.start(self._number(pool), from_seconds(cold_start_s))
 
     def drain(self, life: Life) -> None:
-        """Give a replica no more requests; it ends when it has none."""
+        """Send no more requests to a replica; it ends when it has none."""
         if not life.drains and not life.ended_by:
             self._fleet.drain(life)
 
     def crash(self, life: Life, recovery_s: float | None = None) -> None:
-        """Crash a replica; a successor is ready after `recovery_s` seconds (None: never)."""
+        """Crash a replica; a successor is ready after `recovery_s` seconds (None: no successor)."""
         if not life.ended_by:
             self._fleet.crash(life, None if recovery_s is None else from_seconds(recovery_s))
 
@@ -57,7 +57,7 @@ class Controls:
 
 
 def own_process(name: str, clock: VirtualClock, controls: Controls) -> Generator[Event, Any, None]:
-    """Return the process of the user's function `name`. Raises UserError if it is no function that makes one."""
+    """Return the process that the user's function `name` makes. Raises UserError if it does not make a generator."""
     made = make(FIELD, name, find_object(FIELD, name, {}), clock, controls)
     if not isinstance(made, Generator):
         raise UserError(FIELD, name, "must be a function with yield, such as `yield clock.until(at_ns)`")

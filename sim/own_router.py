@@ -1,6 +1,6 @@
-"""A user's own router, which is trusted in nothing: an error instead of a choice becomes one line.
+"""A user's own router, which is not trusted: if it fails to choose a replica, the user gets a one-line error.
 
-It sees copies of requests, and replicas through a window: it can read what routers may know, and write to nothing.
+The router gets copies of requests and read-only views of replicas, which show only what routers may know.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Rule = Literal["choice", "requests", "calls", "time"]
 
 
 class RouterBreach(UserError):
-    """A router broke `rule`; the message says with which request, and how."""
+    """The error of a router that broke `rule`; the message names the request and what the router did."""
 
     def __init__(self, rule: Rule, router: str, what: str) -> None:
         self.rule = rule
@@ -33,7 +33,7 @@ class RouterBreach(UserError):
 
 
 class SeenReplica:
-    """A replica, to be read."""
+    """A read-only view of a replica."""
 
     __slots__ = ("__replica",)
 
@@ -55,14 +55,14 @@ class SeenReplica:
 
 
 class SeenReplicas(Sequence[SeenReplica]):
-    """A `ReplicaSet`, to be read; a replica is the same object as long as it is a member."""
+    """A read-only view of a `ReplicaSet`. The view of a replica stays one object while the replica is a member."""
 
     def __init__(self, replicas: ReplicaSet) -> None:
         self.__replicas = replicas
         self.__version = -1
         self.__views: list[SeenReplica] = []
         self.__by_index: dict[int, SeenReplica] = {}
-        self.__members: dict[int, Replica] = {}  # keys are ids of the `SeenReplica`s
+        self.__members: dict[int, Replica] = {}  # keys are the object ids of the `SeenReplica`s
         self.__loads: dict[Callable[[Any], Any], Callable[[Replica], Any]] = {}
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class SeenReplicas(Sequence[SeenReplica]):
         return self.__replicas.version
 
     def least(self, load: Callable[[Any], Any]) -> SeenReplica:
-        """Return the replica with the least `load`, as `ReplicaSet.least` does, by the loads of seen replicas."""
+        """Return the replica with the smallest `load`, as `ReplicaSet.least` does; `load` takes a `SeenReplica`."""
         self.__all()
         by_index = self.__by_index
         of_replica = self.__loads.get(load)
@@ -106,20 +106,20 @@ class SeenReplicas(Sequence[SeenReplica]):
         return self.__views
 
     def _replica(self, chosen: object) -> Replica | None:
-        """Return the member that is seen as `chosen`; None if there is none."""
+        """Return the member of which `chosen` is the view; None if there is none."""
         self.__all()
         return self.__members.get(id(chosen))
 
 
 class OwnRouter:
-    """A `Router` by a user's `router`, called `name`."""
+    """A `Router` that calls a user's `router`; `name` is its name in errors."""
 
     def __init__(self, name: str, router: Any) -> None:
         self.name, self._choose = name, router.choose
-        self._seen: dict[int, tuple[ReplicaSet, SeenReplicas]] = {}  # keys are ids of the sets, which live as long
+        self._seen: dict[int, tuple[ReplicaSet, SeenReplicas]] = {}  # by object id of the set, which is kept alive
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
-        """Choose a replica. Raises `RouterBreach` that names the router and the request if it makes no valid choice."""
+        """Choose a replica. Raises `RouterBreach` that names the router and the request if the choice is not valid."""
         _, seen = self._seen.get(id(replicas)) or self._seen.setdefault(
             id(replicas), (replicas, SeenReplicas(replicas))
         )

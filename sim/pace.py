@@ -1,4 +1,4 @@
-"""A cost model made slower or faster by a constant factor: a throttled GPU, or one known only by comparison."""
+"""A cost model slowed down or sped up by a constant factor, e.g. for a throttled GPU or a pool with another speed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serving.step_plan import StepPlan
 
 
 class Paced:
-    """A `cost` whose steps, CPU time included, take `factor` times as long; sums are rounded to the nanosecond."""
+    """A cost model with `factor` times the times of `cost`, including CPU time. Sums are rounded to nanoseconds."""
 
     def __init__(self, cost: CostModel, factor: float) -> None:
         self._cost = cost
@@ -27,7 +27,7 @@ class Paced:
 
 
 class PacedPipeline(Paced):
-    """A paced cost of an engine with pipeline stages, each rounded by itself."""
+    """A paced cost model of an engine with pipeline stages. The time of each stage is rounded separately."""
 
     def __init__(self, cost: PipelinedCost, factor: float) -> None:
         super().__init__(cost, factor)
@@ -41,7 +41,7 @@ class PacedPipeline(Paced):
 
 
 def paced(cost: CostModel, factor: float) -> CostModel:
-    """Return `cost` made `factor` times as long; `cost` itself if the factor is 1."""
+    """Return a cost model with `factor` times the times of `cost`; `cost` itself if the factor is 1."""
     if factor == 1:
         return cost
     return PacedPipeline(cost, factor) if isinstance(cost, PipelinedCost) else Paced(cost, factor)

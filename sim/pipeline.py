@@ -1,11 +1,11 @@
-"""The stages that steps pass one after another: when each step starts and ends.
+"""Pipeline stages: when each step starts and ends.
 
-A stage works on one step at a time, in the order of planning. Stage s of step m starts when the activations of its
-stage s - 1 have arrived and the stage is done with step m - 1; sending them keeps neither stage busy. With m steps of
-equal stages the last one ends after m + p - 1 stage times (the bubble of Huang et al., "GPipe", 2019).
+A stage works on one step at a time, in the order of planning. Step m starts on stage s when its activations from stage
+s - 1 have arrived and stage s is done with step m - 1. Sending activations keeps neither stage busy. With p stages that
+take equal times, the last of m steps ends after m + p - 1 stage times (the bubble of Huang et al., "GPipe", 2019).
 
-In the overlapped loop a step is planned before the tokens that it computes on are known, and the last stage sends them
-to the first: vLLM's plan m waits there for the tokens of plan m - p, plans that run nothing included.
+In the overlapped loop, a step is planned before its input tokens are known, and the last stage sends them to the first.
+As in vLLM, plan m waits there for the tokens of plan m - p; empty plans count, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serving.step_plan import StepPlan
 
 
 class Passage(NamedTuple):
-    """A step's way through: start on the first stage, end on the last, and how long each stage worked on it."""
+    """The times of a step: its start on the first stage, its end on the last, and the time that each stage takes."""
 
     start_ns: int
     end_ns: int
@@ -27,15 +27,15 @@ class Passage(NamedTuple):
 
 
 class Stages:
-    """The stages of an engine; `free_ns` says when each of them is done with all steps before."""
+    """The stages of an engine. `free_ns` is the time at which each stage is done with all steps so far."""
 
     def __init__(self, stages: int) -> None:
         self.free_ns = [0] * stages
 
     def passed(self, ready_ns: int, stages_ns: list[int], transfers_ns: list[int]) -> Passage:
-        """Pass a step through the stages, not before `ready_ns`.
+        """Send a step through the stages, not before `ready_ns`, and return its times.
 
-        It takes `stages_ns` on each stage, and `transfers_ns` to get to each but the first.
+        `stages_ns` are its times on the stages; `transfers_ns` are its transfer times to each stage but the first.
         """
         free_ns = self.free_ns
         at_ns = start_ns = max(ready_ns, free_ns[0])
@@ -49,29 +49,29 @@ class Pipeline:
 
     def __init__(self, cost: CostModel, stages: int) -> None:
         self._stages = Stages(stages)
-        self._tokens_ns = deque([0] * stages, stages)  # times when the tokens of the last plans were there
+        self._tokens_ns = deque([0] * stages, stages)  # times at which the tokens of the last plans are there
         self.price_by(cost)
 
     def price_by(self, cost: CostModel) -> None:
-        """Price steps that enter from now on by `cost`."""
+        """Use the cost model `cost` for steps from now on."""
         if not isinstance(cost, PipelinedCost):
             stages = len(self._stages.free_ns)
             raise UserError("pipeline_parallel_size", stages, "needs the kernel tables of a GPU; simulate with --gpu")
         self._cost = cost
 
     def enter(self, plan: StepPlan, ready_ns: int) -> Passage:
-        """Let `plan` follow the steps before it, not before `ready_ns`."""
+        """Send `plan` through the stages after earlier steps, not before `ready_ns`, and return its times."""
         return self._stages.passed(ready_ns, *self.times_ns(plan))
 
     @property
     def tokens_ns(self) -> int:
-        """The time when the tokens that the next plan of the overlapped loop may need are on the first stage."""
+        """The time at which the first stage has the tokens that the next plan of the overlapped loop may need."""
         return self._tokens_ns[0]
 
     def sampled(self, end_ns: int) -> None:
-        """Record that the tokens of the plan behind the last one are there at `end_ns`; 0 if it samples none."""
+        """Record the time at which the tokens of the next plan in order are there; 0 if it samples none."""
         self._tokens_ns.append(end_ns)
 
     def times_ns(self, plan: StepPlan) -> tuple[list[int], list[int]]:
-        """Return the time of `plan` on each stage, and on its way to each but the first."""
+        """Return the times of `plan` on each stage, and its transfer times to each stage but the first."""
         return self._cost.stages_ns(plan), self._cost.transfers_ns(plan)

@@ -1,8 +1,8 @@
-"""A check whether a policy keeps its contract, by scripted workloads on both loops.
+"""A check that a policy keeps its contract, by scripted workloads in both loops.
 
-Each workload runs twice with every step looked at, and once with steady steps skipped: the three must agree to the
-nanosecond. The check also says whether any request can starve, and whether a steady decode step costs the same whatever
-the batch; policies may choose either.
+Each workload runs twice step by step, and once with steady steps skipped. The three runs must agree to the nanosecond.
+The check also reports whether requests can starve, and whether the time of planning a steady decode step grows with the
+batch. Neither breaks the contract.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOG = logging.getLogger("tokentwin")
 
 @dataclass(frozen=True)
 class Finding:
-    """A `rule` and how it was broken in each loop, under which workload; empty if it holds."""
+    """A rule of the contract. `broken` says for each loop which workload broke it, and how; empty if it holds."""
 
     rule: str
     broken: dict[str, str]
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class PolicyCheck:
-    """The findings about `policy`. `starves` is None if no request starves, `grows` if a step costs O(1)."""
+    """The findings about `policy`. `starves` is None if no request starves; `grows` is None if a step is O(1)."""
 
     policy: str
     findings: tuple[Finding, ...]
@@ -71,7 +71,7 @@ class PolicyCheck:
 
 @dataclass(frozen=True)
 class _Script:
-    """A workload, and the limits under which it is hard."""
+    """A workload, and engine limits that make it hard."""
 
     name: str
     requests: list[WorkloadRequest]
@@ -80,11 +80,11 @@ class _Script:
 
 
 def check_policy(name: str, limit_s: float = 60.0) -> PolicyCheck:
-    """Run the policy called `name` through everything, in at most `limit_s` seconds.
+    """Check the policy called `name` with all scripts. Its calls may take `limit_s` seconds in all.
 
     Raises UserError if there is no such policy, or it cannot be made.
     """
-    policy = POLICIES.get(name, name)  # the class, so that even a built-in policy is held to the whole contract
+    policy = POLICIES.get(name, name)  # by its class, so that even a built-in policy is checked fully
     made = find_policy(policy)
     for overlapped in LOOPS.values():
         made(SchedulerConfig(async_scheduling=overlapped))
@@ -109,14 +109,14 @@ def check_policy(name: str, limit_s: float = 60.0) -> PolicyCheck:
 
 
 def _broken(policy: str, script: _Script, overlapped: bool) -> tuple[str, str]:
-    """Return the rule that `script` shows to be broken, and how; two empty texts if none is."""
+    """Return the rule that the policy breaks in `script`, and how; two empty texts if it breaks none."""
     try:
         once, again, skipping = (_ends(policy, script, overlapped, steps) for steps in (True, True, False))
     except Breach as breach:
         return breach.rule, breach.remedy
     except Replaced as error:
         return "code", error.remedy
-    except UserError as error:  # requests that preempt one another for ever, or are left behind
+    except UserError as error:  # requests preempt one another forever, or are never scheduled
         return "progress", str(error)
     for rule, other in (("determinism", again), ("promises", skipping)):
         for mine, theirs in zip(once, other, strict=True):
@@ -156,7 +156,7 @@ def _scripts() -> Iterator[_Script]:
 
 
 def _starved(policy: str) -> str | None:
-    """Return which request nearly all later ones pass, in a queue that grows; None if there is none."""
+    """Return text about a request that nearly all later requests pass in a growing queue; None if there is none."""
     short = WorkloadRequest(0, 0, (("", 40),), 8, tenant="a", slo_class="chat")
     long = WorkloadRequest(0, 0, (("", 400),), 60, priority=1, tenant="b", slo_class="batch")
     offered = [replace(long if id % 25 == 5 else short, id=id, arrival_ns=id * 300 * MS) for id in range(150)]
@@ -174,13 +174,13 @@ def _starved(policy: str) -> str | None:
 
 
 def _growing(policy: str) -> str | None:
-    """Return by how much the work of a steady decode step grows with the batch; None if it does not."""
+    """Return text about the growth of a steady decode step's work with the batch; None if it does not grow."""
     small, large = (_calls_of_steady_steps(policy, batch) for batch in (8, 128))
     return None if large <= 1.5 * small else f"{small // 16} calls at a batch of 8, {large // 16} at 128"
 
 
 def _calls_of_steady_steps(policy: str, batch: int) -> int:
-    """Return the Python calls of 16 steps, every phase of a KV block, in which `batch` requests decode."""
+    """Return the number of Python calls in 16 steps (one KV block) in which `batch` requests decode."""
     config = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=8 * batch, num_blocks=40 * batch + 1)
     scheduler = contract_with(policy, find_policy(policy)(config, shares_prefixes=False), config)
     counted = 0
@@ -199,7 +199,7 @@ def _calls_of_steady_steps(policy: str, batch: int) -> int:
     with watching():
         for id in range(batch):
             scheduler.add(WorkloadRequest(id, 0, (("", 8),), 300))
-        run(batch + 4)  # every request decodes by then, however cautiously it was admitted
+        run(batch + 4)  # by then every request decodes, even if few are admitted per step
         sys.setprofile(count)
         try:
             run(16)

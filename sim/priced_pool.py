@@ -21,19 +21,19 @@ class PricedPool:
 
     @property
     def ranks(self) -> int:
-        """The data-parallel ranks of one engine. Each has a scheduler of its own, and is simulated as a replica."""
+        """The number of data-parallel ranks of one engine. Each has its own scheduler and is simulated as a replica."""
         return self.deployment.data_parallel_size
 
     @property
     def gpus(self) -> int:
-        """The GPUs of one rank."""
+        """The number of GPUs of one rank."""
         return self.deployment.gpus // self.ranks
 
 
 def networked(pool: PricedPool) -> NetworkedCost:
-    """Return the cost model that knows what the pool's engines send between nodes.
+    """Return the pool's cost model, which must know what engines send between nodes.
 
-    Raises UserError if it does not know that, or if engines have pipeline stages.
+    Raises UserError if it does not, or if the engines have pipeline stages.
     """
     if not isinstance(pool.cost, NetworkedCost):
         remedy = "needs the kernel tables of a GPU; simulate with --gpu, or leave it out"
@@ -45,17 +45,17 @@ def networked(pool: PricedPool) -> NetworkedCost:
 
 
 def plain_fleet(replicas: int) -> FleetConfig:
-    """Return a fleet of one pool, behind round robin."""
+    """Return a fleet of one pool with a round-robin router."""
     return FleetConfig(pools=(PoolConfig(replicas=replicas),))
 
 
 def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
-    """Return the pools of `fleet`, their steps all timed by `cost`."""
+    """Return the pools of `fleet`, all with the cost model `cost`."""
     return [PricedPool(pool, pool_deployment(deployment, pool), cost) for pool in fleet.pools]
 
 
 def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
-    """Return `deployment` with the pool's own settings in its place. Raises UserError that names the setting."""
+    """Return `deployment` with the pool's own settings. Raises UserError that names a wrong setting."""
     where = f"fleet.pools.{pool.name}.deployment"
     own = _own_deployment(deployment, pool, where)
     if own.kv_tiers is not None and pool.role != "serve":
@@ -76,7 +76,7 @@ def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Dep
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes` in their place; mappings within are merged likewise."""
+    """Return `base` updated with `changes`; nested mappings are merged in the same way."""
     found = dict(base)
     for name, value in changes.items():
         nested = isinstance(value, dict) and isinstance(base.get(name), dict)

@@ -1,4 +1,4 @@
-"""The KV connector of an oracle recording: the KV outside of each request, and how long its loads took."""
+"""The KV connector of an oracle recording: how much KV of each request can be loaded, and how long loads take."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from sim.replica import Replica
 
 @dataclass(frozen=True)
 class Outside:
-    """The KV outside: `tokens` of each request, by id; the first load of each id in `failing` fails.
+    """The KV outside the engine.
 
     Attributes:
-        sync: the step that admits a request loads them; else a load takes `base_ns`, and `per_token_ns` for each token
-        whole: whether all of a prompt can be loaded; else all but its last token
+        tokens: number of tokens with KV outside the engine, by request id
+        failing: ids of the requests of which the first load fails
+        base_ns: time of a load beside the time of its tokens
+        per_token_ns: time of a load for each token
+        sync: True if the step that admits a request loads its KV, in no time
+        whole: True if all known tokens of a request can be loaded; otherwise all but the last
     """
 
     tokens: Mapping[int, int]
@@ -30,9 +34,9 @@ class Outside:
 
 
 class RecordedConnector:
-    """The KV of `outside`, as the scheduler of `replica` sees it: see `serving.kv.external.ExternalKv`.
+    """The `serving.kv.external.ExternalKv` of `replica`, which offers the KV of `outside`.
 
-    `hits` takes how many tokens of each request were cached or loaded at its first admission.
+    It writes to `hits`, by request id, how many tokens were cached or loaded at the first admission.
     """
 
     def __init__(self, clock: VirtualClock, replica: Replica, outside: Outside, hits: dict[int, int]) -> None:

@@ -1,7 +1,7 @@
-"""KV of prompts that servers elsewhere have computed, on its way to replicas of a live fleet that decode.
+"""Transfers of prompt KV from other servers, which prefill, to the replicas of a live fleet, which decode.
 
-The servers themselves are not simulated. A replica pulls the KV that its prefix cache lacks when it has blocks for it,
-over a link of its own, and each server sends over a link of its own.
+The other servers are not simulated. A replica pulls the KV that its prefix cache lacks when it has blocks for it. Each
+replica and each server has its own link.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GB = 1e9
 
 
 class RemotePrefills:
-    """The prompts that are elsewhere, and the links to there; a token has `bytes_per_token` bytes of KV."""
+    """The prompts that other servers have prefilled, and the links to them. A token has `bytes_per_token` of KV."""
 
     def __init__(self, clock: VirtualClock, log: RunLog, links: LinksConfig, bytes_per_token: int) -> None:
         fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
@@ -29,11 +29,11 @@ class RemotePrefills:
         self.bytes_per_token = bytes_per_token
         self._clock = clock
         self._log = log
-        self._servers: dict[str, int] = {}  # numbers below those of replicas, by name
-        self._at: dict[int, int] = {}  # the server that has the KV of each request's prompt
+        self._servers: dict[str, int] = {}  # index of each server on the links, below 0, by name
+        self._at: dict[int, int] = {}  # by request id: index of the server that has the KV of its prompt
 
     def expect(self, id: int, server: str) -> None:
-        """Record that the KV of the prompt of request `id`, which arrives now, is at `server`."""
+        """Record that `server` has the KV of the prompt of request `id`, which arrives now."""
         self._at[id] = self._servers.setdefault(server, -1 - len(self._servers))
 
     def forget(self, id: int) -> None:
@@ -41,7 +41,7 @@ class RemotePrefills:
         self._at.pop(id, None)
 
     def connect(self, life: Life) -> None:
-        """Connect a new replica. Raises UserError if its policy can load no KV."""
+        """Connect a new replica. Raises UserError if its policy cannot load KV."""
         life.replica.connect(_Remote(self, life.replica))
 
     def matched(self, request: Request, found: int) -> int:
@@ -59,7 +59,7 @@ class RemotePrefills:
 
 
 class _Remote:
-    """The KV elsewhere, as the scheduler of a replica sees it: see `serving.kv.external.ExternalKv`."""
+    """The `serving.kv.external.ExternalKv` of a replica, which offers the KV of other servers."""
 
     synchronous: ClassVar[bool] = False
 

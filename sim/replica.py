@@ -1,9 +1,9 @@
-"""One engine on the virtual clock: the shared scheduler in the plain or the overlapped loop, on one or several stages.
+"""One engine on the virtual clock: the shared scheduler in the plain or overlapped loop, on one or several stages.
 
-The plain loop has a step in flight for each stage. The overlapped loop has one more: it plans step N+1 while step N
-runs, so that CPU time is hidden. There, over stages, a plan that runs nothing takes a place among the steps in flight,
-too (vLLM's batch queue). A step costs one event. Without stages a run of pure decode steps is one leap. An event that
-interrupts it finds the replica as if it had been stepping all along.
+The plain loop keeps one step in flight for each pipeline stage. The overlapped loop keeps one more: it plans step N+1
+while step N runs, which hides CPU time. With several stages, an empty plan of the overlapped loop also takes a place
+among the steps in flight (vLLM's batch queue). A step takes one event. With one stage, many pure decode steps in a row
+can be one leap. An event that interrupts a leap finds the replica in the state that single steps would have reached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sim.shared_network import SharedNetwork
 
 
 class LoadListener(Protocol):
-    """A listener that hears when a replica has one request more, or one fewer."""
+    """A listener that is called when a replica gets a request (`loaded`) or loses one (`lightened`)."""
 
     def loaded(self, replica: Replica) -> None: ...
     def lightened(self, replica: Replica) -> None: ...
@@ -41,17 +41,19 @@ class LoadListener(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica:
-    """A scheduler, a cost model, and at most `depth` steps in flight over `stages` pipeline stages.
+    """A scheduler, a cost model, and the steps in flight over `stages` pipeline stages.
 
     Attributes:
-        outstanding_requests: requests it has accepted and not finished, queued and running
-        outstanding_tokens: their prompt tokens, and the most that they may generate
-        listeners: hear of each change of its load
-        on_end: called with each request that finishes, or is rejected because it can never fit
-        hands_on: if given, says of each request that finishes whether another replica goes on with it. Then it has not
-            ended, and KV blocks that it still holds are kept until `release`
-        on_planned: if given, called with each plan that is launched, and when it ends
-        network: if given, the network that its steps share with KV transfers
+        outstanding_requests: number of requests that it has accepted and not finished, queued and running
+        outstanding_tokens: prompt tokens of these requests plus their maximum numbers of output tokens
+        listeners: objects that are called at each change of its load
+        hands_on: function that returns, for each request that finishes, whether another replica continues it; None if
+            there is none. A continued request has not ended, and its KV blocks are kept until `release`
+        on_planned: function that is called with each launched plan and its end time; None if there is none
+        network: network that its steps share with KV transfers; None if they share none
+
+    Args:
+        on_end: function that is called with each request that finishes, or is rejected because it can never fit
     """
 
     def __init__(
@@ -71,10 +73,10 @@ class Replica:
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
         self.listeners: list[LoadListener] = []
-        self._known_tokens = 0  # state when the last returned step returned
+        self._known_tokens = 0  # as of the last step that returned
         self._clock = clock
         self._cost = self._own_cost = cost
-        self._slowed: list[float] = []  # factors of the slowdowns under way
+        self._slowed: list[float] = []  # factors of the present slowdowns
         self._log = log
         self._on_end = on_end
         self.hands_on: Callable[[Request], bool] | None = None
@@ -85,52 +87,52 @@ class Replica:
         self._depth = stages + overlaps
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
         self._queues_idle_plans = overlaps and stages > 1
-        pool = self.scheduler.pool  # a leap over a paged, unobserved pool has the blocks of each step
+        pool = self.scheduler.pool  # only paged, unobserved pools can tell the blocks of each step of a leap
         counts = isinstance(pool, BlockPool) and not pool.observed
         self._leaps = stages == 1 and log.leaps and (counts or not log.keeps_steps)
-        self._launched: deque[tuple[StepPlan, int]] = deque()  # plans and when they end
+        self._launched: deque[tuple[StepPlan, int]] = deque()  # plans and their end times
         self._last_end_ns = 0  # end of the last launched step
         self._alarm: Alarm | None = None  # alarm of the next action
-        self._hold: Alarm | None = None  # begin of a step with fewer requests than the policy would like
+        self._hold: Alarm | None = None  # alarm at the end of a hold (`Scheduler.hold_ns`)
         self.held_until: Callable[[int], int] | None = None  # if given, maps the begin of a hold to its end
-        self._leap: Leap | None = None  # the leap under way
+        self._leap: Leap | None = None  # the present leap
         self._withdrawals = False  # True if steps in flight may hold rows of requests that have ended
 
     # Load, for routers and autoscalers
 
     @property
     def queued_requests(self) -> int:
-        """The number of requests that wait for a place in a step, preempted ones included."""
+        """The number of requests that wait to be admitted, including preempted requests."""
         return len(self.scheduler.waiting)
 
     @property
     def known_tokens(self) -> int:
-        """The prompt tokens and tokens generated so far of its requests, queued and running, which need KV memory.
+        """The number of prompt tokens and generated tokens of its queued and running requests, which need KV memory.
 
-        Only the end of a request ever lowers it. Tokens that requests share are counted for each.
+        Only the end of a request lowers this number. Tokens that several requests share count for each of them.
         """
         ended = 0 if self._leap is None else self._leap.ended(self._clock.now_ns)
         return self._known_tokens + ended * len(self.scheduler.decodes.members)
 
     @property
     def used_blocks(self) -> int:
-        """The number of KV blocks referenced, with the blocks of the step under way."""
+        """The number of KV blocks that requests hold, including those taken for the present step."""
         pool = self.scheduler.pool
         ahead = 0
         if self._leap is not None:
-            # The step that ends now has ended, and the next is not planned yet.
+            # A step that ends now counts as ended, and the next step is not planned yet.
             planned = self._leap.ended(self._clock.now_ns - 1) + 1
             ahead = pool.net_blocks(self.scheduler.decodes, planned)
         return pool.total - pool.free + ahead
 
     def is_priced_by(self, cost: CostModel) -> bool:
-        """Return whether its steps take the time that `cost` says, but for slowdowns."""
+        """Return whether `cost` is the cost model of its steps, apart from slowdowns."""
         return self._own_cost is cost and (self._cost is cost or bool(self._slowed))
 
     # Calls from outside
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1) -> Request:
-        """Take a request that is routed here, now."""
+        """Take a request that is routed to this replica now."""
         self._end_leap()
         request = self._policy.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)
@@ -138,9 +140,9 @@ class Replica:
         return request
 
     def take_over(self, arrived: WorkloadRequest, prefilled: Request, outputs: int) -> Request:
-        """Take a request that is routed here, now, to decode it after its first `outputs` tokens.
+        """Take a request that is routed to this replica now, to decode it after its first `outputs` output tokens.
 
-        `prefilled` is the part of it that a prefill replica ran.
+        `prefilled` is the part of the request that a prefill replica ran.
         """
         self._end_leap()
         request = self._policy.add_prefilled(arrived, outputs)
@@ -172,29 +174,29 @@ class Replica:
             request.compiling = False
 
     def withdraw(self, request: Request) -> None:
-        """Drop a request that has not ended. The step it may be part of runs on without it."""
+        """Drop a request that has not ended. A step in flight that computes it continues."""
         self._end_leap()
         self._policy.abort(request.id)
         self._withdrawals = bool(self._launched)
         self._lighten(request)
-        if self._alarm is None:  # others may have waited for its place
+        if self._alarm is None:  # other requests may have waited for its place
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
     def share(self, network: SharedNetwork) -> None:
-        """Share `network` with KV transfers from now on; a step shares it with transfers under way at its launch."""
+        """Share `network` with KV transfers from now on. A step shares it with the transfers present at its launch."""
         self.network, self._leaps = network, False
 
     def connect(self, external: ExternalKv) -> None:
-        """Let its scheduler ask `external` for KV from now on. Raises UserError if its policy cannot."""
+        """Let its scheduler load KV from `external` from now on. Raises UserError if its policy does not support it."""
         self._policy.connect(external)
 
     def loaded(self, request: Request) -> None:
-        """Let `request` run: the KV that its scheduler requested is there, now."""
+        """Let `request` run, because its load of KV ends now."""
         self._wake()
         self._policy.loaded(request)
 
     def load_failed(self, request: Request) -> None:
-        """Let `request` wait again: the KV that its scheduler requested will never be there."""
+        """Let `request` wait again, because its load of KV has failed."""
         self._wake()
         self._policy.load_failed(request)
 
@@ -206,18 +208,18 @@ class Replica:
             self._lighten(request)
 
     def _wake(self) -> None:
-        """Plan when everything of this moment has happened: a request may wait for what is about to change."""
+        """Plan a step after all other events of this time, because a request may wait for the coming change."""
         self._end_leap()
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
     @property
     def steps_in_flight(self) -> int:
-        """The steps that are launched and have not returned."""
+        """The number of steps that are launched and have not returned."""
         return sum(1 for plan, _ in self._launched if plan.tokens)
 
     def crash(self) -> list[Request]:
-        """Stop for ever; return the requests that were here, in the order in which they came."""
+        """Stop forever; return the requests that were here: those kept for another replica, then all others."""
         self._end_leap()  # whole steps of the leap count
         self._alarm = self._hold = None
         kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
@@ -231,12 +233,12 @@ class Replica:
         return kept + lost
 
     def slow_down(self, factor: float) -> None:
-        """Make steps planned from now on take `factor` times as long as they would have."""
+        """Let steps that are planned from now on take `factor` times as long."""
         self._slowed.append(factor)
         self._change_pace()
 
     def speed_up(self, factor: float) -> None:
-        """End the slowdown by `factor`."""
+        """End one slowdown by `factor`."""
         self._slowed.remove(factor)
         self._change_pace()
 
@@ -294,29 +296,30 @@ class Replica:
 
     @property
     def _tokens_ns(self) -> int:
-        """The time when the tokens are there that the next plan computes on.
+        """The time at which the input tokens of the next plan are there.
 
-        They are there when it is made, except over stages in the overlapped loop.
+        It is 0, because they are there when the plan is made, except in the overlapped loop with several stages.
         """
         return self._pipeline.tokens_ns if self._queues_idle_plans and self._pipeline is not None else 0
 
     def _may_plan(self) -> bool:
-        """Return whether fewer steps are in flight than there may be.
+        """Return whether another step may be planned now.
 
-        Without stages a plan waits behind rows whose next token keeps to a grammar until that token is known.
+        The number of steps in flight is limited. With one stage, the next plan also waits until the tokens of a step
+        with structured requests are known, because their masks depend on these tokens.
         """
         launched = self._launched
         waits_for_masks = bool(launched) and launched[-1][0].masked_rows > 0 and self._pipeline is None
         return len(launched) < self._depth and not waits_for_masks
 
     def _queue_idle(self, plan: StepPlan, now: int) -> None:
-        """Put `plan`, which runs nothing, behind the steps in flight; it is done when they are."""
+        """Put the empty `plan` behind the steps in flight; it ends with the last of them."""
         assert self._pipeline is not None
         self._launched.append((plan, max(now, self._launched[-1][1])))
         self._pipeline.sampled(0)
 
     def _next_to_return(self) -> StepPlan:
-        """Take out and return the oldest step in flight, and take out the plans behind it that run nothing."""
+        """Remove and return the oldest step in flight; also remove the empty plans right behind it."""
         launched = self._launched
         plan, _ = launched.popleft()
         while launched and not launched[0][0].tokens:
@@ -324,7 +327,7 @@ class Replica:
         return plan
 
     def _rest(self) -> None:
-        """Rest: no step is under way, and none is planned."""
+        """Stop stepping, because no step is in flight and none is planned."""
         self._alarm = None
         if self.network is not None:
             self.network.rest()
@@ -332,7 +335,7 @@ class Replica:
     def _next_plan(self, now: int) -> StepPlan | None:
         """Return the plan to run next; None if there is none.
 
-        A plan without tokens is one that takes a place all the same.
+        An empty plan is returned only if it takes a place among the steps in flight.
         """
         queues_idle = self._queues_idle_plans and bool(self._launched)
         if queues_idle and not self.scheduler.requests:
@@ -352,10 +355,10 @@ class Replica:
                 self._policy.must_get_on(plan)
                 self._wait_for_more(now)
                 return None
-            # A plan that only preempted: the blocks are free now.
+            # The plan only preempted requests, so there are more free blocks now: plan again.
 
     def _wait_for_more(self, now: int) -> None:
-        """Wait, since nothing is planned; if requests are held, they are for a limited time."""
+        """Wait, because nothing is planned. If the policy holds requests, set an alarm for the end of the hold."""
         hold_ns = self._policy.hold_ns
         if not hold_ns:
             self._hold = None
@@ -379,7 +382,7 @@ class Replica:
             self._withdrawals = bool(self._launched)
         finished = self._policy.commit(plan)
         if self._launched and (plan.accepted_tokens or any(one.end_len < one.max_len for one in finished)):
-            self._withdrawals = True  # a step under way may have been planned behind the end of a request
+            self._withdrawals = True  # a step in flight may have been planned beyond the end of a request
         self._known_tokens += plan.sampled_rows + plan.accepted_tokens
         self._log.committed(self.index, plan, now)
         for request in finished:
@@ -387,7 +390,7 @@ class Replica:
         self._plan_after_arrivals(now)
 
     def _plan_after_arrivals(self, now: int) -> None:
-        """Plan now, unless something else is still to happen at this timestamp."""
+        """Plan now, or after the other events of this time if there are any."""
         if self._clock.peek() > now:
             self._launch_steps(now)
         else:
@@ -435,7 +438,7 @@ class Replica:
         self._plan_after_arrivals(now)
 
     def _skip(self, leap: Leap, steps: int) -> list[Request]:
-        """Take `steps` steps of `leap`, planned and returned; return the requests that finished."""
+        """Take the first `steps` steps of `leap` at once; return the requests that finished."""
         self._last_end_ns = leap.end_ns(steps - 1)
         self._known_tokens += steps * len(self.scheduler.decodes.members)
         self._log.leapt(self.index, self.scheduler, leap, steps)
@@ -445,7 +448,7 @@ class Replica:
         return finished
 
     def _end_leap(self) -> None:
-        """Take the steps of a leap that have ended, and plan the one that runs: an event is about to interrupt it."""
+        """End the leap, because an event interrupts it: take the steps that have ended, and plan the present step."""
         leap = self._leap
         if leap is None:
             return

@@ -1,8 +1,8 @@
-"""The replicas that a router may choose from, and the least loaded of them without looking at all.
+"""The replicas that a router may choose from, with a fast search for the least loaded replica.
 
-The set does not notice when a load rises, but hears when it falls. So the load that it remembers of a replica is a
-lower bound, and it finds the least loaded one by looking again at the few that were remembered as lightest: a request
-costs about the same in a fleet of ten and of a thousand.
+The set is told when a load falls, but not when it rises. So the load that it remembers for a replica is a lower bound.
+To find the least loaded replica, it reads the loads of only the few replicas with the smallest remembered loads. A
+choice takes about as long among a thousand replicas as among ten.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ReplicaSet(list[Replica]):
     """The replicas in order of their index. Only `join` and `leave` change the set.
 
     Attributes:
-        outstanding_requests: requests queued and running on its members
-        version: grows whenever a member comes or goes
+        outstanding_requests: number of requests queued and running on its members
+        version: number that grows whenever a member joins or leaves
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class ReplicaSet(list[Replica]):
         self._rankings: dict[Load, _Ranking] = {}
 
     def least(self, load: Load) -> Replica:
-        """Return the member with the least `load`; the first among equals. Raises IndexError if there are no members.
+        """Return the member with the smallest `load`; the first among equals. Raises IndexError if the set is empty.
 
-        Nothing but the end of a request may lower the load of a replica. Pass the same function every time.
+        Only the end of a request may lower the load of a replica. Pass the same function object in every call.
         """
         ranking = self._rankings.get(load)
         if ranking is None:
@@ -53,7 +53,7 @@ class ReplicaSet(list[Replica]):
         replica.listeners.append(self)
 
     def leave(self, replica: Replica) -> None:
-        """Remove `replica`, which takes no more."""
+        """Remove `replica`, which takes no more requests."""
         self.remove(replica)
         del self._by_index[replica.index]
         self.outstanding_requests -= replica.outstanding_requests
@@ -70,7 +70,7 @@ class ReplicaSet(list[Replica]):
 
 
 class _Ranking:
-    """A heap of `(load, index)`, each at most the load its replica has now."""
+    """A heap of `(load, index)` of replicas. A noted load is at most the present load of its replica."""
 
     def __init__(self, load: Load, replicas: Iterable[Replica]) -> None:
         self._load = load
@@ -84,7 +84,7 @@ class _Ranking:
             value, index = heap[0]
             replica = by_index.get(index)
             if replica is None or value != noted[index]:
-                heappop(heap)  # the replica has left, or a lower value was noted since
+                heappop(heap)  # the replica has left, or a newer load was noted
                 continue
             load = self._load(replica)
             if load == value:
@@ -93,13 +93,13 @@ class _Ranking:
             heapreplace(heap, (load, index))
 
     def note(self, replica: Replica) -> None:
-        """Note that the load of `replica` may have fallen, or that it is new."""
+        """Note the load of `replica`, because it may have fallen or the replica is new."""
         load, index = self._load(replica), replica.index
         if index in self._noted and load >= self._noted[index]:
             return
         self._noted[index] = load
         heappush(self._heap, (load, index))
-        if len(self._heap) > 4 * len(self._noted) + 64:  # mostly superseded
+        if len(self._heap) > 4 * len(self._noted) + 64:  # most entries are outdated
             self._heap = [(noted, index) for index, noted in self._noted.items()]
             heapify(self._heap)
 

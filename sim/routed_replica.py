@@ -1,4 +1,4 @@
-"""A replica on the wall clock, as its router knows it from requests sent and answers heard."""
+"""A real replica, as its router knows it from the requests that it has sent and the answers that came back."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from sim.replica import LoadListener, Replica
 
 
 class RoutedReplica:
-    """The loads of a `sim.replica.Replica` for routers, counted outside of its engine process.
+    """The loads of a replica for routers, in place of a `sim.replica.Replica`, counted outside its engine process.
 
     Attributes:
-        outstanding_requests: requests that were sent to it and have not ended, as far as was heard
-        outstanding_tokens: their prompt and output tokens
-        known_tokens: their prompt tokens and the tokens they have got, as far as was heard
-        queued_requests: number of them that have no token yet
-        kv_tokens: tokens that fit into its KV blocks
+        outstanding_requests: number of requests that were sent to it and are not known to have ended
+        outstanding_tokens: number of prompt and output tokens of these requests
+        known_tokens: number of prompt tokens and of received output tokens of these requests
+        queued_requests: number of these requests of which no token was received yet
+        kv_tokens: number of tokens that fit into its KV blocks
     """
 
     def __init__(self, index: int, kv_tokens: int) -> None:
@@ -26,11 +26,11 @@ class RoutedReplica:
         self.known_tokens = 0
         self.queued_requests = 0
         self.listeners: list[LoadListener] = []
-        self._open: dict[int, list[int]] = {}  # id: prompt tokens, output tokens, tokens it has got
+        self._open: dict[int, list[int]] = {}  # by id: prompt tokens, output tokens, received tokens
 
     @property
     def as_replica(self) -> Replica:
-        """The same object, typed as routers and their sets name it."""
+        """This object, typed as the `Replica` that routers and replica sets expect."""
         return cast(Replica, cast(Any, self))
 
     def takes(self, id: int, prompt_tokens: int, output_tokens: int) -> None:
@@ -44,7 +44,7 @@ class RoutedReplica:
             listener.loaded(self.as_replica)
 
     def got(self, id: int, tokens: int) -> None:
-        """Count `tokens` more tokens of a request, if any; do nothing if it has ended."""
+        """Count `tokens` more received tokens of a request; do nothing if it has ended."""
         if not tokens or (request := self._open.get(id)) is None:
             return
         self.queued_requests -= not request[2]
@@ -52,7 +52,7 @@ class RoutedReplica:
         self.known_tokens += tokens
 
     def loses(self, id: int) -> None:
-        """Drop a request that was heard to have ended."""
+        """Remove a request that is known to have ended."""
         prompt_tokens, output_tokens, got = self._open.pop(id)
         self.outstanding_requests -= 1
         self.outstanding_tokens -= prompt_tokens + output_tokens

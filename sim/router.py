@@ -1,4 +1,4 @@
-"""The protocol of a router, which chooses a replica for each request, and the search for one by name."""
+"""The protocol of a router, which chooses a replica for each request, and the function that finds a router by name."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ROUTERS = {
 
 
 class Router(Protocol):
-    """A router, which chooses among the replicas that are ready, of which there is at least one.
+    """A router, which chooses one of the ready replicas. There is always at least one.
 
-    It sees everything that they have accepted so far, running requests included. A user's own class may take keyword
-    arguments: the `settings` of `fleet.router`.
+    It can read the loads of replicas, which include all requests accepted so far. The constructor of a user's own class
+    gets the `settings` of `fleet.router` as keyword arguments.
     """
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica: ...
 
 
 def find_router(name: str, **settings: int | float | str | bool) -> Router:
-    """Return a new router called `name`, or of `package.module:Class`. Raises UserError if it cannot be made."""
+    """Make the router `name`: a known name or `package.module:Class`. Raises UserError if it cannot be made."""
     router: Router = make("router", name, find("router", name, ROUTERS, ("choose",)), **settings)
     return router if name in ROUTERS else OwnRouter(name, router)

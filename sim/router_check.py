@@ -1,7 +1,7 @@
-"""A check whether a router keeps its rules, by scripted workloads on fleets of every kind.
+"""A check that a router keeps its rules, by scripted workloads on fleets of every kind.
 
-Each workload runs twice, and both runs must go the same way. The check also says how evenly requests are spread, and
-whether a choice costs more in a large fleet; routers may choose either.
+Each workload runs twice, and both runs must make equal choices. The check also reports how evenly requests are spread,
+and whether a choice takes longer in a large fleet. Neither breaks a rule.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ Settings = dict[str, int | float | str | bool]
 
 @dataclass(frozen=True)
 class RouterCheck:
-    """The findings about `router`: how each rule was broken, empty if it holds.
+    """The findings about `router`.
 
     Attributes:
+        broken: for each rule, how it was broken; empty if it holds
         spread: how requests were spread over four replicas
-        grows: by how much a choice costs more in a large fleet; None if it does not
+        grows: how the work of a choice grows with the fleet; None if it does not grow
     """
 
     router: str
@@ -61,7 +62,7 @@ class RouterCheck:
 
 @dataclass(frozen=True)
 class _Script:
-    """A workload, and the fleet that it meets."""
+    """A workload, and the fleet that runs it."""
 
     name: str
     requests: list[WorkloadRequest]
@@ -69,11 +70,11 @@ class _Script:
 
 
 def check_router(name: str, settings: Settings, limit_s: float = 60.0) -> RouterCheck:
-    """Run the router called `name` through everything, in at most `limit_s` seconds.
+    """Check the router called `name` with all scripts. Its calls may take `limit_s` seconds in all.
 
     Raises UserError if there is no such router, or it cannot be made with these settings.
     """
-    place = ROUTERS.get(name, name)  # the class, so that even a built-in router is held to all rules
+    place = ROUTERS.get(name, name)  # by its class, so that even a built-in router is checked fully
     find_router(place, **settings)
     broken = dict.fromkeys(RULES, "")
     spread, grows = "not looked at: a rule is broken", None
@@ -94,7 +95,7 @@ def check_router(name: str, settings: Settings, limit_s: float = 60.0) -> Router
 
 
 def _broken(router: str, settings: Settings, script: _Script) -> tuple[str, str]:
-    """Return the rule that `script` shows to be broken, and how; two empty texts if none is."""
+    """Return the rule that the router breaks in `script`, and how; two empty texts if it breaks none."""
     try:
         once, again = (_run(router, settings, script) for _ in range(2))
     except RouterBreach as breach:
@@ -136,7 +137,7 @@ def _scripts() -> Iterator[_Script]:
 
 
 def _spread(router: str, settings: Settings) -> str:
-    """Return how requests were spread over four replicas that are alike."""
+    """Return text about how requests were spread over four equal replicas."""
     script = next(script for script in _scripts() if script.name == "four alike")
     by_replica = Counter(row["replica"] for row in _run(router, settings, script))
     counts = ", ".join(str(by_replica[index]) for index in range(4))
@@ -149,7 +150,7 @@ def _growing(router: str, settings: Settings) -> str | None:
 
 
 def _calls(router: str, settings: Settings, replicas: int) -> int:
-    """Return the Python calls of 16 choices, after as many."""
+    """Return the number of Python calls in 16 choices, made after 16 others."""
     members, chooser = ReplicaSet(), find_router(router, **settings)
     for replica in Cluster(Deployment(scheduler=_ENGINE), _COST, TableSink(), replicas=replicas).replicas:
         members.join(replica)

@@ -1,4 +1,4 @@
-"""A simulation of a workload and a deployment on the virtual clock, written to a recording on disk."""
+"""The function that simulates a workload on a deployment and writes a recording on disk."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def simulate_to(
     note: Callable[[Simulated, Recording], Mapping[str, Any]] | None = None,
     overwrite: bool = False,
 ) -> Simulated:
-    """Simulate `workload` and write the recording `out`, streaming.
+    """Simulate `workload` and write the recording `out` while the simulation runs.
 
-    See `Cluster` for `replicas`, `fleet`, `pools`, `leaps` and `front_door`. The recorded deployment has the fleet,
-    whichever argument gave it, so that the run can be made again. Prices are by pool, None if there is none. `note`
-    returns the notes of the run. Raises UserError if `out` exists and `overwrite` is not set.
+    See `Cluster` for `replicas`, `fleet`, `pools`, `leaps` and `front_door`. The recorded deployment includes the
+    fleet, whichever argument gave it, so that the run can be repeated. `usd_per_gpu_hour` maps pools to prices, None if
+    unknown. `note` returns the notes of the run. Raises UserError if `out` exists and `overwrite` is not set.
     """
     fleet = fleet or deployment.fleet or plain_fleet(replicas)
     deployment = deployment.model_copy(update={"fleet": fleet})
@@ -74,7 +74,7 @@ def simulate_to(
             front_door=front_door,
         )
         done, lives = cluster.run(workload), cluster.lives
-        del cluster  # which is large, and `note` may simulate more
+        del cluster  # free its memory, because `note` may simulate more
         noted = None if note is None else partial(note, done)
         writer.close(duration_ns=done.duration_ns, note=noted, replica_lives=lives)
     return done

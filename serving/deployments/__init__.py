@@ -1,1 +1,1 @@
-"""Descriptions of what is deployed: engines, fleets, models and GPUs, and the KV blocks that follow from them."""
+"""Descriptions of deployments: engines, fleets, models and GPUs, and the number of KV blocks that follows from them."""

@@ -1,7 +1,8 @@
 """The setup of one engine: scheduler settings and the deployment they belong to.
 
-The edge reads it once from YAML and validates it; it is then passed on frozen, and no code below reads a file. Names
-and defaults are vLLM's if vLLM has the setting. The same file describes a run for both clocks.
+The command line reads the setup once from YAML and validates it. It is frozen, and the code that gets it reads no
+files. If vLLM has a setting, its name and default are those of vLLM. The same file describes a run of the real engine
+and a simulation.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from serving.speculative import SpeculativeConfig
 from serving.user_code.plugins import located
 
 Model = TypeVar("Model", bound=BaseModel)
-_NO_TEXT = re.compile("[\ud800-\udfff]")  # halves of characters
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # lone surrogates
 
 
 class SchedulerConfig(TerseSettings):
-    """The settings a scheduling policy reads. `num_blocks` counts the null block, as vLLM does."""
+    """The settings that a scheduling policy reads. `num_blocks` includes the null block, as in vLLM."""
 
     seldom_set = (
         "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
@@ -173,7 +174,10 @@ class SchedulerConfig(TerseSettings):
 
     @model_validator(mode="after")
     def _whole_prompts_fit(self) -> SchedulerConfig:
-        """Make room for the longest prompt in a step without chunked prefill, as vLLM does, unless less is stated."""
+        """Raise the token budget to the longest prompt if prompts are not split, unless a budget is stated.
+
+        vLLM does the same. Raises ValueError if a stated budget is too small.
+        """
         if not self.enable_chunked_prefill and "max_num_batched_tokens" not in self.model_fields_set:
             object.__setattr__(self, "max_num_batched_tokens", max(self.max_num_batched_tokens, self.max_model_len))
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
@@ -214,24 +218,24 @@ class SchedulerConfig(TerseSettings):
         return self
 
     def full_length(self, prompt_len: int, output_len: int) -> int:
-        """Return the tokens at its end of a request with so many prompt tokens that wants so many output tokens."""
+        """Return the final length, in tokens, of a request of `prompt_len` that wants `output_len` output tokens."""
         if self.cut_at_max_model_len and prompt_len < self.max_model_len:
             return min(prompt_len + output_len, self.max_model_len)
         return prompt_len + output_len
 
     @property
     def most_running(self) -> int:
-        """The most requests that run at once."""
+        """The maximum number of requests that run at once."""
         return self.max_num_active_seqs or self.max_num_seqs
 
     @property
     def most_step_tokens(self) -> int:
-        """The most tokens scheduled in one step."""
+        """The maximum number of tokens scheduled in one step."""
         return min(self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
 
 class Deployment(TerseSettings):
-    """One engine: the model it serves, the device, how it computes, the policy and the scheduler's settings."""
+    """One engine: its model, its device, how it computes, its policy and the settings of its scheduler."""
 
     seldom_set = ("engine", "inter_node", "all2all_backend", "fusion")
 
@@ -367,7 +371,7 @@ class Deployment(TerseSettings):
         return self
 
     def check_nodes(self) -> None:
-        """Raise UserError for tensor-parallel groups that nodes cut unevenly."""
+        """Raise UserError if tensor-parallel groups are not divided evenly between nodes."""
         tp, node = self.tensor_parallel_size, self.inter_node or InterNodeConfig()
         if self.gpus > node.gpus_per_node and node.gpus_per_node % tp and tp % node.gpus_per_node:
             remedy = (
@@ -398,7 +402,7 @@ class Deployment(TerseSettings):
 
     @property
     def expert_parallel_size(self) -> int:
-        """The number of devices over which a mixture's experts are spread, whole."""
+        """The number of devices over which whole experts are spread; 1 without expert parallelism."""
         return self.tensor_parallel_size * self.data_parallel_size if self.enable_expert_parallel else 1
 
     @property
@@ -414,13 +418,13 @@ class Deployment(TerseSettings):
         return self.scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
 
     def rescheduled(self, **changes: Any) -> Deployment:
-        """Return the deployment with other settings of the scheduler, which are not checked again."""
+        """Return the deployment with these settings of the scheduler changed; they are not validated."""
         return self.model_copy(update={"scheduler": self.scheduler.model_copy(update=changes)})
 
     def timing(self) -> Deployment:
-        """Return the settings that step times depend on, the rest as by default.
+        """Return the deployment with only the settings that step times depend on; the others have their defaults.
 
-        Limits and policies shape steps, not the price of a step.
+        Limits and policies decide what a step contains, but not how long a given step takes.
         """
         kept = self.scheduler.model_dump(include={"block_size", "max_model_len", "async_scheduling"})
         speculative = self.scheduler.speculative
@@ -436,22 +440,22 @@ class Deployment(TerseSettings):
 
 
 def load_deployment(path: str | Path) -> Deployment:
-    """Return a deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""
+    """Read a deployment from a YAML file. Raises UserError that names the file, the field and the remedy."""
     stated = read_mapping(path, "deployment", "docs/engine.md")
     return with_stated_blocks(parse(Deployment, stated, where=str(path), typed=True))
 
 
 def with_stated_blocks(deployment: Deployment) -> Deployment:
-    """Return `deployment` as its author meant it: a stated num_blocks overrides gpu_memory_utilization, as in vLLM."""
+    """Return `deployment` without gpu_memory_utilization if it states num_blocks, which takes precedence as in vLLM."""
     if deployment.gpu_memory_utilization is None or "num_blocks" not in deployment.scheduler.model_fields_set:
         return deployment
     return deployment.model_copy(update={"gpu_memory_utilization": None})
 
 
 def parse(model: type[Model], data: Any, where: str, *, typed: bool = False) -> Model:
-    """Make a `model` of `data`, or raise UserError with the first field that is wrong.
+    """Make a `model` from `data`. Raises UserError that names the first wrong field.
 
-    Data that is `typed`, like YAML, must have no text in place of a number; text of a command line or a form may.
+    `typed` data, such as YAML, must not have text in place of a number; data from a command line or a form may.
     """
     check_text(data, where)
     try:
@@ -473,7 +477,7 @@ def parse(model: type[Model], data: Any, where: str, *, typed: bool = False) -> 
 
 
 def _way_in(data: Any, way: Sequence[int | str]) -> Iterator[str]:
-    """Yield the names and numbers in `data` along `way`, without the union members that pydantic names there, too."""
+    """Yield the names and indices in `data` along `way`, without the union members that pydantic inserts."""
     node = data
     for part in way:
         if isinstance(part, int) or not isinstance(node, int | float | str | list | tuple):
@@ -486,7 +490,7 @@ def _way_in(data: Any, way: Sequence[int | str]) -> Iterator[str]:
 
 
 def _refuse_other_types(data: Any, made: Any, where: str, typed: bool) -> None:
-    """Raise UserError for a truth value that pydantic made a number, and for `typed` text that it made either."""
+    """Raise UserError if pydantic made a number from a bool, or, in `typed` data, a number or a bool from text."""
     if isinstance(data, bool) and not isinstance(made, bool) and isinstance(made, int | float):
         raise UserError(where, str(data).lower(), "must be a number")
     if typed and isinstance(data, str) and isinstance(made, int | float):
@@ -501,7 +505,7 @@ def _refuse_other_types(data: Any, made: Any, where: str, typed: bool) -> None:
 
 
 def check_text(data: Any, where: str) -> None:
-    """Raise UserError for data that no file can hold: text that is not UTF-8 or has a NUL, bytes, and sets."""
+    """Raise UserError if `data` has what files cannot hold: bytes, sets, or text that is not UTF-8 or has a NUL."""
     if isinstance(data, str) and ("\0" in data or _NO_TEXT.search(data)):
         raise UserError(where, repr(data), "must be UTF-8 text without a NUL")
     if isinstance(data, bytes | bytearray):
@@ -520,11 +524,11 @@ def check_text(data: Any, where: str) -> None:
 
 
 def _settings(model: type[BaseModel], way: list[int | str]) -> list[str]:
-    """Return the names of the settings at the end of `way`, which begins in `model`; of all members of a union."""
+    """Return the names of the settings at the end of the path `way` in `model`; of a union, those of all members."""
     models = [model]
     for part in way:
         fields = [kind.model_fields[part] for kind in models if isinstance(part, str) and part in kind.model_fields]
-        if fields:  # an index of a list, or the tag of a union's member, leads no further down
+        if fields:  # a list index or the tag of a union member leads no further down
             models = [inner for field in fields for inner in _models_in(field.annotation)]
     return list(dict.fromkeys(name for kind in models for name in kind.model_fields))
 

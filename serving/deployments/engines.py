@@ -1,11 +1,11 @@
-"""The serving engines: their names and releases, the rules of older ones, and the defaults of their servers.
+"""The serving engines: their names and releases, the rules of older releases, and the defaults of their servers.
 
-Measured runs of different engines teach different times. Defaults are for settings that a command line leaves out:
-limits of a step and the loop. They depend on engine and GPU. vLLM's are those of its API server
-(`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of release 0.33): larger GPUs get larger steps and more
-requests at once, except the A100, whose throughput larger steps lower. SGLang sizes its chunks of prompts by memory
-(`ServerArgs`), and TensorRT-LLM has one budget (`max_num_tokens`). Neither bounds requests by less than 2,048; they
-have vLLM's bound here, because sampling for more would take memory from KV.
+Step times are corrected by measured runs of the same engine. A default replaces a setting that a command line leaves
+out: the limits of a step and the kind of loop. Defaults depend on the engine and the GPU. vLLM's defaults are those of
+its API server (`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of release 0.33). Larger GPUs get larger
+steps and more requests at once, except the A100, whose throughput falls with larger steps. SGLang chooses its prompt
+chunk size by memory (`ServerArgs`), and TensorRT-LLM has one token budget (`max_num_tokens`). Both run at least 2,048
+requests at once; here they have vLLM's limit, because sampling for more requests would take memory from KV.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 ENGINES = ("vllm", "sglang", "trtllm")
 _STATED = re.compile(rf"({'|'.join(ENGINES)})( \d+\.\d+(\.\d+)?)?")
 _RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
-UTILIZATION = 0.92  # share of the memory of a GPU in vLLM 0.33; 0.9 in versions before
+UTILIZATION = 0.92  # share of GPU memory that vLLM 0.33 uses; 0.9 in earlier versions
 BLOCK_SIZE = 16
-_VLLM = "0.33"  # the release that is meant if no release is stated
+_VLLM = "0.33"  # the release that is assumed if none is stated
 _GIB = 1024**3
 _OVERLAPS_SINCE = (0, 14)  # first release of vLLM whose loop is overlapped by default
-_LARGEST_SINCE = (0, 28)  # the first release seen to have more tokens for GPUs of 160 GiB
-_DEEPEP_TOKENS = 256  # tokens of a rank whose experts are reached by low-latency DeepEP
-_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # (GiB of memory, tokens of a chunk on GPUs with less memory)
+_LARGEST_SINCE = (0, 28)  # first release known to have a larger token budget on GPUs of 160 GiB
+_DEEPEP_TOKENS = 256  # token budget of a rank that exchanges tokens by low-latency DeepEP
+_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # (GiB, chunk tokens of GPUs with less memory)
 _SGLANG_LARGEST_CHUNK = 16384
 _TRTLLM_TOKENS = 8192
-# vLLM before 0.33: a request that preempts itself ends the step, and `prefill_schedule_interval` spaces the prompts of
-# data-parallel ranks alone.
+# vLLM before 0.33: a request that preempts itself ends the step, and `prefill_schedule_interval` only spaces the
+# prompts of data-parallel ranks.
 _BEFORE_0_33 = {"self_preemption_ends_step": True, "prefill_schedule_interval": 1}
 
 
 class EngineName(NamedTuple):
-    """The name of an engine, and its release with that name, e.g. `sglang 0.5.6`; empty if no release is stated."""
+    """The name of an engine, and its `version`: name and release, e.g. `sglang 0.5.6`, or empty if none is stated."""
 
     name: str
     version: str = ""
@@ -46,7 +46,7 @@ class EngineName(NamedTuple):
     def read(cls, text: str) -> EngineName:
         """Read a name such as `vLLM 0.19.0`, as people write it.
 
-        Any unknown name is taken for vLLM, and a nightly build has no release.
+        An unknown name is read as vLLM. A nightly build has no release.
         """
         name = text.split(" ")[0].lower().replace("-", "").replace("tensorrt", "trt")
         engine = name if name in ENGINES else "vllm"
@@ -58,21 +58,21 @@ class EngineName(NamedTuple):
 
 
 def check_engine(stated: str | None) -> str | None:
-    """Return `stated` if it is a name of `ENGINES`, with or without a release. Raises ValueError for other text."""
+    """Return `stated` if it is None or a name in `ENGINES`, with or without a release. Raises ValueError otherwise."""
     if stated is not None and not _STATED.fullmatch(stated):
         raise ValueError(f"must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, with or without a release: sglang 0.5.6")
     return stated
 
 
 def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> Deployment:
-    """Return `deployment` on `gpu` with its engine's defaults for the scheduler settings that it does not state."""
+    """Return `deployment` with its engine's defaults on `gpu` for all scheduler settings that it does not state."""
     stated = deployment.scheduler.model_fields_set
     settings = engine_defaults(deployment, gpu)
     return deployment.rescheduled(**{name: value for name, value in settings.items() if name not in stated})
 
 
 def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
-    """Return the settings that `deployment` leaves to its engine on `gpu`, with their values; empty if none."""
+    """Return text that lists the engine's defaults that `deployment` uses on `gpu`; empty if it uses none."""
     stated = deployment.scheduler.model_fields_set
     settings = engine_defaults(deployment, gpu)
     left = [f"{name} {_shown(value)}" for name, value in settings.items() if name not in stated]
@@ -82,7 +82,7 @@ def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
 
 
 def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
-    """Return the default settings by name, given the settings that `deployment` states."""
+    """Return the engine's default settings on `gpu` by name; they depend on what `deployment` states."""
     scheduler, engine = deployment.scheduler, deployment.engine_name
     stated, memory = scheduler.model_fields_set, gpu.memory_bytes / _GIB
     release = tuple(int(part) for part in engine.version.split(" ")[-1].split(".")[:2]) if engine.version else None
@@ -114,6 +114,6 @@ def _shown(value: bool | int) -> str:
 
 
 def release_settings(version: str) -> dict[str, Any]:
-    """Return the settings of vLLM `version` (0.32.0, 0.32.0+cpu). Raises ValueError for a text that is no version."""
+    """Return the settings of vLLM release `version`, e.g. 0.32.0 or 0.32.0+cpu. Raises ValueError for other text."""
     major, minor, *_ = version.split(".")
     return dict(_BEFORE_0_33) if (int(major), int(minor)) < (0, 33) else {}

@@ -1,9 +1,9 @@
-"""The setup of a fleet: pools of engines behind a router, what is admitted, what fails, and how it scales.
+"""The setup of a fleet: pools of engines behind a router, the limits of admission, failures, and autoscaling.
 
-It is the section `fleet` of a deployment's YAML file. Real engines run one pool and a router, the simulator all of it.
-Every random draw below has a seed of its own. It depends on nothing but that seed and its subject (a request; or a
-replica's place in its pool and the number of replicas that had the place before), so that two fleets offered the same
-requests meet the same users and the same accidents.
+It is the section `fleet` of a deployment's YAML file. Real engines support one pool and a router; the simulator
+supports everything. Each kind of random draw below has its own seed. A draw depends only on that seed and its subject:
+a request, or a replica's place in its pool together with the number of earlier replicas in this place. So two fleets
+that get equal requests have equally patient users and equal failures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PoolConfig(_Settings):
 
 
 class RouterConfig(_Settings):
-    """A router and the arguments of its constructor. In YAML a name alone will do."""
+    """A router and the arguments of its constructor. In YAML, the name alone is enough."""
 
     name: str = Field("round-robin", description="name of a router, path/to/file.py:Class or package.module:Class")
     settings: dict[str, int | float | str | bool] = Field({}, description="keyword arguments of the router's class")
@@ -55,7 +55,7 @@ class RouterConfig(_Settings):
 
 
 class LinksConfig(_Settings):
-    """The links that carry KV from prefill to decode replicas. GB are 10^9 bytes."""
+    """The links that carry KV from prefill to decode replicas. One GB is 10^9 bytes."""
 
     seldom_set = ("shares_inter_node",)
 
@@ -79,7 +79,7 @@ class LinksConfig(_Settings):
 
 
 class Patience(_Settings):
-    """The time that a user waits before cancelling, from the arrival on."""
+    """The time after arrival for which a user waits before cancelling."""
 
     mean_s: float = Field(gt=0, le=1e9, description="mean seconds that users wait")
     distribution: Literal["exponential", "constant"] = Field("exponential", description="distribution of the waits")
@@ -88,7 +88,7 @@ class Patience(_Settings):
 
 
 class Retry(_Settings):
-    """The retries of a client that was refused or timed out: attempt k + 1 comes backoff_s * factor^(k-1) later."""
+    """The retries of a client after a refusal or a timeout: attempt k + 1 comes backoff_s * factor^(k-1) later."""
 
     max_attempts: int = Field(1, ge=1, le=1000, description="number of attempts, including the first; 1: never retry")
     backoff_s: float = Field(1.0, gt=0, le=1e6, description="seconds before the second attempt")
@@ -118,7 +118,7 @@ class AdmissionConfig(_Settings):
 
 
 class Crash(_Settings):
-    """One replica is lost, with its KV cache and its steps in flight; its requests start again elsewhere."""
+    """The loss of one replica with its KV cache and its steps in flight; its requests start again elsewhere."""
 
     at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
     pool: str | None = Field(None, description="pool of the replica; null: the first pool")
@@ -131,7 +131,7 @@ class Crash(_Settings):
 
 
 class Slowdown(_Settings):
-    """One replica is slow for a while."""
+    """A period in which one replica is slow."""
 
     at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
     for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
@@ -143,7 +143,7 @@ class Slowdown(_Settings):
 
 
 class LinkLoss(_Settings):
-    """A loss of the links of one replica for a while: no KV goes into or out of it."""
+    """A period in which one replica has no links, so that no KV can be sent to it or from it."""
 
     at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
     for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
@@ -154,7 +154,7 @@ class LinkLoss(_Settings):
 
 
 class FailuresConfig(_Settings):
-    """The accidents of a fleet, given or drawn."""
+    """The failures of a fleet, at given times or at random."""
 
     crashes: tuple[Crash, ...] = Field((), description="crashes at given times")
     link_losses: tuple[LinkLoss, ...] = Field((), description="lost links at given times")
@@ -172,10 +172,11 @@ class FailuresConfig(_Settings):
 class AutoscalerConfig(_Settings):
     """The number of replicas of one pool, which the autoscaler reviews every `interval_s`.
 
-    `queue` is waiting requests per ready replica and `kv` the mean share of KV blocks in use: when above `target`, the
-    pool is brought to ceil(replicas * value / target); when below `scale_in_below * target`, to one replica fewer.
-    `attainment` is the share of requests that finished within `slo_ms`, of all that ended since the last review: when
-    below `target`, the pool gets one replica more; when `scale_in_at` or above, one fewer.
+    `queue` is the number of waiting requests per ready replica, and `kv` the mean share of KV blocks in use. If such a
+    metric is above `target`, the pool gets ceil(replicas * value / target) replicas; if it is below `scale_in_below *
+    target`, the pool loses one replica. `attainment` is the share of requests that met `slo_ms`, among those that ended
+    since the last review. If it is below `target`, the pool gets one more replica; if it is at least `scale_in_at`, the
+    pool loses one.
     """
 
     metric: Literal["queue", "kv", "attainment"] = Field("queue", description="metric that the autoscaler reviews")
@@ -208,7 +209,7 @@ class AutoscalerConfig(_Settings):
 
 
 class FleetConfig(_Settings):
-    """A whole fleet. By default it is one pool of one replica."""
+    """A whole fleet. The default is one pool of one replica."""
 
     seldom_set = ("processes",)
 

@@ -1,7 +1,7 @@
-"""GPUs by their datasheets: a small catalogue, and files of a user's own.
+"""GPUs as their datasheets describe them: a small catalogue, and files of a user's own.
 
-Datasheet numbers are ceilings that kernels do not reach; calibration measures what they reach. Prices are dated
-defaults.
+Datasheet rates are upper bounds that kernels do not reach; calibration measures what they reach. Prices are defaults
+with a date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
 
 class GpuSpec(Settings):
-    """One GPU: memory, its bandwidth, dense tensor rates, links and price. `gpus.yaml` explains each number."""
+    """One GPU: its memory, bandwidths, dense GEMM rates and price. `gpus.yaml` explains each number."""
 
     name: str
     generation: str = Field("", description="architecture, with the name that other GPUs of it have; empty: none")
@@ -44,15 +44,16 @@ class GpuSpec(Settings):
     source: str = Field(description="source of the other numbers")
 
     def flop_per_s(self, dtype: str) -> float:
-        """Return the peak rate of GEMMs by the type of their weights, as `Deployment` names it.
+        """Return the peak rate of GEMMs with weights of type `dtype`, named as in `Deployment`.
 
-        A type that the GPU has no unit for is computed in 16 bits, as engines do. Weights in mxfp4 meet 16-bit or fp8
-        activations, weights in nvfp4 meet activations in nvfp4; if there is an fp4 unit, its rate is the ceiling.
+        If the GPU has no unit for a type, engines compute in 16 bits, and so does this rate. Weights in mxfp4 are
+        multiplied by 16-bit or fp8 activations, weights in nvfp4 by activations in nvfp4. If there is an fp4 unit, its
+        rate is the upper bound for both.
         """
         return self._own_rates.get(dtype) or self.bf16_flop_per_s
 
     def has_unit_for(self, dtype: str) -> bool:
-        """Return whether GEMMs with weights of `dtype`, of fewer than 16 bits, have a peak rate for that type."""
+        """Return whether the GPU has a peak rate for GEMMs with weights of `dtype`, a type of fewer than 16 bits."""
         return self._own_rates.get(dtype) is not None
 
     @property
@@ -64,7 +65,10 @@ class GpuSpec(Settings):
 
 
 def find_gpu(name_or_path: str) -> GpuSpec:
-    """Return the catalogued GPU of that name, in any case, or the one that a YAML file describes."""
+    """Return the GPU of the catalogue with this name (in any case), or the GPU that a YAML file describes.
+
+    Raises UserError if there is no such GPU or file, or if the file describes several GPUs.
+    """
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml"):
         entries = _specs(read_yaml(path, "gpu"), path)

@@ -1,8 +1,8 @@
 """The links between nodes, the devices of an engine on each node, and the links between devices that exchange data.
 
-Bandwidths of the named links are the line rates of their standards; `calibration/kernels/collectives.py` decides how
-much of one a collective gets. Ranks are numbered as vLLM numbers them: tensor-parallel devices next to each other, then
-pipeline stages, then data-parallel ranks. They fill one node after another.
+The bandwidths of the named links are the line rates of their standards; `calibration/kernels/collectives.py` decides
+which share of a line rate a collective gets. Ranks are numbered as in vLLM: tensor-parallel devices are next to each
+other, then come pipeline stages, then data-parallel ranks. Ranks fill one node after another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _GBIT_S: dict[str, int] = {"infiniband-xdr": 800, "infiniband-ndr": 400, "infini
 class NodeLink(NamedTuple):
     """The link of one device to other nodes while all devices of its node send.
 
-    It has bytes a second in one direction, and nanoseconds beyond those of NCCL's own protocols.
+    Attributes:
+        bytes_per_s: bandwidth in one direction
+        latency_ns: latency in addition to that of NCCL's protocols
     """
 
     bytes_per_s: float
@@ -43,7 +45,7 @@ class NodeLink(NamedTuple):
 
 
 class InterNodeConfig(Settings):
-    """Nodes that are alike, and the links that join them. GB are 10^9 bytes."""
+    """Equal nodes, and the links between them. One GB is 10^9 bytes."""
 
     link: LinkName = Field("infiniband-ndr", description="kind of link between nodes")
     gpus_per_node: int = Field(8, ge=1, le=1024, description="number of devices in a node")
@@ -73,12 +75,12 @@ class InterNodeConfig(Settings):
 
     @property
     def rdma(self) -> bool:
-        """True if adapters reach GPU memory by themselves."""
+        """True if network adapters access GPU memory directly (RDMA)."""
         return not self.link.startswith("ethernet")
 
     @property
     def of_a_device(self) -> NodeLink:
-        """The share of a device in the node's adapters."""
+        """The link of one device: its share of the node's network adapters."""
         gbit_s = _GBIT_S.get(self.link) or int(self.link.rpartition("-")[2])
         adapter = 1e9 * (gbit_s / 8 if self.bandwidth_gb_s is None else self.bandwidth_gb_s)
         share = (self.nics_per_node or self.gpus_per_node) / self.gpus_per_node
@@ -86,7 +88,7 @@ class InterNodeConfig(Settings):
 
 
 class Group(NamedTuple):
-    """Devices that exchange data: their number, the number of their nodes, and the link; no link within a node."""
+    """Devices that exchange data: their number, their number of nodes, and the link; `link` is None for one node."""
 
     gpus: int
     nodes: int
@@ -104,24 +106,24 @@ def nodes_of(deployment: Deployment) -> int:
 
 
 def tensor_group(deployment: Deployment) -> Group:
-    """Return the devices that share a layer."""
+    """Return the group of devices that share a layer."""
     return _group(deployment, deployment.tensor_parallel_size, 1)
 
 
 def data_group(deployment: Deployment) -> Group:
-    """Return one device of every data-parallel rank."""
+    """Return the group of one device of every data-parallel rank."""
     stride = deployment.tensor_parallel_size * deployment.pipeline_parallel_size
     return _group(deployment, deployment.data_parallel_size, stride)
 
 
 def expert_group(deployment: Deployment) -> Group:
-    """Return all devices of a pipeline stage."""
+    """Return the group of all devices of a pipeline stage."""
     alone = of_stage(deployment)
     return _group(alone, alone.gpus, 1)
 
 
 def hops_between_nodes(deployment: Deployment) -> list[bool]:
-    """Return, for each hop between pipeline stages, whether it leaves the node on any data-parallel rank."""
+    """Return, for each hop between pipeline stages, True if it crosses nodes on any data-parallel rank."""
     tp, stages = deployment.tensor_parallel_size, deployment.pipeline_parallel_size
     per_node = inter_node(deployment).gpus_per_node
     firsts = range(0, deployment.gpus, tp * stages)
@@ -133,7 +135,7 @@ def hops_between_nodes(deployment: Deployment) -> list[bool]:
 
 
 def of_stage(deployment: Deployment) -> Deployment:
-    """Return one pipeline stage alone, whose devices are on nodes as before, with fewer of them on each."""
+    """Return the deployment of one pipeline stage alone. Its devices stay on their nodes, which have fewer devices."""
     alone: dict[str, object] = {"pipeline_parallel_size": 1}
     if nodes_of(deployment) > 1:
         config, tp = inter_node(deployment), deployment.tensor_parallel_size
@@ -144,7 +146,7 @@ def of_stage(deployment: Deployment) -> Deployment:
 
 
 def _group(deployment: Deployment, size: int, stride: int) -> Group:
-    """Return `size` devices, `stride` ranks apart, at the place where they are on most nodes."""
+    """Return the group of `size` devices, `stride` ranks apart, at the place where it spans the most nodes."""
     config = inter_node(deployment)
     per_node = config.gpus_per_node
     if nodes_of(deployment) == 1 or size == 1:

@@ -1,8 +1,8 @@
-"""The KV blocks that an engine will have, before it has run: vLLM's arithmetic with its measurements estimated.
+"""An estimate of the number of KV blocks that an engine will have, by vLLM's arithmetic.
 
-vLLM measures what loading and one largest step leave of its share of the memory. Here weights are exact, and the
-activations of that step follow from the shapes, so the answer comes with an interval. The terms are the same as in
-`realengine.devices.memory`; trust that module once the engine is there.
+vLLM loads the weights, runs one step of maximum size, and measures how much of its share of the memory is left. Here
+the size of the weights is exact, and the activations of that step are estimated from the shapes of the model, so the
+answer has an interval. The terms are those of `realengine.devices.memory`, which measures them on a real engine.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from serving.deployments.weight_types import (
 from serving.errors import UserError
 from serving.figures import shown_gib
 
-UTILIZATION = 0.9  # vLLM's default for most of its life; 0.92 in its latest
+UTILIZATION = 0.9  # default of most vLLM releases; 0.92 in the latest
 _GIB = 1024**3
-_SAMPLER_BYTES = 38.6  # a logit: float32 logits, sort with 64-bit indices, softmax, cumulative sum, mask; measured
-_NON_TORCH = 0.15 * _GIB  # kernels loaded and workspaces: 0.05 to 0.26 GiB are logged for one device
-_OVER_PCIE = 0.10 * _GIB  # buffers of collectives: 0.20 to 0.30 GiB are logged in all (RTX 4090, L40S)
-_OVER_NVLINK = 1.0 * _GIB  # 0.95 to 1.38 GiB are logged in all (H200, GB200)
-_MEMORY_SPREAD = 0.003  # share of memory by which boards of one name differ
-_RUNTIME_SPREAD = 0.3  # share of activations and of memory that is not torch's
-_SHARE_DIGITS = 6  # the last digit of a GPU of 200 GiB is less than a block of 16 tokens
-_MXFP4_MULTIPLE = 256  # kernels pad the hidden size of experts in mxfp4
+_SAMPLER_BYTES = 38.6  # per logit, measured: float32 logits, sort with 64-bit indices, softmax, cumulative sum, mask
+_NON_TORCH = 0.15 * _GIB  # loaded kernels and workspaces: logs of one device show 0.05 to 0.26 GiB
+_OVER_PCIE = 0.10 * _GIB  # buffers of collectives: logs show 0.20 to 0.30 GiB with _NON_TORCH (RTX 4090, L40S)
+_OVER_NVLINK = 1.0 * _GIB  # logs show 0.95 to 1.38 GiB with _NON_TORCH (H200, GB200)
+_MEMORY_SPREAD = 0.003  # difference between boards of one name, as a share of their memory
+_RUNTIME_SPREAD = 0.3  # uncertainty of activations and non-torch memory, as a share of them
+_SHARE_DIGITS = 6  # the last digit is less than one block of 16 tokens on a GPU of 200 GiB
+_MXFP4_MULTIPLE = 256  # kernels pad the hidden size of mxfp4 experts to a multiple of this
 
 
 class KvCapacity(NamedTuple):
@@ -43,14 +43,14 @@ class KvCapacity(NamedTuple):
 
     Attributes:
         total: memory of the device
-        utilization: the share of it that may be used
-        weights: with the table of rotary embeddings
+        utilization: share of `total` that may be used
+        weights: size of the weights and the table of rotary embeddings
         forward: activations of the largest step: `max_num_batched_tokens` through a layer
-        sampler: sampling for `max_num_seqs` rows; a profile run sees the larger of `forward` and `sampler`
-        non_torch: libraries, workspaces, communication
+        sampler: memory of sampling for `max_num_seqs` rows; a profile run sees the larger of `forward` and `sampler`
+        non_torch: memory of libraries, workspaces and communication
         graphs: memory set aside for CUDA graphs
-        block: one KV block, over the layers that share it
-        pages: blocks that the scheduler counts as one: 1, unless groups of layers are kept as one
+        block: size of one KV block, summed over the layers that share it
+        pages: number of blocks that the scheduler counts as one; above 1 only if it treats groups of layers as one
     """
 
     total: int
@@ -65,23 +65,23 @@ class KvCapacity(NamedTuple):
 
     @property
     def activations(self) -> int:
-        """The most that a profile run allocates: sampling follows the step, in the memory that it has freed."""
+        """The maximum that a profile run allocates: sampling reuses the memory that the step has freed."""
         return max(self.forward, self.sampler)
 
     @property
     def left(self) -> int:
-        """The bytes for KV; may be negative."""
+        """The bytes that are left for KV; may be negative."""
         budget = int(self.total * self.utilization)
         return budget - self.weights - self.activations - self.non_torch - self.graphs
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks, the null block among them, as `SchedulerConfig.num_blocks` counts."""
+        """The number of blocks, including the null block, as in `SchedulerConfig.num_blocks`."""
         return self._blocks(self.left)
 
     @property
     def interval(self) -> tuple[int, int]:
-        """The least and the most blocks, by the spread of boards and of what engines log."""
+        """The minimum and maximum number of blocks, from the spread of boards and of logged memory."""
         spread = int(_MEMORY_SPREAD * self.total + _RUNTIME_SPREAD * (self.activations + self.non_torch))
         return self._blocks(self.left - spread), self._blocks(self.left + spread)
 
@@ -89,7 +89,7 @@ class KvCapacity(NamedTuple):
         return max(left, 0) // (self.block * self.pages)
 
     def explain(self) -> list[tuple[str, float]]:
-        """Return the terms of the arithmetic with their GiB; a term that takes memory away is negative."""
+        """Return the terms of the calculation in GiB; a term that takes memory is negative."""
         parts = [
             (f"memory x {self.utilization:g}", self.total * self.utilization),
             ("weights", -self.weights),
@@ -101,11 +101,11 @@ class KvCapacity(NamedTuple):
         return [(what, value / _GIB) for what, value in parts]
 
     def check(self, deployment: Deployment) -> None:
-        """Raise UserError unless a request of `max_model_len` fits, beside the null block."""
+        """Raise UserError if there are too few blocks for one request of `max_model_len` and the null block."""
         config = deployment.scheduler
         need = most_held(config, config.max_model_len) + 1
         if self.num_blocks < need:
-            # If there is no room at all, a smaller sampler would only let the longest requests in one at a time.
+            # If there is no room at all, a smaller sampler would only allow the longest requests one at a time.
             frugal = self.num_blocks > 0 and self._blocks(self.left + self.activations - self.forward) >= need
             remedy = "lower max_num_seqs, or " if frugal else ""
             raise UserError(
@@ -117,9 +117,9 @@ class KvCapacity(NamedTuple):
             )
 
     def share_for(self, blocks: int) -> float:
-        """Return the share of the memory that leaves room for exactly `blocks` blocks, at most 1.
+        """Return the utilization, at most 1, that leaves room for exactly `blocks` blocks.
 
-        It has as few digits as possible.
+        The result has as few digits as possible.
         """
         beside = self.weights + self.activations + self.non_torch + self.graphs
         needed = (beside + blocks * self.block * self.pages) / self.total
@@ -130,7 +130,7 @@ class KvCapacity(NamedTuple):
         return share
 
     def check_stated(self, blocks: int) -> None:
-        """Raise UserError if `blocks`, which the user stated, exceed the memory that weights leave."""
+        """Raise UserError if the stated number of blocks, `blocks`, exceeds the memory that the weights leave."""
         page = self.block * self.pages
         most = max(self.total - self.weights, 0) // page
         if blocks > most:
@@ -144,10 +144,11 @@ class KvCapacity(NamedTuple):
 
 
 def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_bytes: int = 0) -> KvCapacity:
-    """Return the memory of a device of `deployment`, with pipeline stages that of the stage with the fewest blocks.
+    """Return the memory of a device of `deployment`. With pipeline stages, it is of the stage with the fewest blocks.
 
-    Blocks are counted as `with_kv_groups` has them held. `graph_bytes` is for vLLM from 0.21 on, which sets its
-    estimate of CUDA graphs aside; before, they came on top. Raises UserError if heads or layers cannot be split.
+    Blocks are counted for the groups of layers that `with_kv_groups` sets. `graph_bytes` is the estimate for CUDA
+    graphs that vLLM sets aside from 0.21 on; in earlier releases graphs exceeded the share. Raises UserError if heads
+    or layers cannot be split.
     """
     tp = deployment.tensor_parallel_size
     check_heads(model, tp)
@@ -166,7 +167,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
         draft = draft_module(model)
         joining = DTYPE_BYTES[deployment.dtype] * draft.join_parameters
         weights[-1] += int(_layer_bytes(draft, module_deployment(deployment)) + joining)
-    if draft is not None:  # the draft's KV lies in the same blocks, after the target's
+    if draft is not None:  # the draft's KV is in the same blocks, after the target's
         layouts[-1]["block"] += page_bytes(draft, deployment) * draft.num_layers // layouts[-1].get("pages", 1)
     forward, last = _forward_bytes(model, deployment), len(layers) - 1
     received = 2 * DTYPE_BYTES[deployment.dtype] * model.hidden_size * deployment.scheduler.max_num_batched_tokens
@@ -194,8 +195,8 @@ def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:
 def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
     """Return the bytes of weights on one device of each pipeline stage, with the table of rotary embeddings.
 
-    The embedding is on the first stage, the last norm and the head on the last. If embedding and head are tied, the
-    last stage has a copy of the embedding. Embedding and head stay in `dtype`.
+    The embedding is on the first stage; the last norm and the head are on the last stage. If embedding and head are
+    tied, the last stage has a copy of the embedding. Embedding and head stay in `dtype`.
     """
     stages = stage_models(model, deployment.pipeline_parallel_size)
     tp, plain = deployment.tensor_parallel_size, DTYPE_BYTES[deployment.dtype]
@@ -212,7 +213,7 @@ def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
 def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     """Return the bytes of the weights of all layers, on one device.
 
-    Norms and routers stay in `dtype`. KV projections are repeated if there are fewer KV heads than devices; experts are
+    Norms and routers stay in `dtype`. KV projections are repeated if there are fewer KV heads than devices. Experts are
     spread over the whole data-parallel group.
     """
     tp, hidden = deployment.tensor_parallel_size, model.hidden_size
@@ -231,7 +232,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     repeated = max(tp // model.num_kv_heads, 1) - 1
     keys_and_values = 2 * hidden * model.num_kv_heads * model.head_dim
     own, shared, expanding = model.attention_parameters + repeated * keys_and_values, 0, 0.0
-    if model.latent is not None:  # decode multiplies the expansion in 16 bits: a copy if weights are quantised
+    if model.latent is not None:  # decode needs the expansion in 16 bits: a copy of quantised weights
         own, shared = model.attention_parameters, model.latent.shared_parameters(hidden)
         quantised = [part for part in stored(model, deployment, "qkv", model.num_layers) if part.width != plain]
         copies = sum(part.layers for part in quantised)
@@ -257,11 +258,11 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
 
 
 def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
-    """Return the bytes of the widest moment of a layer, for every token of the largest step.
+    """Return the maximum bytes of activations during a layer, for all tokens of the largest step.
 
-    Four hidden states live through it (residual, input, normed, output), two of them with all residual streams. A dense
-    MLP holds gate, up and their product beside them, a mixture a row for each expert of a token, and attention Q, K, V
-    and its output.
+    Four hidden states are always kept (residual, input, normed, output), two of them with all residual streams. In
+    addition a dense MLP holds gate, up and their product, routed experts hold a row for each expert of a token, and
+    attention holds Q, K, V and its output.
     """
     tp, tokens = deployment.tensor_parallel_size, deployment.scheduler.max_num_batched_tokens
     ranks = deployment.data_parallel_size
@@ -274,7 +275,7 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
         widths.append(3 * model.intermediate_size / tp)
     if model.moe_layers:
         inter = model.moe_intermediate_size / (1 if deployment.enable_expert_parallel else tp * ranks)
-        spread = 1 / tp if deployment.all2all_backend.startswith("deepep") else ranks  # rows come only to their experts
+        spread = 1 / tp if deployment.all2all_backend.startswith("deepep") else ranks  # rows go only to their experts
         routed = spread * model.experts_per_token * (max(2 * inter, model.hidden_size) + inter)
         widths.append(routed + 3 * model.shared_intermediate_size / tp)
     return int(
@@ -294,7 +295,7 @@ def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
 
 
 def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
-    """Return the bytes of a block over the layers of `model` that share it, and the blocks that count as one."""
+    """Return `block` and `pages` of `KvCapacity` for the layers of `model`."""
     page = page_bytes(model, deployment)
     full = model.full_layers
     if model.linear is not None:

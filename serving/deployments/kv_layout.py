@@ -1,9 +1,9 @@
 """The KV of a request: the bytes of a token, and the blocks in groups of layers that share a block table.
 
-The groups are those of vLLM's hybrid allocator. They have equally many layers, so that one pool of blocks serves them
-all. A group of layers with full attention takes a block for every `block_size` tokens. A group with a sliding window
-gives back blocks that its window has passed. A group with a constant state has a single block, and blocks are long
-enough for that state.
+The groups are those of vLLM's hybrid allocator. They have equal numbers of layers, so that one pool of blocks serves
+them all. A group of layers with full attention takes a block for every `block_size` tokens. A group with a sliding
+window gives back the blocks before its window. A group with a constant state has a single block, and blocks are made
+large enough for that state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 from serving.kv.blocks import blocks_for
 
-_NEARLY_EVEN = 1.5  # below this ratio of the two kinds of layers vLLM pads the rarer kind and splits neither
+_NEARLY_EVEN = 1.5  # below this ratio of the two kinds of layers, vLLM pads the rarer kind and splits none
 
 
 def kv_dtype(deployment: Deployment) -> str:
@@ -25,9 +25,9 @@ def kv_dtype(deployment: Deployment) -> str:
 
 
 def kv_bytes_per_token(deployment: Deployment, given: int | None, setting: str) -> int:
-    """Return `given`, or the bytes by the shapes of the model and of its draft model.
+    """Return `given` if it is set, otherwise the KV bytes from the shapes of the model and its draft model.
 
-    Raises UserError that names `setting` if the shapes are not known.
+    Raises UserError that names `setting` if the shapes are unknown.
     """
     if given is not None:
         return given
@@ -48,15 +48,15 @@ def _shapes(name: str, setting: str) -> ModelSpec:
 
 
 def layers_of_a_group(model: ModelSpec) -> int:
-    """Return the layers of each group; the last group is padded to that many."""
+    """Return the number of layers of each group; the last group is padded to this number."""
     few, many = sorted((model.full_layers, model.sliding_layers + model.linear_layers))
     return many if many < few * _NEARLY_EVEN or not few else few
 
 
 def page_bytes(model: ModelSpec, deployment: Deployment) -> int:
-    """Return the bytes of KV of one block in one layer, on average.
+    """Return the mean bytes of KV of one block in one layer, on one device.
 
-    Latent vectors are the same for all heads, so every device has all.
+    Latent vectors are shared by all heads, so every device holds all of them.
     """
     if model.latent is not None:
         kept = model.latent.cache_bytes(DTYPE_BYTES[kv_dtype(deployment)], model.num_layers)
@@ -66,10 +66,10 @@ def page_bytes(model: ModelSpec, deployment: Deployment) -> int:
 
 
 def state_bytes(model: ModelSpec, deployment: Deployment) -> float:
-    """Return the bytes that a request keeps of one layer with a constant state, on one device.
+    """Return the bytes of a request's constant state in one layer, on one device.
 
-    With drafts vLLM keeps one state for each token of a step, since a request may go back to it. The window of
-    compressed attention is a constant state, too.
+    With drafts, vLLM keeps a state after each token of a step, because drafts may be rejected. The window of compressed
+    attention is a constant state, too.
     """
     if isinstance(model.latent, CompressedAttention):
         return model.latent.request_bytes(DTYPE_BYTES[kv_dtype(deployment)]) / model.num_layers
@@ -82,9 +82,9 @@ def state_bytes(model: ModelSpec, deployment: Deployment) -> float:
 
 
 def states_bytes(deployment: Deployment) -> int:
-    """Return the bytes that a request keeps of all layers with a constant state, on all devices.
+    """Return the bytes of a request's constant states in all layers, on all devices.
 
-    Latent vectors are the same on all devices, and count once. Models of unknown shapes have 0.
+    Latent vectors are equal on all devices and count once. The result is 0 for a model of unknown shapes.
     """
     model = _known(deployment)
     if model is None:
@@ -94,11 +94,12 @@ def states_bytes(deployment: Deployment) -> int:
 
 
 def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
-    """Return `deployment` as vLLM starts a model with constant states; the deployment of any other model as it is.
+    """Return `deployment` with the block settings that vLLM uses for a model with constant states.
 
-    A block has so many tokens, a multiple of the stated `block_size`, that their KV takes no less memory than a layer's
-    states of one request. There is no prefix caching. With compressed attention blocks have a multiple of 256 tokens,
-    and a request holds as many more as its constant part takes. Raises UserError if the deployment has KV tiers.
+    The deployment of any other model is returned unchanged. The block size becomes a multiple of the stated
+    `block_size`, so large that the KV of a block takes at least the memory of one request's states in a layer. Prefix
+    caching is turned off. With compressed attention, the block size becomes a multiple of 256 tokens instead, and each
+    request holds additional blocks for its constant part. Raises UserError if the deployment has KV tiers.
     """
     config, compressed = deployment.scheduler, isinstance(model.latent, CompressedAttention)
     if config.state_blocks or not (model.linear or compressed):
@@ -118,9 +119,10 @@ def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
 
 
 def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
-    """Return `SchedulerConfig.kv_groups` for `model`; empty if no layer slides, or if KV is kept as if none did.
+    """Return `SchedulerConfig.kv_groups` for `model`; empty if no layer has a sliding window.
 
-    KV is kept like that if blocks are also moved, or hold the KV of a draft model, or belong to pipeline stages.
+    It is also empty with KV tiers, a draft model, `mtp` or pipeline stages: then KV is kept as if no layer had a
+    window.
     """
     speculative = deployment.scheduler.speculative
     drafted = speculative is not None and speculative.method in ("draft_model", "mtp")
@@ -132,7 +134,10 @@ def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
 
 
 def with_kv_groups(deployment: Deployment) -> Deployment:
-    """Return `deployment` with the groups of its model, if that is known. Raises UserError if it states others."""
+    """Return `deployment` with the KV groups of its model, if the model is known.
+
+    Raises UserError if the deployment states other groups.
+    """
     model = _known(deployment)
     if model is None:
         return deployment
@@ -140,7 +145,7 @@ def with_kv_groups(deployment: Deployment) -> Deployment:
 
 
 def with_known_states(deployment: Deployment) -> Deployment:
-    """Return `with_states` of the deployment's model, if that is known."""
+    """Return the deployment after `with_states` if its model is known, otherwise unchanged."""
     model = _known(deployment)
     return deployment if model is None else with_states(model, deployment)
 
@@ -148,12 +153,12 @@ def with_known_states(deployment: Deployment) -> Deployment:
 def _known(deployment: Deployment) -> ModelSpec | None:
     try:
         return find_model(deployment.model)
-    except UserError:  # no shapes: a user's own cost model may price it all the same
+    except UserError:  # unknown shapes; a user's own cost model may still price it
         return None
 
 
 def stating_kv_groups(deployment: Deployment, groups: tuple[int, ...]) -> Deployment:
-    """Return `deployment` with `groups`. Raises UserError if it states others."""
+    """Return `deployment` with the KV groups `groups`. Raises UserError if it states other groups."""
     stated = deployment.scheduler.kv_groups
     if stated and stated != groups:
         raise UserError("scheduler.kv_groups", list(stated), f"is {list(groups)} for {deployment.model}; leave it out")
@@ -161,10 +166,10 @@ def stating_kv_groups(deployment: Deployment, groups: tuple[int, ...]) -> Deploy
 
 
 def most_sliding_tokens(config: SchedulerConfig) -> int:
-    """Return the most tokens in the blocks that a sliding layer holds of a request.
+    """Return the maximum number of tokens in the blocks that a sliding layer holds for a request.
 
-    They are the past that its window sees and the tokens in flight (vLLM's `max_admission_blocks_per_request`), and a
-    block more, because the window can begin in the middle of one.
+    They are the past tokens in its window, the tokens in flight (vLLM's `max_admission_blocks_per_request`), and one
+    more block, because the window can begin in the middle of a block.
     """
     in_flight = config.max_num_batched_tokens * (2 if config.async_scheduling else 1)
     seen = min(max(config.kv_groups) - 1 + in_flight, config.max_model_len)
@@ -172,7 +177,7 @@ def most_sliding_tokens(config: SchedulerConfig) -> int:
 
 
 def most_held(config: SchedulerConfig, tokens: int) -> int:
-    """Return the most blocks that a request of `tokens` computed tokens ever holds at once."""
+    """Return the maximum number of blocks that a request holds at once while it computes `tokens` tokens."""
     if not config.kv_groups:
         return blocks_for(tokens, config.block_size) + config.state_blocks
     sliding = min(tokens, most_sliding_tokens(config))
@@ -180,7 +185,7 @@ def most_held(config: SchedulerConfig, tokens: int) -> int:
 
 
 def kv_tokens(config: SchedulerConfig) -> int:
-    """Return the tokens that fit into the blocks, if requests are as long as they may be."""
+    """Return the number of tokens that fit into all blocks if every request has the maximum length."""
     if not config.kv_groups and not config.state_blocks:
         return (config.num_blocks - 1) * config.block_size
     longest = config.max_model_len

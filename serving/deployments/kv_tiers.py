@@ -1,4 +1,4 @@
-"""Settings of slower memory behind an engine's KV blocks: host memory, a disk (docs/kv-tiers.md)."""
+"""The settings of slower memory for KV blocks, such as host memory or a disk (docs/kv-tiers.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serving.settings import Settings
 
 
 class KvTier(Settings):
-    """One kind of memory of a replica, for all its devices together, and the way to it. GB are 10^9 bytes."""
+    """One kind of memory of a replica, for all its devices, and the speed of its transfers. One GB is 10^9 bytes."""
 
     name: str = Field(min_length=1, description="name of the tier, unique in the deployment")
     capacity_gib: float = Field(gt=0, le=1e9, description="capacity in GiB")
@@ -24,7 +24,7 @@ class KvTier(Settings):
 
 
 class KvTiersConfig(Settings):
-    """Tiers, the fastest first. A full block is written to the first; blocks that do not fit move down."""
+    """Tiers, the fastest first. A full block is written to the first tier; blocks that do not fit move down."""
 
     tiers: tuple[KvTier, ...] = Field(min_length=1, description="the tiers, fastest first")
     preemption: Literal["swap", "recompute"] = Field(

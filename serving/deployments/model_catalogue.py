@@ -1,7 +1,8 @@
-"""The models by name: a catalogue of well-known ones, or any `config.json` of Hugging Face, of transformers 4 and 5.
+"""Finding models by name: in a catalogue of well-known models, or from a Hugging Face `config.json`.
 
-Of a `config.json` only fields are read that shape a model or its numbers. `FAMILIES` lists an architecture if its cost
-follows from the spec. State spaces are not in it, and are refused by name: nearly right is wrong.
+Files of transformers 4 and 5 are read, and only the fields that affect the shapes of the model or its outputs.
+`FAMILIES` lists the architectures whose cost follows from the spec. Others, such as state space models, are refused by
+name, because an approximate spec would give wrong results.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from serving.deployments.weight_types import ATTENTION, checkpoint_fields, kept_
 from serving.errors import UserError
 
 _CATALOGUE = Path(__file__).with_name("models.yaml")
-_NEAREST = 3  # names that are suggested for an unknown one
-_LONGEST_NAME = 80  # longest name that is compared with others
+_NEAREST = 3  # number of names suggested for an unknown name
+_LONGEST_NAME = 80  # only this many characters of an unknown name are compared
 _EDITION = re.compile(
     r"-(instruct|chat|base|it|hf|thinking|fp8|nvfp4|fp4-v2|fp4|dynamic|awq|gptq|int4|int8|quantized[.]w[48]a16|w[48]a16|\d{4})(?=-|$)"
 )
-_PACKED = {  # editions in integers: bits, inputs that share a scale, whether they have zero points
+_PACKED = {  # integer editions: bits, inputs that share a scale (0: all), whether they have zero points
     "awq": (4, 128, True),
     "w8a16": (8, 0, False),
     "w4a16": (4, 128, False),
@@ -72,24 +73,24 @@ _TEXT_OF = {  # architectures with other towers, whose text model is read from `
 }
 _LINEAR = "linear_attention"
 _LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-# Experts' weights keep their sum, unless norm_topk_prob.
+# In these families the weights of a token's experts are not scaled to sum 1, unless norm_topk_prob is set.
 _SHARES_AS_THEY_ARE = ("qwen2_moe", "qwen3_moe", "dots1", *_LATENT)
 _MIXTURES = ("mixtral", "qwen3_next", "qwen3_5_moe", "gpt_oss", "minimax_m2", *_SHARES_AS_THEY_ARE)
 _QK_NORM = ("qwen3", "qwen3_moe", "minimax_m2", "gemma3", "dots1", *_HYBRID)
 _SHARED_GATE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
 _QKV_BIAS = ("qwen2", "qwen2_moe")
 _TIED_BY_DEFAULT = ("gemma2", "gemma3")
-_FULL_EVERY = {"gemma2": 2, "gemma3": 6}  # transformers' default: one layer of so many sees everything
-_SLIDES_WHEN_IT_CAN = ("mistral", "mixtral", "phi3")  # Qwen asks for its window with use_sliding_window
+_FULL_EVERY = {"gemma2": 2, "gemma3": 6}  # transformers' default: every N-th layer has full attention
+_SLIDES_WHEN_IT_CAN = ("mistral", "mixtral", "phi3")  # Qwen uses its window only with use_sliding_window
 
 
 def find_model(name_or_path: str) -> ModelSpec:
-    """Return the model of a catalogued name, or of the `config.json` (or its folder) at that path.
+    """Return the model with this name in the catalogue, or the model of the `config.json` (or its folder) at this path.
 
-    A name may be a Hugging Face id, in any case: the organisation, and editions that leave shapes alone (Instruct,
-    Base, hf, a date), are passed over. `-FP8` is the same model stored in fp8, `-NVFP4` or `-FP4` in NVFP4; `-AWQ`,
-    `-GPTQ-Int4`, `-GPTQ-Int8`, `w4a16` and `w8a16` are stored as such editions usually are. Raises UserError that
-    suggests similar names.
+    A name may be a Hugging Face id, in any case. The organisation is ignored, and so are editions that do not change
+    shapes (Instruct, Base, hf, a date). `-FP8` is the model stored in fp8, `-NVFP4` or `-FP4` the model in NVFP4. For
+    `-AWQ`, `-GPTQ-Int4`, `-GPTQ-Int8`, `w4a16` and `w8a16` the usual format of such editions is assumed. Raises
+    UserError that suggests similar names.
     """
     path = Path(name_or_path).expanduser()
     is_folder = _is_folder(path)
@@ -102,7 +103,7 @@ def find_model(name_or_path: str) -> ModelSpec:
         remedy = f"is not a known model{_near(name)}; see `tokentwin model list`, or give a config.json or its folder"
         raise UserError("model", name_or_path, remedy)
     spec, entry = _catalogued(known), _entries()[known]
-    if spec.checkpoint_experts:  # editions differ in their experts alone
+    if spec.checkpoint_experts:  # editions differ only in their experts
         if "-nvfp4" in name:
             return spec.model_copy(update={"checkpoint_experts": "nvfp4"})
         return spec.model_copy(update={"checkpoint_experts": ""}) if "fp8" in name else spec
@@ -131,14 +132,14 @@ def _is_folder(path: Path) -> bool:
 
 
 def _near(name: str) -> str:
-    """Return a clause with known names that an unknown name may stand for; empty if no name is like it."""
+    """Return a clause that suggests known names similar to an unknown name; empty if there are none."""
     lowered = {known.lower(): known for known in models()}
     near = [lowered[one] for one in get_close_matches(name[:_LONGEST_NAME], lowered, _NEAREST, cutoff=0.4)]
     return f", but {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))} is" if near else ""
 
 
 def hub_id(name: str) -> str:
-    """Return the Hugging Face id of a name of the catalogue; any other name as it is."""
+    """Return the Hugging Face id of a name of the catalogue; any other name is returned unchanged."""
     entry = _entries().get(name)
     return entry["id"] if entry else name
 
@@ -162,7 +163,7 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @cache
 def _by_key() -> dict[str, str]:
-    """Return the catalogue's name of every name that a model goes by."""
+    """Return a mapping from the key of every name of a model (its id and other names) to its name in the catalogue."""
     return {
         _key(known): name for name, entry in _entries().items() for known in (name, entry["id"], *entry.get("also", ()))
     }
@@ -174,7 +175,7 @@ def _key(name: str) -> str:
 
 
 class _Rope(BaseModel, allow_inf_nan=False):
-    """The `rope_parameters` of transformers 5 or `rope_scaling` of 4, whose `rope_type` was once called `type`."""
+    """The `rope_parameters` of transformers 5 or `rope_scaling` of 4. Old files use `type` instead of `rope_type`."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -202,9 +203,9 @@ class _Rope(BaseModel, allow_inf_nan=False):
 
 
 class _HfConfig(BaseModel, allow_inf_nan=False):
-    """The part of a `config.json` that shapes a decoder, under Hugging Face's names.
+    """The fields of a `config.json` that shape a decoder, under Hugging Face's names.
 
-    Bounds are far beyond any model there is, so that they catch slips only.
+    The bounds are far above those of any existing model, so that they only catch mistakes.
     """
 
     vocab_size: int = Field(ge=1, le=100_000_000)
@@ -254,7 +255,7 @@ class _HfConfig(BaseModel, allow_inf_nan=False):
     linear_value_head_dim: int | None = Field(None, le=100_000)
     linear_conv_kernel_dim: int | None = Field(None, le=100_000)
     mamba_ssm_dtype: str | None = None
-    full_attention_interval: int = Field(4, ge=1)  # hybrid attention: one layer of so many sees everything
+    full_attention_interval: int = Field(4, ge=1)  # hybrid attention: every N-th layer has full attention
     index_n_heads: int | None = Field(None, le=100_000)
     index_head_dim: int | None = Field(None, le=100_000)
     index_topk: int | None = Field(None, le=1_000_000_000)
@@ -277,9 +278,9 @@ class _HfConfig(BaseModel, allow_inf_nan=False):
 
 
 def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
-    """Return the spec called `name` of a `config.json`, as transformers 4 or 5 writes it.
+    """Return the spec, called `name`, that a `config.json` of transformers 4 or 5 describes.
 
-    Raises UserError for a field that is missing, wrong or cannot be priced.
+    Raises UserError for a field that is missing or wrong, or whose value has no cost model.
     """
     if not isinstance(config, Mapping):
         raise UserError(f"{name}.config", config, "must be a JSON object; give a Hugging Face config.json")
@@ -298,7 +299,7 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
         remedy = f"is not modelled; if your model is built like one that is ({', '.join(near)}, ...), name that one"
         raise UserError(f"{name}.architectures", architecture, remedy)
     required = [key for key, field in _HfConfig.model_fields.items() if field.is_required()]
-    if not config.get("moe_intermediate_size"):  # a mixture without dense layers needs no intermediate_size
+    if not config.get("moe_intermediate_size"):  # an MoE model without dense layers needs no intermediate_size
         required.insert(4, "intermediate_size")
     for key in required:
         if config.get(key) is None:
@@ -377,9 +378,9 @@ def _latent(config: _HfConfig, name: str, family: str) -> LatentAttention:
 
 
 def _compressed(config: _HfConfig, name: str) -> CompressedAttention:
-    """Return the attention of a DeepSeek-V4 `config.json`.
+    """Return the attention that a DeepSeek-V4 `config.json` describes.
 
-    The published files have `compress_ratios`; the files that transformers 5 writes have `layer_types`.
+    Published files have `compress_ratios`; files written by transformers 5 have `layer_types`.
     """
     if config.qk_rope_head_dim is None and config.head_dim and config.partial_rotary_factor:
         config = config.model_copy(update={"qk_rope_head_dim": int(config.head_dim * config.partial_rotary_factor)})
@@ -394,7 +395,7 @@ def _compressed(config: _HfConfig, name: str) -> CompressedAttention:
 
 
 def _sizes(config: _HfConfig, name: str, family: str, needed: Sequence[str]) -> dict[str, Any]:
-    """Return the sizes `needed`. Raises UserError if one is missing."""
+    """Return the values of the fields `needed`. Raises UserError if one is missing."""
     for size in needed:
         if getattr(config, size) is None:
             remedy = f"is missing; add it to config.json, because a {family} model needs it"
@@ -412,7 +413,7 @@ def _linear(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
 
 
 def _linear_at(config: _HfConfig, family: str) -> list[int]:
-    """Return the layers that have a constant state."""
+    """Return the indices of the layers that have a constant state."""
     layers, interval = range(config.num_hidden_layers if family in _HYBRID else 0), config.full_attention_interval
     if config.layer_types is not None:
         return [layer for layer, kind in zip(layers, config.layer_types, strict=False) if kind == _LINEAR]
@@ -451,7 +452,7 @@ def _mixture(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
 
 
 def _dense_at(config: _HfConfig) -> tuple[int, ...]:
-    """Return the dense layers that a config.json of Qwen, DeepSeek or GLM states; all others are sparse."""
+    """Return the indices of the dense layers of an MoE model, as a config.json of Qwen, DeepSeek or GLM states them."""
     layers = range(config.num_hidden_layers)
     if config.mlp_layer_types is not None:
         return tuple(layer for layer, kind in zip(layers, config.mlp_layer_types, strict=False) if kind == "dense")
@@ -463,7 +464,7 @@ def _dense_at(config: _HfConfig) -> tuple[int, ...]:
 
 
 def _window(config: _HfConfig, name: str, family: str) -> dict[str, Any]:
-    """Return the window and the layers that have it; empty if it is no narrower than the positions."""
+    """Return the fields of the sliding window and its layers; empty if no window is below the maximum length."""
     window = config.sliding_window
     if family == "mistral" and "sliding_window" not in config.model_fields_set:
         window = 4096  # transformers' default where config.json is silent

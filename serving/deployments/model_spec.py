@@ -1,11 +1,12 @@
-"""A decoder as a Hugging Face `config.json` describes it, and the parts of one that are models of fewer layers.
+"""A decoder as a Hugging Face `config.json` describes it, and parts of a decoder as models with fewer layers.
 
-A spec states what a model *is*; each engine decides what it can run: the simulator prices every spec, and the real
-engine refuses by name what it would compute wrongly.
+A spec states what a model *is*. Each engine decides what it can run: the simulator prices every spec, and the real
+engine refuses a model that it would compute wrongly.
 
-The parts are pipeline stages, and the module for multi-token prediction. Code that prices or sizes a model does so for
-a part, too. Stages are consecutive layers, as vLLM shares them out: the embedding is on the first stage, the last norm,
-the head and the sampler on the last. A spec does not say that; code that needs it knows which stage it asks about.
+The parts are pipeline stages and the module for multi-token prediction. Code that computes the times or sizes of a
+model does so for a part, too. Stages are consecutive layers, divided as in vLLM: the embedding is on the first stage;
+the last norm, the head and the sampler are on the last stage. The spec of a stage does not say which stage it is; its
+caller must know.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from serving.settings import Settings
 
 
 class RopeScaling(Settings):
-    """Llama 3.1's stretching of long wavelengths (`rope_type: llama3`)."""
+    """The scaling of long RoPE wavelengths in Llama 3.1 (`rope_type: llama3`)."""
 
     factor: float = Field(gt=0)
     low_freq_factor: float = Field(gt=0)
@@ -37,11 +38,11 @@ class RopeScaling(Settings):
 
 
 class ModelSpec(Settings):
-    """The shapes and constants of a decoder. Sizes are elements, not bytes.
+    """The shapes and constants of a decoder. Sizes are in elements, not bytes.
 
-    A layer is attention and either a dense MLP of `intermediate_size` or, in a mixture, a router, `num_experts` MLPs of
-    `moe_intermediate_size` and one shared MLP of `shared_intermediate_size`. Every MLP has a gate, an up and a down
-    projection.
+    A layer has attention and an MLP. A dense layer has one MLP of `intermediate_size`. A layer of a mixture-of-experts
+    (MoE) model has a router, `num_experts` MLPs of `moe_intermediate_size` and one shared MLP of
+    `shared_intermediate_size`. Every MLP has a gate, an up and a down projection.
     """
 
     name: str
@@ -163,7 +164,7 @@ class ModelSpec(Settings):
 
     @property
     def full_layers(self) -> int:
-        """The number of layers that attend to all of the past."""
+        """The number of layers with full attention."""
         return self.num_layers - self.sliding_layers - self.linear_layers
 
     @property
@@ -178,7 +179,7 @@ class ModelSpec(Settings):
 
     @property
     def attention_parameters(self) -> int:
-        """The weights of one layer's attention with its norms."""
+        """The number of weights of one layer's attention, with its norms."""
         if self.latent is not None:
             return self.latent.parameters(self.hidden_size, self.num_heads)
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -193,21 +194,22 @@ class ModelSpec(Settings):
 
     @property
     def linear_parameters(self) -> int:
-        """The weights of the attention of one layer with a constant state."""
+        """The number of weights of the attention of one layer with a constant state."""
         return self.linear.parameters(self.hidden_size) if self.linear is not None else 0
 
     @property
     def attention_out_parameters(self) -> int:
-        """The weights of a layer's matrix that brings heads back to the hidden state, part of its attention."""
+        """The number of weights of the output projection of a layer's attention."""
         if self.latent is not None:
             return self.latent.out_parameters(self.hidden_size, self.num_heads)
         return self.num_heads * self.head_dim * self.hidden_size
 
     @property
     def plain_parameters(self) -> int:
-        """The weights of all layers, without norms and routers, that every device has in 16 bits or more.
+        """The number of weights of all layers that every device holds in 16 bits or more, without norms and routers.
 
-        They are the weights of compressors, and weights that mix streams before attention and MLPs (arXiv:2409.19606).
+        They are the weights of compressors, and the weights that mix residual streams before attention and MLPs
+        (arXiv:2409.19606).
         """
         streams = self.residual_streams
         mixing = 2 * self.num_layers * (2 + streams) * streams**2 * self.hidden_size if streams > 1 else 0
@@ -215,52 +217,52 @@ class ModelSpec(Settings):
 
     @property
     def expert_parameters(self) -> int:
-        """The weights of one routed expert."""
+        """The number of weights of one routed expert."""
         return self.mlp_parameters(self.moe_intermediate_size)
 
     @property
     def router_parameters(self) -> int:
-        """The weights that choose a layer's experts, or weigh its shared expert's answer."""
+        """The number of weights of a layer's router and of the gate of its shared expert."""
         chosen = self.num_experts * (self.hidden_size + (1 if self.mlp_bias or self.router_bias else 0))
         return chosen + (self.hidden_size if self.shared_gate else 0)
 
     @property
     def join_parameters(self) -> int:
-        """The weights that join hidden states of another model with embeddings, and the norms of both."""
+        """The number of weights that join another model's hidden states with embeddings, with the norms of both."""
         return 2 * self.hidden_size**2 + 2 * self.hidden_size
 
     @property
     def embedding_parameters(self) -> int:
-        """The weights of the embedding and the head; one matrix if they are tied."""
+        """The number of weights of the embedding and the head, which are one matrix if they are tied."""
         return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
 
     @property
     def parameters(self) -> int:
-        """The weights of the whole model.
+        """The number of weights of the whole model.
 
-        They are exact for the families that the real engine runs; for others attention sinks, further norms and the
-        like are left out, less than 0.01 %.
+        It is exact for the families that the real engine runs. For others it omits attention sinks, some norms and the
+        like, which are less than 0.01 %.
         """
         return self._parameters(self.num_experts)
 
     @property
     def active_parameters(self) -> int:
-        """The weights that one token meets, the embedding included; all weights of a dense model."""
+        """The number of weights that one token uses, including the embedding; all weights of a dense model."""
         return self._parameters(self.experts_per_token)
 
     def mlp_parameters(self, intermediate_size: int) -> int:
-        """Return the weights of a gated MLP: gate, up and down."""
+        """Return the number of weights of a gated MLP: gate, up and down."""
         biases = 2 * intermediate_size + self.hidden_size if self.mlp_bias else 0
         return 3 * self.hidden_size * intermediate_size + biases
 
     def weight_bytes(self, dtype_bytes: int) -> int:
-        """Return the memory of the weights, all in one type."""
+        """Return the bytes of the weights if each takes `dtype_bytes`."""
         return self.parameters * dtype_bytes
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Return the KV cache of one token over all layers.
+        """Return the bytes of one token in the KV cache of all layers.
 
-        It has keys and values, or latent vectors, which every device has whole.
+        The cache holds keys and values, or latent vectors, which every device holds completely.
         """
         if self.latent is not None:
             return round(self.latent.cache_bytes(dtype_bytes, self.num_layers))
@@ -285,18 +287,18 @@ class ModelSpec(Settings):
 
 
 def check_vocabulary(target: ModelSpec, draft: ModelSpec) -> None:
-    """Raise UserError unless the two models have the same tokens."""
+    """Raise UserError if the two models have vocabularies of different sizes."""
     if draft.vocab_size != target.vocab_size:
         remedy = f"has {draft.vocab_size} tokens, but {target.name} has {target.vocab_size}; choose one of its family"
         raise UserError("scheduler.speculative.model", draft.name, remedy)
 
 
 def layers_of_stages(num_layers: int, stages: int) -> list[int]:
-    """Return the layers of each stage, in order.
+    """Return the number of layers of each pipeline stage, in order.
 
-    Stages get equal shares. Layers left over go one by one to the stages from the last but one on forwards (vLLM's
-    `get_pp_indices`): the first stage has the embedding, the last the head. Raises UserError if a stage would be
-    without layers.
+    Stages get equal shares. Layers that are left over go one each to the last stage but one and the stages before it,
+    as in vLLM's `get_pp_indices`, because the first stage has the embedding and the last stage the head. Raises
+    UserError if a stage would have no layers.
     """
     if stages > num_layers:
         remedy = f"must be at most {num_layers}, the number of the model's layers"
@@ -306,10 +308,10 @@ def layers_of_stages(num_layers: int, stages: int) -> list[int]:
 
 
 def stage_models(model: ModelSpec, stages: int) -> list[ModelSpec]:
-    """Return the layers of each stage as a model; `[model]` for one stage.
+    """Return the layers of each pipeline stage as a model; `[model]` for one stage.
 
-    Layers with a window or a constant state are spread evenly over the model. Raises UserError if a stage would be
-    without layers.
+    Layers with a window or a constant state are assumed to be spread evenly over the model. Raises UserError if a stage
+    would have no layers.
     """
     bounds = list(accumulate(layers_of_stages(model.num_layers, stages), initial=0))
     return [_layers(model, first, end) for first, end in pairwise(bounds)]
@@ -342,9 +344,9 @@ def draft_module(model: ModelSpec) -> ModelSpec:
     """Return the module of `model` for multi-token prediction. Raises UserError if it has none.
 
     The module (DeepSeek-V3, arXiv:2412.19437, section 2.2) takes the target's last hidden states and the embeddings of
-    the tokens after them, joins the two in one projection, and goes through a layer like the target's last one.
-    Embedding and head are the target's. Editions in NVFP4 keep the module in 16 bits. A module of several layers drafts
-    with the first again and again.
+    the following tokens, joins the two by one projection, and has one layer like the target's last layer. It uses the
+    target's embedding and head. Editions in NVFP4 keep the module in 16 bits. If a module has several layers, each
+    draft token uses the first of them.
     """
     if not model.draft_layers:
         remedy = f"cannot draft for {model.name}, which has no layers for multi-token prediction; use another method"
@@ -370,6 +372,6 @@ def draft_module(model: ModelSpec) -> ModelSpec:
 
 
 def module_deployment(deployment: Deployment) -> Deployment:
-    """Return the deployment of the module beside `deployment`: without drafts, and in 16 bits beside NVFP4."""
+    """Return the deployment of the draft module of `deployment`: without drafts, and in 16 bits instead of NVFP4."""
     alone = deployment.rescheduled(speculative=None)
     return alone.model_copy(update={"quantization": "none"}) if deployment.quantization == "nvfp4" else alone

@@ -1,13 +1,14 @@
-"""The types of weights: as a deployment has them, with their bytes, and as a checkpoint's `quantization_config` says.
+"""The types of a deployment's weights, with their bytes, and the types that a `quantization_config` states.
 
-Memory and times both follow from them. Unknown formats are refused by name: a format that is nearly read is read
-wrongly.
+Memory and step times depend on them. Unknown formats are refused by name, because a format that is only partly
+understood would be read wrongly.
 
-A checkpoint lists the linear layers that it keeps in 16 bits. A name stands for a module and all within it, from any
-part of its path on (`self_attn`, `layers.0.mlp.down_proj`). `*` in a name stands for anything (modelopt). A name that
-begins with `re:` is a regular expression of the path from its beginning (compressed-tensors). Projections that engines
-multiply at once must be stored alike, as vLLM and the real engine demand; so must all projections that lead into a
-latent attention. Embeddings, norms, routers, the head, other towers and layers for drafting are in 16 bits in any case.
+A checkpoint lists the linear layers that it keeps in 16 bits. A name in the list stands for a module and everything in
+it; the name may begin at any part of the path (`self_attn`, `layers.0.mlp.down_proj`). `*` in a name matches any text
+(modelopt). A name that begins with `re:` is a regular expression that matches the path from its start
+(compressed-tensors). Projections that engines multiply together must be stored in one format, as vLLM and the real
+engine require; so must all input projections of latent attention. Embeddings, norms, routers, the head, other towers
+and layers for drafting are always in 16 bits.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ DTYPE_BYTES = {
     "bfloat16": 2.0,
     "float16": 2.0,
     "fp8": 1.0,
-    "fp8_block": 1.0,  # without the 4-byte scale for 128 x 128 weights: 0.02 %
-    "int8": 1.0,  # `weight_width` adds scales and zero points of groups
+    "fp8_block": 1.0,  # without the 4-byte scale of each 128 x 128 weights, which adds 0.02 %
+    "int8": 1.0,  # `weight_width` adds the scales and zero points of groups
     "int4": 0.5,
-    "mxfp4": 17 / 32,  # 4 bits, and one shared 8-bit scale for 32 of them (OCP Microscaling Formats 1.0)
-    "nvfp4": 9 / 16,  # 4 bits, and one 8-bit scale for 16 of them
+    "mxfp4": 17 / 32,  # 4 bits, and an 8-bit scale for each 32 weights (OCP Microscaling Formats 1.0)
+    "nvfp4": 9 / 16,  # 4 bits, and an 8-bit scale for each 16 weights
 }
-GROUP_SIZE = {"int4": 128, "int8": 0}  # inputs that share a scale if 16-bit weights are quantised; 0: all
+GROUP_SIZE = {"int4": 128, "int8": 0}  # inputs that share a scale if weights are quantised on loading; 0: all
 ATTENTION = ("qkv", "attention out", "linear in", "linear out")  # projections, by their names in a step
 _SCALE_BYTES = 2.0
-_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore")  # names of the formats for layers left in 16 bits
+_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore")  # keys under which formats list layers in 16 bits
 KNOWN = "fp8, mxfp4, NVFP4, GPTQ, AWQ, compressed-tensors and unquantised weights"
 _OUTSIDE = re.compile(
     "lm_head|embed|norm|router|(^|[.])gate[$]?$|shared_expert_gate|visual|vision_tower|mm_projector|^mtp|correction_bias|indexer"
@@ -51,10 +52,13 @@ Kept = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Stored(NamedTuple):
-    """A projection of so many `layers`: `width` bytes a weight, its share of scales included, for GEMMs in `dtype`.
+    """The storage of a projection in some layers.
 
     Attributes:
-        suffix: added to the names of its operations, if other layers store it otherwise
+        layers: number of layers that store it in this way
+        dtype: type of the weights, by which GEMMs are priced
+        width: bytes of a weight, with its share of the scales
+        suffix: text added to the names of its operations if other layers store the projection in another type
     """
 
     layers: int
@@ -64,9 +68,9 @@ class Stored(NamedTuple):
 
 
 def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
-    """Return the type that weights are kept in: the deployment's, else the published one, else `dtype`.
+    """Return the type of the weights: the deployment's `quantization`, else the checkpoint's, else `dtype`.
 
-    Some weights are in 16 bits all the same; see `stored`.
+    Some weights may stay in 16 bits; see `stored`.
     """
     if deployment.quantization != "none":
         return deployment.quantization
@@ -75,15 +79,15 @@ def weights_dtype(model: ModelSpec, deployment: Deployment) -> str:
 
 
 def narrowest_dtype(model: ModelSpec, deployment: Deployment) -> str:
-    """Return the type of a mixture's experts, which may be of fewer bits than the rest, else of all weights."""
+    """Return the type of the experts of an MoE model, which may have fewer bits than the rest; else of all weights."""
     return stored(model, deployment, "experts", 1)[0].dtype if model.num_experts else weights_dtype(model, deployment)
 
 
 def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> list[Stored]:
-    """Return how `layers` layers keep a projection, named as in a step.
+    """Return how `layers` layers store a projection, which has its name in a step.
 
-    First come layers that keep it in the model's usual type, then layers that keep it in 16 bits. An entry without
-    layers is left out.
+    First come the layers that store it in the model's usual type, then the layers that keep it in 16 bits. An entry
+    without layers is left out.
     """
     dtype, kept = weights_dtype(model, deployment), _kept(model, deployment, projection, layers)
     if projection == "experts" and dtype == model.checkpoint_quantization:
@@ -97,9 +101,10 @@ def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: in
 
 
 def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> int:
-    """Return how many of `layers` layers keep a projection in 16 bits: as published, else as makers do.
+    """Return how many of `layers` layers keep a projection in 16 bits.
 
-    mxfp4 is for experts only; NVIDIA's editions of mixtures in nvfp4 keep attention in 16 bits.
+    The checkpoint decides if its type is used. Otherwise it is as in published checkpoints: mxfp4 is only for experts,
+    and NVIDIA's nvfp4 editions of MoE models keep attention in 16 bits.
     """
     dtype = weights_dtype(model, deployment)
     if dtype == "mxfp4":
@@ -110,21 +115,21 @@ def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int
 
 
 def check_experts(model: ModelSpec, deployment: Deployment) -> None:
-    """Raise UserError for mxfp4 if there are no experts to store in it."""
+    """Raise UserError if the deployment asks for mxfp4 and the model has no experts."""
     if deployment.quantization == "mxfp4" and not model.num_experts:
         remedy = f"is for a mixture's experts, and {model.name} has none; use int4 or fp8"
         raise UserError("quantization", "mxfp4", remedy)
 
 
 def check_heads(model: ModelSpec, tp: int) -> None:
-    """Raise UserError if heads cannot be split over `tp` devices; KV heads may be repeated."""
+    """Raise UserError if heads cannot be split evenly over `tp` devices; KV heads may be repeated."""
     if model.num_heads % tp or max(model.num_kv_heads, tp) % min(model.num_kv_heads, tp):
         remedy = f"must split {model.name}'s {model.num_heads} heads and {model.num_kv_heads} KV heads evenly"
         raise UserError("tensor_parallel_size", tp, remedy)
 
 
 def check_linear_heads(model: ModelSpec, tp: int) -> None:
-    """Raise UserError if heads with a constant state cannot be split over `tp` devices."""
+    """Raise UserError if heads with a constant state cannot be split evenly over `tp` devices."""
     heads = model.linear.linear_num_key_heads if model.linear is not None else tp
     if heads % tp:
         remedy = f"must divide the {heads} key heads of {model.name}'s layers with a constant state"
@@ -134,8 +139,8 @@ def check_linear_heads(model: ModelSpec, tp: int) -> None:
 def weight_width(dtype: str, model: ModelSpec, deployment: Deployment) -> float:
     """Return the bytes of a weight of `dtype`, with its share of the 16-bit scale and the zero point of its group.
 
-    The checkpoint gives the groups, or `GROUP_SIZE` if weights are quantised on loading. A scale for all of an output's
-    inputs is shared out among as many weights as the hidden size.
+    The checkpoint states the group size; if weights are quantised on loading, `GROUP_SIZE` does. If all inputs of an
+    output share one scale, a group is assumed to have as many weights as the hidden size.
     """
     if dtype not in GROUP_SIZE:
         return DTYPE_BYTES[dtype]
@@ -149,7 +154,7 @@ def weight_width(dtype: str, model: ModelSpec, deployment: Deployment) -> float:
 def checkpoint_fields(config: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
     """Return the fields of `ModelSpec` that say how the weights of the model called `name` are stored.
 
-    Raises UserError for weights that cannot be priced.
+    Raises UserError if the format has no cost model.
     """
     if not config:
         return {}
@@ -171,7 +176,7 @@ def checkpoint_fields(config: Mapping[str, Any] | None, name: str) -> dict[str, 
 
 
 def _grouped(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the fields of GPTQ or AWQ, whose early checkpoints call their settings w_bit and q_group_size."""
+    """Return the fields of a GPTQ or AWQ checkpoint. Early checkpoints call the settings w_bit and q_group_size."""
     method = config["quant_method"]
     if config.get("dynamic"):
         remedy = "sets bits for single layers, which is not supported; use a checkpoint without it"
@@ -224,7 +229,7 @@ def _integers(name: str, bits: Any, group: Any, zeros: bool) -> dict[str, Any]:
 
 
 def kept_modules(config: Mapping[str, Any] | None, name: str) -> list[str]:
-    """Return the names of modules that stay in 16 bits. Raises UserError for anything but a list of names."""
+    """Return the names of modules that stay in 16 bits. Raises UserError if the config has no valid list of names."""
     if not config or config.get("quant_method") == "mxfp4":  # mxfp4 stores experts only, whatever modules are listed
         return []
     named: list[str] = []
@@ -251,15 +256,22 @@ def kept_layers(
     latent: bool,
     linear: Collection[int] = (),
 ) -> Kept:
-    """Return the layers (from 0) that keep each projection, by its name in a step, in 16 bits.
+    """Return, for each projection (by its name in a step), the layers from 0 that keep it in 16 bits.
+
+    Projections that no layer keeps in 16 bits are left out.
 
     Args:
-        dense: the dense ones of the `layers`; all, if there are no `experts`
-        shared: whether a mixture has an expert for all tokens
-        linear: layers that have attention with a constant state
+        patterns: names in the checkpoint's list of modules in 16 bits
+        name: name of the model, for errors
+        layers: number of layers
+        dense: indices of the dense layers of an MoE model
+        experts: number of experts; 0 if all layers are dense
+        shared: True if an MoE model has a shared expert
+        latent: True if the model has latent attention
+        linear: indices of the layers that have attention with a constant state
 
-    Projections that no layer keeps are left out. Raises UserError if a checkpoint keeps only some of the weights that
-    must be stored alike, and for a name of unknown weights. `name` is the model's.
+    Raises UserError if only some of the weights that must be stored in one format are kept, or a name matches nothing
+    that is known.
     """
     field = f"{name}.quantization_config"
     listed = [_Pattern(pattern, field) for pattern in patterns]
@@ -284,18 +296,18 @@ def kept_layers(
 
 
 class _Pattern:
-    """A name in the list of a checkpoint.
+    """A name in a checkpoint's list of modules in 16 bits.
 
     Attributes:
-        layer: the only layer that it may stand for; None: any
-        used: whether it has stood for a module
+        layer: index of the only layer that it can match; None if it can match any layer
+        used: True if it has matched a module
     """
 
     def __init__(self, said: str, field: str) -> None:
         self.said, self.used = said, False
         numbered = re.search(r"layers[.](\d+)", said)
         self.layer = int(numbered[1]) if numbered and not said.startswith("re:") else None
-        at = max(said.find("layers."), 0)  # another wrapper's path may stand before "layers."
+        at = max(said.find("layers."), 0)  # the path of a wrapper may come before "layers."
         path = said[3:] if said.startswith("re:") else rf".*\b{translate(said[at:])[:-2]}([.].*)?\Z"
         try:
             self._expression = re.compile(path)
@@ -303,7 +315,7 @@ class _Pattern:
             raise UserError(field, said[:80], f"is no regular expression ({error}); correct it") from None
 
     def names(self, module: str) -> bool:
-        """Return whether the pattern stands for the module of that path."""
+        """Return whether the pattern matches the module with this path."""
         names = bool(self._expression.match(module))
         self.used |= names
         return names
@@ -312,7 +324,7 @@ class _Pattern:
 def _projections(
     dense: bool, experts: int, shared: bool, attention: Sequence[Sequence[str]]
 ) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    """Yield a layer's projections by their names in a step, with the modules of each in every spelling."""
+    """Yield each projection of a layer: its name in a step, and its modules in each possible spelling."""
     if attention is _LINEAR:
         yield "linear in", _within("linear_attn", _LINEAR)
         yield "linear out", _within("linear_attn", (("out_proj",),))

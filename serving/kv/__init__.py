@@ -1,1 +1,1 @@
-"""KV memory: blocks with and without identities, the prefix cache, and KV that lies outside an engine."""
+"""KV memory: blocks with and without identities, the prefix cache, and KV outside an engine's blocks."""

@@ -1,10 +1,10 @@
-"""KV blocks as runs: references, the LRU free queue, and the prefixes that can be found.
+"""KV blocks as runs: their references, the LRU free queue, and the prefix cache.
 
-Every block has the place that it would have in vLLM's free queue, but the cost of a request grows with its segments and
-not with its blocks. Blocks without content stand before all others and are alike, so they are a number. If blocks have
-identities, each step registers the blocks that it fills. If not, decodes only take blocks, and the blocks that they
-have filled are registered when a prefix is looked for. If nothing is shared, a request can find only its own blocks,
-after a preemption.
+Every block has the place that it would have in vLLM's free queue, but the time per request grows with its number of
+segments, not of blocks. Free blocks without content come first in the queue and are interchangeable, so only their
+number is kept. If blocks have identities, each step registers the blocks that it fills. Otherwise decodes only take
+blocks, and the blocks that they fill are registered when a prefix is looked up. If requests share nothing, a request
+can find only its own blocks, after a preemption.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from serving.kv.prefix_tree import PrefixTree
 from serving.request import Request
 from serving.step_plan import by_admission
 
-_NO_IDS: list[int] = []  # ids of blocks that have none
+_NO_IDS: list[int] = []  # for blocks without identities
 
 
 class BlockPool:
-    """The `config.num_blocks` blocks of one engine; block 0 is the null block and never handed out.
+    """The `config.num_blocks` blocks of one engine. Block 0 is the null block, which no request gets.
 
-    `content` is None if nothing is shared; `named` gives blocks identities. Raises ValueError if more blocks are taken
-    than there are.
+    `content` is None if requests share nothing. With `named`, blocks have identities. Raises ValueError if more blocks
+    are taken than there are.
     """
 
     def __init__(self, config: SchedulerConfig, content: Content | None = None, *, named: bool = False) -> None:
         self.block_size = config.block_size
         self.total = self.free = config.num_blocks - 1
         self.version = 0
-        self._beside = 0  # blocks that requests hold for no tokens
+        self._beside = 0  # number of blocks that requests hold beside those of their tokens
         self.counts_only = content is None
         self.caches = content is not None and config.enable_prefix_caching
         self._caching = config.enable_prefix_caching
         self._tree = PrefixTree(config.block_size, content or OwnContent())
         self._trees = [self._tree]  # a tree for each group of layers
         self._queue = FreeQueue()
-        self._blank = self.total  # number of free blocks without content, and
-        self._blank_ids: list[int] = []  # ids of these blocks, the next to be taken last
+        self._blank = self.total  # number of free blocks without content
+        self._blank_ids: list[int] = []  # ids of these blocks; the last one is taken next
         self._named = False
         self._drops_last = False
         if named:
@@ -54,10 +54,10 @@ class BlockPool:
         self._blank_ids = list(range(self.total, 0, -1))
 
     def drop_last_found(self) -> None:
-        """Find blocks by their own tokens alone, and then leave out the last, as vLLM does beside a KV connector.
+        """Find blocks by their own tokens only, and drop the last block of each hit, as vLLM does with a KV connector.
 
-        The head of `eagle` computed its KV in that block from a token that may differ. Call this while nothing can be
-        found yet.
+        The head of `eagle` computed the KV in that block from a following token that may differ. Call this method
+        before any block is registered.
         """
         if not self.counts_only:
             self._tree = PrefixTree(self.block_size, SegmentContent(self.block_size))
@@ -69,7 +69,7 @@ class BlockPool:
         return not self._named
 
     def observe(self, observer: CacheObserver) -> None:
-        """Tell `observer` which blocks can be found from now on; nothing can be found yet."""
+        """Give blocks identities, and tell `observer` which blocks can be found. Call before any is registered."""
         self._name()
         self._tree.observer = observer
 
@@ -81,7 +81,7 @@ class BlockPool:
 
     @property
     def observed(self) -> bool:
-        """True if an observer hears of every block."""
+        """True if an observer is told which blocks can be found."""
         return self._tree.observer is not None
 
     def settled(self, request: Request) -> bool:
@@ -106,7 +106,7 @@ class BlockPool:
             self.version += 1
 
     def _share(self, table: BlockTable, tree: PrefixTree, matches: list[tuple[Run, int]], first: int = 0) -> None:
-        """Take a reference to the blocks `matches`, from block `first` on."""
+        """Let `table` take references to the blocks in `matches`, from block `first` on."""
         for run, end in matches:
             if end > first:
                 if end < run.last:
@@ -129,7 +129,7 @@ class BlockPool:
             request.held += need
 
     def _take(self, count: int) -> list[int]:
-        """Return the ids of `count` blocks from the head of the queue, and evict their content."""
+        """Take `count` blocks from the head of the queue, evict their content, and return their ids."""
         self.free -= count
         if self._blank >= count and not self._named:  # nearly always
             self._blank -= count
@@ -203,7 +203,7 @@ class BlockPool:
         return decodes.block_starts(steps)
 
     def net_blocks_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
-        """Return by how much `free` shrinks at each of `steps` ticks or more; after the last the numbers repeat."""
+        """Return the decrease of `free` at each tick, for at least `steps` ticks or one period of repeating numbers."""
         return decodes.block_starts_by_tick()
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
@@ -232,7 +232,7 @@ class BlockPool:
         self.version += 1
 
     def _drop(self, runs: list[Run]) -> None:
-        """Take back a reference to each of a table's `runs`, the last first."""
+        """Drop one reference to each of a table's `runs`, from the last to the first."""
         for run in reversed(runs):
             run.references -= 1
             if not run.references:
@@ -243,14 +243,14 @@ class BlockPool:
                     self._queue.append(run)
 
     def _put_first(self, count: int, ids: list[int]) -> None:
-        """Free blocks that hold nothing."""
+        """Free `count` blocks without content; they are taken before all others."""
         self.free += count
         self._blank += count
         if ids:
             self._blank_ids += reversed(ids)
 
     def _append_unfound(self, count: int) -> None:
-        """Free blocks that no request will look for; they are taken after all blocks that are free now."""
+        """Free `count` blocks that no request will look up; they are taken after all blocks that are free now."""
         self.free += count
         tail = self._queue.tail
         if tail is not None and tail.node is None:
@@ -261,7 +261,7 @@ class BlockPool:
             self._queue.append(run)
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless counts equal a recount over the live `requests`."""
+        """Raise AssertionError unless the counts equal a recount over `requests`, which are all live requests."""
         references: Counter[Run] = Counter()
         used = self._beside
         for request in requests:
@@ -271,7 +271,10 @@ class BlockPool:
         self._check_free(used, references)
 
     def _check_table(self, table: BlockTable, first: int, length: int, references: Counter[Run]) -> int:
-        """Count the references of a table of blocks from `first` to `length`; return how many are not registered."""
+        """Check a table of the blocks `first` to `length - 1`, and count its references to runs in `references`.
+
+        Returns the number of blocks that are not registered.
+        """
         runs = table.held_runs()
         ends = [run.last for run in runs]
         assert [run.first for run in runs] == [first, *ends][: len(runs)]
@@ -284,7 +287,7 @@ class BlockPool:
         return length - table.registered
 
     def _check_free(self, used: int, references: Counter[Run]) -> None:
-        """Check that `used` blocks are held beside the blocks of `references`."""
+        """Check that the blocks in use are those of `references` and `used` others, and that all others are free."""
         assert all(run.references == count for run, count in references.items())
         free = self._queue.runs()
         assert not any(run.references for run in free)
@@ -302,7 +305,7 @@ def _in_order(requests: Iterable[Request]) -> list[Request]:
 
 
 class StatePool(BlockPool):
-    """A pool in which an admitted request holds `config.state_blocks` more blocks. `Request.held` counts the others."""
+    """A pool in which an admitted request also holds `config.state_blocks` blocks. `Request.held` excludes them."""
 
     def __init__(self, config: SchedulerConfig, content: Content | None = None) -> None:
         super().__init__(config, content)

@@ -1,12 +1,12 @@
-"""Runs of consecutive KV blocks of a sequence, the nodes where they are found, and the queue of the free runs.
+"""Runs of consecutive KV blocks of a sequence, the tree nodes that hold them, and the queue of free runs.
 
-A node is the part of one sequence that no sequence before it had: all that follows its first new token. Other sequences
-follow it until they part from it, at the end of a segment or within one, and have their own nodes from there. A block
+A node is the part of a sequence that no earlier sequence had, from its first new token on. Later sequences share the
+node until they differ from it, at the end of a segment or within one; from there they have their own nodes. A block
 belongs to the node of its last token.
 
-The order of the queue decides what survives, and follows vLLM, block by block: a freed request's blocks go to the end
-in reverse, and blocks are taken from the head. So a run stands in the queue with its last block foremost, and is
-evicted from its end: the rest of it is always the beginning of a prefix.
+The order of the queue decides which blocks are evicted, and equals that of vLLM for every block. The blocks of a freed
+request are appended in reverse order, and blocks are taken from the head. So a run is in the queue with its last block
+first, and is evicted from its end; what remains of a run is always a part of a prefix.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from collections.abc import Sequence
 
 from serving.workload import Name, Span
 
-# The place of a parting: the parent node, the token, and the name and the begin of the span that goes on there
+# The place where a node begins: its parent node, the position of the token, and name and begin of the span there
 Branch = tuple["Node | None", int, Name, int]
 
 _NO_END = 1 << 62
 
 
 class Node:
-    """A sequence from the token at which it parts from its `parent`: `spans`, the last of which has no end.
+    """The rest of a sequence from the token at which it differs from its `parent`.
 
     Attributes:
-        group: the number of the group of layers whose blocks these are
-        children: nodes that part from this one
-        lost: whether it has been forgotten, since no block was found here or further on
-        runs: blocks that are found here, by their first
-        spares: runs with the same content as `runs`, which were registered later, in order of registration
+        group: index of the group of layers that the blocks belong to
+        parent: node from which this one branches off; None for a first node
+        branch: place where this node begins
+        spans: spans of the sequence from `branch` on; the last one has no end
+        children: number of nodes that branch off from this one
+        lost: True if the node was removed from the tree, because it had no runs and no children
+        runs: runs that can be found here, in order of their first blocks
+        spares: runs with the content of runs in `runs` that were registered later, in order of registration
     """
 
     __slots__ = ("branch", "children", "group", "lost", "parent", "runs", "spans", "spares")
@@ -46,9 +49,9 @@ class Node:
         self.spares: list[Run] = []
 
     def follow(self, spans: Sequence[Span], number: int) -> tuple[int, int]:
-        """Follow a sequence that goes on here with its span number `number`.
+        """Compare a sequence with this node, from span number `number` of the sequence on.
 
-        Returns the token at which it parts from the node, and the number of its span there.
+        Returns the position of the token at which they differ, and the number of the sequence's span there.
         """
         for own, begin, until in self.spans:
             name, _, end = spans[number]
@@ -63,14 +66,14 @@ class Node:
 
 
 class Run:
-    """Blocks `first` up to but not including `last` of the sequences through `node`, which are held all together.
+    """Blocks `first` to `last - 1` of the sequences through `node`. Requests hold either all of them or none.
 
     Attributes:
-        ids: their physical ids, empty if blocks have none
-        node: None if the run cannot be found
-        references: requests that hold it
-        rest: the run that was last split off its end; requests that held this run then hold that one, too
-        before, after: its neighbours in the queue; None while it is not there
+        ids: physical ids of the blocks; empty if blocks have no identities
+        node: node at which the run can be found; None if it cannot be found
+        references: number of requests that hold the run
+        rest: run that was last split off the end of this run; requests that held this run at that time hold both
+        before, after: neighbours in the free queue; None if the run is not in the queue
     """
 
     __slots__ = ("after", "before", "first", "ids", "last", "node", "references", "rest")
@@ -86,7 +89,7 @@ class Run:
         self.after: Run | None = None
 
     def split(self, at: int) -> Run:
-        """Cut the run before block `at`, and return the part after the cut, which is foremost in the queue."""
+        """Cut the run before block `at`, and return the part after the cut, which comes first in the queue."""
         upper = Run(self.node, at, self.last, self.ids[at - self.first :])
         upper.references = self.references
         del self.ids[at - self.first :]
@@ -98,7 +101,7 @@ class Run:
         return upper
 
     def cut(self, count: int) -> list[int]:
-        """Shorten the run by its last `count` blocks, and return their ids, the last first."""
+        """Remove the last `count` blocks of the run, and return their ids, from the last to the first."""
         self.last -= count
         if not self.ids:
             return []
@@ -111,9 +114,9 @@ class BlockTable:
     """The blocks that a request holds in one group of layers.
 
     Attributes:
-        blocks: their physical ids, if the pool keeps identities; 0 before a sliding window
-        registered: how many of `blocks` the pool has registered, or given back, from the first on
-        runs: runs that it has registered, and the parts that were split off them since
+        blocks: physical ids of the blocks, if they have identities; 0 for blocks before a sliding window
+        registered: number of leading blocks that the pool has registered or given back
+        runs: runs of registered blocks; parts that were split off them since are found by `Run.rest`
     """
 
     __slots__ = ("blocks", "registered", "runs")
@@ -124,7 +127,7 @@ class BlockTable:
         self.runs: list[Run] = []
 
     def held_runs(self) -> list[Run]:
-        """Return the runs that hold the registered blocks, in order."""
+        """Return the runs of the registered blocks that the table still holds, in order."""
         runs: list[Run] = []
         ends = [run.first for run in self.runs[1:]]
         for run, end in zip(self.runs, [*ends, self.registered], strict=False):
@@ -145,7 +148,7 @@ class FreeQueue:
 
     @property
     def head(self) -> Run:
-        """The run that is evicted first. The queue is not empty."""
+        """The run that is evicted first. The queue must not be empty."""
         assert self._ring.after is not None and self._ring.after is not self._ring
         return self._ring.after
 

@@ -1,4 +1,4 @@
-"""The protocol of KV memory for schedulers: fixed-size blocks, reference counts, and a cache of equal prefixes."""
+"""The protocol of KV memory for schedulers: fixed-size blocks, reference counts, and a prefix cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serving.request import Request
 
 
 class Hit(NamedTuple):
-    """The full blocks at the start of a request that are in the cache; no request references `idle` of them now."""
+    """A prefix hit: the number of cached full blocks, and how many of them (`idle`) no request references now."""
 
     blocks: int
     idle: int
@@ -22,10 +22,11 @@ class KvBlocks(Protocol):
     """The KV memory of one engine, without the null block.
 
     Attributes:
-        counts_only: nothing is shared: the order in which requests take blocks within a step cannot matter
-        defers: blocks that decodes fill are registered when a prefix is looked for, so steady steps need not do it
-        total, free: number of all blocks, and of blocks that no request references (cached ones included)
-        version: grows whenever a request that did not fit might fit now
+        counts_only: True if requests share nothing, so that the order in which they take blocks cannot matter
+        defers: True if blocks that decodes fill are registered only when a prefix is looked up, not by decode steps
+        total: number of all blocks
+        free: number of blocks that no request references, including cached blocks
+        version: number that grows whenever a request that did not fit might fit now
     """
 
     counts_only: bool
@@ -43,7 +44,7 @@ class KvBlocks(Protocol):
         ...
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest cached prefix of `request`, at most `known - 1` tokens."""
+        """Return the longest cached prefix of `request`, of at most `known - 1` tokens."""
         ...
 
     def admit(self, request: Request, hit: Hit) -> None:
@@ -51,50 +52,51 @@ class KvBlocks(Protocol):
         ...
 
     def extend(self, request: Request, tokens: int) -> None:
-        """Hold blocks for `tokens` tokens. The caller has checked that they are free."""
+        """Let the request hold blocks for its first `tokens` tokens. The caller has checked that enough are free."""
         ...
 
     def register(self, request: Request, tokens: int) -> None:
-        """Make the full blocks of the first `tokens` tokens findable; the tokens are known and scheduled."""
+        """Let the full blocks of the first `tokens` tokens be found from now on; they are known and scheduled."""
         ...
 
     def forget(self, request: Request, tokens: int) -> None:
-        """Undo `register` beyond the first `tokens` tokens: the rest will not be computed after all."""
+        """Undo `register` beyond the first `tokens` tokens, because the others will not be computed after all."""
         ...
 
     def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
-        """Call `extend` by one token and `register`, for every member, before the set's tick.
+        """Do for every member, before the set's tick, what `extend` by one token and `register` would do.
 
-        `lag` is the number of steps in flight: that many of a member's computed tokens are not yet known.
+        `lag` is the number of steps in flight. It is also the number of a member's computed tokens that are not known
+        yet.
         """
         ...
 
     def take_for(self, decodes: DecodeSet, steps: int, lag: int) -> None:
-        """Call `extend_decodes` before each of `steps` ticks in a row."""
+        """Do what `extend_decodes` would do before each of `steps` ticks in a row."""
         ...
 
     def net_blocks(self, decodes: DecodeSet, steps: int) -> int:
-        """Return by how much `free` will shrink in `steps` ticks of the set."""
+        """Return the decrease of `free` in `steps` ticks of the set."""
         ...
 
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
-        """Call `register` for all but the last `lag` computed tokens of every member, after a tick."""
+        """Do, after a tick, what `register` would do for all but the last `lag` computed tokens of every member."""
         ...
 
     def release(self, request: Request, may_return: bool = False) -> None:
-        """Drop all of the request's references; `may_return` keeps its blocks findable for the request itself."""
+        """Drop all references of the request. With `may_return` the request itself can find its blocks later."""
         ...
 
 
 class CacheObserver(Protocol):
-    """An observer that hears which blocks can be found."""
+    """An observer that is told which blocks can be found."""
 
     def stored(self, request: Request, first: int, last: int) -> None:
-        """Record that the request's blocks from `first` to before `last` can be found from now on."""
+        """Record that the request's blocks `first` to `last - 1` can be found from now on."""
         ...
 
     def removed(self, block: int) -> None:
-        """Record that `block`, which could be found, cannot be found any more."""
+        """Record that the block with id `block` cannot be found any more."""
         ...
 
 

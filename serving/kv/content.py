@@ -1,6 +1,7 @@
-"""The content of sequences, by which equal ones are found: spans of named tokens, or a key for each KV block.
+"""The content of sequences, by which equal prefixes are found: spans of named tokens, or a key for each KV block.
 
-Key of block i = H(key of block i-1, its content), so a key names a whole prefix; only full blocks have one.
+The key of block i is H(key of block i-1, content of block i), so a key identifies a whole prefix. Only full blocks have
+keys.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ class Spans(Protocol):
     """A source of the names of tokens.
 
     Attributes:
-        ahead: tokens after a block that its content takes in, beside the tokens in the names of spans
+        lookahead: number of tokens after a block that count as its content, beyond those in the names of spans
     """
 
     @property
     def lookahead(self) -> int: ...
 
     def spans(self, request: Request) -> Sequence[Span]:
-        """Return `(name, begin, end)` over the sequence, or its full blocks; no span is empty.
+        """Return spans `(name, begin, end)` that cover the sequence, or its full blocks; no span is empty.
 
-        Token j of a span equals token j of any span with the same name, and no other.
+        Two tokens are equal if and only if they have the same position in spans with the same name.
         """
         ...
 
 
 class Content(Spans, Protocol):
-    """A source of contents: segments in the simulator, token ids in a real engine."""
+    """A source of the contents of blocks: segments in the simulator, token ids in a real engine."""
 
     def blocks(self, request: Request, first: int, last: int) -> Iterable[bytes]:
-        """Return a canonical form of the tokens of each full block from `first` to `last`, inclusive."""
+        """Return a canonical form of the tokens of each of the full blocks `first` to `last`, including `last`."""
         ...
 
 
 def block_keys(request: Request, count: int, content: Content) -> list[bytes]:
-    """Return the chained keys of (at least) the first `count` blocks, kept on the request once computed."""
+    """Return the chained keys of at least the first `count` blocks. The request keeps computed keys."""
     keys = request.keys
     if len(keys) < count:
         parent = keys[-1] if keys else ROOT
@@ -55,7 +56,7 @@ def block_keys(request: Request, count: int, content: Content) -> list[bytes]:
 
 
 class SegmentContent:
-    """The contents of a request by its prompt's segments; the output of request r is segment `out:r`."""
+    """The contents of a request from the segments of its prompt; the output of request r is segment `out:r`."""
 
     lookahead = 0
 
@@ -84,7 +85,7 @@ class SegmentContent:
 
 
 class ContentAhead(SegmentContent):
-    """Contents that take in the token after each block, as vLLM's do under `eagle`.
+    """Contents that include the token after each block, as in vLLM with `eagle`.
 
     The head of `eagle` computes the KV of a token from the token that follows it (`num_hash_lookahead_tokens`, here 1).
     """
@@ -108,14 +109,14 @@ class OwnContent:
 
 
 def segment_content(config: SchedulerConfig) -> SegmentContent:
-    """Return the contents by which a simulated engine finds prefixes."""
+    """Return the content source by which a simulated engine finds prefixes."""
     if config.speculative is not None and config.speculative.num_hash_lookahead_tokens:
         return ContentAhead(config.block_size)
     return SegmentContent(config.block_size)
 
 
 def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
-    """Yield `(segment, begin, end)` over the sequence; private segments get a name that no other request can have."""
+    """Yield `(segment, begin, end)` over the sequence; a private segment gets a name that no other request can have."""
     begin = 0
     for number, (name, tokens) in enumerate(request.arrived.prompt):
         yield (name if name != PRIVATE else f"\0{request.id}.{number}"), begin, begin + tokens
@@ -124,14 +125,14 @@ def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
 
 
 class Tokens(Protocol):
-    """The prompt and output token ids of one request, as far as they are known."""
+    """The known token ids of one request: prompt and output."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
 
 
 class TokenContent:
-    """The contents of a request's blocks from its token ids, in `sequences` by the request's id."""
+    """The contents of a request's blocks from its token ids; `sequences` maps the request's id to them."""
 
     lookahead = 0
 

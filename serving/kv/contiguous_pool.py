@@ -1,9 +1,9 @@
-"""KV memory as it was before paging: each request reserves one run of blocks at admission, for all it may ever need.
+"""KV memory as before paging: at admission each request reserves one run of blocks for its maximum length.
 
-The run is the first that is long enough, from the lowest block on (Knuth, "The Art of Computer Programming", 2.5, first
-fit). Blocks that a request reserves and never fills are internal fragmentation; free blocks in runs too short for the
-next request are external fragmentation (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-PagedAttention", SOSP 2023, whose baselines these are).
+The run is the first free run, from the lowest block on, that is long enough (first fit; Knuth, "The Art of Computer
+Programming", 2.5). Blocks that a request reserves and never fills are internal fragmentation. Free blocks in runs that
+are too short for the next request are external fragmentation. Such reservations are the baselines of Kwon et al.,
+"Efficient Memory Management for Large Language Model Serving with PagedAttention" (SOSP 2023).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from serving.request import Request
 
 
 class ContiguousPool:
-    """A pool of `config.num_blocks - 1` blocks, given out in runs by `config.kv_reservation`.
+    """A pool of `config.num_blocks - 1` blocks; requests reserve runs of blocks as `config.kv_reservation` says.
 
-    Nothing is shared or grows. With `names` a request gets the ids of its blocks, as an engine needs them.
+    Runs are not shared and do not grow. With `names`, requests get the ids of their blocks, which a real engine needs.
     """
 
     counts_only = defers = True
@@ -62,10 +62,10 @@ class ContiguousPool:
             request.blocks.extend(range(first, first + need))
 
     def extend(self, request: Request, tokens: int) -> None:
-        """Do nothing: the request has its blocks already."""
+        """Do nothing, because the request has its blocks already."""
 
     def register(self, request: Request, tokens: int) -> None:
-        """Do nothing: no block is found again."""
+        """Do nothing, because there is no prefix cache."""
 
     forget = register
 
@@ -97,5 +97,5 @@ class ContiguousPool:
 
 
 def longest_free(pool: KvBlocks) -> int | None:
-    """Return the blocks of the longest free run of `pool`; None if requests need no runs."""
+    """Return the number of blocks of the longest free run of `pool`; None if requests do not need runs."""
     return pool.longest if isinstance(pool, ContiguousPool) else None

@@ -1,8 +1,8 @@
-"""KV blocks of models with sliding windows: a block table for each group of layers, all from one pool.
+"""KV blocks of models with sliding windows: each group of layers has a block table, and all share one pool.
 
-The pool follows vLLM 0.33's hybrid allocator. Groups have equally many layers, so that a block of one is as large as a
-block of another. A block that lies wholly before the window of every query to come is freed while its request runs, and
-the null block takes its place in the table; queries of steps in flight count as queries to come.
+The pool follows vLLM 0.33's hybrid allocator. Groups have equal numbers of layers, so blocks of all groups have equal
+sizes. A block that is completely before the window of every future query is freed while its request runs, and the null
+block replaces it in the table. Queries of steps in flight count as future queries.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from serving.step_plan import by_admission
 
 _NULL = 0
 
-Matches = list[tuple[Run, int]]  # runs, and up to which block each counts
+Matches = list[tuple[Run, int]]  # (run, end of the blocks of the run that match)
 
 
 class GroupedPool(BlockPool):
-    """A pool for the groups in `config.kv_groups`. A request's `held` and `hashed` count entries of each table.
+    """A pool for the groups in `config.kv_groups`. A request's `held` and `hashed` count the entries of one table.
 
     Attributes:
         groups: number of groups
@@ -42,35 +42,35 @@ class GroupedPool(BlockPool):
         self._trees = [PrefixTree(config.block_size, content, group) for group in range(self.groups)]
         self._sliding = [group for group, window in enumerate(windows) if window]
         self._full = [group for group, window in enumerate(windows) if not window]
-        self._shown = self._full[0] if self._full else 0  # the group whose table is the request itself
+        self._shown = self._full[0] if self._full else 0  # the group that uses the request itself as its table
         self._tree = self._trees[self._shown]
-        self._past = max(windows) - 1  # tokens before its own that a query sees
-        self._tail = blocks_for(self._past, self.block_size)  # blocks at the end of a hit that must be there
+        self._past = max(windows) - 1  # number of tokens before its own that a query sees
+        self._tail = blocks_for(self._past, self.block_size)  # number of last blocks of a hit that must be cached
         interval = config.prefix_cache_retention_interval
         self._segment = 1 if interval is None else interval // self.block_size
         self._most_sliding_tokens = most_sliding_tokens(config)
         self._tables: dict[int, list[BlockTable]] = {}
-        self._slid: dict[int, int] = {}  # leading entries of sliding tables that are null
-        self._junction: dict[int, int] = {}  # end of full attention's cached prefix, if the hit ends before it
-        self._unsettled: dict[int, Request] = {}  # requests extended by themselves, perhaps with prefill in flight
+        self._slid: dict[int, int] = {}  # number of leading null entries of sliding tables, by request id
+        self._junction: dict[int, int] = {}  # end of the prefix cached for full attention, if the hit is shorter
+        self._unsettled: dict[int, Request] = {}  # requests that ran outside the decode set
 
     def observe(self, observer: CacheObserver) -> None:
-        """Tell `observer` of the first group with full attention. Raises UserError if there is none."""
+        """Tell `observer` about blocks of the first group with full attention. Raises UserError if there is none."""
         if not self._full:
             raise UserError("kv-events", "on", "tells of full attention; every layer of this model has a window")
         super().observe(observer)
 
     def tables(self, request: Request) -> list[list[int]]:
-        """Return the block ids of `request` by group, 0 for blocks that the window has passed."""
+        """Return the block ids of `request` in each group; blocks before the window have id 0."""
         return [table.blocks for table in self._tables[request.id]]
 
     # Numbers of blocks
 
     def to_admit(self, tokens: int, hit: Hit, now: int) -> int:
-        """Return the free blocks that a waiting request needs for its first `tokens` tokens beside the blocks of `hit`.
+        """Return how many free blocks a waiting request needs for its first `tokens` tokens, beyond those of `hit`.
 
-        The next step computes the tokens up to `now`; for the rest, sliding layers never hold more than they see at
-        once.
+        Idle blocks of `hit` count as needed. The next step computes the tokens up to `now`. Of the later tokens,
+        sliding layers never hold more than they see at once.
         """
         sliding = min(tokens, self._most_sliding_tokens)
         return max(self._beside_hit(hit, now, now), self._beside_hit(hit, tokens, sliding))
@@ -80,13 +80,13 @@ class GroupedPool(BlockPool):
         return len(self._full) * more[0] + len(self._sliding) * more[1] + hit.idle
 
     def lacking(self, request: Request, tokens: int) -> int:
-        """Return how many blocks `extend` would take, without the blocks that it would free."""
+        """Return the number of blocks that `extend` would take, minus the number that it would free."""
         more = self.groups * (blocks_for(tokens, self.block_size) - request.held)
         return more - self._leaving([(request, self._before_window(request))])
 
     def net_blocks(self, decodes: DecodeSet, steps: int) -> int:
         ends = [(member, self._before_window(member, after=steps - 1)) for member in decodes.members.values()]
-        # The ticks both take and free blocks that lie after the blocks that are held now.
+        # Blocks beyond those held now may be both taken and freed within these ticks.
         passed = len(self._sliding) * sum(max(last - member.held, 0) for member, last in ends)
         return self.groups * decodes.block_starts(steps) - self._leaving(ends) - passed
 
@@ -110,7 +110,10 @@ class GroupedPool(BlockPool):
         return [run for group in self._sliding for run in tables[group].held_runs() if run.first < last]
 
     def _leaving(self, ends: Iterable[tuple[Request, int]]) -> int:
-        """Return how many blocks are free once the requests of `ends` need no block before the one given there."""
+        """Return how many blocks become free if each request in `ends` gives up its sliding blocks before a block.
+
+        `ends` holds pairs of a request and that block.
+        """
         freed = 0
         shared: dict[Run, list[int]] = {}
         for request, last in ends:
@@ -122,7 +125,7 @@ class GroupedPool(BlockPool):
         return freed + sum(min(counts) for run, counts in shared.items() if len(counts) == run.references)
 
     def _before_window(self, request: Request, after: int = 0) -> int:
-        """Return the leading entries of a sliding table that no query sees, `after` ticks after the next one."""
+        """Return the number of leading entries of a sliding table that no query sees, `after` ticks after the next."""
         return max(request.computed + after - request.in_flight - self._past, 0) // self.block_size
 
     # Lookup and admission
@@ -148,9 +151,9 @@ class GroupedPool(BlockPool):
         return Hit(end, idle)
 
     def _end_of_tail(self, sliding: Sequence[Matches], end: int) -> int:
-        """Return the longest hit, at most `end`, whose last `_tail` blocks are in all of `sliding`.
+        """Return the longest hit, of at most `end` blocks, that has its last `_tail` blocks in all groups of `sliding`.
 
-        A shorter hit must be there with all its blocks.
+        A hit of fewer than `_tail` blocks must have all its blocks there.
         """
         last = -1
         while last != end:
@@ -178,7 +181,7 @@ class GroupedPool(BlockPool):
     # Running requests
 
     def slide(self, request: Request, after: int = 0) -> None:
-        """Free the blocks before the window, the last block first."""
+        """Free the blocks before the window, from the last to the first."""
         first, last = self._slid[request.id], min(self._before_window(request, after), request.held)
         if last <= first:
             return
@@ -188,7 +191,7 @@ class GroupedPool(BlockPool):
         self.version += 1
 
     def _pass(self, table: BlockTable, tree: PrefixTree, first: int, last: int) -> None:
-        """Remove the blocks from `first` to `last` from `table`."""
+        """Replace the blocks `first` to `last - 1` of `table` by the null block, and drop them."""
         tree.pass_over(table, last)
         passed: list[Run] = []
         kept: list[Run] = []
@@ -211,7 +214,7 @@ class GroupedPool(BlockPool):
             for table in self._tables[request.id]:
                 table.blocks += self._take(need)
             request.held += need
-            self.version += 1  # a hit that has lost its end may need fewer blocks
+            self.version += 1  # if eviction shortens a hit, a request may need fewer blocks
 
     def register(self, request: Request, tokens: int) -> None:
         first, full = request.hashed, tokens // self.block_size
@@ -229,10 +232,10 @@ class GroupedPool(BlockPool):
         self.version += 1
 
     def _kept(self, request: Request, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the blocks from `first` to `last` of a sliding table that can be found later, as ranges.
+        """Return the ranges of blocks from `first` to `last` of a sliding table that can be found later.
 
-        `prefix_cache_retention_interval` decides. The end of the prompt is always among them, and so is the end of a
-        prefix that full attention had in common with other requests.
+        `prefix_cache_retention_interval` decides. The end of the prompt is always included, and so is the end of a
+        prefix that was cached for full attention.
         """
         segment, tail = self._segment, self._tail
         if 0 < segment <= tail:
@@ -252,7 +255,7 @@ class GroupedPool(BlockPool):
         for after in range(steps):
             starts, fills = decodes.at_block_start(after), decodes.at_block_start(after + 1 - lag)
             slides = decodes.at_block_start(after - lag - self._past)
-            if not lag:  # the tick before may have had one more step in flight
+            if not lag:  # the previous tick may have had one more step in flight
                 slides = slides | decodes.at_block_start(after - 1 - self._past)
             if not (starts or fills or slides or self._unsettled):
                 continue
@@ -265,7 +268,7 @@ class GroupedPool(BlockPool):
         decodes.lag = lag
 
     def _settle(self, decodes: DecodeSet, lag: int) -> dict[int, Request]:
-        """Return members whose window may have moved further than a tick moves it."""
+        """Return the members that may have to free more blocks than a tick would, because they just joined."""
         members = {id: request for id, request in self._unsettled.items() if id in decodes.members}
         for id, request in members.items():
             if request.in_flight <= lag:
@@ -293,7 +296,7 @@ class GroupedPool(BlockPool):
 
 
 def _before_gap(matches: Matches, first: int, last: int) -> int:
-    """Return the begin of the last gap of `matches` that reaches between `first` and `last`; `last` if none does."""
+    """Return where the last gap of `matches` between blocks `first` and `last` begins; `last` if there is no gap."""
     begin = last
     for run, end in reversed(matches):
         if begin <= first:
@@ -305,5 +308,5 @@ def _before_gap(matches: Matches, first: int, last: int) -> int:
 
 
 def block_tables(pool: KvBlocks) -> Callable[[Request], Sequence[Sequence[int]]]:
-    """Return a function that gives a running request's block tables: one for each group of layers."""
+    """Return a function that returns the block tables of a running request, one for each group of layers."""
     return pool.tables if isinstance(pool, GroupedPool) else lambda request: (request.blocks,)

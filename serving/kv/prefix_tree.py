@@ -1,8 +1,8 @@
-"""A tree that finds KV blocks by content, a sequence at a time.
+"""A tree that finds KV blocks by their content, comparing whole sequences instead of single blocks.
 
-The cost of a prompt grows with the sequences that it shares with other prompts, and not with its blocks. It is a radix
-tree as in SGLang (https://arxiv.org/abs/2312.07104), but it does not merge blocks with equal content, as vLLM does not:
-the block registered first is found, and the others take its place when it is evicted.
+The time for a prompt grows with the number of sequences that it shares with other prompts, not with its number of
+blocks. The tree is a radix tree as in SGLang (https://arxiv.org/abs/2312.07104). As in vLLM, it does not merge blocks
+with equal content: the block that was registered first is found, and another one replaces it when it is evicted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from serving.workload import Name, Span
 
 
 class PrefixTree:
-    """The runs of blocks of one `group` of layers, by their content; the pool knows which are referenced.
+    """The runs of blocks of one `group` of layers, by content. The pool manages their references.
 
     Attributes:
-        open: requests that may have more full blocks than registered ones, by the name of their output
-        observer: hears which blocks can be found, if it is set
+        open: by the name of their output: requests that may have full blocks that are not registered yet
+        observer: object that is told which blocks can be found; None if there is none
     """
 
     def __init__(self, block_size: int, content: Spans, group: int = 0) -> None:
@@ -35,9 +35,9 @@ class PrefixTree:
         self._nodes: dict[Branch, Node] = {}
 
     def find(self, request: Request, most: int, gaps: bool = False) -> list[tuple[Run, int]]:
-        """Return runs that hold the leading blocks of `request`, at most `most`, and up to which block each counts.
+        """Return the runs that hold the leading blocks of `request`, each with the end of its matching blocks.
 
-        With `gaps` runs after blocks that cannot be found count, too.
+        At most `most` blocks match. With `gaps`, runs after blocks that cannot be found are included.
         """
         matches: list[tuple[Run, int]] = []
         spans = self._content.spans(request)
@@ -63,7 +63,7 @@ class PrefixTree:
         return matches
 
     def settled(self, request: Request, most: int) -> bool:
-        """Return whether the result of `find` grows only by `register`, and not because a request in `open` goes on."""
+        """Return whether only `register` can make the result of `find` longer, and no decode of a request in `open`."""
         matches = self.find(request, most)
         block = matches[-1][1] if matches else 0
         spans = self._content.spans(request)
@@ -72,7 +72,7 @@ class PrefixTree:
         )
 
     def register(self, request: Request, table: BlockTable, full: int) -> None:
-        """Make the first `full` blocks of `table`, by which `request` holds them, findable from now on."""
+        """Let the first `full` blocks of `table`, a block table of `request`, be found from now on."""
         first = table.registered
         if full > first:
             spans = self._content.spans(request)
@@ -82,7 +82,7 @@ class PrefixTree:
                 self.observer.stored(request, first, full)
 
     def pass_over(self, table: BlockTable, until: int) -> None:
-        """Keep the blocks of `table` before `until` that are not registered from being found."""
+        """Mark the unregistered blocks of `table` before `until` as handled, so that they are never found."""
         first = table.registered
         if until > first:
             tail = table.runs[-1] if table.runs else None
@@ -94,9 +94,9 @@ class PrefixTree:
             table.registered = until
 
     def _catch_up(self, request: Request, spans: Sequence[Span]) -> None:
-        """Register the blocks of a sequence that other requests have filled, before anything is done for `request`.
+        """Register blocks that other requests have filled with output that is part of the sequence of `request`.
 
-        They hold the other requests' own output: all other blocks are registered as they are filled.
+        Only blocks with a request's own output can be unregistered; all others are registered when they are filled.
         """
         opened = self.open
         for name, _, _ in spans if opened else ():
@@ -133,9 +133,9 @@ class PrefixTree:
         return node
 
     def _add(self, table: BlockTable, node: Node, tail: Run | None, first: int, last: int) -> Run | None:
-        """Add blocks of `table` with the content of `node`; return the run that ends with them, maybe `tail`."""
+        """Add the blocks `first` to `last - 1` of `table` to `node`; return the last of their runs, perhaps `tail`."""
         runs, blocks = node.runs, table.blocks
-        while runs and first < last and first < runs[-1].last:  # others hold the same, or blocks after it
+        while runs and first < last and first < runs[-1].last:  # the node has these blocks, or later ones
             end = _found_to(runs, first)
             until = min(end if end > first else next(run.first for run in runs if run.first > first), last)
             tail = Run(node, first, until, blocks[first:until])
@@ -156,7 +156,7 @@ class PrefixTree:
         return tail
 
     def split(self, run: Run, at: int) -> Run:
-        """Cut `run` before block `at` and return its end."""
+        """Cut `run` before block `at`, and return the part from there on."""
         upper, node = run.split(at), run.node
         if node is not None:
             runs = node.spares if run in node.spares else node.runs
@@ -164,14 +164,14 @@ class PrefixTree:
         return upper
 
     def evict(self, run: Run, count: int) -> list[int]:
-        """Evict the last `count` blocks of `run`, and return their ids, the last first."""
+        """Evict the last `count` blocks of `run`, and return their ids, from the last to the first."""
         node, end = run.node, run.last
         ids = run.cut(count)
         if node is not None:
             findable = not node.spares or run in node.runs
             if run.first == run.last:
                 runs = node.runs if findable else node.spares
-                if runs[-1] is run:  # nearly always: blocks after it in a prefix were evicted before it
+                if runs[-1] is run:  # nearly always: later blocks of a prefix are evicted first
                     runs.pop()
                 else:
                     runs.remove(run)
@@ -185,7 +185,7 @@ class PrefixTree:
         return ids
 
     def lose(self, run: Run) -> None:
-        """Keep `run` from being found any more."""
+        """Remove `run` from the tree, so that it is not found any more."""
         node = run.node
         if node is not None:
             findable = run in node.runs
@@ -199,7 +199,7 @@ class PrefixTree:
                     self.observer.removed(id)
 
     def _promote(self, node: Node, first: int, last: int) -> None:
-        """Let the spares that were registered first be found in place of the blocks from `first` to `last`."""
+        """Replace the blocks `first` to `last - 1`, which are gone, by the spares that were registered first."""
         for run in node.spares:
             begin, end = max(first, run.first), min(last, run.last)
             if begin < end:
@@ -215,7 +215,7 @@ class PrefixTree:
                 return
 
     def _prune(self, node: Node | None) -> None:
-        """Forget nodes that hold no runs and have no children."""
+        """Remove `node` and its ancestors from the tree, as far as they have no runs and no children."""
         while node is not None and not (node.runs or node.spares or node.children or node.lost):
             del self._nodes[node.branch]
             node.lost = True
@@ -224,7 +224,7 @@ class PrefixTree:
                 node.children -= 1
 
     def check(self, runs: Iterable[Run]) -> None:
-        """Raise AssertionError unless the tree holds these `runs` and no other, each at its place."""
+        """Raise AssertionError unless the tree holds exactly these `runs`, each in its place."""
         nodes = list(self._nodes.values())
         kept = [run for node in nodes for run in node.runs + node.spares]
         assert sorted(map(id, kept)) == sorted(id(run) for run in runs)
@@ -242,7 +242,7 @@ def _first(run: Run) -> int:
 
 
 def _found_to(runs: Sequence[Run], at: int) -> int:
-    """Return the block up to which all blocks from `at` on are in `runs`, which are in order."""
+    """Return the end of the blocks that `runs` hold without a gap from block `at` on. The runs are in order."""
     for run in runs:
         if run.first <= at < run.last:
             at = run.last

@@ -1,7 +1,7 @@
-"""KV blocks in slower memory, on either clock: which are found, written, moved down and lost.
+"""KV blocks in tiers of slower memory, for the engine and the simulator: which are found, written, moved and lost.
 
-Full blocks are written to the first tier when the step that filled them has ended, as vLLM's offloading connector does,
-and move down as newer ones come. The subclass decides what a transfer is, and how long it takes.
+Full blocks are written to the first tier when the step that filled them has ended, as in vLLM's offloading connector.
+They move down to slower tiers as newer blocks come. A subclass implements the transfers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from serving.step_plan import StepPlan
 
 
 class TieredCache:
-    """The keys of blocks in tiers of `capacities` blocks each."""
+    """The keys of the blocks in each tier. `capacities` are the numbers of blocks that the tiers hold."""
 
     def __init__(self, capacities: Sequence[int]) -> None:
         self._capacities = tuple(capacities)
-        self._tiers: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in capacities]  # the last used last
+        self._tiers: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in capacities]  # in order of last use
 
     def tier(self, key: bytes) -> int | None:
-        """Return the number of the tier in which `key` lies; None if it is in none."""
+        """Return the index of the tier that holds `key`; None if no tier does."""
         for number, keys in enumerate(self._tiers):
             if key in keys:
                 return number
         return None
 
     def use(self, key: bytes) -> list[tuple[bytes, int]]:
-        """Put `key` first; return keys that were pushed down for it, each with its new tier (past the last: gone)."""
+        """Move `key` into the first tier; return the keys that this pushes down, each with the index of its new tier.
+
+        A key whose new index is beyond the last tier is lost.
+        """
         first = self._tiers[0]
         if key in first:
             first.move_to_end(key)
@@ -55,7 +58,7 @@ class TieredCache:
         return sum(map(len, self._tiers))
 
     def check(self) -> None:
-        """Raise AssertionError unless every tier keeps to its capacity and no key is in two."""
+        """Raise AssertionError if a tier holds more than its capacity, or a key is in two tiers."""
         for keys, capacity in zip(self._tiers, self._capacities, strict=True):
             assert len(keys) <= capacity
         assert len({key for keys in self._tiers for key in keys}) == len(self)
@@ -65,9 +68,9 @@ _GIB = 1024**3
 
 
 class Filling(NamedTuple):
-    """The use of the tiers by a step: requests preempted for it, and spans of blocks that it fills.
+    """What a step does with the tiers: the requests that it preempts, and the spans of blocks that it fills.
 
-    A span is `(request, first, last)`.
+    A span `(request, first, last)` is the blocks `first` to `last - 1` of the request.
     """
 
     preempted: list[Request]
@@ -75,24 +78,24 @@ class Filling(NamedTuple):
 
 
 class TieredBlocks:
-    """The blocks of `block_bytes` in `tiers`, behind a scheduler of `config`. Raises UserError if a tier holds none."""
+    """The KV blocks of one engine in `tiers`. Raises UserError if a tier is too small for a block of `block_bytes`."""
 
     synchronous: ClassVar[bool] = False
 
     def __init__(self, tiers: KvTiersConfig, block_bytes: int, config: SchedulerConfig, content: Content) -> None:
         self.block_size = config.block_size
         drafts = config.speculative
-        self._drafts_ahead = 2 * (drafts.num_speculative_tokens + 1) if drafts else 0  # two steps: see `filling`
+        self._drafts_ahead = 2 * (drafts.num_speculative_tokens + 1) if drafts else 0  # of two steps: see `filling`
         self.cache = TieredCache(tier_blocks(tiers, block_bytes))
         self._swaps = tiers.preemption == "swap"
         self._content = content
 
     def has(self, key: bytes) -> bool:
-        """Return whether a block lies in a tier, or is on its way there."""
+        """Return whether the block with this key is in a tier or is being written to one."""
         return self.cache.tier(key) is not None
 
     def matched(self, request: Request, cached: int) -> int:
-        """Return the tokens that can be loaded, as `serving.kv.external.ExternalKv` says."""
+        """Return how many tokens can be loaded, as `serving.kv.external.ExternalKv` defines it."""
         if request.preemptions and not self._swaps:
             return 0
         most = (request.known - 1) // self.block_size
@@ -107,14 +110,14 @@ class TieredBlocks:
         return request.keys[start // self.block_size : (start + tokens) // self.block_size]
 
     def planned(self, plan: StepPlan, end_ns: int) -> None:
-        """Use and write the blocks of `plan`, the last made, which runs until `end_ns`; they are written then."""
+        """Use the blocks of `plan`, the last plan made, and begin to write the new ones when it ends at `end_ns`."""
         self.fill(self.filling(plan), end_ns)
 
     def filling(self, plan: StepPlan) -> Filling:
-        """Return the requests and blocks that `plan`, the last made, uses and fills.
+        """Return the requests and blocks that `plan`, the last plan made, uses and fills.
 
-        Drafts may be rejected: then a block is filled when all of its tokens are known, before which a step may be
-        planned. vLLM's connector counts blocks in this way.
+        With drafts, which may be rejected, a block counts as filled only when all its tokens are known. Later steps may
+        be planned before that. vLLM's connector counts blocks in this way.
         """
         size = self.block_size
         if self._drafts_ahead:
@@ -131,16 +134,16 @@ class TieredBlocks:
         return Filling(list(plan.preempted), spans)
 
     def fill(self, filling: Filling, end_ns: int) -> None:
-        """Use the blocks of `filling`, whose step runs until `end_ns`, and write new ones then."""
+        """Use the blocks of `filling`, and begin to write the new ones when their step ends at `end_ns`."""
         for request in filling.preempted:
             self._use([key for key in request.keys if self.has(key)])
         for request, first, last in filling.spans:
             self._store(request, first, last, end_ns)
 
     def _store(self, request: Request, first: int, last: int, ready_ns: int) -> int:
-        """Use the blocks from `first` to before `last`, and write blocks in no tier to the first tier.
+        """Use the blocks `first` to `last - 1`, and write those that are in no tier to the first tier.
 
-        Returns when all of them have been written, in the form of `_written`.
+        Returns the time at which all of them are written, as `_written` does.
         """
         keys = block_keys(request, last, self._content)[first:last]
         missing = [at for at, key in enumerate(keys) if not self.has(key)]
@@ -151,11 +154,11 @@ class TieredBlocks:
         return written
 
     def _store_all(self, request: Request, ready_ns: int) -> int:
-        """Use and write all blocks of a request that has ended, as `_store` does."""
+        """Use and write all full blocks of a request that has ended, as `_store` does."""
         return self._store(request, 0, min(request.computed, request.known) // self.block_size, ready_ns)
 
     def _use(self, keys: Sequence[bytes]) -> None:
-        """Use blocks of a prefix, the last of them first: a prefix's end is to be lost first."""
+        """Use the blocks of a prefix from the last to the first, so that the end of a prefix is lost first."""
         pushed: dict[bytes, int] = {}
         for used in reversed(keys):
             pushed.pop(used, None)
@@ -163,15 +166,15 @@ class TieredBlocks:
         self._moved(pushed)
 
     def _write(self, request: Request, missing: Sequence[tuple[int, bytes]], ready_ns: int) -> None:
-        """Begin to write blocks of a request, by their places and keys, to the first tier once they are ready."""
+        """Begin to write the blocks `missing`, as (index, key), of `request` to the first tier at `ready_ns`."""
         raise NotImplementedError
 
     def _written(self, keys: Sequence[bytes]) -> int:
-        """Return when the last of these blocks, which all lie in tiers, has been or will have been written."""
+        """Return the time at which the last of these blocks was or will be written; all are in tiers."""
         raise NotImplementedError
 
     def _moved(self, pushed: dict[bytes, int]) -> None:
-        """Move blocks down, each to the tier given for it; past the last tier they are lost."""
+        """Move each block to the tier with the given index; blocks with an index beyond the last tier are lost."""
         raise NotImplementedError
 
 

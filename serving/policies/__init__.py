@@ -1,1 +1,1 @@
-"""Scheduling policies: vLLM's own, and others built on it. Each is one file; `serving.scheduler` finds them by name."""
+"""Scheduling policies: vLLM's own, and others built on it. Each has its own file; `serving.scheduler` finds them."""

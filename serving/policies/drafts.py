@@ -1,6 +1,6 @@
 """Draft tokens of speculative decoding, as vLLM's scheduler counts and verifies them.
 
-A decoding request brings its drafts to its next step, which verifies them: rejected drafts count as never computed.
+The next step of a decoding request verifies its drafts. Rejected drafts count as not computed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Drafts:
     """The drafts of one scheduler.
 
     Attributes:
-        tokens: draft tokens of one request in a step, at most
-        lookahead: tokens after the tokens of its step that a request holds KV blocks for
-        acceptance: says how many drafts are accepted; coins, until another is put in its place
+        tokens: maximum number of draft tokens of one request in a step
+        lookahead: number of tokens beyond those of its step that a request holds KV blocks for
+        acceptance: object that decides how many drafts are accepted; by default `Coins`
     """
 
     def __init__(self, config: SpeculativeConfig, max_model_len: int, overlaps: bool) -> None:
@@ -31,29 +31,33 @@ class Drafts:
         self._overlaps = overlaps
 
     @cached_property
-    def acceptance(self) -> Acceptance:  # an engine sets its own and need not state acceptance
+    def acceptance(self) -> Acceptance:  # not made if an engine sets its own; its config may lack rates
         return Coins(self._config, self._overlaps)
 
     def slots(self, end: int) -> int:
-        """Return the tokens that a request holds KV blocks for in a step that computes its tokens up to `end`."""
+        """Return the number of tokens that a request needs KV blocks for in a step that computes it up to `end`."""
         return min(end + self.lookahead, self._longest)
 
     def room(self, computed: int) -> int:
-        """Return the most tokens of a request in a step, if `computed` tokens were computed before.
+        """Return the maximum number of tokens of a request in a step, if `computed` tokens were computed before.
 
-        The last token of the longest request is never computed.
+        The last token of a request of maximum length is never computed.
         """
         return self._longest - 1 - computed
 
     def padded(self, computed: int) -> int:
-        """Return the tokens of a request that decodes in the step of its admission, for which no drafts were proposed.
+        """Return the number of tokens of a request that decodes in the step of its admission, without proposed drafts.
 
-        vLLM verifies as many tokens anyway, so that all rows are of one size. `computed` were computed before.
+        vLLM verifies a full number of draft tokens anyway, so that all rows have one size. `computed` is the number of
+        tokens computed before.
         """
         return 1 + self.tokens if computed + self.tokens + 2 <= self._longest else 1
 
     def verify(self, plan: StepPlan, request: Request, drafts: int) -> int:
-        """Return how many of its `drafts` are accepted by `plan`, which has ended; also of drafts beyond its output."""
+        """Return how many of the request's `drafts` drafts `plan`, which has ended, accepts, and count them.
+
+        Accepted drafts may lie beyond the end of the request's output.
+        """
         accepted = self.acceptance.accepted(request, plan.seq, drafts)
         request.drafts += 1
         request.draft_tokens += drafts
@@ -62,12 +66,12 @@ class Drafts:
         kept = min(accepted, request.end_len - request.known - 1)
         plan.accepted_tokens += kept
         for _ in range(kept):
-            insort(request.sampled_in, (plan.seq, 1))  # a later step may have been planned
+            insort(request.sampled_in, (plan.seq, 1))  # a later step may have been planned already
         return accepted
 
 
 def judge_drafts(scheduler: object, acceptance: Acceptance) -> None:
-    """Make `scheduler` ask `acceptance` how many drafts are accepted. Raises UserError if it plans none."""
+    """Make `scheduler` ask `acceptance` how many drafts are accepted. Raises UserError if it plans no drafts."""
     drafts = getattr(scheduler, "drafts", None)
     if not isinstance(drafts, Drafts):
         remedy = "plans no drafts; leave scheduler.speculative out, or see docs/policies.md"

@@ -1,7 +1,7 @@
 """The `edf` policy: earliest deadline first, where the deadline is arrival plus the SLO class's TTFT bound.
 
-On one server, if any order meets every deadline of unit jobs, this one does (Horn 1974). Under overload it serves
-requests that are late already before requests that could still be in time.
+On one server with jobs of equal length, this order meets all deadlines if any order does (Horn 1974). Under overload it
+serves requests that are already late before requests that could still be in time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from serving.request import Request
 
 
 class EdfScheduler(RankedScheduler):
-    """A scheduler that serves the smallest deadline first. Without bounds it serves first come, first served."""
+    """A scheduler that serves the earliest deadline first. Without TTFT bounds it serves first come, first served."""
 
     def score(self, request: Request) -> int:
         bounds_ms = self.config.edf_ttft_ms

@@ -1,13 +1,12 @@
 """The `fair` policy: tenants share the engine by the virtual token counter.
 
-The counter is that of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2. A tenant's
-counter grows with the tokens it is served; the next request is the first one of the tenant with the smallest counter. A
-tenant that comes back after idling is lifted to the level of its competitors, so idling saves up nothing. An idle
-tenant's share goes to the others.
+The virtual token counter is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Each
+tenant has a counter, which grows with the tokens that it is served. The next request is the first request of the tenant
+with the smallest counter. When an idle tenant comes back, its counter is raised to that of its competitors, so that it
+gains nothing by idling. An idle tenant's share goes to the others.
 
-Service is what a tenant is given: `fair_input_weight` a prompt token, charged whole at first admission, and
-`fair_output_weight` an output token, charged when its step is planned. Computing again what a preemption threw away is
-no service.
+A tenant is charged `fair_input_weight` for each prompt token, all at the first admission, and `fair_output_weight` for
+each output token, when its step is planned. Recomputing tokens after a preemption is not charged.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from serving.waiting import WaitingQueue
 class ServiceCounters:
     """The counters of all tenants, in weighted tokens.
 
-    A member of the decode set is served one output token at every tick of its clock: the counter of its tenant is a
-    line over that clock, so that a tick costs nothing here.
+    A member of the decode set gets one output token at every tick of the set's clock. The counter of its tenant is
+    therefore a linear function of that clock, and a tick takes no time here.
     """
 
     def __init__(self, clock: Callable[[], int], per_prompt_token: int, per_output_token: int) -> None:
@@ -38,11 +37,11 @@ class ServiceCounters:
         self._members: dict[str, int] = {}
 
     def service_of(self, tenant: str) -> int:
-        """Return the service so far."""
+        """Return the tenant's service so far, in weighted tokens."""
         return self._base.get(tenant, 0) + self.slope(tenant) * self._clock()
 
     def slope(self, tenant: str) -> int:
-        """Return the service that a tick adds."""
+        """Return the service that one tick of the decode set adds to the tenant."""
         return self._per_output_token * self._members.get(tenant, 0)
 
     def charge(self, tenant: str, service: int) -> None:
@@ -51,7 +50,7 @@ class ServiceCounters:
     def lift(self, tenant: str, to: int) -> None:
         self.charge(tenant, max(to - self.service_of(tenant), 0))
 
-    # Calls of a scheduler
+    # Called by the scheduler
 
     def admitted(self, request: Request) -> None:
         self.charge(request.arrived.tenant, self._per_prompt_token * request.prompt_len)
@@ -71,7 +70,10 @@ class ServiceCounters:
 
 
 class TenantQueue:
-    """A queue with the tenants of the smallest counter first, ties by name; `queue` orders requests within a tenant."""
+    """A queue with the tenant with the smallest counter first; tenants with equal counters are ordered by name.
+
+    `queue` makes the queue that orders the requests of one tenant.
+    """
 
     def __init__(self, counters: ServiceCounters, queue: Callable[[], WaitingQueue]) -> None:
         self._counters = counters
@@ -106,7 +108,7 @@ class TenantQueue:
             self._last_left = tenant
 
     def steps_at_head(self, head: Request, steps: int) -> int:
-        """Return the steps until the first tenant is another, by counter and, among equal counters, by name."""
+        """Return the number of steps until another tenant becomes the first, by counter and then by name."""
         counters = self._counters
         service, first = min((counters.service_of(tenant), tenant) for tenant in self._queues)
         if head.arrived.tenant != first:  # the waiting requests of this tenant are being loaded
@@ -118,7 +120,7 @@ class TenantQueue:
         return steps
 
     def _of(self, tenant: str) -> WaitingQueue:
-        """Return the queue of `tenant`; a tenant without waiting requests is lifted first."""
+        """Return the queue of `tenant`. The counter of a tenant without waiting requests is raised first."""
         if tenant not in self._queues:
             if self._queues:
                 self._counters.lift(tenant, min(map(self._counters.service_of, self._queues)))
@@ -129,7 +131,7 @@ class TenantQueue:
 
 
 class FairScheduler(VllmScheduler):
-    """A scheduler that admits for the tenant served least so far and preempts the tenant served most; else as `vllm`.
+    """A scheduler that admits the tenant with the least service and preempts the one with the most; else as `vllm`.
 
     Attributes:
         counters: service of each tenant so far
@@ -149,9 +151,10 @@ class FairScheduler(VllmScheduler):
         return super()._serve_one_by_one(plan, budget)
 
     def victim(self) -> Request:
-        """Return the least urgent request, or the last admitted, of the tenant served most before this step.
+        """Return the least urgent or last admitted request of the tenant with the most service before this step.
 
-        If a token of this very step counted, it could cost its request the place, and be withdrawn with it, for ever.
+        Tokens of this step do not count. Otherwise a request could be preempted because of the token that it gets in
+        this step, lose that token with the preemption, and repeat this forever.
         """
         by_priority = self.config.policy == "priority"
 

@@ -1,8 +1,8 @@
 """The `prefill-first` policy: no mixed batches.
 
-While prompts are waiting and fit, steps hold prefill only and decoding requests pause; otherwise they decode. The
-policy shortens TTFT and stretches inter-token latency, as engines did before chunked prefill. Only a prompt that has
-begun and then lacks KV blocks goes on beside decodes, because that is when `vllm` preempts.
+While prompts wait and fit, steps contain only prefill, and decoding requests pause. Otherwise steps decode. This
+shortens TTFT and lengthens inter-token latency, as in engines before chunked prefill. Only a prompt that has begun and
+then lacks KV blocks continues in a step with decodes, because there the rules of `vllm` preempt requests for it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class PrefillFirstScheduler(VllmScheduler):
             self.serve_running(plan, budget)
 
     def waiting_budget(self) -> int:
-        return self.step_budget()  # waiting requests come first
+        return self.step_budget()  # the whole budget: waiting requests come first
 
     def go_on_with_prompts(self, plan: StepPlan, budget: int) -> int:
-        """Go on with admitted requests that do not decode: unfinished prompts, resumed requests.
+        """Give tokens to admitted requests that do not decode: unfinished prompts and resumed requests.
 
         Returns the rest of the budget.
         """
@@ -38,5 +38,5 @@ class PrefillFirstScheduler(VllmScheduler):
 
 
 def decodes(request: Request) -> bool:
-    """Return whether all of the prompt is computed, and all tokens that a preemption lost."""
+    """Return whether the request decodes: its prompt and all tokens lost to a preemption are computed."""
     return request.pending == 1 and request.computed >= request.prompt_len

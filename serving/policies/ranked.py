@@ -1,7 +1,9 @@
-"""Policies that are an order of requests: `vllm`, admitting by a rank fixed at arrival and preempting in reverse.
+"""Policies that are defined by an order of requests.
 
-Ranks are strict, so the first request can never lose its place to another, and running requests always get on. They get
-their tokens in order of admission, as under `vllm`: a rank decides which requests run, never which pause.
+They work as `vllm`, but admit requests by a rank that is fixed at arrival, and preempt in the reverse order. No two
+ranks are equal, so the first request never loses its place to another, and running requests always make progress.
+Running requests get their tokens in order of admission, as under `vllm`: ranks decide which requests run, not which
+running requests pause.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ Rank = tuple[float, int, int, int]
 
 
 class RankedScheduler(VllmScheduler, ABC):
-    """A scheduler that takes the smallest `score` first, and equal scores by `config.policy`.
+    """A scheduler that takes the smallest `score` first, and orders equal scores by `config.policy`.
 
-    That is in order of arrival, or of priority and arrival.
+    `config.policy` orders by arrival, or by priority and then arrival.
     """
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
@@ -31,7 +33,7 @@ class RankedScheduler(VllmScheduler, ABC):
 
     @abstractmethod
     def score(self, request: Request) -> float:
-        """Return the number by which the policy ranks; called once, when the request arrives."""
+        """Return the number by which the policy ranks `request`; called once, when the request arrives."""
 
     def _rank(self, request: Request) -> Rank:
         rank = self._ranks.get(request.id)

@@ -1,6 +1,6 @@
-"""The requests that a scheduler has, and the KV blocks that each needs, in any kind of pool.
+"""The requests that a scheduler holds, and the KV blocks that each of them needs, for any kind of pool.
 
-`vllm.py` decides which requests run, and with how many tokens.
+`vllm.py` decides which requests run, and how many tokens they get.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Residents:
     """The requests that have not ended, running and waiting.
 
     Attributes:
-        drafts: the drafts of a speculative configuration; None without one
-        kv_loading: KV from outside; None if there is none
+        drafts: the drafts of speculative decoding; None without it
+        kv_loading: the loading of KV from outside the engine; None if there is none
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Residents:
         self._watermark = int(config.watermark * config.num_blocks)
         self._lookahead = self.drafts.lookahead if self.drafts else 0
         self._hash_lookahead = config.speculative.num_hash_lookahead_tokens if config.speculative else 0
-        self._particular = self._lookahead or self._grouped is not None  # blocks are not just counted
+        self._particular = self._lookahead or self._grouped is not None  # needs more than tokens / block size
 
     def new_queue(self) -> WaitingQueue:
         """Return a queue in the order in which waiting requests are admitted."""
@@ -87,7 +87,7 @@ class Residents:
         return ""
 
     def most_held(self, request: Request) -> int:
-        """Return the most KV blocks that `request` will ever hold at once."""
+        """Return the maximum number of KV blocks that `request` will hold at once."""
         if self._contiguous is not None:
             return self._contiguous.reserved(request)
         tokens = request.max_len - 1  # the last token is never computed
@@ -96,7 +96,7 @@ class Residents:
         return most_held(self.config, tokens)
 
     def lacking_blocks(self, request: Request, tokens: int) -> int:
-        """Return how many blocks a step with `tokens` of `request` still needs; negative if it has too many."""
+        """Return how many more blocks `request` needs for `tokens` more tokens; negative if it holds too many."""
         end = request.computed + tokens
         if self._particular:
             if self._lookahead:
@@ -106,9 +106,10 @@ class Residents:
         return -(-end // self._block_size) - request.held
 
     def _fits(self, request: Request, tokens: int, hit: Hit | None, now: int, reserved: int = 0) -> bool:
-        """Return whether there are blocks for the first `tokens` tokens while `reserved` blocks stay free.
+        """Return whether there are blocks for the first `tokens` tokens of the request, with `reserved` blocks left.
 
-        The step computes the tokens up to `now`. The blocks of `hit` count, or the blocks that the request holds.
+        The step computes the tokens up to `now`. The blocks of `hit` need not be allocated; without a hit this holds
+        for the blocks that the request holds.
         """
         if self._contiguous is not None:
             need = self._contiguous.reserved(request)
@@ -122,7 +123,7 @@ class Residents:
             need = blocks_for(tokens, self._block_size) + self._state_blocks - hit.blocks + hit.idle
         return need + (self._watermark if self.running else 0) + reserved <= self.pool.free
 
-    # KV from outside: see `serving/kv/external.py`
+    # KV from outside the engine: see `serving/kv/external.py`
 
     def connect(self, external: ExternalKv) -> None:
         if self._contiguous is not None:
@@ -151,7 +152,7 @@ class Residents:
 
 
 def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content | None) -> KvBlocks:
-    """Return the KV memory of an engine; blocks have identities if the engine brings its own `content`."""
+    """Return the KV pool of an engine. If the engine passes its own `content`, the blocks have identities."""
     if config.kv_reservation != "paged":
         if config.kv_groups or config.state_blocks:
             remedy = "needs a model with full attention in all layers; set it to paged"

@@ -1,9 +1,9 @@
-"""The `sglang` policy: SGLang's defaults that differ from vLLM's, after its `Scheduler` and `PrefillAdder`.
+"""The `sglang` policy: SGLang's defaults that differ from vLLM's, modelled on its `Scheduler` and `PrefillAdder`.
 
-Prompts and decodes never share a step (no `--enable-mixed-chunk`), and prompts come first. New requests are looked for
-after every step with prompts, when nothing runs, and else once in `scheduler_recv_interval` steps of decodes
-(`SchedulerRecvSkipper`). Requests that retract others, and the ratio by which SGLang expects outputs to be shorter than
-asked for, are as in `vllm`.
+Prompts and decodes never share a step (no `--enable-mixed-chunk`), and prompts come first. The scheduler looks for new
+requests after every step with prompts, when nothing runs, and otherwise once in `scheduler_recv_interval` decode steps
+(`SchedulerRecvSkipper`). SGLang's retraction of requests, and its estimate that outputs are shorter than their limit,
+are not modelled: preemption and admission are as in `vllm`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serving.workload import WorkloadRequest
 
 
 class SglangScheduler(PrefillFirstScheduler):
-    """A scheduler with prefill first, which sees new requests only now and then."""
+    """A scheduler with prefill first, which looks for new requests only at intervals."""
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         super().__init__(config, **engine)

@@ -1,9 +1,9 @@
 """The `static` policy: fixed batches, the textbook baseline.
 
-A batch begins when nothing runs and as many requests wait as fit (`max_num_seqs`, and KV memory for prompts and outputs
-together), or when fewer have waited for `static_timeout_ms`. No request joins until the last of them has ended, so none
-is ever preempted. The rows of a batch are padded, on both clocks: every prompt to the longest, and then a row for every
-slot whose request has ended, as in a tensor of one shape. Attention reads each row's own KV.
+A batch begins when nothing runs and the waiting requests fill it: up to `max_num_seqs`, and to the KV memory for their
+prompts and outputs. A smaller batch begins after `static_timeout_ms`. No request joins a batch later, and none is ever
+preempted. The rows of a batch are padded, in the engine and the simulator: every prompt to the longest prompt, and
+every slot whose request has ended keeps a row, as in a tensor of one shape. Attention reads each row's own KV.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _MS = 1_000_000
 
 
 class StaticScheduler(PrefillFirstScheduler):
-    """A scheduler of batches of at most `max_num_seqs`: all their prompts, then their outputs, padded.
+    """A scheduler of padded batches of at most `max_num_seqs` requests: first all prompts, then all outputs.
 
     Attributes:
-        hold_ns: how long a batch that is not full waits for others to come; 0 if none waits
+        hold_ns: how long a batch that is not full waits for more requests, in ns; 0 if no batch waits
     """
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         super().__init__(config, **engine)
         self._to_admit: deque[Request] = deque()  # members of the current batch that have not been admitted yet
         self._timeout_ns = round(config.static_timeout_ms * _MS)
-        self._is_due = False  # True if the next batch begins though it is not full
+        self._is_due = False  # True if the next batch begins even if it is not full
         self.hold_ns = 0
         self._begin()
 
     def _begin(self) -> None:
         self._slots = 0
-        self._prompts: dict[int, tuple[int, int]] = {}  # end of each slot's prompt, and tokens computed of it
-        self._to_pad: deque[tuple[int, int]] | None = None  # (place, missing tokens), once prompts are computed
-        self._decodes = False  # True once all of that is done
-        self._length = 0  # tokens of every row, padded
+        self._prompts: dict[int, tuple[int, int]] = {}  # by id: (end of its prompt, tokens computed of it)
+        self._to_pad: deque[tuple[int, int]] | None = None  # (start, missing tokens), set when prompts are computed
+        self._decodes = False  # True once prompts and their padding are computed
+        self._length = 0  # padded length of every row, in tokens
 
     def hold_no_longer(self) -> None:
-        """Begin the next batch with the requests that wait."""
+        """Let the next batch begin with the requests that wait now."""
         self._is_due = True
 
     def schedule(self) -> StepPlan:
@@ -64,7 +64,7 @@ class StaticScheduler(PrefillFirstScheduler):
         return not batch or len(batch) == self._most_running or len(batch) < len(self.waiting)
 
     def head(self) -> Request | None:
-        """Return the next request of the batch, without ended ones; one that loads instead joins a later batch."""
+        """Return the next request of the batch that still waits. A request that loads KV joins a later batch."""
         batch = self._to_admit
         while batch and (batch[0].ended or batch[0].status is not Status.WAITING):
             batch.popleft()
@@ -88,11 +88,11 @@ class StaticScheduler(PrefillFirstScheduler):
 
     @property
     def _ended(self) -> int:
-        """The slots of the batch whose requests have ended."""
+        """The number of slots of the batch whose requests have ended."""
         return self._slots - len(self.running)
 
     def _compute_prompts(self, plan: StepPlan, budget: int) -> None:
-        """Compute the rest of the prompts, then the padding to the longest."""
+        """Compute the rest of the prompts, then the padding to the longest prompt."""
         self.admit_waiting(plan, self.go_on_with_prompts(plan, budget))
         for request, start, tokens, *_ in plan.listed:
             _, before = self._prompts.get(request.id, (0, 0))
@@ -121,7 +121,7 @@ class StaticScheduler(PrefillFirstScheduler):
         return super().skip(steps)
 
     def _batch(self) -> deque[Request]:
-        """Return the requests at the head of the queue that fit together to their ends, beside requests that load."""
+        """Return the requests at the head of the queue that have KV memory to their ends, beside requests that load."""
         loads = [request for request in self.waiting if request.status is Status.LOADING]
         free = self.pool.free - sum(self._blocks_to_come(request) for request in loads)
         waiting = [r for r in self.waiting if r.status is Status.WAITING and not r.compiling]
@@ -134,5 +134,5 @@ class StaticScheduler(PrefillFirstScheduler):
         return batch
 
     def _blocks_to_come(self, request: Request) -> int:
-        """Return how many blocks `request` will take beyond the blocks it holds."""
+        """Return how many blocks `request` will need beyond the blocks that it holds."""
         return self.most_held(request) - request.held

@@ -1,8 +1,8 @@
-"""Requests in steady decode, advanced together, and many such steps at once.
+"""Requests in steady decode, advanced together, for one step or many steps at once.
 
-When the whole decode set gets its tokens and blocks, the order in which it gets them cannot matter, and `DecodeSet`
-advances it in O(1). When it does not, the set is dissolved and the rules go through requests one by one. This module
-may never decide otherwise than the rules would.
+If there are tokens and blocks for the whole decode set, the order of its members cannot matter, and `DecodeSet`
+advances them in O(1). Otherwise the set is dissolved, and the scheduler's rules go through the requests one by one. The
+decisions of this module must always equal those of the rules.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class SteadyDecode:
-    """The decode set of one scheduler, and its plans, which hold rows of that set by reference.
+    """The decode set of one scheduler, and the plans that refer to it.
 
     Attributes:
         in_flight: plans that are not committed, the oldest first
-        planned: how many plans were made that run
+        planned: number of non-empty plans made
     """
 
     def __init__(self, rules: VllmScheduler, config: SchedulerConfig, *, budget_varies: bool) -> None:
@@ -39,11 +39,11 @@ class SteadyDecode:
         self._most_running = config.most_running
         self._block_size = config.block_size
         self._reserved = config.kv_reservation != "paged"  # no request takes blocks after its admission
-        # Blocks that a row takes at the start of one. Blocks that windows give back in the same steps do not count: a
-        # request may have its turn before they are free.
+        # Number of blocks that a row takes when it begins a new block. Blocks that sliding windows give back in the
+        # same steps do not count: a request may have its turn before they are free.
         self._at_once = self._pool.groups if isinstance(self._pool, GroupedPool) else 1
         drafting = config.speculative
-        self._joins = drafting is None  # a decode set counts on one token of each request a step
+        self._joins = drafting is None  # a decode set assumes one token per request and step
         self._two_budgets = (
             drafting is not None and drafting.draft_slots > 0 and config.max_num_scheduled_tokens is not None
         )
@@ -51,12 +51,15 @@ class SteadyDecode:
     # One step
 
     def pipeline(self) -> None:
-        """Keep all requests out of the decode set from now on: steps are planned behind unknown tokens."""
+        """Keep all requests out of the decode set from now on, because a pipeline has several steps in flight."""
         self._joins = False
         self.dissolve()
 
     def rows_beside(self, budget: int) -> list[tuple[Request, int]] | None:
-        """Return rows outside the decode set if the whole set can be granted too; None if order matters."""
+        """Return the rows outside the decode set if the whole set can run beside them; None if the order matters.
+
+        A row is a request and its number of tokens.
+        """
         rules, decodes, free = self._rules, self._decodes, self._pool.free
         if self._two_budgets:
             return None
@@ -87,13 +90,13 @@ class SteadyDecode:
         return rows if need <= free else None
 
     def _set_comes_first(self, wanting: list[tuple[Request, int]], left: int) -> bool:
-        """Return whether the whole decode set has its turn before `wanting`, or all decodes get their tokens anyway."""
+        """Return whether the decode set has its turn before `wanting`, or all decodes get their tokens in any order."""
         if self._rules.decodes_first:
             return sum(request.pending == 1 for request, _ in wanting) <= left
         return wanting[0][0].admitted > self._decodes.newest
 
     def tick(self, plan: StepPlan) -> int:
-        """Plan one token for every member; members that got their last leave. Returns the number of rows."""
+        """Plan one token for every member, and return the number of rows. Members that got their last token leave."""
         decodes = self._decodes
         rows = len(decodes.members)
         plan.add_decodes(rows, decodes.context, decodes.squares)
@@ -106,7 +109,7 @@ class SteadyDecode:
         return rows
 
     def launch(self, plan: StepPlan) -> None:
-        """Launch the final `plan`: requests that sample in it decode steadily from the next one on."""
+        """Launch the complete `plan`. Requests that sample in it join the decode set for the next plans."""
         plan.clock = self._decodes.clock
         self.planned += 1
         self.in_flight.append(plan)
@@ -120,7 +123,7 @@ class SteadyDecode:
     # Leaving the set
 
     def leave(self, request: Request) -> None:
-        """Take `request` out of the set; plans in flight, which held its row by reference, list it from now on."""
+        """Take `request` out of the set. Plans in flight that have a row of it list that row from now on."""
         self._leave(request, self.planned - 1)
 
     def _leave(self, request: Request, last: int) -> None:
@@ -142,7 +145,7 @@ class SteadyDecode:
     # Many steps at once
 
     def steps(self) -> int:
-        """Return the number of steady steps to come; see `Scheduler.steady_steps`."""
+        """Return the number of steady steps that will follow; see `Scheduler.steady_steps`."""
         rules, decodes, in_flight, pool = self._rules, self._decodes, self.in_flight, self._pool
         if self._unsteady or len(in_flight) != self._overlaps or not decodes.members:
             return 0
@@ -151,7 +154,7 @@ class SteadyDecode:
         if in_flight and in_flight[0].rows_outside_decodes():
             return 0
         loading = rules.kv_loading
-        if loading is not None and (loading.leaving or not pool.counts_only):  # loading hears of full blocks
+        if loading is not None and (loading.leaving or not pool.counts_only):  # loading must be told of full blocks
             return 0
         steps = decodes.steps_to_exit() - len(in_flight)
         if rules.waiting and len(rules.running) < self._most_running:
@@ -163,9 +166,9 @@ class SteadyDecode:
         return steps
 
     def _steps_without_admission(self, steps: int) -> int:
-        """Return how many of `steps` pure decode steps would leave the queue as it is, though there is a seat.
+        """Return how many of `steps` pure decode steps admit no request, although another request may run.
 
-        If decodes register the blocks that they fill, each may be one that the head could share.
+        If decodes register the blocks that they fill, the answer is 0: the head might share any of these blocks.
         """
         rules = self._rules
         budget, head = rules.waiting_budget(), rules.head()
@@ -176,7 +179,11 @@ class SteadyDecode:
         return rules.waiting.steps_at_head(head, steps)
 
     def skip(self, steps: int) -> StepPlan | None:
-        """Take `steps` such steps; return the last, to be committed, if it is the last of some member."""
+        """Plan and commit `steps` steady steps at once.
+
+        If the last step gives a member its last token, it is only planned, and returned for the caller to commit.
+        Otherwise None is returned.
+        """
         decodes = self._decodes
         last = steps == decodes.steps_to_exit()
         quiet = steps - last

@@ -1,9 +1,9 @@
 """The `trtllm` policy: defaults of TensorRT-LLM's PyTorch backend that differ from vLLM's.
 
-Prompts are not split (`enable_chunked_prefill` is off). A request is admitted only if there are KV blocks for all its
-tokens to come and for the needs of all running requests (`GUARANTEED_NO_EVICT`), so that none is ever preempted. With
-`batch_wait_timeout_iters` prompts wait beside decodes until they fill a share of the budget, or for so many steps
-(`PyExecutor._waiting_requests`).
+Prompts are not split (`enable_chunked_prefill` is off). A request is admitted only if there are KV blocks for all
+tokens that it and the running requests may still need (`GUARANTEED_NO_EVICT`), so that no request is ever preempted.
+With `batch_wait_timeout_iters`, prompts wait while requests decode, until they fill a share of the token budget or have
+waited for this number of steps (`PyExecutor._waiting_requests`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TrtllmScheduler(VllmScheduler):
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         super().__init__(config, **engine)
         self._chunks = False
-        self._waited = 0  # steps that prompts have been held back
+        self._waited = 0  # number of steps for which prompts have been held back
 
     def fill(self, plan: StepPlan, budget: int) -> None:
         left = self.serve_running(plan, budget)
@@ -51,7 +51,7 @@ class TrtllmScheduler(VllmScheduler):
         return 0 if self.waiting and self.config.batch_wait_timeout_iters else super().steady_steps()
 
     def _reason_to_reject(self, request: Request) -> str:
-        if request.prompt_len > self._budget and self.kv_loading is None:  # else KV may come from elsewhere
+        if request.prompt_len > self._budget and self.kv_loading is None:  # otherwise KV may be loaded
             return f"{request.prompt_len} prompt tokens exceed max_num_batched_tokens {self._budget}, and are not split"
         return super()._reason_to_reject(request)
 

@@ -1,12 +1,12 @@
-"""The `vllm` policy: decides exactly as vLLM 0.33's scheduler does, plain or overlapped.
+"""The `vllm` policy: decides exactly as vLLM 0.33's scheduler does, in the plain and the overlapped loop.
 
-There are no phases: each step brings every request's computed tokens towards its known tokens. Running requests come
-first, in order of admission; then, if no request had to be preempted, waiting ones, strictly in order. The recordings
-of vLLM's own scheduler in tests/data/oracle are the judge (`tokentwin conformance`).
+There are no phases: each step brings the computed tokens of every request towards its known tokens. Running requests
+come first, in order of admission. If no request had to be preempted, waiting requests follow, strictly in order.
+`tokentwin conformance` compares the policy with recordings of vLLM's own scheduler in tests/data/oracle.
 
-The rules are here. `residents.py` has the requests and the KV blocks that each needs, `steady_decode.py` makes the
-rules fast, and `drafts.py` has draft tokens. Other policies change the rules only in the methods that are marked here
-(docs/policies.md).
+This file holds the rules. `residents.py` holds the requests and computes the KV blocks that each needs,
+`steady_decode.py` makes the rules fast, and `drafts.py` handles draft tokens. Other policies change the rules only in
+the methods that are marked here (docs/policies.md).
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from serving.step_plan import Row, StepPlan, by_admission
 if TYPE_CHECKING:
     from serving.policies.fair import ServiceCounters
 
-# vLLM's rules do livelock: requests of equal priority and arrival can take each other's blocks in turn, and start over
-# before they have sampled a token. So many preemptions without a token in between count as a livelock.
+# vLLM's rules can livelock: requests of equal priority and arrival can take each other's blocks in turn, and start over
+# before they have sampled a token. This number of preemptions without a sampled token counts as a livelock.
 _LIVELOCK_PREEMPTIONS = 1000
 
 
 class PrefillInterval:
-    """The `prefill_schedule_interval` of one scheduler: prompts get tokens once in so many steps, decodes in all.
+    """The `prefill_schedule_interval` of one scheduler: prompts get tokens in one of `steps` steps, decodes in all.
 
-    It begins anew with each step that computes prompts. No prompt is held back if the last step that was to admit
-    requests has left any waiting that could have run.
+    The interval begins anew with each step that computes prompts. No prompt is held back if requests that could have
+    run were left waiting by the last step that held no prompts back.
     """
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._since = steps  # steps that ran since the last one that computed prompts
+        self._since = steps  # number of steps since the last step that computed prompts
         self._backlog = False  # True if requests were left waiting
 
     @property
     def holds_prompts(self) -> bool:
-        """True if the next step leaves prompts alone, provided that a request decodes in it."""
+        """True if the next step computes no prompts, provided that a request decodes in it."""
         return not self._backlog and self._since + 1 < self._steps
 
     def planned(self, plan: StepPlan, prefills: bool, held_back: bool, waiting: Iterable[Request]) -> None:
-        """Record a final `plan`, whether it computes prompts, and whether it has held any back."""
+        """Record a complete `plan`, whether it computes prompts (`prefills`), and whether it held prompts back."""
         self._since = 0 if prefills else self._since + bool(plan.tokens)
         if not held_back and not plan.preempted:
             self._look_for_backlog(waiting)
 
     def skipped(self, steps: int, waiting: Iterable[Request]) -> None:
-        """Record that `steps` steps of decodes alone were planned."""
+        """Record that `steps` pure decode steps were planned."""
         self._since += steps
         if self._backlog or self._since >= self._steps:
             self._look_for_backlog(waiting)
@@ -73,12 +73,13 @@ class VllmScheduler(Residents):
     """Continuous batching with chunked prefill, prefix caching and preemption by recomputation.
 
     Attributes:
-        decodes_first: whether decoding requests get their tokens before unfinished prompts; else all by admission
+        decodes_first: True if decoding requests get their tokens before unfinished prompts; otherwise the order of all
+            running requests is that of admission
         unsteady: running requests outside the decode set
-        draft_slots: tokens of the budget that a row takes beside its own
-        service: hears what requests are given, if it is set
+        draft_slots: number of budget tokens that a row takes beyond its own tokens
+        service: counters that are told of admissions and sampled tokens; None if there are none
 
-    `schedule` raises UserError when requests keep preempting one another and none of them gets on.
+    `schedule` raises UserError when requests keep preempting one another and none of them makes progress.
     """
 
     decodes_first: ClassVar[bool] = False
@@ -94,43 +95,43 @@ class VllmScheduler(Residents):
         self._steady = SteadyDecode(self, config, budget_varies=varies)
         self._in_flight = self._steady.in_flight
         self._admissions = 0
-        self._refused: tuple[object, ...] | None = None  # the circumstances in which the head did not fit
-        self._preempted_in_vain = 0  # preemptions since a step last sampled
-        # A pydantic attribute costs three plain ones.
+        self._refused: tuple[object, ...] | None = None  # the circumstances under which the head did not fit
+        self._preempted_in_vain = 0  # number of preemptions since a step last sampled
+        # Reading an attribute of a pydantic model takes three times as long as reading a plain one.
         self._overlaps = self._steps_overlap = config.async_scheduling
         self._stagger = config.decode_stagger
-        self._plans = 0  # plans made, with plans that run nothing
+        self._plans = 0  # number of plans made, including empty plans
         self._most_running = config.most_running
         self._long_prefill = config.long_prefill_token_threshold
         self._reserves_all = config.scheduler_reserve_full_isl
         self._chunks = config.enable_chunked_prefill
         self.draft_slots = config.speculative.draft_slots if config.speculative else 0
-        self._most_scheduled = config.most_step_tokens  # drafts' slots take of another, larger budget
+        self._most_scheduled = config.most_step_tokens  # draft slots do not count towards this budget
         self._budget = config.max_num_batched_tokens if self.draft_slots else self._most_scheduled
         self._ends_at_own_preemption = config.self_preemption_ends_step
         self._adaptive = config.long_prefill_token_threshold_adaptive
         self._interval = PrefillInterval(steps) if (steps := config.prefill_schedule_interval) > 1 else None
-        self._holds_prompts = False  # True if the step being planned leaves prompts alone
+        self._holds_prompts = False  # True if the step being planned computes no prompts
         self._prefills = 0  # rows of the step being planned whose requests had no token sampled in the step before
-        self._pads = self._serves = False  # a decode may be admitted with drafts; and beside others
-        self._most_of_one = self._budget  # tokens of one request in the step being planned
-        # Only if vLLM itself chooses may a victim leave blocks behind that were never computed, as vLLM's do.
+        self._pads = self._serves = False  # a decode may be admitted with drafts; the step has listed rows
+        self._most_of_one = self._budget  # maximum number of tokens of one request in this step
+        # vLLM leaves blocks in the prefix cache that a victim never computed. Policies with another victim do not.
         self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
 
     # Methods that other policies change, besides `new_queue`
 
     def victim(self) -> Request:
-        """Return the running request that loses its place when blocks are lacking."""
+        """Return the running request to preempt when blocks are lacking."""
         if self.config.policy == "fcfs":
             return self.running[next(reversed(self.running))]
         return max(self.running.values(), key=lambda r: (r.priority, r.arrived.arrival_ns))
 
     def step_budget(self) -> int:
-        """Return the most tokens of the next step, which depend on running and waiting requests alone."""
+        """Return the maximum number of tokens of the next step; it may depend only on running and waiting requests."""
         return self._budget
 
     def fill(self, plan: StepPlan, budget: int) -> None:
-        """Give `budget` tokens to requests, by the parts of a step below."""
+        """Give up to `budget` tokens to requests, by calling the parts of a step below."""
         left = self.serve_running(plan, budget)
         if self.waiting and not plan.preempted:
             self.admit_waiting(plan, left)
@@ -144,7 +145,7 @@ class VllmScheduler(Residents):
         return request
 
     def end(self, request: Request, status: Status) -> None:
-        """Let `request` leave for good, with `status`: finished or aborted."""
+        """Remove `request` for good, with `status` FINISHED or ABORTED."""
         loading = self.kv_loading
         if request.decodes is not None:
             self._steady.leave(request)
@@ -190,20 +191,20 @@ class VllmScheduler(Residents):
         return plan
 
     def _stagger_decodes(self, plan: StepPlan) -> None:
-        """Let requests that `plan` samples for decode again when their tokens have passed all pipeline stages."""
+        """Make requests that `plan` samples for wait until their tokens have passed all pipeline stages."""
         for request, _, _, samples, _ in plan.listed:
             if samples:
                 request.eligible = self._plans + self._stagger
 
     def most_of_one(self) -> int:
-        """Return the most tokens of one request in a step. Alone, a request is not held back."""
+        """Return the maximum number of tokens of one request in a step. A single request may take the whole budget."""
         requests = len(self.running) + len(self.waiting)
         if not self._long_prefill or requests <= 1:
             return self._budget
         return max(self._long_prefill, self.config.max_num_batched_tokens // requests if self._adaptive else 0)
 
     def room(self, plan: StepPlan, budget: int) -> int:
-        """Return the most tokens of one more row of `plan`, with `budget` left."""
+        """Return the maximum number of tokens of one more row of `plan`; `budget` is the rest of the budget."""
         if not self.draft_slots:
             return budget
         return min(budget - self.draft_slots, self._most_scheduled - plan.tokens)
@@ -227,7 +228,7 @@ class VllmScheduler(Residents):
             room = self.room(plan, budget)
             if room <= 0:
                 break
-            if request.id not in self.running:  # preempted for the sake of one before it
+            if request.id not in self.running:  # preempted for a request before it
                 continue
             tokens = min(self.wanted(request), room)
             if not tokens:
@@ -249,19 +250,19 @@ class VllmScheduler(Residents):
 
     @staticmethod
     def _is_in_flight(request: Request, plan: StepPlan) -> bool:
-        """Return whether a step before `plan` in flight writes to the blocks of `request`, like a load into them."""
+        """Return whether a step in flight before `plan` writes to the blocks of `request`."""
         return request.in_flight > sum(row.tokens for row in plan.listed if row.request is request)
 
     def turns(self, requests: Iterable[Request]) -> list[Request]:
-        """Return the running requests that may get tokens, in the order in which they do."""
+        """Return those of `requests` that may get tokens, in the order in which they get them."""
         if self._stagger > 1:
             requests = [request for request in requests if request.eligible <= self._plans]
         return sorted(requests, key=by_decodes_first if self.decodes_first else by_admission)
 
     def wanted(self, request: Request) -> int:
-        """Return the tokens that this running request could use in a step, drafts among them."""
+        """Return the number of tokens that this running request could use in a step, drafts included."""
         if request.placeholders and (not self._overlaps or self._last_is_under_way(request)):
-            return 0  # the token is under way: the last one, or one that must be known first
+            return 0  # a token is in flight that must be known first, or is the last
         if self._holds_prompts and not request.decoding:
             return 0
         if request.eligible > self._plans:
@@ -276,7 +277,10 @@ class VllmScheduler(Residents):
         return request.computed + 2 - request.placeholders >= request.max_len
 
     def give(self, plan: StepPlan, request: Request, tokens: int) -> int:
-        """Give `request`, which runs and lacks no block, its `tokens` in this step; return their cost to the budget."""
+        """Give `request` `tokens` tokens in this step; return the budget that they take.
+
+        The request runs, and there are free blocks for the tokens.
+        """
         start = request.computed
         end = start + tokens
         drafts = max(tokens - request.pending, 0) if request.proposed else 0
@@ -296,7 +300,7 @@ class VllmScheduler(Residents):
         return tokens + self.draft_slots
 
     def _preempt(self, plan: StepPlan, request: Request) -> int:
-        """Put `request` back to waiting with nothing computed; return its tokens of this step to the budget."""
+        """Preempt `request`: it waits again with nothing computed. Return the budget that its row of this step took."""
         row = plan.withdraw(request)
         if row:
             request.withdraw(row.tokens, row.samples, row.drafts)
@@ -337,7 +341,8 @@ class VllmScheduler(Residents):
             if not tokens:
                 if not self.running:
                     self._must_not_be_deadlocked()
-                # A request admitted by chunks may fit when a block that it could share is evicted: then it wants fewer.
+                # A request that is admitted in chunks may fit after a block that it could share is evicted, because its
+                # first chunk then ends earlier.
                 settled = self.pool.counts_only or (self._reserves_all and self.pool.settled(request))
                 lasts = settled and len(self.running) > 0 and not (self._pads or self._holds_prompts)
                 self._refused = circumstances if lasts and circumstances else None
@@ -345,7 +350,7 @@ class VllmScheduler(Residents):
             budget -= self.give(plan, request, tokens)
 
     def head(self) -> Request | None:
-        """Return the next request to admit: one that has loaded, else the first that waits for nothing."""
+        """Return the next request to admit: one whose KV has been loaded, or else the first that could run now."""
         if self.kv_loading is not None and (loaded := self.kv_loading.head()) is not None:
             return loaded
         for request in self.waiting:
@@ -355,11 +360,11 @@ class VllmScheduler(Residents):
         return None
 
     def head_was_refused(self, head: Request, budget: int) -> bool:
-        """Return whether `head` did not fit at the last look beside others, and nothing has changed since."""
+        """Return whether `head` did not fit when it was last considered, and nothing has changed since."""
         return self._circumstances(head, budget, self.most_of_one()) == self._refused
 
     def _circumstances(self, head: Request, budget: int, most_of_one: int) -> tuple[object, ...]:
-        """Return the circumstances that decide whether `head` fits; empty if they are not all known."""
+        """Return all circumstances that decide whether `head` fits; empty if some of them are unknown."""
         loadable = 0
         if self.kv_loading is not None:
             if not self.pool.counts_only or self.drafts is not None:
@@ -368,7 +373,7 @@ class VllmScheduler(Residents):
         return head.id, self.pool.version, budget, most_of_one, loadable
 
     def _must_not_be_deadlocked(self) -> None:
-        """Raise UserError if the head will never fit, since no request runs."""
+        """Raise UserError if no request runs and the head can never fit."""
         if self.kv_loading is not None and not self._in_flight and self.kv_loading.deadlocked:
             remedy = (
                 "is too small: requests hold KV that they loaded, and wait for one another's blocks for ever; "
@@ -377,11 +382,11 @@ class VllmScheduler(Residents):
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
 
     def waiting_budget(self) -> int:
-        """Return the budget of waiting requests in a step in which the decode set runs."""
+        """Return the token budget of waiting requests in a step in which the decode set runs."""
         return self.step_budget() - len(self.decodes.members)
 
     def _admit(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Make the request run if it fits, and return how many tokens it gets; 0 if it must wait, or load."""
+        """Let the request run if it fits, and return the number of tokens that it gets; 0 if it must wait or load."""
         loading, hit, loadable = self.kv_loading, None, 0
         if loading is not None and request.held:
             loading.take(request)
@@ -416,14 +421,14 @@ class VllmScheduler(Residents):
         return tokens
 
     def _first_tokens(self, request: Request, computed: int, budget: int) -> int:
-        """Return the tokens after the first `computed` that the request gets if it is admitted; 0 if it must wait."""
+        """Return how many tokens after the first `computed` the request gets if it is admitted; 0 if it must wait."""
         tokens = request.known - computed
         if tokens > 1 and self._holds_prompts:
             return 0
         if tokens == 1 and self._pads and (self._serves or computed):
             tokens = self.drafts.padded(computed)  # type: ignore[union-attr]
             most_room = min(self._budget - self.draft_slots, self._most_scheduled)
-            if tokens > most_room:  # no step has room for that: vLLM would wait for ever
+            if tokens > most_room:  # no step has room for that; vLLM would wait forever
                 tokens = 1
             elif tokens > budget:
                 return 0
@@ -435,7 +440,7 @@ class VllmScheduler(Residents):
         return budget if self._chunks or tokens > self._budget else 0
 
     def _run(self, plan: StepPlan, request: Request, computed: int) -> None:
-        """Let `request`, which waited, run from `plan` on; `computed` tokens of it were cached or loaded."""
+        """Let the waiting `request` run from `plan` on; `computed` of its tokens were cached or loaded."""
         self.waiting.remove(request)
         if request.preemptions:
             request.recomputed -= computed
@@ -451,7 +456,7 @@ class VllmScheduler(Residents):
         plan.admitted += (request,)
 
     def _fits_to_load(self, request: Request, hit: Hit, loading: KvLoading, tokens: int) -> bool:
-        """Return whether there are blocks to load the tokens of `request` up to `tokens`."""
+        """Return whether there are blocks for the first `tokens` tokens of `request`, so that they can be loaded."""
         if self._reserves_all and not self._fits(request, request.known, hit, tokens):
             return False
         return self._fits(request, tokens, hit, tokens, loading.reserved)
@@ -477,7 +482,7 @@ class VllmScheduler(Residents):
             fresh = not request.stale
             accepted = self._accepted(plan, request, drafts) if drafts else 0
             request.returned(tokens, samples, drafts, accepted)
-            if fresh and (plan.lag or drafts or self._hash_lookahead):  # else all was known and registered at planning
+            if fresh and (plan.lag or drafts or self._hash_lookahead):  # otherwise planning has registered all
                 self.pool.register(request, request.computed - request.in_flight)
             if samples and (request.known == request.end_len or request.id in stopped):
                 ended.append(request)
@@ -487,18 +492,18 @@ class VllmScheduler(Residents):
         return self._finish(plan, ended) if ended else ended
 
     def _accepted(self, plan: StepPlan, request: Request, drafts: int) -> int:
-        """Return how many of the `drafts` of `request` are accepted by `plan`, which has ended."""
+        """Return how many of the `drafts` drafts of `request` the ended `plan` accepts."""
         accepted = self.drafts.verify(plan, request, drafts)  # type: ignore[union-attr]
         if self.service is not None:
             self.service.sampled(request, min(accepted, request.end_len - request.known - 1))
         return accepted
 
     def _finish(self, plan: StepPlan, requests: list[Request]) -> list[Request]:
-        """Let `requests`, which got their last token in `plan`, leave in order of admission."""
+        """Remove `requests`, which got their last token in `plan`, and return them in order of admission."""
         if len(requests) > 1:
             requests.sort(key=by_admission)
         for request in requests:
-            if self.drafts is not None:  # a step under way may have been planned as if drafts were rejected
+            if self.drafts is not None:  # steps in flight may have been planned for tokens beyond the last
                 request.sampled_in = [(step, count) for step, count in request.sampled_in if step <= plan.seq]
             self.end(request, Status.FINISHED)
         return requests
@@ -506,7 +511,7 @@ class VllmScheduler(Residents):
     # Many steps at once: see `steady_decode.py`
 
     def pause_decodes(self) -> None:
-        """Plan this step without a decode set: every running request is `unsteady`."""
+        """Plan this step without a decode set: dissolve it, so that every running request is `unsteady`."""
         self._steady.dissolve()
 
     def steady_steps(self) -> int:
@@ -521,5 +526,5 @@ class VllmScheduler(Residents):
 
 
 def by_decodes_first(request: Request) -> tuple[bool, int]:
-    """Return a sort key: decoding requests, then unfinished prompts, both in order of admission."""
+    """Return a sort key: decoding requests come before unfinished prompts, and both are in order of admission."""
     return request.pending > 1, request.admitted

@@ -1,1 +1,1 @@
-"""A user's own policies, routers and cost models: found by name, called with a limit, and trusted in nothing."""
+"""A user's own policies, routers and cost models: they are found by name, called with a time limit, and checked."""

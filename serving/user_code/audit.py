@@ -1,8 +1,9 @@
-"""An account of every request, kept from the plans alone, with which a policy's requests and sums are compared.
+"""The audit of a user's own policy: an account of every request, made from the plans alone.
 
-A plan's sums must be the sums of its rows, a request's rows must add up to its tokens, and its lengths must stay as
-they came. Requests in steady decode are accounted for together, so that a steady step costs O(1) here, too. The KV that
-requests hold is recounted now and then, so often that it costs a few requests a step.
+The audit compares the policy's requests and sums with these accounts. A plan's sums must be the sums of its rows, a
+request's rows must add up to its tokens, and its lengths must not change after its arrival. Requests in steady decode
+are accounted for together, so a steady step takes O(1) time here, too. The KV blocks of requests are recounted at
+intervals, which on average recounts a few requests per step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from serving.step_plan import AGGREGATES, StepPlan
 from serving.workload import PRIVATE, REQUEST_FIELDS, WorkloadRequest, as_it_is, what_changed
 
 _SUMS = (*AGGREGATES, "decode_squares", "draft_pairs", "masked_rows")
-_COUNTED = 4  # requests whose KV is recounted, per step
+_COUNTED = 4  # mean number of requests per step whose KV is recounted
 _BITS = 1 << 20
 _LAST = 1 << 60  # no plan has this number
 
@@ -36,13 +37,13 @@ class _Account:
     """The account of one request.
 
     Attributes:
-        came: the fields of `arrived`, as they were then, among them its lengths
-        start: tokens that were cached or loaded at the last admission
-        computed: tokens with KV by now; for a member of the decode set, at the tick of `joined`
-        most: the largest value that `computed` has had
-        sampled: output tokens that steps were planned for; for a member, at the tick of `joined`
-        admitted: whether it has had a row since it last waited
-        last: number of the last plan that has a row of it; not kept for a member
+        came: values of the fields of `arrived` when the request came, which include its lengths
+        start: number of tokens that were cached or loaded at the last admission
+        computed: number of tokens with KV; for a member of the decode set, at the tick `joined`
+        most: largest value that `computed` has had
+        sampled: number of output tokens that steps were planned for; for a member, at the tick `joined`
+        admitted: True if it has had a row since it last waited
+        last: number of the last plan that has a row of it; not updated for a member
     """
 
     __slots__ = (
@@ -67,11 +68,13 @@ class _Account:
 
 
 class Audit:
-    """The accounts of the requests of `scheduler`; calls `breach` with a rule, what is wrong and the request.
+    """The accounts of the requests of `scheduler`. It calls `breach` with a rule, what is wrong and the request.
+
+    `by_segments` is True if requests share tokens only by equal segments; otherwise the audit cannot tell what they
+    share.
 
     Attributes:
-        external: whether KV may come from outside, so that the audit cannot know how much is cached
-        by_segments: whether equal segments are all that requests share; if not, content is known elsewhere
+        external: True if KV may come from outside the engine, so that the audit cannot know how many tokens are cached
     """
 
     def __init__(self, scheduler: Scheduler, limits: SchedulerConfig, breach: Breach, by_segments: bool) -> None:
@@ -81,13 +84,13 @@ class Audit:
         self._accounts: dict[int, _Account] = {}
         self._members: dict[int, _Account] = {}  # accounts of the decode set
         self._ticks = self._context = self._squares = 0  # ticks and sums of the decode set
-        self._to_count = 0  # members whose KV may be recounted by now
+        self._to_count = 0  # number of members whose KV may be recounted by now
         self._prefixes = _Prefixes(limits) if by_segments else None
 
     # Requests come and go
 
     def added(self, request: Request, arrived: WorkloadRequest, came: tuple[Any, ...], outputs: int = 0) -> None:
-        """Open the account of `request`, which was made of `arrived` when the fields of `arrived` were `came`."""
+        """Open the account of `request`, which was made from `arrived`, whose fields had the values `came`."""
         if request.arrived is not arrived or request.id != arrived.id:
             self._breach("requests", f"add() returned a request made of another than request {arrived.id}", request)
         account = _Account(request, came, outputs, self._limits)
@@ -104,7 +107,7 @@ class Audit:
     def ended(self, plan: int, stopped: Collection[int], requests: list[Request]) -> None:
         """Close the accounts of `requests`, which finished when plan number `plan` ended.
 
-        Requests in `stopped` ended before their last token.
+        Requests with an id in `stopped` may have ended before their last token.
         """
         for request in requests:
             account = self._accounts.get(request.id)
@@ -123,7 +126,7 @@ class Audit:
             unforeseen = self._drafts or request.id in stopped or request.end_len < request.max_len
             if account.last > plan and not unforeseen:
                 self._breach("requests", f"finishes before step {account.last} has ended, which computes it", request)
-            if account.most < request.known - 1:  # preempted requests lose them while the last token is under way
+            if account.most < request.known - 1:  # `most`: a preempted request loses computed tokens
                 what = f"finishes with {account.most} tokens computed or found of the {request.known - 1}"
                 self._breach("requests", f"{what} before its last", request)
             del self._accounts[request.id]
@@ -135,7 +138,7 @@ class Audit:
             self._leave(account)
 
     def _check_lengths(self, account: _Account) -> None:
-        """Check that the request still has the lengths, the priority and the fields with which it came."""
+        """Check that the request still has the lengths, the priority and the fields that it had when it came."""
         request = account.request
         for name, is_now, was in (
             ("prompt_len", request.prompt_len, account.prompt_len),
@@ -153,7 +156,7 @@ class Audit:
     # Plans
 
     def planned(self, plan: StepPlan) -> None:
-        """Account for `plan`, which was made and may run."""
+        """Check `plan`, which was just made, and add its rows to the accounts."""
         if type(plan) is not StepPlan:
             self._breach("calls", f"schedule() returned a {type(plan).__name__}, which is no StepPlan")
         for request in plan.preempted:
@@ -206,7 +209,7 @@ class Audit:
         account.sampled += samples
 
     def _check_cached(self, account: _Account, cached: int) -> None:
-        """Check that the prefix cache or a load can account for the first `cached` tokens of the request."""
+        """Check that the prefix cache can hold the first `cached` tokens of the request."""
         if not cached or self.external:
             return
         most = account.most if self._limits.enable_prefix_caching else 0
@@ -218,10 +221,10 @@ class Audit:
             what = f"starts after {cached} tokens; the prefix cache can hold {most} of them"
             self._breach("rows", what, account.request)
 
-    # The decode set, each member of which gets a token in every step that holds the set
+    # The decode set. Every member gets a token in each step that contains the set.
 
     def _tick(self, plan: StepPlan, rows: int, listed: StepPlan) -> None:
-        """Account for the `rows` rows of the decode set in `plan`, and add their sums to `listed`."""
+        """Check the `rows` rows of the decode set in `plan`, and add their sums to `listed`."""
         if rows != len(self._members):
             for account in list(self._members.values()):  # the set was dissolved
                 if account.request.decodes is None and not _departs(plan, account.request):
@@ -241,7 +244,7 @@ class Audit:
                 leaver.last = plan.seq
 
     def skipped(self, steps: int, finished: list[Request]) -> None:
-        """Account for `steps` steps in which every member got a token; `finished` ended with them."""
+        """Record `steps` steps in which every member got a token; the requests `finished` ended with the last one."""
         self._advance(steps)
         self.ended(_LAST, (), finished)
         self.check_decodes()
@@ -269,7 +272,7 @@ class Audit:
         self._squares -= account.computed**2
 
     def check_decodes(self) -> None:
-        """Check the sums of the decode set, with which a cost model prices many steps."""
+        """Check the sums of the decode set, from which a cost model prices many steps at once."""
         decodes = self._scheduler.decodes
         sums = ("rows", "context", "squares")
         theirs = len(decodes.members), decodes.context, decodes.squares
@@ -287,10 +290,10 @@ class Audit:
     # KV
 
     def _recount_kv(self) -> None:
-        """Check that running requests hold the blocks of the tokens that were computed for them."""
+        """Check that running requests hold blocks for all tokens that were computed for them."""
         running = self._scheduler.running
         self._to_count += _COUNTED
-        if self._to_count < len(running) or self._limits.kv_groups:  # windows forget blocks that they have passed
+        if self._to_count < len(running) or self._limits.kv_groups:  # sliding windows free blocks behind them
             return
         self._to_count = 0
         size, pool, needed = self._limits.block_size, self._scheduler.pool, 0
@@ -310,9 +313,9 @@ class Audit:
 
 
 class _Prefixes:
-    """The beginnings of prompts that may be in a cache, by hash: two or more requests have had them.
+    """The hashes of prompt prefixes that two or more requests have had, and that may therefore be in a cache.
 
-    The class keeps two bits for each hash, so that its size is constant. If hashes collide it counts beginnings that no
+    The class keeps two bits for each hash, so its size is constant. If hashes collide, it also counts prefixes that no
     two requests share.
     """
 
@@ -320,14 +323,14 @@ class _Prefixes:
         self._once, self._again = bytearray(_BITS // 8), bytearray(_BITS // 8)
 
     def add(self, request: WorkloadRequest) -> None:
-        """Record that the prompt of `request`, and the answer to it, may be in the cache from now on."""
+        """Record that the prompt and the output of `request` may be in the cache from now on."""
         for place, _ in _chain((*request.prompt, (f"out:{request.id}", request.output_len))):
             byte, bit = place // 8, 1 << place % 8
             self._again[byte] |= self._once[byte] & bit
             self._once[byte] |= bit
 
     def shared(self, request: WorkloadRequest) -> int:
-        """Return the tokens at its beginning that another may have had; segments of one name may differ in length."""
+        """Return the maximum length of the prefix, in tokens, that `request` may share with another request."""
         tokens = 0
         for place, length in _chain(request.prompt):
             if not self._again[place // 8] & 1 << place % 8:
@@ -337,7 +340,7 @@ class _Prefixes:
 
 
 def _chain(prompt: tuple[tuple[str, int], ...]) -> list[tuple[int, int]]:
-    """Return a hash of all names up to each leading segment that others can have, and the segment's tokens."""
+    """Return, for each segment before the first private one, a hash of the names up to it, and its number of tokens."""
     places: list[tuple[int, int]] = []
     key = 0
     for name, tokens in prompt:

@@ -1,8 +1,8 @@
-"""Calls to a user's own policy, router or cost model, which may raise anything, or never return.
+"""The time limit of calls to a user's own policy, router or cost model, which may raise anything or never return.
 
-The wall clock only ends calls that hang; no result ever depends on it. A timer ticks and checks whether the call under
-way is still the call of the tick before. It runs from the first call until that call ends, or, in a run with many
-calls, until the run ends.
+The wall clock is only used to end calls that hang; no result depends on it. At each tick, a timer checks whether the
+present call is still the call of the previous tick. The timer runs until the call ends, or, in a run with many calls,
+until the run ends.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from serving.errors import UserError, raised
 
 CALL_LIMIT_S = 10.0
 _TICKS = 10  # ticks per CALL_LIMIT_S
-_LONGER = 6  # an import or a constructor, which may read much, may take so many times as long
-_MOST_IGNORED = 3  # a call that goes on after so many `Overtime`s will not end
+_LONGER = 6  # an import or a constructor, which may read much, has a limit that is longer by this factor
+_MOST_IGNORED = 3  # a call that goes on after this number of `Overtime`s is assumed never to end
 
 
 class Overtime(BaseException):
-    """A call took too long; raised inside that call, where no `except Exception` of a policy stops it."""
+    """The exception that is raised inside a call that takes too long; `except Exception` does not catch it."""
 
 
 class Fault(Exception):
-    """A call failed instead of returning; `__cause__` is the exception that it raised, if it raised one."""
+    """The error of a call that failed or took too long; `__cause__` is the exception that it raised, if any."""
 
     def __init__(self, rule: Literal["calls", "time"], what: str) -> None:
         self.rule, self.what = rule, what
@@ -41,14 +41,17 @@ class _Watch:
     """The watch over the calls of one thread.
 
     Attributes:
-        calls: calls begun plus calls ended: odd while one is under way
-        calls_at_tick: `calls` at the last tick
-        name, limits: name of the call under way, and how many CALL_LIMIT_S it may take
-        ticks, overtimes: number of ticks and of `Overtime`s during that call
-        ticks_of_overtime: ticks at the last `Overtime`
-        timer: what to close when no more calls are to be watched; None while nothing ticks
-        in_run: whether the timer goes on between calls
-        ends_s, limit_s: when the time of `time_limit` is over, and how long that was
+        calls: number of calls begun plus number of calls ended; odd during a call
+        calls_at_tick: value of `calls` at the last tick
+        name: name of the present call
+        limits: time limit of the present call, as a multiple of CALL_LIMIT_S
+        ticks: number of ticks during the present call
+        overtimes: number of `Overtime`s raised during the present call
+        ticks_of_overtime: value of `ticks` at the last `Overtime`
+        timer: the running timer, which `close` stops; None if none runs
+        in_run: True if the timer goes on between calls
+        ends_s: time of the monotonic clock at which `time_limit` ends; None without such a limit
+        limit_s: length of that limit in seconds
     """
 
     def __init__(self) -> None:
@@ -72,14 +75,14 @@ _threads = _Threads()
 def limited(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """Return what `call` returns; raise `Fault` if it fails or takes too long.
 
-    A UserError and Ctrl-C pass unchanged. A call takes at most `CALL_LIMIT_S` seconds. Calls within a call are part of
-    it.
+    UserError and KeyboardInterrupt pass unchanged. A call may take at most `CALL_LIMIT_S` seconds. Calls within a call
+    are part of that call.
     """
     return _limited(1, call, *arguments, **settings)
 
 
 def limited_longer(call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """Call an import or a constructor as `limited` does, with a longer limit."""
+    """Call an import or a constructor in the way of `limited`, but with a longer time limit."""
     return _limited(_LONGER, call, *arguments, **settings)
 
 
@@ -102,7 +105,7 @@ def _limited(limits: int, call: Callable[..., Any], *arguments: Any, **settings:
         except BaseException as error:
             raise Fault("calls", f"raised {raised(error)}") from error
     except Overtime:
-        watch.calls += 1  # the timer ends no call from here on
+        watch.calls += 1  # from here on the timer raises no `Overtime`
         raise Fault("time", _overtime(watch)) from None
     finally:
         watch.calls += watch.calls % 2
@@ -112,7 +115,7 @@ def _limited(limits: int, call: Callable[..., Any], *arguments: Any, **settings:
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Keep one timer for the many calls of this thread."""
+    """Keep one timer running for all calls of this thread in this context."""
     watch = _threads.watch
     before, watch.in_run = watch.in_run, True
     try:
@@ -125,7 +128,7 @@ def watching() -> Iterator[None]:
 
 @contextmanager
 def time_limit(limit_s: float) -> Iterator[None]:
-    """Limit all calls of this thread together to `limit_s` seconds; the last one then raises a `Fault`."""
+    """Limit all calls of this thread together to `limit_s` seconds. The call that exceeds the limit raises `Fault`."""
     watch = _threads.watch
     watch.ends_s, watch.limit_s = monotonic() + limit_s, limit_s
     try:
@@ -141,9 +144,9 @@ def _overtime(watch: _Watch) -> str:
 
 
 def _is_over(watch: _Watch) -> bool:
-    """Return whether a tick has to end the call under way, with one `Overtime` in `_TICKS` ticks.
+    """Return whether this tick has to raise `Overtime` in the present call, at most once in `_TICKS` ticks.
 
-    A second `Overtime` at once could hit the code after the call.
+    A second `Overtime` right after the first could hit the code after the call.
     """
     if watch.calls % 2 == 0:
         return False
@@ -161,7 +164,7 @@ def _is_over(watch: _Watch) -> bool:
 
 
 def _leave(watch: _Watch) -> None:
-    """End the process, since nothing else ends the call."""
+    """End the process with status 2, because nothing else ends the call."""
     line = UserError("call", f"{watch.name}()", "catches what would end it after its limit; let it return")
     os.write(2, f"tokentwin: {line}\n".encode())
     os._exit(2)
@@ -183,7 +186,7 @@ def _ticking(watch: _Watch) -> ExitStack:
 
 @contextmanager
 def _by_signal(watch: _Watch) -> Iterator[None]:
-    """Tick in the main thread, by a signal, which also wakes the thread from a sleep."""
+    """Run a timer by a signal in the main thread; the signal also wakes the thread from a sleep."""
 
     def tick(number: int, frame: FrameType | None) -> None:
         if _is_over(watch):
@@ -202,7 +205,7 @@ def _by_signal(watch: _Watch) -> Iterator[None]:
 
 @contextmanager
 def _by_thread(watch: _Watch) -> Iterator[None]:
-    """Tick in another thread, which gets the exception when it next runs Python code."""
+    """Run a timer in another thread. The watched thread gets the exception when it next runs Python code."""
     watched, over = threading.get_ident(), threading.Event()
 
     def look() -> None:

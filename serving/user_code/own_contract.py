@@ -1,8 +1,8 @@
-"""The whole contract, for a user's own policy, which is trusted in nothing.
+"""The whole contract, for a user's own policy, which is not trusted.
 
-Beside the limits it checks four things. Every row of a plan is of one live request and agrees with that request. An
-account of requests that is kept apart agrees (`audit.py`). A promise of steady steps can be kept. An exception of the
-policy, or a call that does not return, becomes one line.
+Beside the limits it checks three things: every row of a plan belongs to one live request and agrees with that request,
+a separate account of the requests agrees with the policy (`audit.py`), and a promise of steady steps can be kept. If
+the policy raises an exception or does not return, the user gets a one-line error.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from serving.user_code.call_limit import Fault, limited
 from serving.workload import WorkloadRequest, as_it_is
 
 _PARTS = ("config", "requests", "running", "waiting", "decodes", "pool")
-_MOST_EMPTY_PLANS = 10_000  # consecutive plans, each of which preempts and runs nothing
+_MOST_EMPTY_PLANS = 10_000  # maximum number of consecutive plans that preempt requests and run nothing
 
 
 class OwnContract(Contract):
-    """The contract of a policy that may do anything."""
+    """The contract of a user's own policy, which may do anything."""
 
     def __init__(self, policy: str, scheduler: Scheduler, limits: SchedulerConfig, by_segments: bool) -> None:
         missing = [name for name in _PARTS if not hasattr(scheduler, name)]
@@ -40,10 +40,10 @@ class OwnContract(Contract):
         self._audit = Audit(scheduler, limits, self.breach, by_segments)
         self._stagger = limits.decode_stagger
         self._plans = 0
-        self._eligible: dict[int, int] = {}  # first plan that may have the next token of each request, by its id
+        self._eligible: dict[int, int] = {}  # by request id: first plan that may compute its next token
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what the policy returns. An exception of the policy, or a call that takes too long, is a breach."""
+        """Return the result of `call`. An exception, or a call that takes too long, is a breach."""
         try:
             return limited(call, *arguments)
         except Fault as fault:
@@ -91,7 +91,7 @@ class OwnContract(Contract):
                 self.breach("KV", what, request)
 
     def _check_stagger(self, plan: StepPlan) -> None:
-        """Check that no token is computed after one that is still in an earlier pipeline stage."""
+        """Check that no request decodes again while its last token is still in the pipeline."""
         self._plans += 1
         self._eligible = {id: first for id, first in self._eligible.items() if first > self._plans}
         again = [m for m in self.scheduler.decodes.members.values() if m.joined < plan.clock]
@@ -104,7 +104,10 @@ class OwnContract(Contract):
                 self._eligible[request.id] = self._plans + self._stagger
 
     def _check_decodes(self) -> None:
-        """Check in O(1) that the decode set has this deployment's blocks and, if nothing is shared, enough of them."""
+        """Check that the decode set has the deployment's block size and, if nothing is shared, enough blocks.
+
+        The check takes O(1) time.
+        """
         decodes, pool, block_size = self.scheduler.decodes, self.scheduler.pool, self.limits.block_size
         taken = pool.total - pool.free
         if decodes.block_size != block_size:
@@ -184,9 +187,9 @@ class OwnContract(Contract):
 
 
 def contract_with(policy: str, scheduler: Scheduler, limits: SchedulerConfig, by_segments: bool = False) -> Contract:
-    """Return the contract of the scheduler that the policy called `policy` has made.
+    """Return the contract of `scheduler`, which the policy called `policy` has made.
 
-    `by_segments` says that its requests share what their segments say, and not what their tokens are.
+    `by_segments` is True if requests share tokens only by equal segments, and not by the values of their tokens.
     """
     if policy in POLICIES:
         return Contract(policy, scheduler, limits)
@@ -194,7 +197,7 @@ def contract_with(policy: str, scheduler: Scheduler, limits: SchedulerConfig, by
 
 
 def _request_at_hand(error: BaseException | None) -> Request | None:
-    """Return the request of the innermost call that has one."""
+    """Return the variable `request` of the innermost frame of the traceback that has one; None if there is none."""
     at_hand, frame = None, error.__traceback__ if error else None
     while frame is not None:
         request = frame.tb_frame.f_locals.get("request")

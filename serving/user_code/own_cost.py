@@ -1,7 +1,7 @@
-"""A user's own cost model: a function of a step's plan, or a class with `step_ns`, checked at every step.
+"""A user's own cost model: a function of a step's plan, or a class with `step_ns`.
 
-It is found by its name. Every other answer of a cost model has a default here. An answer that cannot be a time ends the
-run with one line that names the model and the step.
+It is found by its name. The other methods of a cost model have defaults here. Its times are checked at every step: a
+value that cannot be a time ends the run with a one-line error that names the model and the step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MOST_NS = 10**18  # 31 years
 
 
 def names_own_cost(text: str) -> bool:
-    """Return whether `text` is `module:name` or `path/to/file.py:name` of a function or a class, not a directory."""
+    """Return whether `text` names a function or a class, as `module:name` or `path/to/file.py:name`."""
     return ":" in text and text.rpartition(":")[2].isidentifier()
 
 
 def own_cost(name: str, deployment: Deployment) -> OwnCost:
-    """Return the cost model called `name`, for `deployment`. Raises UserError if there is none, or it cannot be made.
+    """Return the cost model called `name` for `deployment`. Raises UserError if it does not exist or cannot be made.
 
-    A class is called with the deployment if it has a constructor of its own, else with nothing.
+    A class that defines `__init__` is called with the deployment, any other class without arguments.
     """
     model = find_object(_FIELD, name, {})
     if deployment.pipeline_parallel_size > 1:
@@ -49,7 +49,7 @@ def own_cost(name: str, deployment: Deployment) -> OwnCost:
 
 
 def source_file(name: str) -> str | None:
-    """Return the file that `module:name` or `path/to/file.py:name` is read from; None if there is none."""
+    """Return the file that holds `module:name` or `path/to/file.py:name`; None if there is none."""
     place = name.rpartition(":")[0]
     if place.endswith(".py"):
         return place
@@ -61,19 +61,19 @@ def source_file(name: str) -> str | None:
 
 
 def identity(name: str) -> str:
-    """Return the name, and twelve hexadecimal digits that change with the file it is read from."""
+    """Return the name with twelve hexadecimal digits: a hash of the file that holds it."""
     file = source_file(name)
     return f"{name}@{blake2b(Path(file).read_bytes(), digest_size=6).hexdigest()}" if file else name
 
 
 class OwnCost:
-    """A `CostModel` by a user's `model`, which has `step_ns(plan)` and any of the following.
+    """A `CostModel` made from a user's `model`, which has `step_ns(plan)` and any of the following.
 
-    cpu_ns(plan)    if missing, planning takes no time
+    cpu_ns(plan)    CPU time of planning in ns; 0 if missing
     decode_run_ns   as in `CostModel`; if missing, the steps are priced one by one
-    interval        factors of the predicted time between which 9 of 10 runs lie; if missing, none is known
+    interval        two factors of the predicted time between which 9 of 10 runs lie; unknown if missing
 
-    Raises UserError for an answer that is no int, is negative, or is an exception.
+    Raises UserError if the model returns a time that is not an int or is negative, or raises an exception.
     """
 
     def __init__(self, name: str, model: Any, factor: float = 1.0) -> None:
@@ -84,7 +84,7 @@ class OwnCost:
         self.interval = self._checked_interval(getattr(model, "interval", None))
 
     def scaled(self, factor: float) -> OwnCost:
-        """Return the same cost model with `factor` times the time."""
+        """Return this cost model with all its times multiplied by `factor`."""
         return OwnCost(self.name, self._model, self._factor * factor)
 
     def cpu_ns(self, plan: StepPlan) -> int:
@@ -105,7 +105,7 @@ class OwnCost:
         return [self._time("decode_run_ns", ns, first) for ns in times]
 
     def _answer(self, method: str, plan: StepPlan, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what `call` returns. Raises UserError, about `plan`, for an exception or too long a call."""
+        """Return the result of `call`. Raises UserError about `plan` if the call fails or takes too long."""
         try:
             return limited(call, *arguments)
         except Fault as fault:

@@ -1,13 +1,14 @@
-"""The search for a policy, a router, a cost model or an attention backend by its name.
+"""Finding a policy, a router, a cost model or an attention backend by its name.
 
-Ours are found by name, an installed one by the name of its entry point, and a user's own as `path/to/file.py:Class` or
-`module:Class`. The group of a policy's entry points is `tokentwin.policy`, and so on. Paths are relative to the working
-directory, which is also searched for modules that are nowhere else. `located` makes such a name absolute when it is
-read, so that a job or a worker that runs elsewhere finds the same file.
+Built-in ones are found by name, installed ones by the name of their entry point, and a user's own as
+`path/to/file.py:Class` or `module:Class`. The entry points of policies are in the group `tokentwin.policy`; the other
+groups are named alike. Paths are relative to the working directory. Modules that Python finds nowhere else are looked
+for there, too. `located` makes such a name absolute when it is read, so that a job or a worker that runs in another
+directory finds the same file.
 
-A user's policy or router may replace none of tokentwin's functions. All of them are checked when a user's file is
-imported, and in each run the functions that simulate and price. Other changes that a user's code makes to objects that
-are not its own go unseen: it runs in the same process.
+A user's policy or router must not replace functions of tokentwin. All functions are checked when a user's file is
+imported; the functions that simulate and price are also checked in each run. Other changes that a user's code makes to
+our objects are not detected, because it runs in the same process.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from typing import Any
 from serving.errors import OURS, UserError
 from serving.user_code.call_limit import Fault, limited_longer
 
-_USERS = "user_module_"  # prefix of the names of modules that were read from a user's file
+_USERS = "user_module_"  # prefix of the names of modules that are loaded from a user's file
 
 _LOADING: ContextVar[str] = ContextVar("loading", default="")
 
 
 def located(name: str) -> str:
-    """Return `name` with the absolute path of a file that it names, or of a module in the working directory alone."""
+    """Return `name` with an absolute path if it names a file, or a module that is only in the working directory."""
     place, colon, class_name = name.rpartition(":")
     if not colon:
         return name
@@ -47,7 +48,7 @@ def located(name: str) -> str:
 
 
 def _is_found(top: str, file: Path) -> bool:
-    """Return whether Python finds a module or package `top` by itself, and not by way of `file`."""
+    """Return whether Python finds a module or package called `top` that is not `file`."""
     try:
         spec = find_spec(top)
     except ValueError:  # __main__ has none
@@ -58,7 +59,7 @@ def _is_found(top: str, file: Path) -> bool:
 def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) -> Any:
     """Return the class called `name`: one of `known` (name -> `module:Class`), or a user's own.
 
-    Raises UserError if there is no such name, file, module or class, or the class lacks a method that it `needs`.
+    Raises UserError if there is no such name, file, module or class, or if the class lacks one of the methods `needs`.
     """
     named = find_object(kind, name, known)
     missing = [method for method in needs if not callable(getattr(named, method, None))]
@@ -68,7 +69,7 @@ def find(kind: str, name: str, known: dict[str, str], needs: tuple[str, ...]) ->
 
 
 def check_name(kind: str, name: str, known: dict[str, str]) -> str:
-    """Return the place of `name`, as `file:Class` or `module:Class`. Raises UserError if the name does not give it."""
+    """Return where `name` is, as `file:Class` or `module:Class`. Raises UserError if it is unknown or malformed."""
     place = known.get(name) or (located(name) if ":" in name else _installed(kind).get(name, ""))
     if not all(place.rpartition(":")[::2]):
         names = ", ".join([*known, *_installed(kind)])
@@ -77,7 +78,7 @@ def check_name(kind: str, name: str, known: dict[str, str]) -> str:
 
 
 def _installed(kind: str) -> dict[str, str]:
-    """Return the objects that installed packages offer: `module:Class` by name."""
+    """Return the objects of this kind that installed packages offer, as a mapping of name to `module:Class`."""
     points = entry_points(group=f"tokentwin.{kind.replace(' ', '_')}")
     return {entry.name: f"{entry.module}:{entry.attr}" for entry in sorted(points, key=lambda entry: entry.name)}
 
@@ -125,12 +126,15 @@ def _import(place: str) -> ModuleType:
 
 
 def _module_name(place: str) -> str:
-    """Return the name of a module, or of the module that a file becomes."""
+    """Return the name of the module at `place`; a file gets a name of its own."""
     return f"{_USERS}{blake2b(place.encode(), digest_size=8).hexdigest()}" if place.endswith(".py") else place
 
 
 def _module_in(file: Path) -> ModuleType:
-    """Return the module in `file`, loaded once. It finds its neighbours, after everything that Python finds anyway."""
+    """Return the module in `file`, which is loaded once. It can import files in its directory.
+
+    That directory comes last in `sys.path`.
+    """
     name = _module_name(str(file))
     if name in sys.modules:
         return sys.modules[name]
@@ -153,7 +157,7 @@ def _module_in(file: Path) -> ModuleType:
 
 
 def user_threads() -> list[Thread]:
-    """Return threads that run a user's file and that Python would wait for at its end."""
+    """Return the threads that run code of a user's file and that Python would wait for at exit."""
     frames = sys._current_frames()
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     return [thread for thread in others if not thread.daemon and _runs_users(frames.get(thread.ident or 0))]
@@ -168,7 +172,7 @@ def _runs_users(frame: FrameType | None) -> bool:
 
 
 def end_user_threads() -> bool:
-    """End the threads of `user_threads`, and return whether they all have ended. A thread inside of C code has not."""
+    """End the threads of `user_threads`; return whether all have ended. A thread inside C code cannot be ended."""
     threads = user_threads()
     for thread in threads:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
@@ -178,12 +182,12 @@ def end_user_threads() -> bool:
 
 
 def loading() -> str:
-    """Return the user's own file that is being loaded; empty if none is."""
+    """Return the path of the user's file that is being loaded; empty if none is."""
     return _LOADING.get()
 
 
 class Replaced(UserError):
-    """The user's code called `names` has put something else in the place of `what`."""
+    """The error that the user's code called `names` has replaced our function `what`."""
 
     def __init__(self, names: str, what: str) -> None:
         super().__init__("policy or router", names, f"replaces {what}, which is tokentwin's; leave it as it is")
@@ -194,13 +198,13 @@ Functions = dict[tuple[Any, str], object]
 
 
 def our_functions() -> Functions:
-    """Return the functions of all imported modules."""
+    """Return the functions of all our imported modules and of their classes."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in OURS]
     return dict(_functions([*modules, *(one for module in modules for one in vars(module).values() if _is_ours(one))]))
 
 
 def functions_of(objects: Iterable[object]) -> Functions:
-    """Return the functions of the classes of `objects`, of their attributes, and of the attributes of these."""
+    """Return the functions of the classes of `objects` and of their attributes, down to attributes of attributes."""
     kinds: dict[type, None] = {}
     objects = list(objects)
     for _ in range(3):
@@ -210,7 +214,7 @@ def functions_of(objects: Iterable[object]) -> Functions:
 
 
 def replaced(before: Functions) -> str:
-    """Return the name of a function that has changed since `before`; empty if none has."""
+    """Return the name of a function that has been replaced since `before`; empty if there is none."""
     for (owner, name), does in before.items():
         if _does(vars(owner).get(name)) is not does:
             return (

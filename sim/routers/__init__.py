@@ -1,1 +1,1 @@
-"""Routers, which spread requests over replicas, one idea a file."""
+"""Routers, which spread requests over replicas. Each file implements one method."""

@@ -1,4 +1,4 @@
-"""A random replica, as a load balancer without any state chooses."""
+"""The `random` router: it chooses a random replica, as a load balancer without state does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consistent hashing: a key keeps its replica when others come and go (Karger et al. 1997)."""
+"""Consistent hashing: a key keeps its replica when other replicas join or leave (Karger et al. 1997)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hashlib import blake2b
 from sim.replica import Replica
 from sim.replica_set import ReplicaSet
 
-_POINTS = 64  # points of each replica: shares of the ring differ by about 1 / sqrt(64)
+_POINTS = 64  # points of each replica on the ring; shares of the ring differ by about 1 / sqrt(64)
 
 
 class HashRing:
-    """The members of a `ReplicaSet` as points on a ring, made anew when they change."""
+    """The members of a `ReplicaSet` as points on a ring, which is made anew when the members change."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
-        self._points: list[tuple[int, int]] = []  # hash, and which member of the set
+        self._points: list[tuple[int, int]] = []  # (hash, index of the member in the set)
         self._of_replica: dict[int, list[int]] = {}
 
     def successors(self, key: str, replicas: ReplicaSet) -> Iterator[Replica]:
-        """Yield replicas from the place of `key` on, clockwise, each at every point it has."""
+        """Yield the replicas of all points of the ring, in order from the place of `key` on; replicas repeat."""
         self._follow(replicas)
         start = bisect_right(self._points, (_hash(key), -1))
         for step in range(len(self._points)):

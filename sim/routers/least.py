@@ -1,4 +1,4 @@
-"""The least loaded replica, by one of three loads; the first among equals.
+"""Routers that choose the least loaded replica, by one of three loads; among equals they choose the first.
 
 Queued and running requests both count: a router that counts only the queued ones sends a whole burst to one replica.
 """
@@ -11,16 +11,17 @@ from sim.replica_set import ReplicaSet
 
 
 class LeastOutstandingRequests:
-    """A router that chooses the fewest unfinished requests."""
+    """A router that chooses the replica with the fewest unfinished requests."""
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
         return replicas.least(outstanding_requests)
 
 
 class LeastOutstandingTokens:
-    """A router that chooses the fewest prompt and output tokens of unfinished requests.
+    """A router that chooses the replica with the fewest tokens of unfinished requests.
 
-    It knows output lengths, as no real router does.
+    It counts prompt tokens plus the maximum number of output tokens. For a request without `max_tokens`, that number is
+    the actual output length, which no real router knows.
     """
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
@@ -28,7 +29,10 @@ class LeastOutstandingTokens:
 
 
 class LeastKvUse:
-    """A router that chooses the smallest share of KV blocks that its requests fill so far or, queued, will fill."""
+    """A router that chooses the replica with the smallest share of KV memory in use.
+
+    The prompts of queued requests count as in use.
+    """
 
     def choose(self, request: WorkloadRequest, replicas: ReplicaSet) -> Replica:
         return replicas.least(_kv_use)

@@ -1,6 +1,7 @@
-"""Power of two choices: the better of two random replicas, nearly as good as the best of all.
+"""Power of two choices: the less loaded of two random replicas is nearly as good as the least loaded of all.
 
-The longest queues shrink from geometric to doubly exponential tails (Mitzenmacher 2001; Vvedenskaya et al. 1996).
+The tail of the queue lengths falls doubly exponentially instead of geometrically (Mitzenmacher 2001; Vvedenskaya et al.
+1996).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sim.replica_set import ReplicaSet
 
 
 class PowerOfTwoChoices:
-    """A router that draws two replicas and takes the one with fewer outstanding requests; if equal, the first."""
+    """A router that draws two replicas and takes the one with fewer outstanding requests, or the first if equal."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)

@@ -1,8 +1,8 @@
-"""Prefix affinity: requests that begin alike meet in one prefix cache, unless that replica has too much to do.
+"""Prefix affinity: requests with a common prefix go to one replica and its prefix cache, unless its load is too high.
 
-The method is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): no replica gets beyond
-`load_bound` times the mean of outstanding requests; a request that would exceed it goes on to the next replica on the
-ring.
+The method is consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): no replica gets more than
+`load_bound` times the mean number of outstanding requests. A request that would exceed this bound goes to the next
+replica on the ring.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sim.routers.least import outstanding_requests
 
 
 class PrefixAffinity:
-    """A router by the segments that hold the first `prefix_tokens` tokens of a prompt.
+    """A router that hashes the segments that hold the first `prefix_tokens` tokens of a prompt.
 
-    A private prompt goes to the replica with the fewest requests. If `prefix_tokens` exceeds the begin of a
-    conversation, its second turn has another key than its first.
+    A private prompt goes to the replica with the fewest requests. If `prefix_tokens` is larger than the first prompt of
+    a conversation, its second turn has another key than its first.
     """
 
     def __init__(self, prefix_tokens: int = 16, load_bound: float = 1.25) -> None:

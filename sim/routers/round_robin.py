@@ -1,4 +1,4 @@
-"""Round robin: blind to load, exact in shares."""
+"""Round robin: replicas get exactly equal shares of the requests, whatever their load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Session stickiness: all turns of a conversation on one replica, whatever its load."""
+"""Session stickiness: all turns of a conversation go to one replica, whatever its load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from sim.routers.least import outstanding_requests
 
 
 class SessionSticky:
-    """A router by consistent hashing of the session. A request without one goes to the replica with the fewest."""
+    """A router by consistent hashing of the session.
+
+    A request without a session goes to the replica with the fewest requests.
+    """
 
     def __init__(self) -> None:
         self._ring = HashRing()
