@@ -87,7 +87,7 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Return the grammar of answers that match all of the regular expression `pattern`; raise UserError if invalid."""
+    """Return the grammar of answers that match `pattern` as a whole; raise UserError for an invalid pattern."""
     return _valid("regex", pattern, _library().LLMatcher.grammar_from_regex(pattern))
 
 

@@ -328,7 +328,7 @@ class ModelRunner:
         return sizes[: self._config.max_num_seqs]
 
     def _largest_step(self) -> list[int]:
-        """Return the row sizes of a step with the maximum number of tokens, and with as many decode rows as possible."""
+        """Return the row sizes of a step with the maximum number of tokens and, within it, of decode rows."""
         seqs, tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
         prompts = len(self.prompts(tokens))
         decodes = min(seqs - prompts, tokens - prompts)

@@ -154,7 +154,10 @@ class LayerOps:
         return out
 
     def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
-        """Set `logits` `[S, vocab]` of forbidden tokens to -inf, in place; see `TokenMasks` for `samples` and `bits`."""
+        """Set the logits `[S, vocab]` of forbidden tokens to -inf, in place.
+
+        `samples` and `bits` are the fields of `TokenMasks`.
+        """
         tokens = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
         forbidden = (bits[:, tokens // 32] >> (tokens % 32)) & 1 == 0
         rows = samples.long()
