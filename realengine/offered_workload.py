@@ -85,7 +85,9 @@ class SegmentTokens:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a replay: `status` is `complete` or `interrupted`; see `realengine.replay.canary` for canaries."""
+    """The result of a replay: `status` is `complete` or `interrupted`; canaries are median step times before and after
+    it.
+    """
 
     status: str
     requests: int

@@ -86,7 +86,7 @@ class OwnAttention:
 
 
 def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
-    """Return the backend that a deployment names, for one rank's heads `spec`; raise UserError if there is none."""
+    """Return the deployment's backend for one rank's share `spec` of the model; raise UserError if there is none."""
     name = deployment.attention
     if name == "auto":
         name = "triton" if deployment.device == "cuda" else "torch"

@@ -30,8 +30,8 @@ class Mark(Protocol):
     """A point in the device's work.
 
     Attributes:
-        thread_ns: CPU time in ns that the thread which does the work has used until this point; None if no CPU thread
-            does it
+        thread_ns: CPU time in ns, up to this point, of the thread that does the work; None if no CPU thread does the
+            work
     """
 
     thread_ns: int | None
