@@ -85,8 +85,10 @@ class SegmentTokens:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a replay: `status` is `complete` or `interrupted`; canaries are median step times before and after
-    it.
+    """The result of a replay.
+
+    `status` is `complete` or `interrupted`. The canaries are median times of a reference step before and after the
+    replay.
     """
 
     status: str
