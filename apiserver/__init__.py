@@ -1,4 +1,4 @@
-"""One HTTP API in front of the real engine and of its twin.
+"""The HTTP API, which serves requests from the real engine or from its twin (a simulated fleet).
 
-API processes speak HTTP and convert text to tokens and tokens to text; an engine process schedules.
+API processes handle HTTP and convert text to tokens and tokens to text. An engine process schedules the requests.
 """

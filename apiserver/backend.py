@@ -1,4 +1,4 @@
-"""The interface of what schedules requests behind the exchange: a real engine, or a fleet's twin."""
+"""The interface of a backend, which schedules the requests of a server: real engines or the twin of a fleet."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from apiserver.messages import About, Add
 
 
 class Backend(Protocol):
-    """An engine or a twin: it takes requests by their ids in the exchange, and gives their tokens to the exchange.
+    """A backend. It takes requests with their ids in the exchange, and gives their tokens to the exchange.
 
     Attributes:
         about: description of the served model
         add: take a new request; the exchange's `give` and `end` carry its answer
-        refusal: HTTP status and reason for which a request is refused before it is added; None if it is accepted
-        abort: give up a request because of a stop string (`stop`), or because its client is gone
-        turn: hand out new tokens; return the seconds until the next turn, None if something wakes the poller
-        run_ns: convert a time of the monotonic clock to the run's own time; `monotonic_ns` converts back
-        replicas: the replicas that are alive
-        close: end the run, and hand on the last rows
+        refusal: return the HTTP status and the reason if a request must be refused before it is added; else None
+        abort: abort a request; `why` is `stop` if a stop string has ended the answer, else the reason why its client is
+            gone
+        turn: hand out new tokens; return the seconds until the next call, or None if the poller wakes when there is
+            news
+        run_ns: convert a time on the monotonic clock to a time of the run; `monotonic_ns` converts back
+        replicas: return the replicas that are alive
+        close: end the run, and give the last rows to the ledger
     """
 
     about: About

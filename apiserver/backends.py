@@ -1,4 +1,4 @@
-"""Functions that make a backend (real engines or a twin) with its ledger and metrics."""
+"""Functions that create a backend (real engines or a twin), its ledger and its metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from apiserver.real_fleet import RealFleet
     from apiserver.request_spans import RequestSpans
 
-_END = 0  # the token that would end a twin's answers; no filler token is 0
+_END = 0  # the end-of-sequence token of a twin; no filler token is 0
 
 
 def make_twin(
@@ -151,9 +151,9 @@ def _topic(settings: ServeSettings, kv: KvEventSettings, place: int, model: str)
 def make_real(
     settings: ServeSettings, deployment: Deployment, place: Place, exchange: Exchange, poller: zmq.Poller
 ) -> tuple[RealFleet, Ledger, LiveMetrics]:
-    """Return the real engines, which then serve, with their ledger and metrics.
+    """Start the real engines and wait until all serve; return them with their ledger and metrics.
 
-    Raises UserError if one cannot be loaded, and for what is only for the simulator.
+    Raises UserError if an engine cannot be loaded, and for settings that only the simulator supports.
     """
     from apiserver.real_fleet import RealFleet
     from planning.measure.engine_fleet import gpus_of, real_fleet
@@ -188,7 +188,7 @@ def _publishers(
 
 
 def _serve_engine(*arguments: Any) -> None:
-    from apiserver.real import serve_engine  # in the engine's process: no other needs torch
+    from apiserver.real import serve_engine  # in the engine's process, which alone needs torch
 
     serve_engine(*arguments)
 
@@ -212,7 +212,7 @@ def _ledger(
 
 
 def _request_spans(settings: ServeSettings, backend: Backend) -> RequestSpans | None:
-    """Return the sender of spans, if they are wanted. Raises UserError if OpenTelemetry is not installed."""
+    """Return the sender of spans; None without an endpoint. Raises UserError if OpenTelemetry is not installed."""
     if settings.otlp_endpoint is None:
         return None
     try:
@@ -232,7 +232,7 @@ def _tokenizer_folder(model: str) -> str:
 
 
 def _drawn(settings: ServeSettings) -> Callable[[int], int] | None:
-    """Return a function from a request's number to the length of its answer; None if lengths are not drawn."""
+    """Return a function that draws an answer's length by a seed or request id; None if lengths are not drawn."""
     lengths = settings.output_tokens
     if lengths is None:
         return None

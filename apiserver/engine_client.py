@@ -1,4 +1,4 @@
-"""The API process's end of the wire to the engine process; a request is an iterator over its outputs."""
+"""The API process's end of the connection to the engine process; an answer is an iterator over its outputs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ from apiserver.openai_api.refusal import Refusal
 
 _LAST_WORDS_S = 0.1
 _ASK_S = 5.0
-_LATE_S = 1.0  # interval at which this process reports to the engine process how late tokens left
+_LATE_S = 1.0  # interval at which this process reports `lateness` to the engine process
 
 
 class EngineClient:
-    """A DEALER socket to the engine process at `address`; `about` describes the served model, None without an engine.
+    """A client of the engine process at `address`; `about` describes the served model, or is None without an engine.
 
-    `lateness` is how late tokens left, in seconds, since the last report to the engine process.
+    `lateness` is the distribution, since the last report, of the delays in seconds with which tokens were sent to
+    clients.
     """
 
     def __init__(self, address: str, identity: str) -> None:
         self.about: About | None = None
         self.drains = False
-        self.served = asyncio.Event()  # set once an engine has served
+        self.served = asyncio.Event()  # set when the first `About` of an engine has come
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -59,11 +60,11 @@ class EngineClient:
         self.lateness = Distribution(LATENESS_S)
 
     def start(self) -> list[asyncio.Task[None]]:
-        """Start the tasks that listen; they end when they are cancelled."""
+        """Start the tasks that read and send messages; they end when they are cancelled."""
         return [asyncio.create_task(task) for task in (self._listen(), self._watch(), self._tell())]
 
     def open(self, asked: Add) -> Answer:
-        """Hand a request over and set its id. Raises Refusal while no engine takes requests."""
+        """Set the id of a request and send it to the engine process. Raises Refusal while no engine takes requests."""
         self.replica(asked.place)
         if self.drains:
             raise Refusal(503, "the server takes no requests now; try again soon", retry_after_s=1)
@@ -73,7 +74,7 @@ class EngineClient:
         return answer
 
     def replica(self, place: int | None) -> int | None:
-        """Return the replica at `place`, or None for None.
+        """Return the index of the replica at `place`, or None if `place` is None.
 
         Raises Refusal while the replica or the engine process is down.
         """
@@ -86,7 +87,7 @@ class EngineClient:
         return replica
 
     async def metrics(self, replica: int | None) -> bytes:
-        """Return the metrics of one replica, or of all, in Prometheus' format.
+        """Return the metrics of one replica, or of all replicas if `replica` is None, in Prometheus' format.
 
         Raises Refusal without an answer in 5 s.
         """
@@ -94,7 +95,7 @@ class EngineClient:
         return await self._ask(Scrape(self._id(), replica))
 
     async def journey(self, name: str) -> bytes:
-        """Return the journey of the answer `name` in JSON; empty if it is not known.
+        """Return, as JSON, the trace of the request whose answer is called `name`; empty if it was not traced.
 
         Raises Refusal without an answer in 5 s.
         """
@@ -135,14 +136,14 @@ class EngineClient:
                     self.drains = True
 
     async def _watch(self) -> None:
-        """Watch the connection: when the engine process is gone, end every open answer with an error."""
+        """Watch the connection; when the engine process has ended, end every open answer with an error."""
         while True:
             event = parse_monitor_message(await self._events.recv_multipart())["event"]
             if event == zmq.EVENT_CONNECTED:
                 self._send(Hello())
             else:
                 self.about, open_answers = None, list(self._answers.values())
-                await asyncio.sleep(_LAST_WORDS_S)  # time to read its last messages
+                await asyncio.sleep(_LAST_WORDS_S)  # time to read the last messages of the process
                 for answer in open_answers:
                     answer.take(Output(answer.id, [], finish="crashed", reason="the engine process has ended"), 0)
 
@@ -157,23 +158,23 @@ class EngineClient:
             self.lateness = Distribution(LATENESS_S)
 
     def forget(self, id: int) -> None:
-        """Drop request `id`: nobody waits for its outputs any more."""
+        """Drop request `id`, whose outputs are no longer needed."""
         self._answers.pop(id, None)
 
 
 class Answer:
-    """The outputs of one request. As a context manager it aborts the request if it is left before its end."""
+    """The outputs of one request. As a context manager, it aborts the request if its block raises an error."""
 
     def __init__(self, client: EngineClient, id: int) -> None:
         self.id = id
         self.ended = False
         self._client = client
         self._new: list[Output] = []
-        self._due: list[tuple[int, int]] = []  # time at which tokens should have left, and their number
+        self._due: list[tuple[int, int]] = []  # time at which tokens should have been sent, and their number
         self._waiter: asyncio.Future[None] | None = None
 
     def take(self, output: Output, due_ns: int) -> None:
-        """Take an output that should have left at `due_ns`."""
+        """Take an output that should be sent to the client at `due_ns`."""
         self._new.append(output)
         if output.tokens:
             self._due.append((due_ns, len(output.tokens)))
@@ -181,7 +182,7 @@ class Answer:
             self._waiter.set_result(None)
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """Yield everything that came since the last time as one output."""
+        """Yield outputs; all outputs that came since the last one was yielded are merged into one."""
         while not self.ended:
             if not self._new:
                 self._waiter = asyncio.get_running_loop().create_future()
@@ -202,14 +203,14 @@ class Answer:
         self.ended = True
 
     def left(self, whole: bool = False) -> None:
-        """Record how late tokens left; for a `whole` answer only the last output counts."""
+        """Record the delay with which tokens were sent; for a `whole` answer only the last output counts."""
         now_ns = monotonic_ns()
         for due_ns, tokens in self._due[-1:] if whole else self._due:
             self._client.lateness.observe((now_ns - due_ns) / 1e9, tokens)
         self._due.clear()
 
     def delivered(self, first_text_ns: int, first_sent_ns: int, last_text_ns: int) -> None:
-        """Report that the last byte is written."""
+        """Report to the engine process that the last byte of the answer has been written."""
         self._client._send(Delivered(self.id, first_text_ns, first_sent_ns, last_text_ns, monotonic_ns()))
 
     def __enter__(self) -> Answer:

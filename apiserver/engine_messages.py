@@ -1,8 +1,8 @@
-"""The messages between the process that routes and each real engine, through the pipe of a `ReplicaProcess`.
+"""The messages between the process that routes requests and each real engine, on the pipe of a `ReplicaProcess`.
 
-An engine gets `Routed`, `messages.Abort` and at last `End`. It sends lists of messages: `messages.About` once it
-serves, and then, for each step, rows of requests that ended, `StepEnd`, rows of steps, `KvBatch` and
-`messages.Outputs`. Ids are those of the process that routes; times are in ns of the run.
+An engine receives `Routed` and `messages.Abort`, and finally `End`. It sends lists of messages: `messages.About` when
+it serves, and then, for each step, rows of requests that ended, `StepEnd`, rows of steps, `KvBatch` and
+`messages.Outputs`. Request ids are those of the routing process. Times are in ns since the start of the run.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from serving.workload import WorkloadRequest
 
 
 class Routed(NamedTuple):
-    """Message to an engine: a request, as it was asked and as workloads have it."""
+    """Message to an engine: a request, in the API's form and in the form of a workload."""
 
     asked: Add
     arrived: WorkloadRequest
 
 
 class Row(NamedTuple):
-    """Message from an engine: a row of `requests` or `steps`."""
+    """Message from an engine: a row of the dataset `requests` or `steps`."""
 
     dataset: str
     columns: dict[str, Any]
 
 
 class KvBatch(NamedTuple):
-    """Message from an engine: KV events, as they are published."""
+    """Message from an engine: a batch of KV events in the published format."""
 
     batch: bytes
 
@@ -36,7 +36,10 @@ class KvBatch(NamedTuple):
 class Admitted(NamedTuple):
     """A request that a step admitted, for the first time or again.
 
-    It holds the prompt's tokens, how many of them were cached at the first admission, and the preemptions before.
+    Attributes:
+        prompt_tokens: number of prompt tokens
+        hit_tokens: number of prompt tokens that were cached at the first admission
+        preemptions: number of earlier preemptions
     """
 
     id: int
@@ -46,14 +49,15 @@ class Admitted(NamedTuple):
 
 
 class StepEnd(NamedTuple):
-    """Message from an engine: the end of a step of `replica` at `now_ns` of the run, for the metrics.
+    """Message from an engine, for the metrics: a step of `replica` has ended at `now_ns` of the run.
 
     Attributes:
-        deferred: the waiting requests that wait for KV from elsewhere
-        usage: KV blocks referenced / KV blocks
-        tokens: computed in the step
-        generated: output tokens of the step for the requests `sampled`
-        drafts: for each draft that it verified: its tokens, and how many of them were accepted
+        deferred: number of the waiting requests that wait for KV from outside the engine
+        usage: number of referenced KV blocks / number of KV blocks
+        tokens: number of tokens computed in the step; 0 after an abort
+        generated: number of output tokens of the step
+        sampled: ids of the requests that got output tokens
+        drafts: for each verified draft, its number of tokens and the number of accepted tokens
     """
 
     replica: int

@@ -1,4 +1,4 @@
-"""The main loop of the engine process: it carries messages between the API processes and a backend."""
+"""The main loop of the engine process, which passes messages between the API processes and a backend."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
 from apiserver.messages import Abort, Add, Delivered, Drain, Follow, Hello, Late, Message, Reply, Scrape
 
-_DELIVERED_S = 2.0  # time that the end waits for reports that the last answers were delivered
+_DELIVERED_S = 2.0  # time to wait at the end for reports that the last answers were delivered
 
 
 class EngineProcess:
-    """A loop that serves until `stop`, and then until every request has ended; a second `stop` ends it at once.
+    """A loop that serves until `stop` is called and every request has ended; a second `stop` ends it at once.
 
-    `most` is the number of requests that may be under way; others are refused. `woken` is read when `poller` wakes.
+    `most` is the maximum number of requests under way; further requests are refused. `poller` also wakes when a message
+    comes on the socket `woken`.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class EngineProcess:
         exchange = self._exchange
         match message:
             case Hello():
-                for id in exchange.open_ids(peer):  # a new API process does not know the requests of the old one
+                for id in exchange.open_ids(peer):  # a new API process knows nothing of the old one's requests
                     self._abort(id, "its API process has ended")
                 exchange.send(peer, self._backend.about)
             case Add():
@@ -109,7 +110,7 @@ class EngineProcess:
                 exchange.send(peer, Reply(message.id, self._ledger.journey(message.name)))
 
     def _abort(self, id: int, why: str) -> None:
-        """Abort request `id`, because nobody waits for it any more."""
+        """Abort request `id`, whose client or API process is gone."""
         self._backend.abort(id, why)
         self._ledger.delivered(id, None)
         self._exchange.forget(id)

@@ -1,4 +1,4 @@
-"""The engine process's end of the wire: it gives requests ids of its own, and sends outputs to each API process."""
+"""The engine process's end of the connection: it numbers requests, and sends outputs to each API process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from realengine.logit_rules import Logprob
 
 
 class Exchange:
-    """A ROUTER socket at `address`.
+    """The engine process's connection to all API processes, on a ROUTER socket at `address`.
 
-    Requests get ids in the order of their arrival, so that no client can choose them.
+    Requests get new ids in the order of their arrival, so that no client can choose an id.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
@@ -22,7 +22,7 @@ class Exchange:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.bind(address)
-        self._homes: dict[int, tuple[bytes, int]] = {}  # API process and its id of the request, by our id
+        self._homes: dict[int, tuple[bytes, int]] = {}  # API process and its own id of the request, by our id
         self._ids: dict[tuple[bytes, int], int] = {}
         self._next = 0
         self._outgoing: dict[bytes, dict[int, Output]] = {}
@@ -50,20 +50,20 @@ class Exchange:
         return id
 
     def known(self, peer: bytes, their_id: int) -> int | None:
-        """Return our id for a request of an API process; None if it was forgotten."""
+        """Return our id for a request of an API process; None if the request was forgotten."""
         return self._ids.get((peer, their_id))
 
     def open_ids(self, peer: bytes) -> list[int]:
-        """Return our ids for the open requests of an API process."""
+        """Return our ids for the requests of an API process that were not forgotten."""
         return [id for id, (home, _) in self._homes.items() if home == peer]
 
     def forget(self, id: int) -> None:
-        """Forget request `id`: nothing more will be sent for it."""
+        """Forget request `id`; its further outputs are dropped."""
         if (home := self._homes.pop(id, None)) is not None:
             del self._ids[home]
 
     def give(self, id: int, tokens: list[int], logprobs: list[Logprob] | None = None) -> None:
-        """Add tokens of request `id`; `flush` sends them."""
+        """Add new tokens of request `id` to its output; `flush` sends them."""
         if (output := self._output(id)) is not None:
             output.tokens += tokens
             if logprobs is not None:
@@ -75,7 +75,7 @@ class Exchange:
             output.finish, output.reason, output.status = finish, reason, status
 
     def flush(self, due_ns: int) -> None:
-        """Send the outputs since the last flush, which should leave at `due_ns`."""
+        """Send the outputs since the last flush; they should be sent to clients at `due_ns`."""
         outgoing, self._outgoing = self._outgoing, {}
         for peer, outputs in outgoing.items():
             self.send(peer, Outputs(due_ns, list(outputs.values())))
@@ -83,7 +83,7 @@ class Exchange:
                 self.forget(id)
 
     def send(self, peer: bytes, message: From) -> None:
-        """Send one message to one API process; a process that is gone misses it."""
+        """Send a message to one API process; if the process has ended, the message is lost."""
         self._socket.send_multipart([peer, encode(message)])
 
     def _output(self, id: int) -> Output | None:

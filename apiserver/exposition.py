@@ -1,7 +1,7 @@
-"""Metrics in Prometheus' text format, kept so that counting and writing cost little.
+"""Metrics in Prometheus' text format, stored so that counting and writing take little time.
 
-A gateway scrapes them many times a second, and the thread that hands out tokens answers. So the text of each line is
-made once, except for its number. Format: https://prometheus.io/docs/instrumenting/exposition_formats/.
+A gateway may scrape the metrics many times a second, and the thread that hands out tokens answers. So the text of each
+line, except for the number, is made only once. Format: https://prometheus.io/docs/instrumenting/exposition_formats/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Value:
 
 
 class Distribution:
-    """A count of values per bucket (bounded by `bounds`), and the sum of all values."""
+    """The number of values in each bucket (bounded by `bounds`), and the sum of all values."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -47,7 +47,7 @@ class Distribution:
 
 
 class Histogram(Distribution):
-    """A distribution that Prometheus reads."""
+    """A distribution that is written as a Prometheus histogram."""
 
     __slots__ = ("_count", "_lines", "_sum")
 
@@ -58,7 +58,7 @@ class Histogram(Distribution):
         self._sum, self._count = (f"{name}_{end}{{{labels}}} " for end in ("sum", "count"))
 
     def lines(self) -> list[str]:
-        """Return the lines for Prometheus: how many values were at or below each bound."""
+        """Return the lines for Prometheus: for each bound the number of values up to it, then the sum and the count."""
         below = list(accumulate(self.counts))
         lines = [f"{line}{count}" for line, count in zip(self._lines, below, strict=True)]
         return [*lines, f"{self._sum}{self.sum}", f"{self._count}{below[-1]}"]
@@ -66,7 +66,7 @@ class Histogram(Distribution):
 
 @dataclass(frozen=True)
 class Family:
-    """The series of one metric name. `split` is an extra label with its values; `bounds` are a histogram's."""
+    """The description of a metric. `split` is an extra label with its values; `bounds` are those of a histogram."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -76,18 +76,18 @@ class Family:
 
     @property
     def sample_name(self) -> str:
-        """The name in a line: a counter's ends in `_total`."""
+        """The metric's name in a line of text; the name of a counter ends in `_total`."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     @property
     def head(self) -> str:
-        """The lines before the series."""
+        """The comment lines (HELP and TYPE) before the series."""
         help = self.help.replace("\\", r"\\").replace("\n", r"\n")
         return f"# HELP {self.sample_name} {help}.\n# TYPE {self.sample_name} {self.kind}"
 
 
 class Series:
-    """One series of each family, or one for each value of its `split`, all with the same `labels`."""
+    """One series for each family, or for each value of its `split`; all have the same `labels`."""
 
     def __init__(self, families: Iterable[Family], labels: Mapping[str, str]) -> None:
         self._by_family: dict[str, list[Value | Histogram]] = {}
@@ -115,7 +115,7 @@ class Series:
         self._histograms[name].observe(value, times)
 
     def add(self, name: str, counts: Sequence[int], total: float) -> None:
-        """Add values that were observed elsewhere to a histogram."""
+        """Add the bucket counts and the sum of values that were observed elsewhere to a histogram."""
         self._histograms[name].add(counts, total)
 
     def lines(self, name: str) -> list[str]:
@@ -131,7 +131,7 @@ def exposition(families: Iterable[Family], series: Sequence[Series]) -> bytes:
 
 
 def labelled(labels: Mapping[str, str]) -> str:
-    """Return labels as they stand between the braces."""
+    """Return labels in the form that they have between the braces of a line."""
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
 
 

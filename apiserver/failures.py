@@ -1,4 +1,4 @@
-"""Failures of a served twin: failures of its replicas, and answers that are refused or break off, planned or drawn."""
+"""Failures of a served twin: failures of its replicas, refused requests, and answers that break off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serving.deployments.fleet import FailuresConfig
 
 
 class _Accident(BaseModel):
-    """A failure of a share of the requests that arrive in a period.
+    """A period in which a share of the arriving requests fails.
 
     Times are simulated times from the twin's start.
     """
@@ -50,7 +50,7 @@ class ServedFailures(FailuresConfig):
 
     @property
     def of_replicas(self) -> dict[str, Any]:
-        """The failures that a fleet has without a server."""
+        """The failures of replicas, in the form of a deployment's `fleet.failures`."""
         return self.model_dump(exclude={"refusals", "cuts"})
 
 
@@ -58,17 +58,17 @@ _Kind = TypeVar("_Kind", RefusedRequests, CutAnswers)
 
 
 class Accidents:
-    """The failures that requests meet: the same in every run in which requests come in the same order."""
+    """The choice of the requests that fail; it depends on the seed and on the order in which requests arrive."""
 
     def __init__(self, failures: ServedFailures) -> None:
         self._failures = failures
 
     def refusal(self, id: int, place: int | None, now_s: float) -> RefusedRequests | None:
-        """Return the failure that refuses request `id` to the replica at `place` now; None if there is none."""
+        """Return the failure that refuses request `id` to the replica at `place` at `now_s`; None without one."""
         return self._first(self._failures.refusals, id, place, now_s)
 
     def cut(self, id: int, place: int | None, now_s: float) -> CutAnswers | None:
-        """Return the failure that breaks the answer to request `id`, which comes now; None if there is none."""
+        """Return the failure that breaks off the answer to request `id`, which arrives at `now_s`; None without one."""
         return self._first(self._failures.cuts, id, place, now_s)
 
     def _first(self, accidents: tuple[_Kind, ...], id: int, place: int | None, now_s: float) -> _Kind | None:

@@ -1,7 +1,7 @@
-"""The metrics of a running server: vLLM 0.33's, with its names, types, labels and buckets, and two of our own.
+"""The metrics of a running server: those of vLLM 0.33, with its names, types, labels and buckets, and two of our own.
 
-The help of a metric that the registry (`serving.metrics`) defines is the registry's text. Metrics of vLLM that a server
-of text without adapters never shows are left out.
+If the registry (`serving.metrics`) defines a metric, its help is the registry's text. vLLM's metrics for features that
+this server lacks, such as adapters, are left out.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ OF_THE_SERVER = (
 
 
 def _drafting(draft_tokens: int) -> tuple[Family, ...]:
-    """Return the metrics of an engine whose drafts have at most so many tokens; positions count from 0."""
+    """Return the metrics of an engine whose drafts have at most `draft_tokens` tokens; positions count from 0."""
     places = ("position", tuple(map(str, range(draft_tokens))))
     by_place = Family("vllm:spec_decode_num_accepted_tokens_per_pos", "counter", _POSITIONS, split=places)
     return (*_families("counter", _DRAFTS), by_place)
 
 
 def of_an_engine(longest: int, draft_tokens: int) -> tuple[Family, ...]:
-    """Return the metrics of one engine: requests have at most `longest` tokens, and drafts, if any, `draft_tokens`."""
+    """Return the metrics of an engine whose requests have up to `longest` tokens, and drafts up to `draft_tokens`."""
     lengths = one_two_five(longest)
     histograms = {
         **{name: (_DEFINED[name], bounds) for name, bounds in _TIMES.items()},

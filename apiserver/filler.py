@@ -1,4 +1,4 @@
-"""Text without a model: the words of a twin's answers, and a tokenizer for models that bring none."""
+"""Text without a model: the words of a twin's answers, and a tokenizer for models whose own is missing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _WORDS = 512
 
 
 class Texts(Protocol):
-    """A tokenizer: text to token ids and back, and chats to prompts. `eos_id` ends a text; None if it is not known.
+    """A tokenizer, which converts text to token ids and back, and chats to prompts.
 
-    `special`: whether `encode` adds special tokens, and whether `decode` keeps them.
+    `eos_id` is the end-of-sequence token; None if not known. If `special`, `encode` adds special tokens, and `decode`
+    keeps them.
     """
 
     @property
@@ -35,9 +36,9 @@ class Texts(Protocol):
 
 
 def filler_tokens(texts: Texts, vocab_size: int) -> list[int]:
-    """Return tokens that are whole words and that encode back to the same single token; at most 512 of them.
+    """Return up to 512 tokens, each of which is a whole word that encodes to this single token.
 
-    Raises ValueError if the tokenizer has none.
+    Raises ValueError if the tokenizer has no such token.
     """
     words = []
     for token in range(vocab_size):
@@ -52,7 +53,7 @@ def filler_tokens(texts: Texts, vocab_size: int) -> list[int]:
 
 
 class Words:
-    """A `Detokenizer` for tokens that are a whole text each, without stop strings."""
+    """A `Detokenizer` without stop strings, for tokens each of which is a complete text."""
 
     stopped = False
     stopped_by = None
@@ -61,14 +62,14 @@ class Words:
         self.push = word
 
     def finish(self) -> str:
-        """Return an empty text, because `push` keeps no text back."""
+        """Return an empty text, because `push` holds no text back."""
         return ""
 
 
 class PlainTexts:
-    """A tokenizer for a model whose own is not on this machine: about four characters are a token.
+    """A tokenizer for a model whose own is not on this machine; a token is about four characters.
 
-    Its own words decode to the same text. Any other text becomes tokens that cannot be decoded.
+    The tokenizer's own words decode to themselves. Any other text becomes tokens that cannot be decoded.
     """
 
     eos_id: int | None = None
@@ -89,7 +90,7 @@ class PlainTexts:
         return len(self._words) + crc32(piece.encode()) % self._others if token is None else token
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Return the text of `ids`; a token that stands for other text is a dot."""
+        """Return the text of `ids`; a token that is no word of this tokenizer becomes a dot."""
         return "".join(self.names(ids))
 
     def names(self, ids: Sequence[int]) -> list[str]:

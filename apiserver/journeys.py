@@ -1,4 +1,4 @@
-"""Journeys: the steps of single requests, recorded for clients that ask for them."""
+"""Traces of single requests (journeys), recorded for clients that ask for them with the header `X-Journey: 1`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from serving.kv.blocks import blocks_for
 
-_KEPT = 64  # number of journeys kept: the last
-_MOST_STEPS = 5000  # steps kept of one journey
+_KEPT = 64  # maximum number of traces kept; the oldest is dropped first
+_MOST_STEPS = 5000  # maximum number of steps kept in one trace
 _TIMES = (
     "received_ns",
     "arrival_ns",
@@ -23,7 +23,7 @@ _TIMES = (
 
 
 class Journeys:
-    """The journeys of the last requests that asked for one, by the name of the answer."""
+    """The traces of the last requests that asked for one, by the name of the answer."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -31,7 +31,7 @@ class Journeys:
         self._under_way: dict[int, dict[str, Any]] = {}
 
     def begin(self, id: int, name: str, prompt_tokens: int, received_ns: int) -> None:
-        """Start to follow request `id`, whose answer is called `name`."""
+        """Start to trace request `id`, whose answer is called `name`."""
         if name in self._by_name or len(self._by_name) >= _KEPT:
             dropped = self._by_name.pop(name if name in self._by_name else next(iter(self._by_name)))
             self._under_way = {other: kept for other, kept in self._under_way.items() if kept is not dropped}
@@ -71,7 +71,7 @@ class Journeys:
             )
 
     def end(self, row: Mapping[str, Any]) -> None:
-        """End the journey of a request with its row of `requests`, if it is followed."""
+        """Complete the trace of a request, if it is traced, with its row of the dataset `requests`."""
         if (journey := self._under_way.pop(row["request_id"], None)) is None:
             return
         hit = row.get("prefix_hit_tokens") or 0
@@ -81,5 +81,5 @@ class Journeys:
             step["blocks"] = blocks_for(step["computed"] + hit, self._block_size)
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """Return the journey of the request whose answer is called `name`; None if it was not followed."""
+        """Return the trace of the request whose answer is called `name`; None if it was not traced."""
         return self._by_name.get(name)

@@ -1,4 +1,4 @@
-"""The rows of a served run: completed with the API server's times, counted as metrics, and recorded."""
+"""The ledger of a served run: it adds the API server's times to rows, counts them as metrics and records them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """The rows of a backend. A finished request's row waits for the report that its answer was delivered."""
+    """The rows of a backend; the row of a finished request waits for the report that its answer was delivered."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Ledger:
         self._spans = spans
         self._journeys = Journeys(block_size)
         self._asked: dict[int, Add] = {}
-        self._ended: dict[int, dict[str, Any]] = {}  # rows of finished requests whose delivery is not reported yet
-        self._delivered: dict[int, Delivered | None] = {}  # reports for requests that still run; None: no delivery
+        self._ended: dict[int, dict[str, Any]] = {}  # rows of finished requests whose delivery was not reported yet
+        self._delivered: dict[int, Delivered | None] = {}  # reports for requests that still run; None: never delivered
         self._run: dict[str, Any] = {}
         self.under_way = 0
 
@@ -50,7 +50,7 @@ class Ledger:
         return len(self._ended)
 
     def expects(self, id: int, asked: Add) -> None:
-        """Note a request that the backend is about to take."""
+        """Note a request that is about to be added to the backend."""
         self._asked[id] = asked
         received_ns = self._backend.run_ns(asked.received_ns)
         self._metrics.expects(id, received_ns)
@@ -100,16 +100,16 @@ class Ledger:
         self._journeys.end(row)
 
     def journey(self, name: str) -> bytes:
-        """Return the journey of the answer called `name` in JSON; empty if it was not followed."""
+        """Return, as JSON, the trace of the request whose answer is called `name`; empty if it was not traced."""
         journey = self._journeys.find(name)
         return b"" if journey is None else msgspec.json.encode(journey)
 
     def over(self, **run: Any) -> None:
-        """Note the columns of `runs` that are known only at the end of a run."""
+        """Note the columns of the dataset `runs` that are known only at the end of a run."""
         self._run = run
 
     def close(self) -> None:
-        """Write the rows that still wait, and close the recording."""
+        """Write the rows that wait for a report, and close the recording and the sender of spans."""
         for id in list(self._ended):
             self.delivered(id, None)
         if self._recording is not None:

@@ -1,7 +1,7 @@
-"""The metrics of a running server. They move as vLLM's do: with every step, not when a request ends.
+"""The metrics of a running server; as in vLLM, they change with every step, not only when a request ends.
 
-Gauges hold the state of the schedulers when their last steps ended, as in vLLM. Times are the run's own: a twin at ten
-times real speed counts seconds of its fleet.
+As in vLLM, gauges show the state of each scheduler at the end of its last step. Times are times of the run: a twin at
+ten times real speed counts simulated seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _TIERS = {"cpu": "host", "disk": "disk"}
 
 
 class ReplicaNow(NamedTuple):
-    """A replica that is alive: whether it holds requests, its KV blocks without the null block, and its deployment."""
+    """A replica that is alive.
+
+    `holds` is True if it has requests. `blocks` is its number of KV blocks without the null block.
+    """
 
     number: int
     holds: bool
@@ -32,7 +35,7 @@ class ReplicaNow(NamedTuple):
 
 
 class _Life:
-    """A request under way, with its last token's time (-1 before the first) and its preemptions counted so far."""
+    """A request under way, with the time of its last token (-1 before the first) and the preemptions counted so far."""
 
     __slots__ = ("admitted", "last_ns", "preempted", "received_ns")
 
@@ -44,7 +47,7 @@ class _Life:
 
 
 class LiveMetrics:
-    """The metrics of the served `model`: its requests have at most `longest` tokens, and drafts `draft_tokens`."""
+    """The metrics of the served `model`; requests have up to `longest` tokens, and drafts up to `draft_tokens`."""
 
     def __init__(self, model: str, longest: int, draft_tokens: int = 0) -> None:
         self._model = model
@@ -52,18 +55,18 @@ class LiveMetrics:
         self._engines: dict[int, Series] = {}
         self._server = Series(OF_THE_SERVER, {"model_name": model})
         self._lives: dict[int, _Life] = {}
-        self._ended: list[int] = []  # requests whose last step is about to be reported
+        self._ended: list[int] = []  # finished requests; the end of their last step is not noted yet
 
     def expects(self, id: int, received_ns: int) -> None:
         """Note request `id`, which the API server received at `received_ns`."""
         self._lives[id] = _Life(received_ns)
 
     def refused(self) -> None:
-        """Count a request that was refused because too many were there."""
+        """Count a request that was refused because too many requests were under way."""
         self._server.inc("vllm:admission_rejections", split="max_num_queued_reqs")
 
     def late(self, late: Late) -> None:
-        """Add how late tokens left an API process."""
+        """Add an API process's report of the delays with which tokens were sent."""
         self._server.add("tokentwin:lateness_seconds", late.counts, late.sum_s)
 
     def step(self, end: StepEnd) -> None:
@@ -81,10 +84,10 @@ class LiveMetrics:
                 engine.inc("vllm:spec_decode_num_accepted_tokens_per_pos", 1, str(position))
         for admitted in end.admitted:
             self._admitted(engine, admitted)
-        gaps: dict[int, int] = {}  # requests per time since their last token; most steps have one such time
+        gaps: dict[int, int] = {}  # number of requests by time since their last token; most steps have one such time
         for id in end.sampled:
             if (life := self._lives.get(id)) is None:
-                continue  # the request has left since
+                continue  # the request has ended since
             if life.last_ns < 0:
                 self._first_token(engine, life, end.now_ns)
             else:
@@ -119,11 +122,11 @@ class LiveMetrics:
             engine.inc("vllm:prompt_tokens_cached", hit)
 
     def request(self, row: Mapping[str, Any], asked: Add) -> None:
-        """Count a request that has ended, by its row of `requests`."""
+        """Count a request that has ended, by its row of the dataset `requests`."""
         id, replica = row["request_id"], row["replica"]
         if row["status"] == "rejected":
             del self._lives[id]
-            if replica is None:  # vLLM counts nothing of a request that can never fit
+            if replica is None:  # vLLM does not count a request that can never fit
                 self.refused()
             return
         life = self._lives[id]
@@ -135,7 +138,7 @@ class LiveMetrics:
             return
         engine = self._engine(replica)
         engine.inc("vllm:request_success", split=finish_reason(row, asked))
-        engine.inc("vllm:num_preemptions", max(row.get("preemptions", 0) - life.preempted, 0))  # not admitted again
+        engine.inc("vllm:num_preemptions", max(row.get("preemptions", 0) - life.preempted, 0))  # not readmitted
         if row["status"] == "finished":
             self._finished(engine, row, asked, life)
 
@@ -175,7 +178,7 @@ class LiveMetrics:
     def text(self, living: Iterable[ReplicaNow], records: bool, only: int | None = None) -> bytes:
         """Return the metrics of all replicas that are alive, or of replica `only`, in Prometheus' text format.
 
-        `records` says whether a recording is being written.
+        `records` is True if a recording is being written.
         """
         self._server.set("tokentwin:recording", int(records))
         engines, caches = {}, []
@@ -226,7 +229,7 @@ def _cache_labels(now: ReplicaNow) -> dict[str, str]:
 def step_end(
     replica: int, scheduler: Scheduler, plan: StepPlan, now_ns: int, sampled: list[int], generated: int
 ) -> StepEnd:
-    """Return what metrics need to know of the end of a step: `plan`, which `scheduler` has committed."""
+    """Return the message about the end of a step for the metrics; `scheduler` has committed its `plan`."""
     pool = scheduler.pool
     return StepEnd(
         replica,

@@ -9,6 +9,6 @@ LOG = logging.getLogger("tokentwin")
 
 
 def log_to_stderr() -> None:
-    """Log to stderr, as the command does."""
+    """Log to stderr, with the same prefix as the command's own messages."""
     logging.basicConfig(stream=sys.stderr, format="tokentwin: %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO)

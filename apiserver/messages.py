@@ -1,7 +1,7 @@
 """The messages between the API processes and the engine process, as MessagePack over ZeroMQ.
 
-Every API process has a DEALER socket, the engine process one ROUTER. Ids of requests are the API process's own. All
-times are in ns of the machine's monotonic clock, which its processes share.
+Every API process has a DEALER socket, and the engine process has one ROUTER socket. Each API process numbers its own
+requests. All times are in ns on the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from realengine.logit_rules import LogitRules, Logprob
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
-    """A message; its tag is the class's name."""
+    """A message; its tag is the name of the class."""
 
 
 class Hello(Message):
-    """An API process's first message, also after a reconnection; the engine process answers with `About`."""
+    """The first message of an API process, also after a reconnection; the engine process answers with `About`."""
 
 
 class About(Message):
-    """The served model: its name, the most tokens a request may have, and the tokens that end an answer.
+    """The served model: its name, the maximum number of tokens of a request, and the tokens that end an answer.
 
     Attributes:
-        texts: folder of the tokenizer; empty if the model brings none
-        twin: whether nothing is computed, so that every token is a text of its own
-        run: the columns of `runs` that describe an engine, for a process that records several; else empty
+        texts: folder of the tokenizer; empty if there is none
+        twin: True for a twin, whose answers are filler words: every token is a complete text
+        run: columns of the dataset `runs` that describe an engine, for the process that records several engines; else
+            empty
         role: `serve`, or the part of a request that a gateway sends here: `prefill` or `decode`
-        places: with ports per replica: the replica behind each port, -1 while there is none
+        places: with `ports_per_replica`, index of the replica behind each port; -1 while there is none
     """
 
     model: str
@@ -50,19 +51,20 @@ class About(Message):
 
 
 class Add(Message):
-    """A request. `received_ns` is when HTTP had it; if `seed` is None, its id seeds its draws.
+    """A request, received over HTTP at `received_ns`; if `seed` is None, its id is the seed of its draws.
 
     Attributes:
-        stop_ids: tokens that end every answer, empty if they must not; `also_stop_ids` end this answer only
-        logprobs: number of alternatives returned with each token of the answer; None if no log-probabilities are wanted
-        place: place in the fleet of the replica whose port it came to; None if a router chooses
-        prefilled_at: server that has the KV of its prompt; empty if the prompt must be computed
-        client_id: the client's name for it, or empty
-        followed: whether its journey is recorded
-        grammar: constraint on its answer, in the form of `realengine.grammar`; empty for any text
-        rules: changes to its logits; None for none
-        operation: OpenTelemetry's name of the operation; `answer_id` is the name of its answer
-        traceparent: the client's span, from its header; `tracestate` holds what vendors add
+        stop_ids: the model's tokens that end an answer; empty to ignore them. `also_stop_ids` are further tokens that
+            end this answer
+        logprobs: number of alternatives returned with each output token; None if no log-probabilities are wanted
+        place: place in the fleet of the replica at whose port the request came; None if a router chooses
+        prefilled_at: server that has the KV of the prompt; empty if the prompt must be computed
+        client_id: the client's name for the request; may be empty
+        followed: True if the request is traced
+        grammar: constraint on the answer, as `realengine.grammar` writes it; empty for any text
+        rules: changes to the logits; None for no changes
+        operation: OpenTelemetry's name of the operation; `answer_id` is the name of the answer
+        traceparent: the client's span, from the header of this name; `tracestate` is the vendors' part of it
     """
 
     id: int
@@ -93,9 +95,9 @@ class Add(Message):
 
 
 def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
-    """Return the finish reason of a row in OpenAI's API and vLLM's metrics: `stop`, `length` or `abort`.
+    """Return the finish reason, in OpenAI's API and vLLM's metrics, of a request's row: `stop`, `length` or `abort`.
 
-    It is empty for a request that was refused.
+    It is empty if the request was refused.
     """
     if row["status"] == "rejected":
         return ""
@@ -105,14 +107,14 @@ def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
 
 
 class Abort(Message):
-    """An order to give up a request: `why` is `stop` after a stop string, else the reason why its client is gone."""
+    """An order to abort a request: `why` is `stop` after a stop string, else the reason why its client is gone."""
 
     id: int
     why: str
 
 
 class Delivered(Message):
-    """A report that the client has the whole answer: when its first and last text were made and written."""
+    """A report that the whole answer was sent, with the times at which its first and last text were made and sent."""
 
     id: int
     first_text_ns: int
@@ -122,39 +124,41 @@ class Delivered(Message):
 
 
 class Late(Message):
-    """A report of how late tokens left an API process since the last report: counts per bucket, and the sum."""
+    """A report of the delays with which an API process sent tokens since the last report: bucket counts and the sum."""
 
     counts: list[int]
     sum_s: float
 
 
 class Scrape(Message):
-    """A request for the metrics of all replicas, or of one; `Reply` with the same id answers it."""
+    """A request for the metrics of all replicas or of one; a `Reply` with the same id answers it."""
 
     id: int
     replica: int | None = None
 
 
 class Follow(Message):
-    """A request for the journey of the answer called `name`; `Reply` with the same id answers it."""
+    """A request for the trace of the answer called `name`; a `Reply` with the same id answers it."""
 
     id: int
     name: str
 
 
 class Reply(Message):
-    """An answer: metrics in Prometheus' text format, or a journey in JSON; empty if there is none."""
+    """An answer: metrics in Prometheus' text format, or a trace as JSON; empty if there is none."""
 
     id: int
     text: bytes
 
 
 class Output(msgspec.Struct, array_like=True):
-    """Tokens of one request, and how it ended.
+    """New tokens of one request and, if it has ended, the reason.
 
     Attributes:
-        finish: empty while it goes on; `length`, `stop`, `abort`; `cut`, when its connection breaks; or `refused`,
-            `crashed`, with the `reason` and, if it does not follow from that, HTTP's `status`
+        finish: empty while the request goes on; else `length`, `stop`, `abort`, `cut` (its connection is to be broken),
+            `refused` or `crashed`
+        reason: reason of `finish` in words, if needed
+        status: HTTP status of a refusal; 0 if it follows from `finish` and `reason`
     """
 
     id: int
@@ -166,14 +170,14 @@ class Output(msgspec.Struct, array_like=True):
 
 
 class Outputs(Message):
-    """Tokens of one step for one API process, which should have left at `due_ns`."""
+    """The outputs of one step for one API process; they should be sent to clients at `due_ns`."""
 
     due_ns: int
     outputs: list[Output]
 
 
 class Drain(Message):
-    """A message of the engine process: it takes no more requests, because it is about to end."""
+    """A message from the engine process: it takes no more requests, because it is about to end."""
 
 
 To = Hello | Add | Abort | Delivered | Late | Scrape | Follow

@@ -1,4 +1,4 @@
-"""The main functions of the processes of a server: one process schedules, others speak HTTP."""
+"""The main functions of a server's processes: the engine process, and the processes that handle HTTP."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from serving.errors import UserError
 from traces.live_recording import Place
 
 _WAKE = "inproc://wake"
-_ENGINE_S = 5.0  # time that an HTTP process waits for an engine at the start, before it answers without one
-_END_S = 5.0  # time within which a process without a supervisor must end
+_ENGINE_S = 5.0  # time that an HTTP process waits for an engine before it starts to answer without one
+_END_S = 5.0  # time in which a process must end when its supervisor is gone
 
 
 class Engine(NamedTuple):
-    """The settings of an engine process, and its address on ZeroMQ.
+    """The settings of an engine process, and its ZeroMQ address.
 
     Attributes:
-        place: where its recording is written
+        place: place to which the recording is written
     """
 
     settings: ServeSettings
@@ -40,9 +40,9 @@ class Engine(NamedTuple):
 
 
 def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None:
-    """Run the process that schedules.
+    """Run the engine process.
 
-    It sends its model's name to `reports` when it serves, or the reason why it cannot.
+    It sends the name of its model to `reports` when it serves, or the reason why it cannot serve.
     """
     import zmq
 
@@ -76,12 +76,12 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
         backend, ledger, metrics = make(settings, deployment, place, exchange, poller)
         process = EngineProcess(backend, exchange, ledger, metrics, settings.max_requests)
         reports.send(("serves", backend.about.model))
-        gc.disable()  # requests leave no cycles behind, and a search for cycles would delay tokens
+        gc.disable()  # requests leave no reference cycles, and garbage collection would delay tokens
         process.run(poller, woken)
     except UserError as error:
         try:
             reports.send(("cannot", (error.field, error.value, error.remedy)))
-        except BrokenPipeError:  # the engine serves already, and nobody reads `reports` any more
+        except BrokenPipeError:  # the engine already serves, and `reports` is no longer read
             LOG.error("%s", error)
         sys.exit(2)
     finally:
@@ -91,7 +91,7 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
 def api_main(
     settings: ServeSettings, address: str, name: str, listening: list[socket.socket], orders: Connection
 ) -> None:
-    """Run a process that speaks HTTP on each socket of `listening`."""
+    """Run a process that handles HTTP on each socket of `listening`."""
     log_to_stderr()
     with suppress(ImportError):
         import uvloop
@@ -132,7 +132,7 @@ async def _serve_http(
         assert runner.server is not None
         servers.append(await listen(runner.server, settings.client_timeout, sock=port, ssl=tls))
         runners.append(runner)
-    gc.freeze()  # the objects made so far stay
+    gc.freeze()  # the objects made so far are kept
     asked = asyncio.create_task(stopped.wait())
     ended, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for server in servers:
@@ -145,11 +145,12 @@ async def _serve_http(
 
 
 def obey(orders: Connection, stop: Callable[[], None]) -> None:
-    """Call `stop` on another thread at each order of the supervisor; when none can come, end.
+    """Call `stop` on another thread at each order of the supervisor; end the process when the supervisor is gone.
 
-    None can come when the supervisor has closed its end, or has been killed: `stop` is called twice then, and the exit
-    forced later. Signals are for the supervisor: a terminal, or a container that ends, sends them to every process at
-    once, and a process that handles HTTP must not go before the answers under way have ended.
+    When the supervisor has closed its end of the pipe or was killed, `stop` is called twice, and after 5 s the process
+    is forced to exit. Signals are ignored, because only the supervisor handles them. A terminal, or a container that
+    ends, sends signals to every process at once, but a process that handles HTTP must not end before the answers under
+    way have ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The conversion of prompts of token ids to prompts of a workload."""
+"""The conversion of prompts from token ids to the segments of a workload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traces.shared_prefixes import Path, SharedPrefixes
 
 
 class Answer:
-    """The answer to a request, so far."""
+    """The answer to a request: its tokens so far."""
 
     def __init__(self, asked: Add, arrived: WorkloadRequest) -> None:
         self.asked = asked
@@ -26,13 +26,13 @@ class PromptSegments:
         self._prefixes = SharedPrefixes(block_size)
 
     def segments(self, id: int, tokens: Sequence[int]) -> Path:
-        """Return the segments of a prompt of request `id`; equal beginnings of whole blocks have equal names."""
+        """Return the segments of the prompt of request `id`; prompts share segments for equal leading blocks."""
         return self._prefixes.prompt(id, self._keys(tokens), len(tokens))
 
     def request(
         self, id: int, at_ns: int, asked: Add, length: int | None = None, slo_class: str = ""
     ) -> WorkloadRequest:
-        """Return the request as a workload has it; `length` is the length of its answer, by default `max_tokens`."""
+        """Return the request in the form of a workload; `length` is the answer's length, by default `max_tokens`."""
         return WorkloadRequest(
             id,
             at_ns,
@@ -51,9 +51,9 @@ class PromptSegments:
         self._prefixes.answered(arrived.id, arrived.prompt, self._keys(tokens), len(tokens))
 
     def _keys(self, tokens: Sequence[int]) -> list[int]:
-        """Return for every whole block a hash of all tokens up to its end.
+        """Return, for every whole block, a hash of all tokens up to its end.
 
-        The hash is equal on every machine, because Python's hashes of tuples of integers are.
+        It is the same on every machine, because Python's hash of a tuple of integers is.
         """
         size, key, keys = self._block_size, 0, []
         for begin in range(0, len(tokens) - size + 1, size):

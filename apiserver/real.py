@@ -1,4 +1,4 @@
-"""A real engine of a server, in its own process: it runs the requests that the process that routes sends it."""
+"""A server's real engine in a process of its own, which runs the requests that the routing process sends."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def serve_engine(
     inbox: Inbox,
     pipe: Connection,
 ) -> None:
-    """Load an engine and run requests until `End`; the engine is called `name`, and the run began at `origin_ns`.
+    """Load an engine and run requests until `End`; the model's name is `name`, and the run began at `origin_ns`.
 
-    If it was `begun_again`, its first KV event says that its cache is empty. Raises UserError if it cannot be loaded,
-    or if KV events are wanted of an engine without a prefix cache.
+    If the engine was `begun_again` (restarted), its first KV event states that its cache is empty. Raises UserError if
+    the engine cannot be loaded, or if KV events are wanted but it has no prefix cache.
     """
     log_to_stderr()
     engine = load_engine(deployment, LOG.info)
     try:
         events = None if kv_events is None else _followed(engine, kv_events, begun_again)
         with suppress(UserError):
-            engine.grammars  # noqa: B018 - made now: it takes a second, in which nothing else would run
+            engine.grammars  # noqa: B018 - made now, because it takes a second in which nothing else can run
         engine.watch_speed()
         requests = Requests(engine, events, inbox, pipe.send, origin_ns)
         requests.serve(_about(engine, name))
@@ -95,9 +95,9 @@ def _about(engine: Engine, name: str) -> About:
 
 
 class Requests:
-    """The requests that come, in the form of the engine's loop: see `realengine.loop.Clientele`.
+    """The requests that arrive, as the `realengine.loop.Clientele` of the engine's loop.
 
-    Messages for the other end go to `send` as a list, all that a step brought at once.
+    `send` sends a list of messages to the routing process: all messages of a step at once.
     """
 
     busy = True
@@ -112,11 +112,11 @@ class Requests:
         self._recorder = RunRecorder(self, origin_ns, tier=engine.tier_name)
         self._over = False
         self._open: set[int] = set()
-        self._outputs: dict[int, Output] = {}  # since they were last sent, by request
+        self._outputs: dict[int, Output] = {}  # outputs that were not sent yet, by request
         self._messages: list[Any] = []
 
     def serve(self, about: About) -> None:
-        """Send `about`, and run what comes until `End`."""
+        """Send `about`, and run the requests that arrive until `End`."""
         self._messages.append(about)
         self._note_kv()
         self._flush()
@@ -199,7 +199,7 @@ class Requests:
         self._tell(StepPlan.from_amounts(), perf_counter_ns())
 
     def _tell(self, plan: StepPlan, end_ns: int) -> None:
-        """Report the end of a step, or with an empty plan the state after an abort, and send the new outputs."""
+        """Send the new outputs, and report the end of a step or, with an empty plan, the state after an abort."""
         outputs, self._outputs = self._outputs, {}
         sampled = [output.id for output in outputs.values() if output.tokens]
         generated = sum(len(output.tokens) for output in outputs.values())

@@ -1,4 +1,4 @@
-"""Real engines, each in a process of its own, behind one of the simulator's routers."""
+"""Several real engines, each in a process of its own, with one of the simulator's routers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sim.router import Router
 
 
 class RemoteEngine(RoutedReplica):
-    """An engine process as routers see it: the number of its KV blocks is known once it serves."""
+    """An engine process, as routers see it; its number of KV blocks is known when it serves."""
 
     def __init__(self, index: int, process: EngineProcess, publisher: KvPublisher | None) -> None:
         super().__init__(index, kv_tokens=1)
@@ -36,22 +36,22 @@ class RemoteEngine(RoutedReplica):
         self.publisher = publisher
         self.about: About | None = None
         self.answers: dict[int, _Answer] = {}
-        self._steps_before = self._steps = 0  # steps of earlier processes, and of all processes by now
+        self._steps_before = self._steps = 0  # number of steps of earlier processes, and of all processes so far
 
     def answers_to(self, answer: _Answer) -> None:
-        """Send the engine a request."""
+        """Send a request to the engine."""
         asked, arrived = answer.asked, answer.arrived
         self.answers[arrived.id] = answer
         self.takes(arrived.id, len(asked.prompt), asked.max_tokens)
         self.process.send(Routed(asked, arrived))
 
     def serves(self, about: About) -> None:
-        """Note that a process serves; a process that replaces another counts its steps from 0."""
+        """Note that a process serves; a process that replaces another numbers its steps from 0 again."""
         self.about, self.kv_tokens = about, about.kv_tokens
         self._steps_before = self._steps
 
     def step(self, number: int) -> int:
-        """Return the number of a step among the steps of all its processes; `number` counts in the present process."""
+        """Return the number of a step counted over all processes; `number` is its number in the current process."""
         self._steps = self._steps_before + number + 1
         return self._steps - 1
 
@@ -62,10 +62,11 @@ class RemoteEngine(RoutedReplica):
 
 
 class RealFleet:
-    """The backend of real engines. `start` starts the process of one, given its number and whether it replaces another.
+    """The backend of real engines.
 
-    If an engine ends, its open requests end with an error, and it is started again while another serves. Otherwise
-    `turn` raises the UserError that says why it has ended. `publishers` publish KV events, one for each engine.
+    `start(number, again)` starts the process of an engine; `again` is True if it replaces another process. If an
+    engine's process ends, its open requests end with an error. If another engine serves, the process is started again;
+    otherwise `turn` raises the error that states why it has ended. `publishers` publish KV events, one for each engine.
     """
 
     about: About
@@ -96,7 +97,7 @@ class RealFleet:
             poller.register(self.engines[number].process.pipe, zmq.POLLIN)
 
     def await_all(self) -> None:
-        """Return when every engine serves. Raises UserError if one cannot."""
+        """Wait until every engine serves. Raises UserError if one cannot serve."""
         while len(self._ready) < len(self.engines):
             self._poller.poll()
             self.turn()
@@ -143,7 +144,7 @@ class RealFleet:
         for engine in self.engines:
             engine.process.send(End())
         for engine in self.engines:
-            with suppress(UserError, RuntimeError):  # until its process has ended
+            with suppress(UserError, RuntimeError):  # an error is raised when its process has ended
                 while True:
                     self._hear_all(engine)
             self._give_up(engine, "abort", "the server ended", "unfinished")
@@ -196,7 +197,7 @@ class RealFleet:
         if message.dataset == "steps":
             self.ledger.add_step(**{**row, "step": engine.step(row["step"])})
         else:
-            engine.answers[row["request_id"]].row = row  # its last output follows
+            engine.answers[row["request_id"]].row = row  # the last output of the request follows
 
     def _ended(self, engine: RemoteEngine, answer: _Answer) -> None:
         id = answer.arrived.id
@@ -222,7 +223,7 @@ class RealFleet:
             engine.publisher.restart()
 
     def _give_up(self, engine: RemoteEngine, finish: str, reason: str, status: str) -> None:
-        """End the requests of an engine that says no more of them."""
+        """End the open requests of an engine that has ended."""
         for id, answer in list(engine.answers.items()):
             arrived, now_ns = answer.arrived, self.run_ns(monotonic_ns())
             self._exchange.end(id, finish, reason)
@@ -242,4 +243,4 @@ class RealFleet:
 
 
 class _Answer(Answer):
-    row: Mapping[str, Any] = MappingProxyType({})  # until its engine has sent it
+    row: Mapping[str, Any] = MappingProxyType({})  # empty until the engine has sent the row

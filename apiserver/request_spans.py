@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of a request's way through the server, sent by OTLP over HTTP.
+"""OpenTelemetry spans of requests and their phases in the server, sent by OTLP over HTTP.
 
-They are made from a request's row when it is over, so that tokens cost nothing, and a thread of their own sends them.
-Attributes follow the GenAI semantic conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
+Spans are made from a request's row after its end, so they cost nothing while tokens are generated. A thread of its own
+sends them. Attributes follow the GenAI semantic conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from apiserver.backend import Backend
 from apiserver.messages import Add, finish_reason
 from serving.version import __version__
 
-# The phases of a request, and the column of the time at which each ends. They follow one another without a gap.
+# The phases of a request, each with the column of the time at which it ends; there are no gaps between phases.
 PHASES = {
     "tokenise": "arrival_ns",
     "queue": "scheduled_ns",
@@ -32,14 +32,14 @@ PHASES = {
     "detokenise": "last_text_ns",
     "stream": "last_sent_ns",
 }
-_SEND_S = 2.0  # time after which spans are lost that the collector has not taken
+_SEND_S = 2.0  # time that the collector has to take spans; then they are lost
 _FAILED = ("rejected", "timed_out", "aborted", "unfinished")
 
 
 class RequestSpans:
-    """A sender of spans of requests to `model` to the collector at the URL `endpoint`. Times are `clock`'s.
+    """A sender of the spans of requests to the collector at the URL `endpoint`; `clock` converts their times.
 
-    `/v1/traces` is added to the URL if it has no path.
+    `model` is the name of the served model. `/v1/traces` is added to the URL if it has no path.
     """
 
     def __init__(self, endpoint: str, model: str, clock: Backend) -> None:
@@ -54,9 +54,9 @@ class RequestSpans:
         self._clock = clock
 
     def request(self, row: Mapping[str, Any], asked: Add) -> None:
-        """Send the spans of a request that is over: one for the request, and within it one per phase that took time.
+        """Send the spans of a request that has ended: one for the request, and in it one for each phase that took time.
 
-        The request's span lies within the client's span if the client sent one.
+        The request's span is a child of the client's span if the client sent one.
         """
         parent = self._parents.extract({"traceparent": asked.traceparent, "tracestate": asked.tracestate})
         epoch_ns = time_ns() - monotonic_ns()
@@ -101,15 +101,15 @@ class RequestSpans:
         return {name: value for name, value in attributes.items() if value is not None}
 
     def close(self) -> None:
-        """Send the spans that wait."""
+        """Send the spans that were not sent yet."""
         self._provider.shutdown()
 
 
 def _moments(row: Mapping[str, Any]) -> list[int]:
-    """Return when the request came, and when each phase ended, up to the phase in which the request left.
+    """Return the time at which the request arrived, and the end of each phase up to the one in which it ended.
 
-    A stop string is found in the text, and the engine goes on until it hears of it. So no phase ends later than the
-    phase after it.
+    If the API process finds a stop string, the engine goes on until it learns of it, so the engine's phases can end
+    late. Their ends are moved back, so that no phase ends later than the phase after it.
     """
     moments = [row["received_ns"]]
     for column in PHASES.values():

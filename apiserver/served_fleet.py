@@ -1,4 +1,4 @@
-"""The fleet that a twin serves: the deployment's, changed by the options of `tokentwin serve`."""
+"""The fleet that a twin serves: the deployment's fleet, changed by the options of `tokentwin serve`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.errors import UserError
 
 
 def served_fleet(settings: ServeSettings, deployment: Deployment) -> Deployment:
-    """Return `deployment` with the fleet that is served. Raises UserError for options that cannot be combined."""
+    """Return `deployment` with the fleet to serve. Raises UserError for options that cannot be combined."""
     deployment = with_fleet(deployment, settings.replicas, settings.router)
     fleet = deployment.fleet
     assert fleet is not None
@@ -32,7 +32,7 @@ def class_of(place: int) -> str:
 
 
 def _one_by_one(fleet: FleetConfig) -> FleetConfig:
-    """Return `fleet` with one pool per replica, which gets the requests to the replica's port.
+    """Return `fleet` with a pool for each replica; the pool gets the requests to the replica's port.
 
     A replay of the recording then routes requests in the same way.
     """
@@ -56,7 +56,7 @@ def _one_by_one(fleet: FleetConfig) -> FleetConfig:
 
 
 def _placed(accident: dict[str, Any], places: dict[str, list[str]]) -> dict[str, Any] | None:
-    """Return an accident of a pool's replica as one of the replica's own pool; None if there is no such replica."""
+    """Return a failure of a replica for the replica's new pool; None if there is no such replica."""
     names = places[accident["pool"] or next(iter(places))]
     replica = accident["replica"]
     return {**accident, "pool": names[replica], "replica": 0} if replica < len(names) else None

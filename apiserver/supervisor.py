@@ -1,4 +1,4 @@
-"""The supervisor of a server: it starts the processes, restarts a process that dies, and ends all in order."""
+"""The supervisor of a server, which starts its processes, restarts a process that dies, and ends all in order."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError, reason
 from traces.live_recording import Place
 
-_YOUNG_S = 10.0  # a process that ends sooner than this died young
+_YOUNG_S = 10.0  # a process that ends sooner than this has died young
 _MOST_YOUNG = 3  # number of young deaths in a row after which a process is not started again
-_LOOK_S = 0.5  # interval at which the supervisor looks whether it must stop
+_LOOK_S = 0.5  # interval at which the supervisor checks whether it must stop
 _END_S = 5.0
-_TRIES = 100  # attempts to find free ports in a row
+_TRIES = 100  # number of attempts to find consecutive free ports
 _ENGINE = "engine"
 _SPAWN = get_context("spawn")
 
@@ -38,11 +38,11 @@ def serve(
     ready: Callable[[str, list[str]], None] = lambda model, urls: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, and then until every request under way has ended; a second signal ends it at once.
+    """Serve until SIGTERM or Ctrl-C, then finish the requests under way; a second signal ends the server at once.
 
-    `ready` is called with the model's name and the URLs of the server, or of each replica. `say` is called with a line
-    when a process is started again and when the end begins. Raises UserError for what cannot be served, and for an
-    address that cannot be listened on.
+    `ready` is called with the model's name and the URL of the server or the URLs of all replicas. `say` is called with
+    a line of text when a process is restarted and when the server begins to end. Raises UserError if the deployment
+    cannot be served, or if the server cannot listen on an address.
     """
     read_keys(settings.api_key_file)
     scheme = "http" if tls_context(settings.tls_cert, settings.tls_key) is None else "https"
@@ -72,7 +72,7 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 def _listen_in_a_row(host: str, port: int, count: int) -> list[socket.socket]:
-    """Listen on `port` and the ports above it; 0 takes free ports. Raises UserError if one cannot be listened on."""
+    """Listen on `count` ports from `port` upwards; 0 chooses free ports. Raises UserError if a port is not free."""
     for tries_left in reversed(range(_TRIES if port == 0 else 1)):
         listening = [_listen(host, port)]
         first: int = listening[0].getsockname()[1]
@@ -113,7 +113,7 @@ class _Supervisor:
         self._stops = 0
 
     def start(self) -> str:
-        """Start everything; return the name of the served model, empty if a stop was asked for before it served."""
+        """Start all processes; return the name of the served model, or "" if a signal came before it served."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         model = self._await_engine(self._start_engine())
@@ -122,7 +122,7 @@ class _Supervisor:
         return model
 
     def watch(self) -> None:
-        """Watch the processes, and return when the engine process has ended."""
+        """Restart processes that die until a signal comes; then return when the engine process has ended."""
         while not self._stops:
             wait([process.sentinel for process in self._processes.values()], timeout=_LOOK_S)
             for name, process in list(self._processes.items()):
@@ -149,7 +149,7 @@ class _Supervisor:
         self._stops += 1
 
     def _start_again(self, name: str, process: BaseProcess) -> None:
-        """Start a process again. Raises UserError if it has died young too often."""
+        """Restart a process. Raises UserError if it has died young too often in a row."""
         young = monotonic() - self._born[name] < _YOUNG_S
         self._died_young[name] = self._died_young.get(name, 0) + 1 if young else 0
         if self._died_young[name] == _MOST_YOUNG:
@@ -169,9 +169,9 @@ class _Supervisor:
         return receiver
 
     def _await_engine(self, receiver: Connection) -> str:
-        """Return the name of the model that the engine process serves, empty on a stop.
+        """Wait until the engine process serves; return the name of its model, or "" after a signal.
 
-        Raises UserError if it cannot serve.
+        Raises UserError if the process cannot serve.
         """
         while not receiver.poll(_LOOK_S):
             if self._stops:

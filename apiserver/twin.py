@@ -1,4 +1,4 @@
-"""A simulated fleet that keeps pace with the wall clock: it schedules as engines do, and computes nothing."""
+"""The backend of a simulated fleet in real time; it schedules requests as engines do, but computes no model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class AnswerLengths:
-    """The lengths of answers: `max_tokens` with `ignore_eos`, else drawn by the request's seed or id."""
+    """The lengths of answers: `max_tokens` with `ignore_eos` or without `drawn`, else drawn by seed or request id."""
 
     def __init__(self, drawn: Callable[[int], int] | None) -> None:
         self._drawn = drawn
@@ -43,9 +43,9 @@ class AnswerLengths:
 
 
 class Twin:
-    """The backend of a simulated fleet; with `speed` 10, ten simulated seconds pass in one second.
+    """The backend of a simulated fleet; with `speed` 10, ten simulated seconds pass in a real second.
 
-    `cluster` makes the `LiveCluster` from a sink of rows and an observer of tokens. Answers are made of the tokens
+    `cluster` returns the `LiveCluster` for a sink of rows and an observer of tokens. Answers consist of tokens from
     `filler`.
     """
 
@@ -71,9 +71,9 @@ class Twin:
         self._accidents = accidents
         self._now = now
         self._open: dict[int, _Answer] = {}
-        self._adds: list[Callable[[int], None]] = []  # calls to make with a time of the run
+        self._adds: list[Callable[[int], None]] = []  # functions to call with a time of the run
         self._aborts: dict[int, tuple[str, str]] = {}  # status and reason by request
-        self._due_ns = 0  # time at which the outputs in the exchange should leave
+        self._due_ns = 0  # time at which the outputs in the exchange should be sent
         self.cluster = cluster(self, self._step_ended)
         self.kv_feeds: KvFeeds | None = None
         self.prefills: RemotePrefills | None = None
@@ -149,9 +149,9 @@ class Twin:
         return self._filler[(answer.seed + at * 7) % len(self._filler)]
 
     def _advance(self) -> None:
-        """Advance the cluster to the present.
+        """Advance the simulation to the current time.
 
-        A replay takes arrivals and cancellations of one time in the order of their ids.
+        Arrivals come first, and aborts are in the order of request ids, as in a replay of the recording.
         """
         to_ns, adds, aborts = self.run_ns(self._now()), self._adds, sorted(self._aborts.items())
         self._adds, self._aborts = [], {}
@@ -188,7 +188,7 @@ class Twin:
         self.ledger.step_ended(step_end(replica, scheduler, plan, now_ns, sampled, generated))
 
     def _cut(self, id: int, answer: _Answer, why: str) -> None:
-        """Break the connection to the client of request `id`: its answer is never reported as delivered."""
+        """Break the connection to the client of request `id`; its answer is never reported as delivered."""
         if not answer.cut:
             answer.cut = True
             self._exchange.end(id, "cut", why)
@@ -201,7 +201,7 @@ class Twin:
 
     def _gone(self, life: Life) -> None:
         """Note that a replica takes no more requests; if it has a port of its own, break the connections there."""
-        self._place(life, -1)  # first: a client whose connection breaks must not find the replica again
+        self._place(life, -1)  # first, so that a client whose connection breaks does not find the replica again
         if self.about.places:
             for id, answer in self._open.items():
                 if answer.asked.place == life.place:
@@ -215,7 +215,7 @@ class Twin:
                 self._exchange.send(peer, self.about)
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """End the requests of the cluster's rows of `requests`."""
+        """End the requests for which the cluster gives rows of the dataset `requests`."""
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             if (times := row["token_times_ns"]) is not None:
@@ -226,7 +226,7 @@ class Twin:
                 self.prefills.forget(id)
             self._segments.answered(answer)
             if answer.cut:
-                pass  # the client knows already
+                pass  # the client was already informed
             elif row["status"] == "finished":
                 self._exchange.end(id, "length" if len(answer.tokens) == answer.asked.max_tokens else "stop")
             elif row["status"] in ("rejected", "timed_out"):
@@ -248,5 +248,5 @@ def _words_of(id: int, asked: Add) -> int:
 
 class _Answer(Answer):
     seed = 0
-    cut_after: int | None = None  # number of tokens after which its connection breaks; None: it does not
+    cut_after: int | None = None  # number of tokens after which the connection breaks; None: it does not
     cut = False

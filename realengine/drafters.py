@@ -1,20 +1,20 @@
 """Proposers of draft tokens at the end of each step: a prompt lookup and a draft model.
 
-Prompt lookup needs no model: the continuation of an earlier occurrence of the same words is the draft. The longest run
-of a request's last tokens that occurs earlier in its text decides; it has at most `prompt_lookup_max` and at least
-`prompt_lookup_min` tokens. The draft is the continuation of the run's first occurrence. These are vLLM's rules.
+Prompt lookup needs no model. It takes the longest run of tokens at the end of a request's text that also occurs earlier
+in the text; the run has at least `prompt_lookup_min` and at most `prompt_lookup_max` tokens. The draft is what follows
+the run's first occurrence. These are vLLM's rules.
 
-A draft model is small and has the same vocabulary. Its KV lies in blocks of the same ids as the target's. A first pass
-takes in the tokens that the step computed, prompts included, and the ones that it sampled, and gives the first draft
-token of every request that goes on; each further pass gives one more. So a prefix that is in the target's cache is also
-in the draft's. A request drafts only as far as its blocks go.
+A draft model is small and has the same vocabulary. Its KV is in blocks with the same ids as the target's. A first pass
+processes the tokens that the step computed, prompts included, and the tokens that it sampled. It gives the first draft
+token of every request that goes on, and each further pass gives one more. So a prefix that is in the target's cache is
+also in the draft model's cache. A request gets only as many draft tokens as its blocks have room for.
 
-Where the target draws a token, the draft draws with the same temperature and limits, and with the uniform number with
-which the target will draw that token: similar distributions then choose the same token. The more similar they are, the
-more is accepted. The chosen token is the target's draw whatever the draft says. (Daliri, Musco and Suresh, "Coupling
-without Communication and Drafter-Invariant Speculative Decoding", 2024, have the idea, with another coupling.) With
-`draft_sample_method: probabilistic` the draft draws with its own number, and gives its probabilities: see
-`verification`.
+Where the target draws a token, the draft model draws with the same temperature and limits, and with the same uniform
+number. Similar distributions then choose the same token, and the more similar they are, the more drafts are accepted.
+The output token is the target's draw, whatever the draft was. (Daliri, Musco and Suresh, "Coupling without
+Communication and Drafter-Invariant Speculative Decoding", 2024, describe the idea with another coupling.) With
+`draft_sample_method: probabilistic` the draft model draws with a uniform number of its own and keeps its probabilities,
+as `verification` explains.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from serving.step_plan import Row
 
 
 class Drafter(Protocol):
-    """A proposer of draft tokens at the end of each step, in the order of its rows. It can never change an output.
+    """A proposer of draft tokens at the end of each step; drafts never change the distribution of outputs.
 
     Attributes:
-        runner: computes the drafts, over KV in blocks of the same ids as the target's; None if nothing is computed
+        runner: runner of the draft model, whose KV is in blocks with the same ids as the target's; None without a model
     """
 
     @property
@@ -50,19 +50,19 @@ class Drafter(Protocol):
     ) -> dict[int, list[int]]:
         """Return the drafts of the requests `going_on`, by id.
 
-        They are requests that the step of `rows` has sampled for and that do not end with it. The sampled tokens are
-        already in their `sequences`. A request without a draft decodes plainly.
+        The step of `rows` has sampled for these requests, and they do not end with it. The sampled tokens are already
+        in `sequences`. A request without a draft decodes one token in the next step.
         """
 
     def leave(self, id: int) -> None:
-        """Note that the request has ended, or lost its place."""
+        """Forget a request that has ended or was preempted."""
 
     def reset(self) -> None:
         """Forget every request."""
 
 
 class NgramDrafter:
-    """A lookup in the texts of requests; each is indexed as it grows, so a token costs no more in a longer text."""
+    """A prompt lookup, which indexes each request's text as it grows, so that the cost of a token stays the same."""
 
     runner = None
 
@@ -91,7 +91,7 @@ class NgramDrafter:
 
 
 class _Text:
-    """The first end of each run of `shortest` to `longest` tokens in one text."""
+    """An index of one text: where each run of `shortest` to `longest` tokens first ends."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._ends: dict[tuple[int, ...], int] = {}
@@ -99,7 +99,7 @@ class _Text:
         self._indexed = 0  # ends of runs up to here are indexed
 
     def continuation(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` tokens; none if no run of the last tokens has occurred before."""
+        """Return up to `most` draft tokens; none if no run at the end of the text has occurred before."""
         for end in range(self._indexed + 1, len(tokens)):
             for length in self._lengths:
                 if length <= end:
@@ -126,15 +126,15 @@ class ModelDrafter:
             raise UserError("scheduler.speculative.model", files.spec.name, remedy)
         self._most = config.speculative.num_speculative_tokens
         self._block_size, self._null_seat = config.block_size, config.max_num_seqs
-        tokens = config.max_num_batched_tokens + config.max_num_seqs  # sampled tokens are also taken in
+        tokens = config.max_num_batched_tokens + config.max_num_seqs  # sampled tokens are also processed
         own = deployment.rescheduled(speculative=None, async_scheduling=False, max_num_batched_tokens=tokens)
         changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1}
         self.runner = ModelRunner(own.model_copy(update=changes), files)
-        self._number = ""  # name of the uniform number of a token that draws drafts; empty is the target's own
+        self._number = ""  # name of the uniform number that draws a draft token; empty for the target's number
         if config.speculative.draft_sample_method == "probabilistic":
             self._number = "draft"
             self.runner.keep_logits()
-        self._known: dict[int, int] = {}  # tokens of each request whose KV is computed, if its drafts are accepted
+        self._known: dict[int, int] = {}  # number of tokens with KV, if all drafts are accepted
 
     def draft(
         self, rows: Sequence[Row], going_on: Collection[int], sequences: Mapping[int, TokenSequence], seating: Seating
@@ -170,14 +170,14 @@ class ModelDrafter:
         return drafts
 
     def _next(self, row: Row, sequence: TokenSequence, drafts: list[int], seating: Seating) -> RowInput:
-        """Return the input for the next draft token: the last of `drafts`."""
+        """Return the input from which the next draft token is computed: the last of `drafts`."""
         place = len(sequence.tokens) + len(drafts) - 1
         draw = sequence.sampling.draw(sequence.output_len + len(drafts), self._number)
         (blocks,) = seating.blocks(row.request, place + 1)
         return RowInput(drafts[-1:], place, blocks, self._null_seat, (draw,))
 
     def _pass(self, inputs: Mapping[int, RowInput], sequences: Mapping[int, TokenSequence]) -> dict[int, int]:
-        """Return the next token of each input that wants one."""
+        """Return the next token of each input that samples, by request id."""
         packed = pack(list(inputs.values()), self._block_size, self._null_seat, self.runner.attention.tiles)
         launched, ids = self.runner.launch(packed.step), list(inputs)
         tokens = launched.wait()
@@ -197,7 +197,7 @@ class ModelDrafter:
 
 
 def find_drafter(deployment: Deployment, target: ModelSpec, draft: ModelFiles | None) -> Drafter | None:
-    """Return the deployment's drafter, or None if it does not draft. A draft model's weights are in `draft`.
+    """Return the deployment's drafter, or None without speculative decoding; `draft` is the files of a draft model.
 
     Raises UserError for a model that cannot draft for the target.
     """
@@ -219,10 +219,10 @@ def propose(
     sequences: Mapping[int, TokenSequence],
     seating: Seating,
 ) -> dict[int, int]:
-    """Give drafts to the requests that a step of `rows` sampled for and that go on; return draft lengths by id.
+    """Give drafts to the requests that a step of `rows` sampled for and that go on; return the draft lengths by id.
 
-    In the overlapped loop the next step is already planned. A request that was preempted for it gets no draft. Its
-    prefix may be reused later, so a draft model takes it in before another request writes to the blocks.
+    In the overlapped loop the next step is already planned. A request that this plan preempted gets no draft. But its
+    prefix may be reused later, so a draft model computes the prefix's KV before another request writes to the blocks.
     """
     alive = {row.request.id: sequences[row.request.id] for row in rows if not row.request.ended}
     running = [row for row in rows if row.request.status is Status.RUNNING]

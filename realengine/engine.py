@@ -1,8 +1,8 @@
-"""A continuous-batching engine: the shared scheduler decides, and a runner computes its decisions.
+"""A continuous-batching engine: the shared scheduler plans steps, and a runner computes them.
 
-In the plain loop one step is in flight. In the overlapped loop there are two: while the device runs step N, the host
-hands out the tokens of step N-1 and plans step N+1. Every phase is timed, because calibration fits these times and the
-simulator is compared with them.
+In the plain loop at most one step is in flight. In the overlapped loop there are two: while the device runs step N, the
+host hands out the tokens of step N-1 and plans step N+1. Every phase is timed. Calibration fits these times, and the
+simulator's times are compared with them.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _CLOSED = "was closed; make another"
 class Engine:
     """A model, its KV cache and the shared scheduler.
 
-    `deployment` is the deployment that runs, within the buffers that the engine was made with. With
-    `gpu_memory_utilization` set, its `num_blocks` is the number that fits, and `memory_report` explains it. `draft` is
-    the files of the draft model, if there is one. Raises UserError when the deployment asks for something that the
-    model or the machine cannot do.
+    The attribute `deployment` is the deployment that runs; `limit` can lower its settings. If `gpu_memory_utilization`
+    was set, `num_blocks` is the number of blocks that fits, and `memory_report` explains it. `draft` is the files of
+    the draft model, if there is one. Raises UserError when the deployment asks for something that the model or the
+    machine cannot do.
 
-    An error in `launch` or `finish` leaves a plan that was made and not run, so the requests are lost: from then on
-    both raise UserError until `reset`. If ranks were lost, too, only `close` is possible.
+    After an error in `launch` or `finish` a plan was made but not run, so the requests are lost. From then on both
+    methods raise UserError until `reset` is called. If ranks were also lost, only `close` is possible.
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None) -> None:
@@ -64,7 +64,7 @@ class Engine:
         self.folder = files.folder
         parallel = deployment.tensor_parallel_size > 1
         self.runner: ModelRunner | Ranks = Ranks(deployment, files) if parallel else ModelRunner(deployment, files)
-        self._runners = [self.runner]  # the engine's runner and a draft model's
+        self._runners = [self.runner]  # the target model's runner, and a draft model's if there is one
         self._compiler = GrammarCompiler()
         self.memory_report = ""
         self._drafter: Drafter | None = None
@@ -98,7 +98,7 @@ class Engine:
         return sized.model_copy(update={"gpu_memory_utilization": None})
 
     def _make_tier(self) -> None:
-        """Make the host memory of `kv_tiers`, and set in the deployment the bytes of a token there, over all ranks."""
+        """Allocate the host memory of `kv_tiers`, and set its `kv_bytes_per_token` to the sum over all ranks."""
         config = self.deployment.kv_tiers
         if config is None:
             return
@@ -112,12 +112,12 @@ class Engine:
 
     @property
     def tier_name(self) -> str | None:
-        """The name of its KV tier, if it has one."""
+        """The name of the engine's KV tier; None without one."""
         return None if self.deployment.kv_tiers is None else self.deployment.kv_tiers.tiers[0].name
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The notes of a recording about the engine beside its deployment; see `traces.recording_notes`."""
+        """Notes about the engine for a recording, in addition to its deployment; see `traces.recording_notes`."""
         attention = self.runner.attention.name
         notes: dict[str, Any] = {"attention": attention, "model": self.source, "memory": self.memory_report}
         if self.spec.num_experts:
@@ -125,9 +125,9 @@ class Engine:
         return notes
 
     def reset(self) -> None:
-        """Forget every request and every cached prefix, and keep the weights.
+        """Forget all requests and cached prefixes, but keep the weights.
 
-        Steps in flight are waited for and dropped, errors and all. Raises UserError once the engine was closed.
+        It waits for the steps in flight and drops their results and errors. Raises UserError if the engine was closed.
         """
         if self._unusable == _CLOSED:
             raise UserError("engine", "closed", _CLOSED)
@@ -161,9 +161,9 @@ class Engine:
             judge_drafts(self.scheduler, self._verified)
 
     def limit(self, **scheduler: int | bool) -> None:
-        """Change settings of the scheduler within the limits of this engine's buffers, and `reset`.
+        """Lower settings of the scheduler, as far as this engine's buffers allow, and `reset`.
 
-        Raises UserError for a setting that would need more, or another engine.
+        Raises UserError for a setting that would need larger buffers or another engine.
         """
         allowed = {"num_blocks", "max_num_seqs", "max_num_batched_tokens", "scheduler_reserve_full_isl"}
         for name, value in scheduler.items():
@@ -175,9 +175,9 @@ class Engine:
         self.reset()
 
     def close(self) -> None:
-        """End everything that runs beside this process's own thread, after an error too.
+        """End all threads, processes and graphs of the engine; this also works after an error.
 
-        It may be called again. The engine cannot be used afterwards.
+        It may be called more than once. The engine cannot be used afterwards.
         """
         self._unusable = _CLOSED
         self._in_flight.clear()
@@ -188,7 +188,8 @@ class Engine:
     def add(self, arrived: WorkloadRequest, prompt: Sequence[int], *, grammar: str = "", **tokens: Any) -> Request:
         """Queue a request with token ids `prompt`; `tokens` are further arguments of `TokenSequence`.
 
-        A `structured` request brings a grammar, as `realengine.grammar` writes it, and waits until it is compiled.
+        A `structured` request comes with a `grammar`, as `realengine.grammar` writes it, and waits until that is
+        compiled.
         """
         grammars = self.grammars if grammar else None
         request = self._policy.add(arrived)
@@ -201,9 +202,9 @@ class Engine:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """The grammars for this model's vocabulary.
+        """The compiler of grammars for this model's vocabulary.
 
-        Raises UserError for a model without tokenizer, or without llguidance.
+        Raises UserError if the model has no tokenizer, or if llguidance is not installed.
         """
         if self.folder is None:
             remedy = "has no tokenizer, without which tokens have no text; use smollm2 or a model folder"
@@ -211,7 +212,7 @@ class Engine:
         return Grammars(self.folder, self.spec.vocab_size, self.spec.eos_ids)
 
     def abort(self, id: int) -> Request | None:
-        """Drop a request between steps."""
+        """Abort a request and return it, or None if the scheduler does not have it; call this between steps."""
         request = self._policy.abort(id)
         if self.tier is not None:
             self.tier.must_settle = True
@@ -232,23 +233,24 @@ class Engine:
     def has_room(self) -> bool:
         """True if another step may be launched before one is finished.
 
-        A step with masks is not overlapped: the next masks follow from its tokens.
+        A step with masks is not overlapped, because the masks of the next step depend on its tokens.
         """
         return len(self._in_flight) < self._depth and not any(flight.plan.masked_rows for flight in self._in_flight)
 
     @property
     def may_get_work(self) -> bool:
-        """True if work may appear without any call from outside.
+        """True if a later `launch` may find work although no new request arrives.
 
-        This is so while KV is on its way from or to host memory, grammars are being compiled, or requests wait for a
-        limited time.
+        This is so while KV is being copied from or to host memory, while grammars are being compiled, and while a
+        policy holds requests back for a limited time.
         """
         return self._hold.waits or self._compiler.busy or (self.tier is not None and self.tier.busy)
 
     def launch(self) -> Step | None:
         """Plan a step and hand it to the device; return None when there is nothing to run.
 
-        Raises UserError when the device or a rank cannot run it, and for an engine that an error has left unusable.
+        Raises UserError if the device or a rank cannot run the step, and if an earlier error has left the engine
+        unusable.
         """
         with self._whole_steps():
             return self._launch()
@@ -256,7 +258,7 @@ class Engine:
     def finish(self) -> Step | None:
         """Wait for the oldest step in flight and hand out its tokens; return None when none is in flight.
 
-        It raises the errors that `launch` raises.
+        It raises the same errors as `launch`.
         """
         with self._whole_steps():
             return self._finish()
@@ -265,7 +267,7 @@ class Engine:
     def _whole_steps(self) -> Iterator[None]:
         """Make the engine unusable after an error in the block.
 
-        After an error half way through a step, scheduler and device disagree, so no other step may follow.
+        After an error in the middle of a step the scheduler and the device disagree, so no other step may follow.
         """
         if self._unusable:
             raise UserError("engine", "closed" if self._unusable == _CLOSED else "stopped", self._unusable)
@@ -294,7 +296,7 @@ class Engine:
             self.tier.before_step(plan, [flight.launched for flight in self._in_flight if flight.launched])
         flight = Step(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns, self._compiled_ns)
         if self._drafter is None or not self._in_flight:
-            self._hand_over(flight)  # otherwise only after the step under way has verified, and drafted
+            self._hand_over(flight)  # otherwise after the step under way has verified and drafted
         flight.load = self._load()
         now = perf_counter_ns()
         flight.host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
@@ -305,9 +307,9 @@ class Engine:
         return flight
 
     def _next_plan(self, plan_ns: int) -> StepPlan:
-        """Return the next plan: without tokens if there is nothing to run, even after waits and preemptions."""
+        """Return the next plan; it has no tokens if there is nothing to run, even after the end of a hold."""
         if self.tier is not None:
-            self.tier.poll()  # once per step: a recording says what had come by `plan_ns`, however many plans it takes
+            self.tier.poll()  # once per step, because a recording states what had come by `plan_ns`
         plan = self._plan()
         if self._hold.is_over(plan_ns, self._policy.hold_ns):
             self._policy.hold_no_longer()
@@ -322,7 +324,7 @@ class Engine:
             self._compiled_ns[request.id] = perf_counter_ns()
 
     def _hand_over(self, flight: Step) -> None:
-        """Make the tensors of a planned step, and hand them to the device."""
+        """Make the tensors of a planned step, and hand the step to the device."""
         began_ns, rows = perf_counter_ns(), flight.rows
         sequences = [self.sequences.get(row.request.id) for row in rows]
         masks = masks_of_rows(rows, sequences, self.spec.vocab_size) if flight.plan.masked_rows else [()] * len(rows)
@@ -371,10 +373,10 @@ class Engine:
         return flight.ended(finished, proposed, draft_ns, draft_thread_ns)
 
     def _draft(self, flight: Step, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:
-        """Propose the drafts that the next step verifies; return their lengths by id and the time that it took.
+        """Propose the drafts that the next step verifies; return their lengths by request id, and the time taken in ns.
 
-        Then full blocks go to the tier, also those of a draft model, and a step that waited, planned for the most
-        drafts that there can be, is handed over.
+        Then the step's full blocks, including the draft model's, are copied to the tier. In the overlapped loop the
+        next step was planned for the maximum number of drafts and waits for them; it is then handed to the device.
         """
         began_ns = perf_counter_ns()
         proposed = None
@@ -396,9 +398,9 @@ class Engine:
         return {row.request.id: most for row in flight.rows if row.samples}, ended_ns - (self._host_free_ns or began_ns)
 
     def step(self) -> Step | None:
-        """Launch steps while there is room and finish the oldest; return None when there is nothing to run.
+        """Launch steps while there is room and finish the oldest step; return None when there is nothing to run.
 
-        No request can arrive meanwhile, so a policy that waits for more requests begins with those it has.
+        No request can arrive during this call, so a policy that waits for more requests starts with those that it has.
         """
         while self.has_room and self.launch():
             pass
@@ -418,12 +420,12 @@ class Engine:
     # Work outside of a run
 
     def warm_up(self) -> None:
-        """Run once the work of steps, the largest first, so that nothing runs for the first time in a measured run."""
+        """Run steps of all sizes, the largest first, so that a measured run executes no code for the first time."""
         for runner in self._runners:
             runner.warm_up()
 
     def time_operations(self) -> None:
-        """Time every operation of every step from now on; steps are then slower, and run without graphs."""
+        """Time every operation of every step from now on; steps then run slower and without graphs."""
         self.runner.time_operations()
 
     def watch_speed(self) -> None:
@@ -431,5 +433,5 @@ class Engine:
         self.runner.watch_speed()
 
     def run_dummy(self, sizes: Sequence[int]) -> int:
-        """Run one step over rows of the dummy request, `sizes` tokens each, and return its time in nanoseconds."""
+        """Run one step with a row of the dummy request for each number of tokens in `sizes`; return its time in ns."""
         return self.runner.dummy_step(list(sizes))

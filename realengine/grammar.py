@@ -1,8 +1,8 @@
 """Structured output: the tokens that may come next so that an answer follows a JSON schema or a regular expression.
 
-llguidance does the work. A grammar is compiled on a thread beside the engine's. It follows the sampled tokens of its
-request, one by one, and gives the tokens that may follow as a mask of the vocabulary. At the end of what it allows,
-only the tokens that end an answer may follow.
+The package llguidance does the work. A grammar is compiled on a thread of its own. It reads the sampled tokens of its
+request one by one, and gives the tokens that may come next as a mask of the vocabulary. When the answer is complete,
+only end-of-sequence tokens may follow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bits = NDArray[np.int32]
 
 
 class Grammar:
-    """The grammar of one answer, and its state."""
+    """The grammar of one answer, and its state after the tokens so far."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -51,18 +51,18 @@ class Grammar:
         return bool(self._matcher.is_stopped())
 
     def advance(self, tokens: list[int]) -> int:
-        """Advance by as many of `tokens` as the grammar allows, and return their number; `back` takes them back."""
+        """Advance by as many of `tokens` as the grammar allows, and return their number; `take_back` undoes this."""
         return int(self._matcher.try_consume_tokens(tokens))
 
     def take_back(self, tokens: int) -> None:
-        """Take back the last `tokens` tokens."""
+        """Undo the last `tokens` tokens."""
         self._matcher.rollback(tokens)
 
 
 class Grammars:
-    """The maker of grammars for a model whose tokenizer.json lies in `folder`.
+    """A compiler of grammars for a model whose tokenizer.json is in `folder`.
 
-    It takes a second to make for a large vocabulary. Raises UserError without the package llguidance.
+    For a large vocabulary the constructor takes a second. It raises UserError without the package llguidance.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: Collection[int]) -> None:
@@ -72,15 +72,15 @@ class Grammars:
         self._tokens = llguidance.LLTokenizer(path, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
 
     def make(self, written: str) -> Grammar:
-        """Return the grammar that `json_grammar` or `regex_grammar` has written."""
+        """Compile the grammar `written`, a result of `json_grammar` or `regex_grammar`."""
         return Grammar(self._new(self._tokens, written, log_level=0))
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
-    """Return the grammar of answers that are JSON by `schema`.
+    """Return, in llguidance's notation, the grammar of JSON answers that follow `schema`.
 
-    It allows no white space that JSON does not need, because models could go on with it for ever. Raises UserError for
-    a schema that it cannot express.
+    It allows no white space that JSON does not need, because a model could go on writing it for ever. Raises UserError
+    for a schema that it cannot express.
     """
     written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
     return _valid("json_schema", json.dumps(schema), written)
@@ -119,13 +119,13 @@ class GrammarCompiler:
         return bool(self._under_way)
 
     def compile(self, request: Request, grammars: Grammars, written: str) -> None:
-        """Begin to compile the grammar of `request`, which cannot run before it is ready."""
+        """Begin to compile the grammar of `request`; the request cannot run before the grammar is ready."""
         self._thread = self._thread or ThreadPoolExecutor(1, "grammars")
         self._under_way[request.id] = request, self._thread.submit(grammars.make, written)
         request.await_grammar()
 
     def compiled(self, wait: bool = False) -> list[tuple[Request, Grammar]]:
-        """Return ready grammars, each once, with their requests; with `wait`, at least one if any is under way."""
+        """Return newly compiled grammars with their requests; with `wait`, wait for one if any is being compiled."""
         if wait and self._under_way:
             next(iter(self._under_way.values()))[1].result()
         done = [(request, future.result()) for request, future in self._under_way.values() if future.done()]
@@ -135,7 +135,7 @@ class GrammarCompiler:
         return done
 
     def drop(self, id: int) -> None:
-        """Drop the grammar of request `id`, for which nobody waits any more."""
+        """Drop the grammar of request `id`, which no longer needs it."""
         self._under_way.pop(id, None)
 
     def close(self) -> None:

@@ -1,14 +1,15 @@
-"""KV blocks in host memory, for real: copies out when a step has filled blocks, copies in for requests that reuse them.
+"""A KV tier in host memory: a block is copied out once a step has filled it, and in for a request that reuses it.
 
-`HostMemory` is the part of a rank: slots, and copies that run beside steps. `HostTier` is the tier of the engine. The
-simulator's rules, `serving.kv.tiered_blocks`, decide which blocks lie there and which are reused. A copy never meets a
-step that writes to the same block: a block is copied out after the step that filled it, blocks of an ended request are
-kept until they are copied out, and a step that may reuse other requests' blocks waits for all copies out.
+`HostMemory` belongs to one rank. It has slots for blocks, and makes copies while steps run. `HostTier` is the tier of
+the whole engine. The rules in `serving.kv.tiered_blocks`, which the simulator also uses, decide which blocks are kept
+there and which are reused. A copy never overlaps with a step that writes to the same block. To that end a block is
+copied out after the step that filled it, the blocks of an ended request are kept until they are copied out, and a step
+that may reuse other requests' blocks waits for all copies.
 
-In the overlapped loop a step is planned behind one whose tokens are not known, and a block is known by its tokens. So
-the blocks that the later step fills are looked up when the earlier step has ended, before any request asks. A load
-begins once the step under way has ended: this step may still write, to no effect, to blocks that a request had given
-back.
+In the overlapped loop a step is planned while the tokens of the step before are unknown, and the key of a block is a
+function of its tokens. So the blocks that the later step fills are looked up when the earlier step has ended, before
+any request looks for them. A load begins once the step under way has ended, because that step may still write to blocks
+that a request had given back.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class Copy(Protocol):
     def done(self) -> bool: ...
 
     def times_ns(self) -> tuple[int, int]:
-        """Return when it began and ended on `perf_counter_ns`; waits for its end."""
+        """Wait for the end of the copy; return when it began and when it ended, on `perf_counter_ns`."""
 
 
 class Copies(list[Copy]):
-    """Several copies as one, from the first begin to the last end."""
+    """Several copies that count as one: it begins with the first and ends with the last."""
 
     def done(self) -> bool:
         return all(copy.done() for copy in self)
@@ -62,7 +63,7 @@ class _ThreadCopy:
 
 
 class ThreadCopier:
-    """The CPU's copier, on its own thread. Copies run in the order of submission."""
+    """A copier for the CPU, which runs on its own thread. Copies run in the order of submission."""
 
     pinned = False  # host memory need not be page-locked
 
@@ -94,9 +95,9 @@ class _StreamCopy:
         return self._seen_ns is not None
 
     def times_ns(self) -> tuple[int, int]:
-        """Return begin and end.
+        """Return when the copy began and when it ended.
 
-        The end is the time at which the host saw it, which is between two steps.
+        The end is the time at which the host noticed it, between two steps.
         """
         self._ended.synchronize()
         self._seen_ns = self._seen_ns or perf_counter_ns()
@@ -104,7 +105,7 @@ class _StreamCopy:
 
 
 class StreamCopier:
-    """A copier on its own CUDA stream, from and to page-locked memory. Copies run in the order of submission."""
+    """A copier for CUDA with its own stream and page-locked host memory. Copies run in the order of submission."""
 
     pinned = True
 
@@ -124,9 +125,9 @@ class StreamCopier:
 
 
 class HostMemory:
-    """A rank's KV blocks in host memory: `slots` beside the blocks of `kv`, in one tensor.
+    """A rank's KV blocks in host memory: one tensor with `slots` places for copies of blocks of `kv`.
 
-    Raises UserError if there is no room for it.
+    Raises UserError if the host's memory does not suffice.
     """
 
     def __init__(self, slots: int, kv: KvCache, device: torch.device) -> None:
@@ -140,7 +141,7 @@ class HostMemory:
             raise UserError("kv_tiers.tiers.0.capacity_gib", rank, remedy) from None
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Copy pairs of blocks and slots: from the slots into the blocks if `reads`, else the other way."""
+        """Copy each `(block, slot)` of `pairs`: from the slot into the block if `reads`, else into the slot."""
         return self.copier.submit(partial(self._copy, list(pairs), reads))
 
     def _copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> None:
@@ -155,20 +156,20 @@ class _UnderWay(NamedTuple):
     reads: bool
     size_bytes: int
     submitted_ns: int
-    request: Request | None  # request that loads, if any
+    request: Request | None  # request that loads blocks; None for a copy out
 
 
 BlockCopy = Callable[[Sequence[tuple[int, int]], bool], Copy]  # `ModelRunner.copy`
 
 
 class HostTier(TieredBlocks):
-    """The one tier of an engine, with blocks of `block_bytes` on all ranks together.
+    """The KV tier of an engine; a block has `block_bytes` bytes on all ranks together.
 
-    Each of `copies`, the target's and a draft model's, copies its part of a block. `policy` is the scheduler that the
-    tier serves.
+    `copies` has a function for the target model and one for a draft model; each copies its part of a block. `policy` is
+    the scheduler that the tier serves.
 
     Attributes:
-        must_settle: whether blocks were freed that may be on their way out
+        must_settle: True if blocks were freed that may still be being copied out
     """
 
     def __init__(
@@ -189,11 +190,11 @@ class HostTier(TieredBlocks):
         self._slots: dict[bytes, int] = {}  # slot of each block
         self._free = list(range(self._capacity))[::-1]
         self._filled: list[tuple[bytes, int]] = []  # blocks to copy out: keys, and blocks on the device
-        self._copy_of: dict[bytes, int] = {}  # number of the copy that writes each block, or wrote it
-        self._submitted = self._ended = 0  # counts of copies, which end in the order in which they are submitted
+        self._copy_of: dict[bytes, int] = {}  # number of the copy that writes or wrote each block
+        self._submitted = self._ended = 0  # numbers of copies; they end in the order of submission
         self._under_way: deque[_UnderWay] = deque()
         self._in_flight = 0  # steps
-        self._filling: Filling | None = None  # blocks of the step planned last, if it was behind another
+        self._filling: Filling | None = None  # blocks of the step planned last, if another was under way
         self._loading: list[tuple[Request, list[int], list[bytes]]] = []  # loads to begin: blocks, and their keys
         self._kept: list[tuple[int, Request]] = []  # ended requests, and the number of the copy that each waits for
         self._events = TierEvents([], [], [], [], [])
@@ -201,7 +202,7 @@ class HostTier(TieredBlocks):
 
     @property
     def busy(self) -> bool:
-        """True if copies are under way, or about to be."""
+        """True if copies are under way or about to begin."""
         return bool(self._under_way or self._loading)
 
     # Calls from the scheduler
@@ -215,10 +216,10 @@ class HostTier(TieredBlocks):
         self._use(keys)
 
     def admitted(self, request: Request) -> None:
-        """Do nothing: a reused block counts as used when the request ends."""
+        """Do nothing, because a reused block counts as used only when the request ends."""
 
     def keeps(self, request: Request) -> bool:
-        """Write the request's missing blocks; return whether the request must stay until they are written."""
+        """Copy out the request's blocks that the tier lacks; return whether it must keep its blocks until then."""
         written = self._store_all(request, 0)
         if not self._in_flight:
             self._copy()
@@ -230,7 +231,7 @@ class HostTier(TieredBlocks):
     # Calls from the engine
 
     def poll(self) -> None:
-        """Tell the scheduler which copies have ended. It is called before each step is planned."""
+        """Tell the scheduler which copies have ended; the engine calls this before it plans a step."""
         came = []
         while self._under_way and self._under_way[0].copy.done():
             copy, reads, size_bytes, submitted_ns, request = self._under_way.popleft()
@@ -251,7 +252,7 @@ class HostTier(TieredBlocks):
             self._events.released.append(request.id)
 
     def attempted(self, plan_ns: int) -> None:
-        """Note that a plan had nothing to run."""
+        """Note that a plan made at `plan_ns` had nothing to run."""
         loaded, released, loads, _, attempts = self._events
         stepped = not attempts or attempts[-1].in_flight > self._in_flight
         if stepped or loaded or released or len(loads) > self._loads_noted:
@@ -261,9 +262,10 @@ class HostTier(TieredBlocks):
             self._loads_noted = len(loads)
 
     def before_step(self, plan: StepPlan, under_way: Iterable[Launched]) -> None:
-        """Prepare for `plan`, which is about to run behind the steps `under_way`.
+        """Prepare for `plan`, which is about to run after the steps `under_way`.
 
-        Afterwards, the blocks that it fills are to be copied out, and the ones that it may write to have been.
+        Afterwards the blocks that the plan fills are noted for copying out, and no copy of a block that it may write to
+        is under way.
         """
         if self.must_settle:
             for launched in under_way:
@@ -283,7 +285,7 @@ class HostTier(TieredBlocks):
             one.copy.times_ns()
 
     def step_ended(self) -> None:
-        """Copy out the blocks filled by the oldest step under way, which has ended, so that its tokens are known."""
+        """Copy out the blocks that the oldest step has filled; this step has just ended, so its tokens are known."""
         self._in_flight -= 1
         self._copy()
         if self._filling is not None:
@@ -292,13 +294,13 @@ class HostTier(TieredBlocks):
             self._filling = None
 
     def _copy(self) -> None:
-        """Submit copies out of filled blocks, then the loads that wait for them."""
+        """Submit the copies of filled blocks to the tier, then the loads that wait for them."""
         pairs = []
         for key, block in self._filled:
             if key not in self._slots and self.has(key):
                 slot = self._slots[key] = self._free.pop()
                 pairs.append((block, slot))
-        if self._filled:  # even if all are unwanted by now: a request may wait for this copy
+        if self._filled:  # even if no block is still wanted: a request may wait for this copy
             self._filled.clear()
             self._submit(pairs)
         for request, blocks, keys in self._loading:
@@ -339,7 +341,7 @@ class HostTier(TieredBlocks):
                 self._free.append(self._slots.pop(key))
 
     def check(self) -> None:
-        """Raise AssertionError unless every block has its own place."""
+        """Raise AssertionError unless every block has its own slot."""
         self.cache.check()
         places = sorted([*self._slots.values(), *self._free])
         assert places == list(range(self._capacity))

@@ -1,8 +1,8 @@
-"""The changes of a request to its logits before a token is chosen: penalties, bias, and forbidden tokens; logprobs.
+"""The changes that a request makes to its logits before a token is chosen: penalties, bias, and forbidden tokens.
 
-The meaning of each is vLLM's. The host gives the changes that depend on tokens that it has seen. For a token that was
-sampled and not yet seen, the device adds its consequences: see `realengine.sampling.changed_logits`. Nothing here needs
-torch.
+Each change has the same meaning as in vLLM. The host computes the changes that depend on tokens that it has seen. If a
+token was sampled that the host has not seen yet, the device adds the changes that follow from it: see
+`realengine.sampling.changed_logits`. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class LogitRules:
     """The rules of one request; the defaults change nothing.
 
     Attributes:
-        presence, frequency: subtracted from the logit of a token that the answer has: once, and for each time
-        repetition: divides the positive logit of a token that prompt or answer has, and multiplies a negative one
-        bias: tokens, and the number added to the logit of each
+        presence, frequency: penalties of a token that occurs in the answer; presence is subtracted from its logit once,
+            frequency once for each occurrence
+        repetition: penalty of a token that occurs in the prompt or the answer; divides its logit if positive,
+            multiplies it if negative
+        bias: pairs of a token and the number added to its logit
         bad_words: token sequences that may not be completed
-        allowed: the only tokens that may come; empty for all
-        min_p: share of the likeliest token's probability that a token must have to be drawn
-        late: tokens that may not be among the first `min_tokens`
+        allowed: the only tokens that may be chosen; empty for all
+        min_p: minimum probability of a token that may be drawn, as a share of the likeliest token's probability
+        late: tokens that may not be among the first `min_tokens` tokens of the answer
     """
 
     presence: float = 0.0
@@ -48,15 +50,15 @@ class LogitRules:
 
 
 class LogitChanges(NamedTuple):
-    """The changes to the logits of one sample. Tokens are distinct within a field, except in `banned`.
+    """The changes to the logits of one sample. A token occurs at most once in a field, except in `banned`.
 
     Attributes:
-        unseen: whether the answer has one token more than is known here
-        floor: distance from the largest logit that a logit may have; -inf for any
-        prompt: tokens of the prompt, if repetition counts
-        outputs: tokens `[O, 2]` of the answer, and how often it has each
-        biased: tokens; `bias` is the number added to the logit of each
-        banned: tokens `[B, 2]` that may not come, each with the last token before it to which that applies; -1 for any
+        unseen: True if the answer has one token more than is known here
+        floor: minimum difference between a logit and the largest logit, at most 0; -inf for no minimum
+        prompt: tokens of the prompt; empty without a repetition penalty
+        outputs: `[O, 2]` tokens of the answer, each with its number of occurrences
+        biased: tokens with a bias; `bias` is the number added to the logit of each
+        banned: `[B, 2]` forbidden tokens, each with the token directly before it for which that holds; -1 for any token
     """
 
     presence: float
@@ -73,7 +75,7 @@ class LogitChanges(NamedTuple):
 
 
 class RuledLogits:
-    """The rules of one request with `prompt`, followed token by token."""
+    """The rules of one request with `prompt`, applied to one token after another."""
 
     def __init__(self, rules: LogitRules, prompt: Sequence[int]) -> None:
         self._rules = rules
@@ -83,9 +85,9 @@ class RuledLogits:
         self._allowed = np.array(sorted({*rules.allowed}), dtype=np.int32)
 
     def changes(self, outputs: Sequence[int], unseen: bool, temperature: float, in_grammar: bool) -> LogitChanges:
-        """Return the changes for the token after `outputs` and, perhaps, one `unseen`.
+        """Return the changes for the next token, which follows `outputs` and, if `unseen`, one unknown token.
 
-        A grammar has precedence over `min_tokens`: an answer that it completes must end.
+        A grammar has precedence over `min_tokens`, because an answer that completes the grammar must end.
         """
         rules = self._rules
         banned = list(self._bad_ends(outputs, unseen))
@@ -106,7 +108,7 @@ class RuledLogits:
         )
 
     def _bad_ends(self, outputs: Sequence[int], unseen: bool) -> list[tuple[int, int]]:
-        """Return tokens that would complete a bad word, each with the unseen token after which it would."""
+        """Return the tokens that would complete a bad word, each with the unseen token that must precede it, or -1."""
         ends = []
         for *begins, end in self._rules.bad_words:
             after = begins.pop() if unseen and begins else _ALWAYS
@@ -116,16 +118,16 @@ class RuledLogits:
 
 
 class StepChanges(NamedTuple):
-    """The changes of a step, for its samples `samples` `[M]`.
+    """The changes of a step to the logits of its samples `samples` `[M]`.
 
-    In pairs and triples the first number is that of a sample among these, the second a token.
+    In pairs and triples the first number is an index into `samples`, and the second is a token.
 
     Attributes:
         numbers: `[M, 4]` presence, frequency, repetition, floor
         unseen: `[M]`
-        limited: `[M]` whether only some tokens are allowed
+        limited: `[M]` True if only some tokens are allowed
         prompt, allowed: `[., 2]`; outputs, banned `[., 3]`
-        bias: `[., 2]` sample and token, and `biases` `[.]` the number added
+        bias: `[., 2]` sample and token; `biases` `[.]` is the number added to each
     """
 
     samples: Ints
@@ -141,7 +143,7 @@ class StepChanges(NamedTuple):
 
 
 def step_changes(by_sample: Sequence[LogitChanges | None]) -> StepChanges | None:
-    """Return the changes of a step from those of each of its samples; None if no sample has any."""
+    """Combine the changes of each sample of a step; return None if no sample has any."""
     changed = [(sample, changes) for sample, changes in enumerate(by_sample) if changes is not None]
     if not changed:
         return None
@@ -161,7 +163,7 @@ def step_changes(by_sample: Sequence[LogitChanges | None]) -> StepChanges | None
 
 
 def _numbered(rows: Sequence[Ints]) -> Ints:
-    """Return all rows, each with the index of its group in front."""
+    """Return the concatenated arrays of rows, where each row begins with the index of its array."""
     numbers = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row) for row in rows])
     return np.concatenate([numbers[:, None], np.concatenate(rows)], 1)
 
@@ -169,7 +171,7 @@ def _numbered(rows: Sequence[Ints]) -> Ints:
 class Logprob(NamedTuple):
     """The natural logarithm of a token's probability by the model, before temperature and limits.
 
-    `top` are the likeliest tokens, the likeliest first, each with its own.
+    `top` has the likeliest tokens with their log-probabilities, in descending order.
     """
 
     logprob: float

@@ -1,4 +1,4 @@
-"""The engine's loop on real time: take what has arrived, launch while there is room, finish the oldest step."""
+"""The engine's loop in real time: take new arrivals, launch steps while there is room, finish the oldest step."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from realengine.engine import Engine
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 
-_LOOK_S = 1e-4  # interval for looking whether KV has come or a wait has ended, which no message says
+_LOOK_S = 1e-4  # interval for checking whether KV has come or a wait has ended, because no message says so
 
 
 class Clientele(Protocol):
     """The senders of requests to a running engine.
 
     Attributes:
-        busy: whether anybody waits for an answer, or will
-        take: give the engine new arrivals, and take from it requests that nobody waits for any more
+        busy: True if a client waits for an answer, or will send a request
+        take: give new arrivals to the engine, and abort requests whose clients no longer wait
         ran: called when a step has ended and the requests in it have their tokens
-        await_: called when there is nothing to run: return when something has arrived, or `stopped` says so
+        await_: called when there is nothing to run; returns when something has arrived or when `stopped()` is True
     """
 
     @property
@@ -31,7 +31,7 @@ class Clientele(Protocol):
 
 
 def drive(engine: Engine, clients: Clientele, recorder: RunRecorder, stopped: Callable[[], bool]) -> None:
-    """Run steps until `clients` are no longer busy, or `stopped` says so; steps launched by then are finished."""
+    """Run steps until `clients` are no longer busy or `stopped()` is True, and finish the steps launched by then."""
     while clients.busy and not stopped():
         clients.take()
         if engine.has_room and (flight := engine.launch()):

@@ -1,9 +1,9 @@
-"""A workload as clients offer it to a real engine, whichever engine that is: requests, times and tokens.
+"""A workload as clients send it to a real engine, ours or vLLM: requests, times and tokens.
 
 Token j of segment s is a fixed random function of (s, j), so equal segment prefixes give equal tokens, as the workload
-promises. A later turn's prompt has the recorded answer as `out:<id>`. So the replay forces the output of request <id>
-to that segment's tokens (sampling still runs and is timed). If it cannot, it notes the output, and later turns quote
-that.
+requires. The prompt of a later turn has the earlier answer as the segment `out:<id>`. So the replay forces the output
+of request <id> to that segment's tokens (sampling still runs and is timed). If outputs cannot be forced, the replay
+notes the actual output, and later turns quote this output.
 
 Nothing here needs torch, so that vLLM can be recorded where torch is not installed.
 """
@@ -29,12 +29,12 @@ _OUT = "out:"
 
 
 def quotes(prompt: tuple[Segment, ...]) -> bool:
-    """Return whether the prompt has a part of another request's output."""
+    """Return whether the prompt contains output of another request."""
     return any(name.startswith(_OUT) for name, _ in prompt)
 
 
 def named_segments(request: WorkloadRequest) -> list[Segment]:
-    """Return the segments of a prompt, private ones under names that no other segment has."""
+    """Return the segments of a prompt; private segments get names that no other segment has."""
     return [
         (name if name != PRIVATE else f"\0{request.id}.{number}", count)
         for number, (name, count) in enumerate(request.prompt)
@@ -42,9 +42,9 @@ def named_segments(request: WorkloadRequest) -> list[Segment]:
 
 
 class SegmentTokens:
-    """Tokens from a vocabulary of `vocab_size`, from token `first` on: vocabularies often begin with special ones.
+    """Tokens `first` to `vocab_size - 1` for segments; `first` skips the special tokens that often come first.
 
-    Another `salt` makes other tokens of the same segments.
+    With another `salt` the same segments get other tokens.
     """
 
     def __init__(self, vocab_size: int, first: int = 0, salt: str = "") -> None:
@@ -65,11 +65,11 @@ class SegmentTokens:
         return self.segment(f"{_OUT}{request.id}", request.output_len)
 
     def note_output(self, id: int, tokens: list[int]) -> None:
-        """Note that the output of request `id` was not forced, and began with `tokens`."""
+        """Note the output `tokens` of request `id`, which was not forced."""
         self._outputs[f"{_OUT}{id}"] = tokens
 
     def quotable(self, prompt: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        """Return `prompt`, with other names for outputs that were not noted yet."""
+        """Return `prompt`, where outputs that are not noted yet have other names."""
         return tuple(
             (f"unsaid:{name}" if name.startswith(_OUT) and name not in self._outputs else name, count)
             for name, count in prompt
@@ -85,7 +85,11 @@ class SegmentTokens:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a replay: `status` is `complete` or `interrupted`; canaries are medians before and after."""
+    """The result of a replay.
+
+    `status` is `complete` or `interrupted`. The canaries are median times of a reference step before and after the
+    replay.
+    """
 
     status: str
     requests: int
@@ -96,16 +100,16 @@ class Replayed:
 
 
 def at_once(workload: Workload) -> Workload:
-    """Return the same requests, all offered at the start: saturation."""
+    """Return a workload with the same requests, all of which arrive at the start and so saturate the engine."""
     return replace(workload, requests=[replace(request, arrival_ns=0) for request in workload.requests])
 
 
 class ReplayTexts:
-    """Token ids of the requests of a workload: of their prompts, and of the outputs that they are forced to.
+    """The token ids of a workload's prompts, and of the outputs that its requests are forced to.
 
-    With drafts no output is forced, because a draft is right or wrong by the model's own output. Later turns quote
-    earlier answers. An answer that has not ended yet is unknown, so they quote other tokens instead, under their own
-    name.
+    With speculative decoding no output is forced, because the model's own output decides whether a draft is accepted.
+    Later turns quote earlier answers. If such an answer has not ended yet, it is unknown, and the prompt has a segment
+    with another name and other tokens instead.
     """
 
     def __init__(self, workload: Workload, vocab_size: int, forces: bool) -> None:
@@ -113,13 +117,13 @@ class ReplayTexts:
         self._tokens = SegmentTokens(vocab_size)
         self._forces = forces
         self._made = {request.id: self._make(request) for request in workload.requests}
-        self._unlike: dict[int, WorkloadRequest] = {}  # requests as sent that quote other tokens than the answer
+        self._unlike: dict[int, WorkloadRequest] = {}  # requests as sent whose prompts do not quote the answer
 
     def _make(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
         return self._tokens.prompt(request), self._tokens.output(request) if self._forces else None
 
     def sent(self, request: WorkloadRequest) -> WorkloadRequest:
-        """Return `request` as it is sent now, with its own names for quotes of unknown answers."""
+        """Return `request` as it is sent now; quotes of unknown answers get other segment names."""
         prompt = request.prompt if self._forces else self._tokens.quotable(request.prompt)
         if prompt == request.prompt:
             return request
@@ -127,7 +131,7 @@ class ReplayTexts:
         return sent
 
     def tokens(self, sent: WorkloadRequest) -> tuple[list[int], list[int] | None]:
-        """Return the ids of its prompt, and of its output if that is forced. It may be called once for each request."""
+        """Return the token ids of the prompt, and of the output if forced; call this once for each request."""
         made = self._made.pop(sent.id)
         return made if self._forces or not quotes(sent.prompt) else self._make(sent)
 
@@ -136,7 +140,7 @@ class ReplayTexts:
         self._tokens.note_output(id, output)
 
     def keep_sent(self, writer: RecordingWriter) -> None:
-        """Write the prompts that were sent into the recording's workload, if they were not those of the workload."""
+        """If the prompts that were sent differ from the workload's, write them into the recording's workload."""
         if self._unlike:
             requests = self._workload.requests
             sent = [replace(one, prompt=self._unlike.get(one.id, one).prompt) for one in requests]
@@ -144,7 +148,7 @@ class ReplayTexts:
 
 
 class OfferedRequests:
-    """The actions of a workload's clients and their times: `Clients` that also hang up."""
+    """The actions of a workload's clients and their times: those of `Clients`, and hang-ups."""
 
     def __init__(self, workload: Workload) -> None:
         self._clients = Clients(workload)
@@ -157,17 +161,17 @@ class OfferedRequests:
 
     @property
     def next_ns(self) -> int | None:
-        """The time of the next event that does not depend on an answer."""
+        """The time of the next arrival or hang-up that does not depend on an answer; None without one."""
         hang_up_ns = self._hang_ups[0][0] if self._hang_ups else None
         return min((ns for ns in (self._clients.next_ns, hang_up_ns) if ns is not None), default=None)
 
     def hang_ups(self, now_ns: int) -> Iterator[int]:
-        """Yield the requests on which clients hang up by now, answered or not."""
+        """Yield the ids of requests whose clients hang up by `now_ns`, even if the request has already ended."""
         while self._hang_ups and self._hang_ups[0][0] <= now_ns:
             yield heappop(self._hang_ups)[1]
 
     def arrivals(self, now_ns: int) -> Iterator[WorkloadRequest]:
-        """Yield the requests that are due by now."""
+        """Yield the requests that are due by `now_ns`."""
         while (next_ns := self._clients.next_ns) is not None and next_ns <= now_ns:
             arrived = self._clients.pop()
             if (leaves_ns := arrived.leaves_ns) is not None:
@@ -175,7 +179,7 @@ class OfferedRequests:
             yield arrived
 
     def ended(self, request: WorkloadRequest, now_ns: int) -> None:
-        """Note that `request` has left, answered or not."""
+        """Note that `request` has ended, with or without an answer."""
         self._clients.ended(request, now_ns)
 
 
@@ -187,7 +191,7 @@ def run_columns(
     num_blocks: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Return the columns of `runs` that are known before a replay: of one engine, with `num_blocks` KV blocks."""
+    """Return the columns of the dataset `runs` that are known before a replay on one engine with `num_blocks`."""
     return {
         "run_id": run_id,
         "clock": "wall",

@@ -1,12 +1,13 @@
 """The replay of a workload on the real engine, in real time, with a recording.
 
-The clients are those of the simulator (`serving.clients`): a request is due at its intended arrival, in a closed loop
-when another has ended, in a conversation a think time after the answer. Its times count from when it is due, so a
-stalled engine cannot hide its own queue (no coordinated omission). The loop takes arrivals between steps; `send_ns`
-says when it did. A structured request answers with JSON objects until its recorded length.
+The clients are the same as in the simulator (`serving.clients`). A request is due at its arrival time; in a closed loop
+it is due when another request has ended, and in a conversation a think time after the previous answer. The times of a
+request count from when it is due, so a stalled engine cannot hide its own queue (no coordinated omission). The loop
+takes arrivals between steps, at the time `send_ns`. The answer to a structured request is JSON objects up to its
+recorded length.
 
-Outputs are forced, so that later turns can quote them. With drafts they are not, because a draft's acceptance depends
-on the model's own output.
+Outputs are forced, so that later turns can quote them. With speculative decoding they are not forced, because the
+model's own output decides whether drafts are accepted.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from traces.recording_writer import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
 FLUSH_NS = 50_000_000  # buffered rows are written when idle for longer than this
-_LONGEST_SLEEP_NS = 100_000_000  # interval for looking whether Ctrl-C was pressed
+_LONGEST_SLEEP_NS = 100_000_000  # interval for checking whether Ctrl-C was pressed
 _CANARY_REPEATS = 5
 
 
 def canary(engine: Engine) -> int:
     """Return the median time of a fixed reference step in ns.
 
-    A drift means that the machine is disturbed, not the model.
+    A change of this time means that the machine has changed, not the model.
     """
     rows = canary_rows(engine.deployment.scheduler.max_num_seqs)
     return int(median(engine.run_dummy(rows) for _ in range(_CANARY_REPEATS)))
@@ -60,7 +61,8 @@ def record(
 ) -> Replayed:
     """Replay `workload` and write a recording to `out`.
 
-    `progress` is called with the number of requests that have ended. Ctrl-C ends the run and writes what there is.
+    `progress` is called with the number of requests that have ended. Ctrl-C ends the run; the recording then has what
+    was recorded until then.
     """
     requests = list(workload.requests)
     offered = replace(workload, requests=requests)
@@ -101,18 +103,18 @@ def _endless_objects() -> str:
 
 
 class RequestsAtEngine:
-    """The requests of a workload that an engine has, each followed by `recorder`."""
+    """The requests of a workload that an engine has; `recorder` records each of them."""
 
     def __init__(self, engine: Engine, recorder: RunRecorder) -> None:
         self._engine, self._recorder = engine, recorder
         self._sequences: dict[int, TokenSequence] = {}  # requests whose output is not forced
 
     def now(self) -> int:
-        """Return nanoseconds from the start of the run."""
+        """Return the time since the start of the run in nanoseconds."""
         return perf_counter_ns() - self._recorder.started_ns
 
     def add(self, arrived: WorkloadRequest, prompt: list[int], output: list[int] | None, send_ns: int) -> bool:
-        """Queue a request with token ids of its prompt and, if forced, its output; return whether it was accepted."""
+        """Queue a request with the token ids `prompt` and, if forced, `output`; return whether it was accepted."""
         engine = self._engine
         grammar = _endless_objects() if arrived.structured else ""
         request = engine.add(arrived, prompt, grammar=grammar, forced=output)
@@ -125,19 +127,19 @@ class RequestsAtEngine:
         return True
 
     def hang_up(self, id: int) -> Request | None:
-        """Abort a request whose client wants no more of it, and return it; None if it has ended already."""
+        """Abort a request whose client has hung up, and return it; return None if it has already ended."""
         if (request := self._engine.abort(id)) is not None:
             self._recorder.hung_up(request, self.now())
         return request
 
     def ended(self, id: int) -> list[int] | None:
-        """Return the output of a request that has left; None if it was forced."""
+        """Return the output of a request that has ended; None if the output was forced."""
         sequence = self._sequences.pop(id, None)
         return None if sequence is None else list(sequence.outputs)
 
 
 class _ReplayedClients:
-    """The clients of a workload: each request is sent when it is due."""
+    """The clients of a workload, which send each request when it is due."""
 
     def __init__(self, engine: Engine, workload: Workload, texts: ReplayTexts, recorder: RunRecorder) -> None:
         self._requests = RequestsAtEngine(engine, recorder)

@@ -1,4 +1,4 @@
-"""The events on the real engine, as rows of a recording."""
+"""A recorder that turns the events on a real engine into rows of a recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AS_THEY_ARE = ("prepare_ns", "launch_ns", "host_ns", "graph", "thread_ns", "spe
 
 
 class RowSink(Protocol):
-    """A receiver of rows of the datasets `requests` and `steps`; a column that is not given is null."""
+    """A receiver of rows for the datasets `requests` and `steps`; a column that is not passed is null."""
 
     def add_request(self, **columns: Any) -> None: ...
     def add_step(self, **columns: Any) -> None: ...
@@ -36,7 +36,7 @@ class _Life:
     compiled_ns: int | None = None
     scheduled_ns: int | None = None
     preempted_at_ns: int | None = None
-    resumes_from_ns: int | None = None  # time of a preemption, if the step that admits it again is not yet noted
+    resumes_from_ns: int | None = None  # time of a preemption whose readmission is planned, but has not run yet
     preempted_ns: int = 0
     token_times_ns: list[int] = field(default_factory=list)
     tier_hits: int = 0
@@ -44,10 +44,11 @@ class _Life:
 
 
 class RunRecorder:
-    """A recorder that follows requests from arrival to end, and steps; `started_ns` is the start of the run.
+    """A recorder of requests, from arrival to end, and of steps; `started_ns` is the start of the run.
 
-    A request's row goes to `sink` when it ends. Rows of steps wait for `flush_steps`, so that no step waits for a disk.
-    `progress` is called with the number of requests that have ended; `tier` is the name of the engine's KV tier.
+    The row of a request goes to `sink` when the request ends. Rows of steps wait for `flush_steps`, so that no step
+    waits for the disk. `progress` is called with the number of requests that have ended; `tier` is the name of the
+    engine's KV tier.
     """
 
     def __init__(
@@ -74,18 +75,19 @@ class RunRecorder:
     def launching_share(self) -> float:
         """The share of the steps' device time in which the host was still launching them.
 
-        The device may have waited then.
+        The device may have been idle at that time.
         """
         return self._launching_ns / max(self._device_ns, 1)
 
     def arrived(self, request: Request, arrival_ns: int, send_ns: int, queued_ns: int) -> None:
-        """Note a request that was due, taken from its client, and given to the scheduler at these times of the run."""
+        """Note a new request, with the times at which it was due, was sent, and was given to the scheduler."""
         self._lives[request.id] = _Life(request, arrival_ns, send_ns, queued_ns)
 
     def planned(self, flight: Step) -> None:
-        """Note grammars and preemptions of a plan.
+        """Note the preemptions of a plan, and the grammars that were compiled before it.
 
-        They count from the plan, because in the overlapped loop a preempted request may finish before the plan runs.
+        They are noted when the step is planned, because in the overlapped loop a preempted request may finish before
+        this step runs.
         """
         for id, preempted_ns in flight.preempted_ns.items():
             if (life := self._lives.get(id)) is not None:
@@ -103,7 +105,7 @@ class RunRecorder:
         start_ns, end_ns = step.start_ns - self.started_ns, step.end_ns - self.started_ns
         for request in step.plan.admitted:
             if (life := self._lives.get(request.id)) is None:
-                continue  # preempted since, and finished by an earlier step
+                continue  # preempted since then, and finished by an earlier step
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
             if life.resumes_from_ns is not None:
@@ -160,13 +162,13 @@ class RunRecorder:
     def left(
         self, request: Request, status: str, finish_ns: int | None = None, reason: str = "", end_ns: int | None = None
     ) -> None:
-        """Note that `request` has left with `status`, as in a recording's `requests`; `finish_ns` if it finished."""
+        """Note that `request` has ended with `status`, as in the dataset `requests`; `finish_ns` if it finished."""
         life = self._lives.pop(request.id)
         gone = status == "cancelled" or reason == STOPPED
         self._ended += 1
         times = life.token_times_ns
         if request.compiling:
-            life.compiled_ns = perf_counter_ns() - self.started_ns  # a lower bound of the time
+            life.compiled_ns = perf_counter_ns() - self.started_ns  # a lower bound on the time
         self.sink.add_request(
             **request.arrived.labels,
             replica=0,
@@ -195,9 +197,9 @@ class RunRecorder:
             self._progress(self._ended)
 
     def hung_up(self, request: Request, now_ns: int) -> None:
-        """Note that the client of `request` wants no more of it.
+        """Note that `request` was aborted for its client.
 
-        The client went away, or a stop string has ended the answer.
+        The client has hung up, or a stop string has ended the answer.
         """
         if request.arrived.stop_ns is not None and request.outputs:
             self.left(request, "finished", now_ns, STOPPED, now_ns)
@@ -217,24 +219,24 @@ class RunRecorder:
         self._steps.clear()
 
     def close(self) -> None:
-        """End the recording: requests that have not ended are `unfinished`."""
+        """End the recording; requests that have not ended get the status `unfinished`."""
         for life in list(self._lives.values()):
             self.left(life.request, "unfinished")
         self.flush_steps()
 
 
 def experts_hit(tokens: NDArray[np.int32]) -> float:
-    """Return the experts of a layer that got a token in `tokens` `[layers, experts]`, mean over the layers.
+    """Return the number of experts of a layer that got any of `tokens` `[layers, experts]`, averaged over layers.
 
-    These are the experts whose weights are read.
+    The weights of these experts are read.
     """
     return float((tokens > 0).sum(axis=1).mean())
 
 
 def expert_imbalance(tokens: NDArray[np.int32]) -> dict[int, float]:
-    """Return tokens on the busiest device over the mean of all, by number of devices in increasing order.
+    """Return, for each number of devices, the tokens on the busiest device divided by the mean over all devices.
 
-    The numbers are those of devices that can share a layer's experts evenly.
+    The numbers of devices, in increasing order, are those that divide a layer's experts evenly.
     """
     layers, experts = tokens.shape
     total = tokens.sum(axis=1)

@@ -1,4 +1,4 @@
-"""What the real engine can do: it refuses models that it would compute wrongly, and never ignores a setting."""
+"""Checks of models and deployments: the engine refuses what it would compute wrongly, and ignores no setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIMULATED = (
 
 
 def check_runnable(spec: ModelSpec) -> None:
-    """Raise UserError, naming the first property of `spec` that the engine does not compute."""
+    """Raise UserError for the first property of `spec` that the engine does not support."""
     name = spec.name
     simulated = "works only in the simulator; the real engine runs"
     if spec.family not in _FAMILIES:
@@ -51,9 +51,9 @@ def check_runnable(spec: ModelSpec) -> None:
 
 
 def check_deployment(deployment: Deployment, spec: ModelSpec) -> Deployment:
-    """Return `deployment` with the block tables of the model `spec`.
+    """Return `deployment` with the `kv_groups` of the model `spec`.
 
-    Raises UserError, naming the first setting that the engine cannot do for that model.
+    Raises UserError for the first setting that the engine does not support for that model.
     """
     scheduler = deployment.scheduler
     for name in _SIMULATED:

@@ -1,8 +1,8 @@
-"""The runner of packed steps on one device: buffers, model, KV cache, graphs, sampling.
+"""The runner of packed steps on one device, with its buffers, model, KV cache, graphs and sampling.
 
-It knows no request and no policy. Steps are launched in order and finish in order; with an asynchronous device the next
-may be launched while one runs. A token that was sampled but not yet seen by the host is passed on through its *seat* on
-the device.
+It knows nothing of requests and policies. Steps finish in the order in which they are launched. On an asynchronous
+device the next step may be launched while one runs. A sampled token that the host has not seen yet reaches the next
+step through its request's *seat* on the device.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _HostBuffer(NamedTuple):
 
 
 class ModelRunner:
-    """The runner of one rank. `allocate` must be called once before steps are launched."""
+    """The runner of one rank; call `allocate` before the first step is launched."""
 
     def __init__(self, deployment: Deployment, files: ModelFiles, collective: Collective | None = None) -> None:
         self._collective = collective or Collective()
@@ -69,11 +69,11 @@ class ModelRunner:
         self._stamping = True
         self._speed: Speed | None = None
         self._speed_before: float | None = None
-        self._times: OpTimes | None = None  # times of the step that the device is at
+        self._times: OpTimes | None = None  # times of the step that the device is running
         mixed = self.attention.capturable == "always" and self.device.torch_device.type == "cuda"
         self._graphs = StepGraphs(self.device, mixed)
         need, free = self._weight_bytes(files), self.device.memory().free
-        if need > free:  # the CPU would not refuse, but the process be killed half way
+        if need > free:  # the CPU would not refuse, but the process would be killed in the middle of loading
             remedy = f"has {shown_gib(need)} of weights, but only {shown_gib(free)} of memory are free"
             raise UserError("model", deployment.model, remedy)
         with self._memory_for("weights"), torch.inference_mode(), self.device.current():
@@ -113,10 +113,10 @@ class ModelRunner:
         self.kv: KvCache
 
     def _weight_bytes(self, files: ModelFiles) -> int:
-        """Return the memory that loading takes.
+        """Return the number of bytes that loading the weights takes.
 
-        Weights are quantised one by one as they are read. But random weights are made whole, and the reference makes
-        packed weights and experts wide.
+        Weights are quantised one by one as they are read. But random weights are all made before they are quantised,
+        and the reference operations expand packed weights and experts to the model's type.
         """
         spec, size = self.spec, self._dtype.itemsize
         if self._own is not None:
@@ -131,7 +131,7 @@ class ModelRunner:
 
     @property
     def _in_triton(self) -> bool:
-        """True if the small operations are our kernels: beside our attention, and on a GPU beside any but torch's."""
+        """True if our kernels do the small operations: with our attention, or on a GPU with any other but torch's."""
         name = self.attention.name
         return name in ("triton", "hybrid") or (name != "torch" and self.device.torch_device.type == "cuda")
 
@@ -143,7 +143,7 @@ class ModelRunner:
         return TritonOps(self.spec)
 
     def _sizes(self) -> tuple[int, int]:
-        """Return the int32 numbers that the largest step may need, and its samples."""
+        """Return the maximum size of a step's buffer in int32 numbers, and the maximum number of its samples."""
         config = self._config
         drafts = config.speculative.num_speculative_tokens if config.speculative else 0
         decodes, tokens = padded(config.max_num_seqs), config.max_num_batched_tokens
@@ -157,7 +157,7 @@ class ModelRunner:
     # Memory
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the KV cache; raise UserError when the memory does not suffice."""
+        """Allocate the KV cache; raise UserError if the memory does not suffice."""
         self.release_graphs()
         with self._memory_for("kv", num_blocks), self.device.current():
             where, scales = self.device.torch_device, self.model.kv_scales if self._kv_dtype == FP8 else None
@@ -165,16 +165,16 @@ class ModelRunner:
             self.kv = KvCache(self.spec, num_blocks, size, self._kv_dtype, where, scales, groups)
 
     def keep_in_host(self, slots: int) -> None:
-        """Make room for `slots` blocks in host memory; raise UserError if there is none."""
+        """Allocate room for `slots` blocks in host memory; raise UserError if the memory does not suffice."""
         self._host_memory = HostMemory(slots, self.kv, self.device.torch_device)
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Begin to copy blocks to slots of host memory, given as `(block, slot)`, or back if it `reads`."""
+        """Begin to copy each `(block, slot)` of `pairs`: from the slot in host memory if `reads`, else to the slot."""
         assert self._host_memory is not None
         return self._host_memory.copy(pairs, reads)
 
     def budget(self, utilization: float) -> KvBudget:
-        """Return the budget of KV blocks, from a trial run of the largest step and trial captures of graphs."""
+        """Return the memory budget, measured with a trial run of the largest step and trial captures of graphs."""
         self.allocate(2)
         activations = self.device.peak_bytes(lambda: self.dummy_step(self._largest_step()))
         before = self.device.memory()
@@ -196,7 +196,7 @@ class ModelRunner:
     # Steps
 
     def time_operations(self) -> None:
-        """Time every operation of a step from now on, without graphs."""
+        """Time every operation of steps from now on; the steps then run without graphs."""
         self._timing = True
 
     def keep_logits(self) -> None:
@@ -209,16 +209,16 @@ class ModelRunner:
             self._speed = self.device.speed(self.model.piece())
 
     def time_steps(self, timed: bool) -> None:
-        """Set whether steps are timed on the device, as by default; without it one can measure the cost of timing."""
+        """Set whether steps are timed on the device (default: True); False serves to measure the cost of timing."""
         self._stamping = timed
 
     def buckets(self) -> list[int]:
-        """Return the decode batch sizes that can occur."""
+        """Return the decode batch sizes, padded to buckets, that can occur."""
         return [b for b in DECODE_BUCKETS if b <= padded(self._config.max_num_seqs)]
 
     @property
     def _captures(self) -> bool:
-        """True if steps run as graphs. Backends that read lengths on the host cannot on CUDA."""
+        """True if steps run as graphs; on CUDA, backends that read lengths on the host do not allow this."""
         if self.deployment.enforce_eager or self._timing:
             return False
         return self.attention.capturable != "never" or self.device.torch_device.type == "cpu"
@@ -226,7 +226,7 @@ class ModelRunner:
     def graph_mixed_steps(self, mixed: bool) -> None:
         """Set whether mixed steps run as graphs, as they do on CUDA by default.
 
-        On the CPU, where there are no launches to save and padding takes time, they do so only if this is called.
+        On the CPU they do so only if this is called, because there graphs save no launches and padding costs time.
         """
         able = self.attention.capturable == "always" or self.device.torch_device.type == "cpu"
         self._graphs.mixed = mixed and able
@@ -253,11 +253,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run(self, step: StepInput, graph: Layout | None, host: _HostBuffer, launched: Launched) -> None:
-        """Do the work of a step, from within the device; `graph` is the layout of its graph, if it has one."""
+        """Do the work of a step that was submitted to the device; `graph` is the layout of its graph, if it has one."""
         self._mark(launched)
         size, samples = len(step.packed), launched.layout.samples
         self._buffer[:size].copy_(host.step[:size], non_blocking=True)
-        # A copy from memory that is not pinned waits for the device's work, of which there is none yet.
+        # A copy from memory that is not pinned waits for the device's work; at this point there is none.
         masks = [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks or ()]
         batch = Batch.from_buffer(self._buffer, step.layout, step.packed)
         self.attention.prepare(batch, graph is not None)
@@ -280,7 +280,7 @@ class ModelRunner:
             self._speed_before = after
 
     def _sample(self, step: StepInput, batch: Batch, own: torch.Tensor, host: _HostBuffer, launched: Launched) -> None:
-        """Sample from the model's `own` logits, and bring the tokens to the host."""
+        """Sample from the model's `own` logits after this step's changes, and copy the tokens to the host."""
         logits = own
         if step.changes:
             logits = changed_logits(own, step.changes, self._last_tokens[batch.seats.long()])
@@ -306,9 +306,9 @@ class ModelRunner:
         return self.model.forward(tokens, batch, self.kv, self._times)
 
     def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
-        """Run one step over rows of the dummy request, `sizes` tokens each, and return its time in ns.
+        """Run one step with a row of the dummy request for each number of tokens in `sizes`; return its time in ns.
 
-        All rows are in the null block. With `draw` their tokens are drawn; otherwise they are the likeliest.
+        All rows use the null block. If `draw`, their tokens are drawn; otherwise sampling is greedy.
         """
         how = ((1.0, 50, 0.9, 0.5) if draw else None,)
         most = max(sizes)
@@ -322,22 +322,22 @@ class ModelRunner:
         return perf_counter_ns() - began
 
     def prompts(self, tokens: int) -> list[int]:
-        """Return rows of `tokens` prompt tokens in all, as few as the longest request allows."""
+        """Return the sizes of the fewest rows, none longer than `max_model_len`, with `tokens` prompt tokens in all."""
         whole, rest = divmod(tokens, self._config.max_model_len)
         sizes = [self._config.max_model_len] * whole + ([rest] if rest else [])
         return sizes[: self._config.max_num_seqs]
 
     def _largest_step(self) -> list[int]:
-        """Return a step with as many tokens as it may have, and as many decode rows beside its prompts."""
+        """Return the row sizes of a step with the maximum number of tokens and, within it, of decode rows."""
         seqs, tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
         prompts = len(self.prompts(tokens))
         decodes = min(seqs - prompts, tokens - prompts)
         return [1] * decodes + self.prompts(tokens - decodes)
 
     def warm_up(self) -> None:
-        """Run once the work of steps, the largest first, so that nothing runs for the first time in a measured run.
+        """Run steps of all sizes, the largest first, so that a measured run executes no code for the first time.
 
-        Graphs come before steps that run eagerly: a capture releases the allocator's free memory.
+        Graphs are captured before eager steps run, because a capture releases the allocator's free memory.
         """
         for rows in reversed(self.buckets()):  # the largest graph first: the others fit into its memory
             self.dummy_step([1] * rows)
@@ -348,17 +348,17 @@ class ModelRunner:
             self.dummy_step([1] * rows, draw=True)
 
     def _mixed_steps(self) -> list[list[int]]:
-        """Return the sizes of mixed steps that run as graphs, the largest first."""
+        """Return the row sizes of each mixed step to capture as a graph, the largest step first."""
         config = self._config
         if not (self._captures and self._graphs.mixed):
             return []
         return mixed_steps(config.max_num_batched_tokens, config.max_num_seqs, self.prompts)
 
     def warm_up_sizes(self) -> list[list[int]]:
-        """Return the rows of steps with prompts to warm up with: the largest possible step, then ever fewer tokens.
+        """Return the row sizes of steps with prompts for the warm-up: the largest possible step, then smaller ones.
 
-        A GPU's libraries choose a kernel by the number of tokens, and load it at its first use. So there are two sizes
-        to an octave on CUDA, one of them odd: kernels may also be compiled for multiples of 16.
+        A GPU's libraries choose a kernel by the number of tokens, and load it at its first use. So on CUDA there are
+        two sizes for each power of two. One of them is odd, because some kernels are compiled for multiples of 16.
         """
         steps = [self._largest_step()]
         size, on_cuda = self._config.max_num_batched_tokens, self.device.torch_device.type == "cuda"
@@ -371,19 +371,19 @@ class ModelRunner:
     def release_graphs(self) -> None:
         """Release all captured graphs.
 
-        With several ranks graphs contain the group's operations, and must go before it.
+        With several ranks, graphs contain operations of the process group, so they must be released before the group.
         """
         self._graphs.release()
 
     def close(self) -> None:
-        """Wait for the steps under way, even if they fail, and release graphs and threads."""
+        """Wait for the steps under way, ignore their errors, and release graphs and threads."""
         with suppress(Exception):
             self.device.synchronize()
         self.release_graphs()
         self.close_device()
 
     def close_device(self) -> None:
-        """Release threads, without waiting for anything."""
+        """Release threads without waiting for steps."""
         if self._host_memory is not None:
             self._host_memory.copier.close()
         self.device.close()

@@ -1,8 +1,8 @@
-"""The choice of tokens from logits: rules, greedy, temperature, top-k, top-p, with a seed per request.
+"""The choice of tokens from logits, by rules, temperature, top-k and top-p, with a seed for each request.
 
-A request's draws depend on its seed and on how many tokens it has, never on the batch that it is in: the uniform number
-behind a draw is a hash of the two, so there is no generator whose state could leak from row to row. Order and meaning
-of the limits are vLLM's: temperature, then top-k, then top-p of the tokens that top-k has left.
+A request's draws depend on its seed and on its number of output tokens, never on the rest of the batch. The uniform
+number of a draw is a hash of these two, so no generator carries state from row to row. The order and meaning of the
+limits are the same as in vLLM: temperature, then top-k, then top-p of the tokens that top-k keeps.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from realengine.logit_rules import Logprob, StepChanges
 from serving.errors import UserError
 
-_GREEDY_BELOW = 1e-5  # vLLM's limit: a smaller temperature cannot be told from 0 in float32
-MOST_LOGPROBS = 20  # tokens beside the chosen one whose log-probabilities may be wanted
-_HEAD = 512  # tokens that nearly always contain a nucleus
+_GREEDY_BELOW = 1e-5  # vLLM's limit: a smaller temperature counts as 0
+MOST_LOGPROBS = 20  # maximum number of alternatives whose log-probabilities a request may want
+_HEAD = 512  # number of likeliest tokens that nearly always contain the top-p tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The settings for drawing a token. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token.
 
-    Without a seed a request draws by its id: requests differ, and the same run gives the same tokens.
+    Without a seed the request's id is the seed: requests differ, and a repeated run gives the same tokens.
     """
 
     temperature: float = 0.0
@@ -47,18 +47,18 @@ class SamplingParams:
         return self.temperature < _GREEDY_BELOW
 
     def draw(self, step: int, name: str = "") -> tuple[float, int, float, float] | None:
-        """Return temperature, top-k, top-p and the uniform number for token number `step`; None for greedy.
+        """Return temperature, top-k, top-p and the uniform number for output token `step`; None if greedy.
 
-        `name` names another uniform number of the token.
+        `name` selects another uniform number for the same token.
         """
         return None if self.greedy else (self.temperature, self.top_k, self.top_p, self.uniform(step, name))
 
     def uniform(self, step: int, name: str = "") -> float:
-        """Return the uniform number behind token number `step`, or another one, called `name`."""
+        """Return the uniform number for output token `step`; `name` selects another number for the same token."""
         return uniform(self.seed or 0, step, name)
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return each token's probability of being drawn, float64 `[vocab]`, by `logits` `[vocab]`; not for greedy."""
+        """Return the float64 probability `[vocab]` that each token is drawn, by `logits` `[vocab]`; not if greedy."""
         kept = _kept(logits.float(), self.temperature, self.top_k, self.top_p).double()
         return kept / kept.sum()
 
@@ -68,9 +68,10 @@ def draw(
 ) -> torch.Tensor:
     """Return one token id, int32, for each row of `logits` `[rows, vocab]`; the other arguments are `[rows]`.
 
-    Top-k keeps every logit not below the k-th largest. Of those, top-p keeps every probability not below the largest
-    that at least `top_p` lies at or above. The token is the first, in vocabulary order, at which the cumulative
-    probability of the kept tokens exceeds `uniform` of the whole. No step depends on how ties would be sorted.
+    Top-k keeps every logit not below the k-th largest. Of those, top-p keeps the tokens whose probability reaches a
+    threshold: the largest threshold for which the kept tokens have a total probability of at least `top_p`. The token
+    is the first, in vocabulary order, at which the cumulative probability of the kept tokens exceeds the share
+    `uniform` of their total. No result depends on the order of equal logits.
     """
     tokens = logits.argmax(-1)
     how = zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), uniform.tolist(), strict=True)
@@ -83,8 +84,8 @@ def draw(
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of probabilities, float32.
 
-    There is one for each of the `chosen` tokens `[S]`, and one for each of the likeliest `[S, K]`, whose ids, int32,
-    are `top_tokens`.
+    `chosen` `[S]` are those of the chosen tokens, and `top` `[S, K]` those of the likeliest tokens. `top_tokens` `[S,
+    K]` int32 are the ids of the likeliest tokens.
     """
 
     chosen: torch.Tensor
@@ -92,7 +93,7 @@ class TokenLogprobs(NamedTuple):
     top_tokens: torch.Tensor
 
     def to_host(self, buffers: Sequence[torch.Tensor]) -> TokenLogprobs:
-        """Return the logprobs on the host, in flat int32 `buffers`, one for each field.
+        """Copy the logprobs to the host, into flat int32 `buffers`, one for each field, and return them there.
 
         They are valid once the device has copied them.
         """
@@ -109,9 +110,9 @@ class TokenLogprobs(NamedTuple):
 
 
 def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, top: int = 0) -> TokenLogprobs:
-    """Return the logprob of each of `tokens` `[S]` under `logits` `[S, vocab]`, beside the likeliest `top`.
+    """Return the logprob of each of `tokens` `[S]` by `logits` `[S, vocab]`, and those of the `top` likeliest tokens.
 
-    They are vLLM's `raw_logprobs`, its default: before penalties, temperature, top-k and top-p.
+    They are the same as vLLM's default, `raw_logprobs`: before penalties, temperature, top-k and top-p.
     """
     numbers = logits.float()
     whole = numbers.logsumexp(-1)
@@ -121,19 +122,19 @@ def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, top: int = 0) -> Tok
 
 
 def _draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, uniform: float) -> torch.Tensor:
-    """Return a token of one row of `logits` by inverse-CDF sampling."""
+    """Draw a token from one row of `logits` by inverse-CDF sampling."""
     return pick(_kept(logits, temperature, top_k, top_p), uniform)
 
 
 def pick(weights: torch.Tensor, uniform: float) -> torch.Tensor:
-    """Return the first token at which the cumulative sum of `weights` `[vocab]` exceeds `uniform` of the whole."""
+    """Return the first token at which the cumulative sum of `weights` `[vocab]` exceeds `uniform` times their sum."""
     cumulative = weights.double().cumsum(-1)
     drawn = torch.searchsorted(cumulative, cumulative[-1] * uniform, right=True)
     return drawn.clamp(max=len(weights) - 1)
 
 
 def _kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """Return the probabilities `[vocab]` of all tokens, 0 for tokens beyond the limits."""
+    """Return the probabilities `[vocab]` of all tokens, with 0 for tokens that top-k or top-p exclude."""
     scaled = (logits - logits.max()) / temperature
     if 0 < top_k < len(scaled):
         kth = scaled.topk(top_k).values[-1]
@@ -145,9 +146,9 @@ def _kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) ->
 
 
 def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor:
-    """Return the largest probability that at least `share` lies at or above.
+    """Return the largest threshold for which the probabilities not below it sum to at least `share`.
 
-    Sorting everything costs ten times a top-k.
+    It uses a top-k if that suffices, because sorting the whole vocabulary takes ten times as long.
     """
     likeliest = probabilities.topk(min(_HEAD, len(probabilities))).values
     if likeliest.sum() < share:
@@ -157,19 +158,19 @@ def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor
 
 
 def uniform(seed: int, step: int, name: str = "") -> float:
-    """Return a number in [0, 1) from 24 bits of a hash, exact in float32, for a request's token number `step`.
+    """Return a uniform number in [0, 1) for output token `step`: 24 bits of a hash, so it is exact in float32.
 
-    `name` names another number of that token.
+    `name` selects another number for the same token.
     """
     digest = blake2b(f"{seed}:{step}{name}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 40) / 2**24
 
 
 def changed_logits(logits: torch.Tensor, changes: StepChanges, last_tokens: torch.Tensor) -> torch.Tensor:
-    """Return `logits` `[S, vocab]` in float32 with `changes`.
+    """Return `logits` `[S, vocab]` in float32 after `changes`.
 
-    `last_tokens` `[S]` are the last sampled tokens of each sample's request. If every token would be forbidden, none
-    is.
+    `last_tokens` `[S]` is the last sampled token of each sample's request. If the changes would forbid every token of a
+    sample, no token is forbidden.
     """
     on_device = [torch.from_numpy(part).to(logits.device) for part in changes]
     samples, numbers, unseen, limited, prompt, outputs, bias, biases, banned, allowed = on_device

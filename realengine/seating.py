@@ -1,8 +1,8 @@
-"""Seats for running requests, and the demand of waiting ones: what the engine keeps up to date from plan to plan.
+"""Seats for running requests, and the blocks that waiting requests need; the engine updates both with each plan.
 
-A seat is a place on the device for each running request, and its block table on the host. It has the last token sampled
-for its request, so that the next step can be launched before the host has seen it, and a row of block ids that grows
-with the request instead of being made anew each step.
+Each running request has a seat. On the device, a seat stores the last token sampled for its request, so that the next
+step can be launched before the host has seen that token. On the host, a seat has the request's block table, which grows
+with the request instead of being rebuilt for each step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from serving.step_plan import Row, StepPlan
 
 
 class Seating:
-    """Seats 0 to `max_num_seqs - 1`; the seat after them belongs to no request.
+    """The seats 0 to `max_num_seqs - 1`; the seat `max_num_seqs` is for rows without a request.
 
-    `tables` gives a request's block tables.
+    `tables` returns the block tables of a request.
     """
 
     def __init__(self, config: SchedulerConfig, tables: Callable[[Request], Sequence[Sequence[int]]]) -> None:
@@ -38,9 +38,9 @@ class Seating:
         self._left: dict[int, Ints] = {}  # tables of requests preempted in the last plan
 
     def follow(self, plan: StepPlan) -> None:
-        """Give seats to admitted requests and take those of preempted ones.
+        """Give seats to the requests that `plan` admits, and free the seats of those that it preempts.
 
-        The blocks of preempted requests are known until the next plan.
+        `blocks` still returns the blocks of preempted requests until the next plan.
         """
         self._left.clear()
         for request in plan.preempted:
@@ -54,29 +54,30 @@ class Seating:
     def leave(self, id: int) -> None:
         """Free the seat of a request that is no longer running.
 
-        A step in flight may still write to the seat; the next request there writes after that.
+        A step in flight may still write to the seat; the next request in the seat writes to it later.
         """
         seat = self._seats.pop(id, None)
         if seat is not None:
             self._free.append(seat)
 
     def blocks(self, request: Request, tokens: int) -> Ints:
-        """Return the ids of its blocks by group of layers, including those of its first `tokens` tokens."""
+        """Return a request's block ids `[groups, blocks]`, which cover at least its first `tokens` tokens."""
         seat = self._seats.get(request.id)
         if seat is None:
             return self._left[request.id]
         need, filled = -(-tokens // self._block_size), self._filled[seat]
-        if filled < need:  # blocks that have left a window since they were filled in are not read
+        if filled < need:  # blocks that were entered earlier and have left a window since are not read
             for table, blocks in zip(self._tables, self._block_tables(request), strict=True):
                 table[seat, filled:need] = blocks[filled:need]
             self._filled[seat] = need
         return self._tables[:, seat]
 
     def row(self, row: Row, sequence: TokenSequence | None, masks: tuple[Ints, ...] = ()) -> RowInput:
-        """Return the input of one row of a plan for the device; `masks` are for the tokens that it samples.
+        """Return the input for one row of a plan; `masks` are those of the tokens that it samples.
 
-        A row with drafts begins at the end of the tokens that are known by now: it was planned as if all drafts of the
-        step before were accepted. A row whose request was aborted meanwhile computes as much in the null block.
+        With speculative decoding, a row was planned as if all drafts of the step before would be accepted; it now
+        begins no later than the last known token. A row whose request was aborted since then computes the same number
+        of tokens in the null block.
         """
         request, start, count, samples, drafts = row
         seat = self._seats.get(request.id)
@@ -84,7 +85,7 @@ class Seating:
             return self._null_row(start, count)
         if self._drafts:
             start = min(start, len(sequence.tokens) - 1)
-        first = start + count - drafts - sequence.prompt_len  # number of the output token that is sampled first
+        first = start + count - drafts - sequence.prompt_len  # index of the output token that is sampled first
         draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
         wanted = sequence.logprobs if samples else None
         tokens = sequence.inputs(start, count, seat, drafts)
@@ -102,7 +103,7 @@ class Seating:
 
 
 class WaitingDemand:
-    """The demand of waiting requests; `blocks` is what all their known tokens would take."""
+    """The number of KV blocks (`blocks`) that the known tokens of all waiting requests would need."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -110,7 +111,7 @@ class WaitingDemand:
         self.blocks = 0
 
     def wait(self, request: Request) -> None:
-        """Count a request that waits from now on, or waits already and has another known token."""
+        """Count a request that now waits, or count it again because it has a new token while it waits."""
         self.leave(request.id)
         need = self._demands[request.id] = most_held(self._config, request.known)
         self.blocks += need
@@ -127,6 +128,6 @@ class WaitingDemand:
             self.leave(request.id)
 
     def returned(self, request: Request) -> None:
-        """Note a new token of a request; a preempted request may still get one from an earlier step."""
+        """Note that a request got a token; a preempted request may still get one from an earlier step."""
         if request.id in self._demands:
             self.wait(request)

@@ -15,18 +15,19 @@ from serving.step_plan import Row
 
 
 class TokenSequence:
-    """Prompt and output token ids of `request`.
+    """The prompt and output token ids of `request`.
 
     Attributes:
-        forced: output tokens to take instead of the sampled ones (trace replay)
+        forced: output tokens that replace the sampled ones (trace replay)
         stop_ids: tokens that end the request
-        on_token: called with every output token and, if `logprobs` is set, its logprob beside as many others; a return
-            value of True ends the request (a stop string)
-        rules: changes to its logits
-        grammar: grammar of its answer, once it is compiled; it follows the sampled tokens, even if other tokens are
+        on_token: function called with every output token and its logprob; returning True ends the request (for a stop
+            string)
+        logprobs: number of alternatives in each logprob; None for no logprobs
+        rules: changes to the request's logits
+        grammar: grammar of the answer, once it is compiled; it reads the sampled tokens, even if other tokens are
             forced
-        drafts: tokens proposed to follow, for the next step to verify
-        odds: the probabilities `[vocab]` with which each draft token was drawn; empty if it was proposed with certainty
+        drafts: draft tokens that the next step verifies
+        odds: for each draft token the distribution `[vocab]` from which it was drawn; empty if drafts were not drawn
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class TokenSequence:
         return len(self.tokens) - self.prompt_len
 
     def inputs(self, start: int, count: int, seat: int, drafts: int) -> Sequence[int]:
-        """Return `count` token ids from position `start`, of which the last are `drafts`.
+        """Return `count` token ids from position `start` on, the last `drafts` of which are draft tokens.
 
-        A draft is token 0 if none is proposed. A token that is not seen yet stands for the one at `seat`, unless it is
-        forced.
+        A draft that was not proposed is token 0. If the host has not seen the last token yet, its id is `-1 - seat`,
+        unless the token is forced.
         """
         known = self.tokens[start : start + count]
         if len(known) == count:
@@ -79,10 +80,10 @@ class TokenSequence:
         return [*known, -1 - seat if self._forced is None else self._forced[output]]
 
     def masks(self, drafts: int, vocab_size: int) -> tuple[Bits, ...]:
-        """Return the masks of the next token and of the one after each draft, as rows of `TokenMasks.bits`.
+        """Return the masks of the next token and of the token after each draft, as rows of `TokenMasks.bits`.
 
-        There are none without a grammar. No mask follows a draft token that the grammar forbids: nothing is sampled
-        there.
+        Without a grammar there are none. After a draft token that the grammar forbids there are no masks, because
+        tokens after it are rejected.
         """
         if self.grammar is None:
             return ()
@@ -95,9 +96,9 @@ class TokenSequence:
         return tuple(masks)
 
     def changes(self, drafts: int, unseen: bool) -> tuple[LogitChanges, ...]:
-        """Return the changes to the logits of the next token and of the one after each draft; nothing without rules.
+        """Return the logit changes for the next token and for the token after each draft; none without rules.
 
-        `unseen` says whether a token was sampled that is not known here.
+        `unseen` is True if a token was sampled that the host has not seen yet.
         """
         if self._ruled is None:
             return ()
@@ -108,7 +109,7 @@ class TokenSequence:
         )
 
     def append(self, sampled: int, logprob: Logprob | None = None) -> bool:
-        """Append one output token; return whether it ends the request before its output length."""
+        """Append one output token; return whether it ends the request, for a reason other than its output length."""
         token = sampled if self._forced is None else self._forced[self.output_len]
         self.tokens.append(token)
         stopped = token in self._stop_ids
@@ -119,7 +120,7 @@ class TokenSequence:
         return stopped
 
     def _wanted(self, logprob: Logprob | None) -> Logprob | None:
-        """Return the logprob without the alternatives that only other requests in the step want."""
+        """Return the logprob with only as many alternatives as this request wants."""
         if self.logprobs is None or logprob is None:
             return None
         return Logprob(logprob.logprob, logprob.top[: self.logprobs])
@@ -128,7 +129,7 @@ class TokenSequence:
 def masks_of_rows(
     rows: Sequence[Row], sequences: Sequence[TokenSequence | None], vocab_size: int
 ) -> list[tuple[Bits, ...]]:
-    """Return the masks for each row that samples for a grammar: for its own token, and after each draft."""
+    """Return the masks of each row with a grammar that samples: for its next token, and after each draft."""
     return [
         sequence.masks(row.drafts, vocab_size) if sequence and row.samples else ()
         for row, sequence in zip(rows, sequences, strict=True)

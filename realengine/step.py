@@ -1,4 +1,4 @@
-"""A step of the engine: on its way through the device, and with its results after it has ended."""
+"""A step of the engine: its launch on the device, and its results after it has ended."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from serving.step_plan import Row, StepPlan
 
 
 class Launched:
-    """A step that was handed to the device.
+    """A step that was launched on the device.
 
-    Times are `perf_counter_ns`, valid after `wait`; if steps are not timed, all are the time at which the wait ended.
+    Times are on `perf_counter_ns` and valid after `wait`. If steps are not timed, all are the end of the wait.
 
     Attributes:
-        graph: whether it was replayed as a graph
-        speed: mean of the device's speed before and after it; None if it is not measured
-        logits: `[S, vocab]`, masked and changed, after `wait` and until the next step; None unless they are kept
+        graph: True if the step was run as a graph
+        speed: mean of the device's speed before and after the step; None if speed is not measured
+        logits: `[S, vocab]` logits after masks and changes, valid from `wait` to the next step; None unless they are
+            kept
     """
 
     def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool, expert_tokens: torch.Tensor | None) -> None:
@@ -47,7 +48,7 @@ class Launched:
         return self.pending is not None and self.pending.done()
 
     def wait(self) -> list[int]:
-        """Wait, and return the sampled tokens `[S]`, in the order of the layout's samples."""
+        """Wait for the step; return the sampled tokens `[S]` in the order of the layout's samples."""
         assert self.pending is not None
         self.pending.wait()
         self._seen_ns = perf_counter_ns()
@@ -56,17 +57,17 @@ class Launched:
 
     @property
     def logprobs(self) -> list[Logprob] | None:
-        """The logprob of each token, beside as many others as any request wanted; valid after `wait`.
+        """The logprob of each token, with the maximum number of alternatives that a request wanted; valid after `wait`.
 
-        None if no request wanted it.
+        None if no request wanted logprobs.
         """
         return None if self.token_logprobs is None else self.token_logprobs.on_host()
 
     @property
     def expert_tokens(self) -> NDArray[np.int32] | None:
-        """Tokens that each expert got `[layers, experts]`; None in a dense model.
+        """The number of tokens that each expert got, `[layers, experts]`; None in a dense model.
 
-        They are valid from `wait` to the third launch after.
+        It is valid from `wait` until the third launch after this one.
         """
         return None if self._expert_tokens is None else self._expert_tokens.numpy()
 
@@ -84,7 +85,7 @@ class Launched:
 
     @property
     def thread_ns(self) -> int | None:
-        """CPU time of the thread that computed it; None if the CPU did not compute it, or steps are not timed."""
+        """CPU time of the thread that computed the step; None if no CPU thread did, or if steps are not timed."""
         began, *_, ended = (mark.thread_ns for mark in self.marks) if self.marks else (None, None)
         return None if began is None or ended is None else ended - began
 
@@ -93,12 +94,12 @@ class Launched:
 
     @property
     def op_ns(self) -> dict[str, int] | None:
-        """Device time by operation, if it was measured."""
+        """Device time of each operation in ns; None if operations are not timed."""
         return self.times.totals() if self.times is not None else None
 
 
 class Transfer(NamedTuple):
-    """A copy that has ended, into the device's memory (`reads`) or out of it; times on `perf_counter_ns`."""
+    """A copy of KV that has ended: into the device's memory if `reads`, else out of it; times on `perf_counter_ns`."""
 
     reads: bool
     size_bytes: int
@@ -108,9 +109,9 @@ class Transfer(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A plan that ran nothing, at `plan_ns` with `in_flight` steps under way.
+    """A plan with nothing to run, made at `plan_ns` while `in_flight` steps were under way.
 
-    `loaded` and `released` are the messages to the scheduler since the plan before; see `TierEvents`.
+    `loaded` and `released` are the ids of requests reported to the scheduler since the plan before; see `TierEvents`.
     """
 
     plan_ns: int
@@ -120,13 +121,13 @@ class Attempt(NamedTuple):
 
 
 class TierEvents(NamedTuple):
-    """The events since the step before was launched.
+    """The events of the KV tier since the step before was launched.
 
     Attributes:
-        loaded: requests whose KV had come, in order; the scheduler hears of them first
-        released: requests whose blocks had been written after their end; the scheduler hears of them next
-        attempts: plans that ran nothing, if they had any news to consider, or began to load
-        loads: loads that began: request, number of tokens, and whether after a preemption
+        loaded: ids of requests whose KV has been loaded, in order; they are reported to the scheduler first
+        released: ids of ended requests whose blocks have been copied out; they are reported to the scheduler next
+        attempts: plans with nothing to run, if there were new events to consider or if they began loads
+        loads: loads that began: id of the request, number of tokens, and True if it was preempted before
         transfers: copies that were seen to have ended
     """
 
@@ -138,7 +139,7 @@ class TierEvents(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The scheduler's requests and blocks after planning."""
+    """The numbers of requests and KV blocks in the scheduler after planning."""
 
     running: int
     waiting: int
@@ -152,31 +153,33 @@ _NOTHING = Load(0, 0, 0, 0)
 
 @dataclass(slots=True)
 class Step:
-    """A step of the engine.
+    """A step of the engine, from its plan to its results.
 
-    Times are on `perf_counter_ns`: planning begun, planned, tensors made; then, on the device, begun, computed, sampled
-    and, with drafts, drafted.
+    Times are on `perf_counter_ns`: `plan_ns` is the start of planning, `scheduled_ns` its end, and `prepared_ns` the
+    end of making tensors. On the device `start_ns` is the start, `computed_ns` the time at which logits are computed,
+    and `end_ns` the end of sampling and, with drafts, of drafting.
 
     Attributes:
-        preempted_ns: time of each preemption since the step launched before, by request id; some plans do nothing else
-        compiled_ns: likewise, time at which a grammar was seen to be compiled
-        launched: None while it waits for the drafts that it verifies
-        prepare_ns: host time making its tensors, which are ready at `prepared_ns`
-        launch_ns: host time spent handing it to an asynchronous device, from `prepared_ns` on; 0 for another
-        mask_ns: host time for the masks of its samples, within `prepare_ns`
+        preempted_ns: time of each preemption since the step before was launched, by request id; several plans can
+            contribute
+        compiled_ns: by request id, time at which the engine noticed that a grammar was compiled, since the step before
+        launched: the launched step; None while the step waits for the drafts that it verifies
+        prepare_ns: host time for making the tensors
+        launch_ns: host time for the launch on an asynchronous device, from `prepared_ns` on; 0 on other devices
+        mask_ns: host time for the masks of its samples, which is part of `prepare_ns`
         host_ns: host time for this step since the host was last free, which the overlapped loop hides; None in the
-            plain
-        tier: events between the engine's blocks and host memory until it was launched; None without a tier
+            plain loop
+        tier: events of the KV tier until this step was launched; None without a tier
 
     Known once it has `ended`:
-        sampled: requests that got tokens, once for each token
-        stopped: ids of the requests that one of these tokens ended
-        accepted: number of accepted draft tokens, by request that had some to verify
-        proposed: number of new draft tokens, by request that got a token and goes on; None without drafts
-        draft_ns: part of the time to `end_ns` that proposed drafts for the next step; None without drafts. In the
-            overlapped loop it includes verification and the next step's tensors, which wait for it
+        sampled: requests that got tokens, one entry for each token
+        stopped: ids of requests that one of these tokens ended
+        accepted: number of accepted draft tokens, by id of each request with drafts to verify
+        proposed: number of new draft tokens, by id of each request that got a token and goes on; None without drafts
+        draft_ns: time, at the end of the step, for proposing the next drafts; None without drafts. In the overlapped
+            loop it includes verification and the making of the next step's tensors
 
-    The rest is as in `Launched`, with the time of drafting in `end_ns` and `thread_ns`.
+    Other fields are as in `Launched`, but `end_ns` and `thread_ns` include the time of drafting.
     """
 
     plan: StepPlan
@@ -213,7 +216,7 @@ class Step:
     def ended(
         self, finished: list[Request], proposed: Mapping[int, int] | None, draft_ns: int | None, draft_thread_ns: int
     ) -> Step:
-        """Return this step with its results; drafting took `draft_thread_ns` of the host's own thread."""
+        """Store the results and return this step; `draft_thread_ns` is the host thread's CPU time for drafting."""
         launched = self.launched
         assert launched is not None
         self.finished, self.proposed, self.draft_ns = finished, proposed, draft_ns
@@ -226,10 +229,11 @@ class Step:
 
     @property
     def launching_ns(self) -> int:
-        """The part of `start_ns` to `end_ns` in which the host was still handing the step over.
+        """The time between `start_ns` and `end_ns` in which the host was still launching the step.
 
-        The device may have waited then: its own time lies between the whole without this part and the whole. If this is
-        0, the device had all of the step before it began, and the whole is device time.
+        The device may have been idle in this time. So the time that the device needs is between the duration without
+        this time and the whole duration. If this is 0, the launch was complete before the step began, and the whole
+        duration is device time.
         """
         launched_ns = self.prepared_ns + self.launch_ns
         return max(min(launched_ns, self.end_ns) - self.start_ns, 0) if self.launch_ns else 0

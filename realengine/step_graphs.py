@@ -1,9 +1,9 @@
-"""Steps as graphs: the choice of steps, their padding, and the captured graphs.
+"""Steps that run as graphs: which steps do, how they are padded, and the captured graphs.
 
-Decode steps run as graphs, at their bucket. So do mixed steps of up to 2048 tokens, which take longer to launch kernel
-by kernel than a GPU takes for them; larger ones run eagerly. A mixed step is padded to one of a few layouts. Padding is
-nothing that a kernel would read: tokens of the null block in no row, rows without a token, tiles of no row, samples
-that nobody takes. The amount of padding changes no result.
+Decode steps run as graphs, padded to a bucket. So do mixed steps of up to 2048 tokens, because launching their kernels
+one by one takes longer than a GPU needs to run them. Larger steps run eagerly. A mixed step is padded to one of a few
+layouts. No result depends on the padding: it consists of tokens of the null block that are in no row, rows without
+tokens, tiles without a row, and samples that are not used.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from realengine.devices.device import Device
 from realengine.step_input import Layout, StepInput
 from serving.cost_model import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tokens
 
-_FEWEST_SAMPLES = 64  # up to here the head takes as long to read its weights as to compute
+_FEWEST_SAMPLES = 64  # up to this number, reading the head's weights takes as long as computing with them
 _FEWEST_TILES = 8
-_TOKENS_PER_TILE = 16  # a step with more tiles than this rule gives has the next size
-_MOST_MIXED = 64  # graphs of mixed steps that are kept
+_TOKENS_PER_TILE = 16  # a step with more tiles than by this rule gets the next size
+_MOST_MIXED = 64  # maximum number of graphs of mixed steps that are kept
 
 
 class StepGraphs:
-    """The graphs of one runner, captured when they are first needed.
+    """The graphs of one runner; each is captured when it is first needed.
 
-    `mixed` says whether mixed steps are among them. The mixed graph that was used longest ago gives way to a new one.
+    `mixed` is True if mixed steps run as graphs. If there are too many mixed graphs, the least recently used is
+    removed.
     """
 
     def __init__(self, device: Device, mixed: bool) -> None:
@@ -39,26 +40,27 @@ class StepGraphs:
         return len(self._graphs)
 
     def layout_for(self, layout: Layout) -> Layout | None:
-        """Return the layout of the graph that runs a step of `layout`; None if it runs eagerly."""
+        """Return the layout of the graph for a step of `layout`; None if the step runs eagerly."""
         if layout.decodes_only:
             return layout if layout.rows <= DECODE_BUCKETS[-1] else None
         return mixed_layout(layout) if self.mixed and layout.tokens <= TOKEN_BUCKETS[-1] else None
 
     def get(self, layout: Layout, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Return the graph of `layout`, which captures `work` if it is new. It is called from within submitted work."""
+        """Return the graph of `layout`; capture `work` if there is none yet. Only submitted work may call this."""
         graph = self._graphs.pop(layout, None)
         self._graphs[layout] = graph = graph or self._device.capture(work)
         mixed = [key for key in self._graphs if not key.decodes_only]
-        if len(mixed) > _MOST_MIXED:  # capturing waits for all earlier launches, the oldest graph's too
+        if len(mixed) > _MOST_MIXED:  # the capture has waited for the removed graph's launches
             del self._graphs[mixed[0]]
         return graph
 
     def memory(self, decode_rows: list[int], mixed_steps: list[list[int]], run: Callable[[list[int]], object]) -> int:
-        """Return the bytes that all graphs may take, from captures of the largest two of each kind.
+        """Return an estimate of the bytes of all graphs, from captures of the largest two of each kind.
 
         Args:
-            decode_rows: every bucket, the largest first; `mixed_steps` likewise
-            run: runs rows of these sizes
+            decode_rows: bucket sizes of decode steps in descending order
+        mixed_steps: row sizes of mixed steps, the largest step first
+            run: function that runs a step with rows of the given sizes
         """
         kinds = [([[1] * rows for rows in decode_rows], len(decode_rows))]
         if self.mixed:
@@ -81,9 +83,10 @@ class StepGraphs:
 
 
 def mixed_layout(layout: Layout) -> Layout:
-    """Return the layout to which a mixed step of `layout` is padded: its tokens, and as much of the rest as they allow.
+    """Return the layout to which a mixed step of `layout` is padded.
 
-    Rows with one token are among the first, as many as there may be samples; kernels see on the device which they are.
+    Rows with one token are among the first rows, of which there are as many as samples; kernels find out on the device
+    which rows have one token.
     """
     tokens = padded_tokens(layout.tokens)
     samples, tiles = _FEWEST_SAMPLES, _FEWEST_TILES
@@ -99,7 +102,7 @@ def mixed_layout(layout: Layout) -> Layout:
 
 
 def pad(step: StepInput, layout: Layout) -> StepInput:
-    """Return `step` with the larger `layout`; the first entries of all fields are as before."""
+    """Return `step` padded to `layout`; the first entries of each field stay the same."""
     before, after = step.layout.places(), layout.places()
     blocks = step.packed[before["blocks"]]
     packed = np.zeros(after["blocks"].start + len(blocks), dtype=np.int32)
@@ -111,17 +114,17 @@ def pad(step: StepInput, layout: Layout) -> StepInput:
 
 
 def largest_layout(max_num_batched_tokens: int, groups: int = 1) -> Layout:
-    """Return a layout at least as large in every field as the padded layout of any mixed step of so many tokens."""
+    """Return a layout whose fields are at least those of any padded mixed step of up to the given number of tokens."""
     tokens = TOKEN_BUCKETS[min(bisect_left(TOKEN_BUCKETS, max_num_batched_tokens), len(TOKEN_BUCKETS) - 1)]
     tiles = 4 * tokens + 4 * _FEWEST_TILES
     return Layout(tokens, tokens + tiles, tokens, tokens, tiles, groups)
 
 
 def mixed_steps(max_num_batched_tokens: int, max_num_seqs: int, prompts: Callable[[int], list[int]]) -> list[list[int]]:
-    """Return sizes of the rows of a step for each number of tokens and of samples, the largest first.
+    """Return the row sizes of one step for each padded number of tokens and of samples, the largest step first.
 
     Args:
-        prompts: makes rows of so many prompt tokens
+        prompts: function that returns the sizes of rows with the given number of prompt tokens in all
     """
     steps = []
     buckets = TOKEN_BUCKETS[: bisect_left(TOKEN_BUCKETS, max_num_batched_tokens) + 1]

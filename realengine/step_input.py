@@ -1,9 +1,10 @@
 """The input of one step, packed into a single int32 buffer.
 
-One buffer means one copy to the device. Decode rows come first, padded to a bucket so that step time does not jump with
-every batch size and a CUDA graph can be replayed; then the prefill rows, their tokens end to end. A padding row is an
-ordinary row of the dummy request: token 0 at position 0 of the null block. Block ids come last, so that the place of
-everything else depends on the `Layout` alone, which a graph may contain as constants.
+With one buffer there is one copy to the device. Decode rows come first. Their number is padded to a bucket, so that the
+step time does not change with every batch size and a CUDA graph can be replayed. Then come the prefill rows, with their
+tokens one after another. A padding row is an ordinary row of the dummy request, which has token 0 at position 0 of the
+null block. Block ids come last. So the offsets of all other fields depend only on the `Layout`, and a graph may contain
+them as constants.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ _ALIGN = 4  # 16 bytes: kernels are compiled for aligned pointers
 
 
 class Layout(NamedTuple):
-    """Sizes of a step, padding included.
+    """The sizes of a step, including padding.
 
     Attributes:
-        decode_rows: rows that include all rows of one token, each at the token of its own number; padded to a bucket
-        samples: tokens whose logits are wanted: those of every decode row, padding too, and those after which prefill
-            rows sample
-        tiles: tiles of a prefill kernel's work list
-        groups: groups of layers, each with its own block tables
+        decode_rows: number of leading rows, padded to a bucket, that include all rows with one token; the token of such
+            a row has the row's index
+        rows: number of rows
+        tokens: number of tokens
+        samples: number of tokens whose logits are computed: one for each decode row, including padding, and one or more
+            for each prefill row that samples
+        tiles: number of tiles in a prefill kernel's work list
+        groups: number of groups of layers; each group has its own block tables
     """
 
     decode_rows: int
@@ -47,7 +51,7 @@ class Layout(NamedTuple):
         return self.rows == self.decode_rows
 
     def places(self) -> dict[str, slice]:
-        """Return the place of each field of `Batch` in the buffer; `blocks` reaches to the end."""
+        """Return the slice of each field of `Batch` in the buffer; the slice of `blocks` reaches to the end."""
         sizes = dict.fromkeys(("tokens", "positions", "slots"), self.tokens)
         sizes |= dict.fromkeys(("context", "query_start", "query_len", "table_start"), self.rows)
         sizes |= dict.fromkeys(("sampled", "seats", "temperature", "top_p", "uniform", "top_k"), self.samples)
@@ -67,25 +71,28 @@ def _group_field(name: str, group: int) -> str:
 
 
 class Batch(NamedTuple):
-    """The fields of a step on the device, all int32 unless stated.
+    """The fields of a step on the device; they are int32 unless another type is stated.
 
-    `slots` and `table_start` are those of one group of layers, at first of the first; `for_group` gives the others.
+    `slots` and `table_start` belong to one group of layers, initially the first; `for_group` returns the batch of
+    another group.
 
     Attributes:
-        tokens: [T] token ids; -1 - s stands for the last token sampled at seat s, which the host has not seen yet
-        positions: [T]
-        slots: [T] place of keys and values: block * block_size + offset
-        context: [R] KV tokens of each row after this step's writes
-        query_start: [R] first token of each row
-        query_len: [R] tokens of each row; 0 for no row
-        table_start: [R] begin of each row's block ids in `blocks`
-        sampled: [S] tokens whose logits are wanted
+        tokens: [T] token ids; -1 - s is a placeholder for the last token sampled at seat s, which the host has not seen
+            yet
+        positions: [T] position of each token in its request
+        slots: [T] slot for each token's keys and values: block * block_size + offset
+        context: [R] number of KV tokens of each row after this step's writes
+        query_start: [R] index of the first token of each row
+        query_len: [R] number of tokens of each row; 0 for an unused row
+        table_start: [R] index in `blocks` of each row's first block id
+        sampled: [S] indices of the tokens whose logits are computed
         seats: [S] seat for each sampled token
-        temperature, top_p, uniform: [S] float32
-        top_k: [S]
-        tile_row, tile_first: work list of a prefill kernel: row and first query token of each tile; row -1 is no tile
+        temperature, top_p, uniform: [S] float32 settings and uniform numbers of draws; temperature 0 is greedy
+        top_k: [S] 0 keeps all tokens
+        tile_row, tile_first: work list of a prefill kernel: row of each tile and index of its first query token; row -1
+            means no tile
         blocks: block ids of all rows, group by group
-        host: the buffer's content on the host, for backends that need lengths to launch; None in a graph
+        host: content of the buffer on the host, for backends that need lengths to launch; None in a graph
     """
 
     layout: Layout
@@ -107,16 +114,16 @@ class Batch(NamedTuple):
     tile_first: torch.Tensor
     blocks: torch.Tensor
     group: int = 0
-    tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # slots and table_start of each group
+    tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # `slots` and `table_start` of each group
 
     def first(self, samples: int) -> Batch:
-        """Return the same step, with the first `samples` of its samples."""
+        """Return the same step with only the first `samples` of its samples."""
         names = ("sampled", "seats", "temperature", "top_p", "uniform", "top_k")
         return self._replace(**{name: getattr(self, name)[:samples] for name in names})
 
     @classmethod
     def from_buffer(cls, buffer: torch.Tensor, layout: Layout, host: Ints | None = None) -> Batch:
-        """Return views into `buffer`, an int32 tensor that contains a step of that layout."""
+        """Return a batch of views into `buffer`, an int32 tensor that contains a step of `layout`."""
         fields: dict[str, Any] = {name: buffer[place] for name, place in layout.places().items()}
         for name in ("temperature", "top_p", "uniform"):
             fields[name] = fields[name].view(torch.float32)
@@ -133,7 +140,7 @@ class Batch(NamedTuple):
         return self._replace(slots=slots, table_start=table_start, group=group)
 
     def on_host(self, name: str) -> list[int]:
-        """Return a field as a list; without `host` this waits for the device."""
+        """Return a field as a list; if `host` is None, this waits for the device."""
         if self.host is not None:
             name = _group_field(name, self.group) if name in ("slots", "table_start") else name
             numbers: list[int] = self.host[self.layout.places()[name]].tolist()
@@ -142,9 +149,9 @@ class Batch(NamedTuple):
 
 
 class TokenMasks(NamedTuple):
-    """The tokens that some of a step's samples may be.
+    """The allowed tokens of those samples of a step that have masks.
 
-    Bit t % 32 of `bits[i, t // 32]` says whether sample `samples[i]` may be token t.
+    Bit t % 32 of `bits[i, t // 32]` is 1 if sample `samples[i]` may be token t.
     """
 
     samples: Ints  # [M]
@@ -152,11 +159,10 @@ class TokenMasks(NamedTuple):
 
 
 class StepInput(NamedTuple):
-    """A step as the host hands it to every rank: `packed` is the buffer's content, `greedy` if no row draws.
+    """The input of a step, the same for every rank: `packed` is the buffer's content; `greedy` is True if no row draws.
 
-    `logprobs` is the largest number of alternatives that a request wants to each token's logprob; None if no request
-    wants logprobs. `masks` is None if all samples may be any token, `changes` if all take the model's logits as they
-    are.
+    `logprobs` is the maximum number of alternatives that a request wants with each token's logprob; None if no request
+    wants logprobs. `masks` is None if no sample has a mask. `changes` is None if no logits are changed.
     """
 
     layout: Layout
@@ -170,11 +176,12 @@ class StepInput(NamedTuple):
 class RowInput(NamedTuple):
     """One row of a step.
 
-    `tokens` are as in `Batch`; `blocks` cover its context for the first group of layers, `other_blocks` for the others.
-    There is a sample after each of as many of its last tokens as there are `draws`: with temperature, top-k, top-p and
-    a uniform number, or None for greedy. `logprobs` is the number of alternatives wanted to their log-probabilities;
-    None if these are not wanted. `masks`, as rows of `TokenMasks.bits`, belong to the first of these samples, if they
-    may not be any token; `changes` belong to all of them, if their logits change.
+    `tokens` are as in `Batch`. `blocks` are the block ids of the row's context for the first group of layers, and
+    `other_blocks` those for the other groups. The row samples after each of its last tokens, as many as there are
+    `draws`. A draw is temperature, top-k, top-p and a uniform number, or None for greedy. `logprobs` is the number of
+    alternatives wanted with each logprob; None if no logprobs are wanted. `masks`, as rows of `TokenMasks.bits`, belong
+    to the first of these samples; there are none if any token is allowed. `changes` belong to all of these samples;
+    there are none if their logits do not change.
     """
 
     tokens: Sequence[int]
@@ -192,14 +199,14 @@ Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
 
 
 class Packed(NamedTuple):
-    """A step's input, and the number of the given row that each sample belongs to (`None` for padding)."""
+    """The input of a step, and for each sample the index of the given row that it belongs to (None for padding)."""
 
     step: StepInput
     sample_rows: list[int | None]
 
 
 def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles) -> Packed:
-    """Pack `rows`. `tiles` makes a kernel's work list from `(row, query tokens, context)` of the prefill rows."""
+    """Pack `rows`; `tiles` makes a kernel's work list from `(row, query tokens, context)` of the prefill rows."""
     ordered, numbers, decode_rows = _in_order(rows, null_seat)
     lens = np.array([len(row.tokens) for row in ordered], dtype=np.int32)
     context = lens + np.array([row.start for row in ordered], dtype=np.int32)
@@ -247,9 +254,10 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
 
 
 def _in_order(rows: Sequence[RowInput], null_seat: int) -> tuple[list[RowInput], list[int | None], int]:
-    """Return the rows in the step's order: decodes, dummies up to a bucket, prompts.
+    """Return the rows in the step's order: decode rows, dummy rows up to a bucket, prefill rows.
 
-    The second result is their numbers, the third how many of them come before the prompts.
+    The second result is the index of each row in `rows` (None for a dummy), and the third is the number of rows before
+    the prefill rows.
     """
     decodes = [number for number, row in enumerate(rows) if len(row.tokens) == 1]
     prompts = [number for number, row in enumerate(rows) if len(row.tokens) > 1]
@@ -262,7 +270,7 @@ def _in_order(rows: Sequence[RowInput], null_seat: int) -> tuple[list[RowInput],
 
 
 class _Sample(NamedTuple):
-    """A token to sample: its row, and the token that it follows, counted from the row's end (1 is its last)."""
+    """A token to sample: its row, and the token that it follows, counted from the row's end (1 is the last one)."""
 
     row: int
     before_end: int
@@ -272,7 +280,7 @@ class _Sample(NamedTuple):
 
 
 def _samples(ordered: Sequence[RowInput], decode_rows: int) -> list[_Sample]:
-    """Return the tokens to sample. Dummies also sample, so that a bucket has one shape."""
+    """Return the tokens to sample; dummy rows also sample, so that a bucket has one shape."""
     samples = []
     for row, given in enumerate(ordered):
         draws = given.draws or ((None,) if row < decode_rows else ())
@@ -282,7 +290,7 @@ def _samples(ordered: Sequence[RowInput], decode_rows: int) -> list[_Sample]:
 
 
 def _draws(draws: Sequence[tuple[float, int, float, float] | None]) -> dict[str, Any]:
-    """Return the settings of draws by field; greedy is a temperature of 0. Floats are viewed as integers."""
+    """Return the settings of draws by field; greedy is temperature 0, and floats are viewed as int32."""
     hows = [draw or (0.0, 0, 1.0, 0.0) for draw in draws]
     temperature, top_k, top_p, uniform = zip(*hows, strict=True) if hows else ((), (), (), ())
     floats = {"temperature": temperature, "top_p": top_p, "uniform": uniform}
@@ -291,9 +299,9 @@ def _draws(draws: Sequence[tuple[float, int, float, float] | None]) -> dict[str,
 
 
 def _block_tables(ordered: Sequence[RowInput], needs: NDArray[Any]) -> tuple[Ints, list[Ints]]:
-    """Return the block ids of all rows, group by group, and by group the begin of each row's ids.
+    """Return the block ids of all rows, group by group, and for each group the index of each row's first id.
 
-    `needs` are the blocks of each row.
+    `needs` is the number of blocks of each row.
     """
     tables = list(zip(*((row.blocks, *row.other_blocks) for row in ordered), strict=True))
     blocks = np.concatenate([table[:need] for group in tables for table, need in zip(group, needs, strict=True)])

@@ -1,4 +1,4 @@
-"""Conversion of text to token ids and back, of chats to prompts, and of tokens to text as they are generated."""
+"""Conversion of text to token ids and back, of chats to prompts, and of generated tokens to a stream of text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _INCOMPLETE = "\ufffd"
 class Tokenizer:
     """The tokenizer of a model folder: tokenizer.json, and the chat template if there is one.
 
-    The template is chat_template.jinja, or `chat_template` in tokenizer_config.json, as transformers 5 and 4 write it.
+    The template is the file chat_template.jinja (transformers 5) or `chat_template` in tokenizer_config.json
+    (transformers 4).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,25 +32,25 @@ class Tokenizer:
 
     @property
     def eos_id(self) -> int | None:
-        """The token that ends a text, if tokenizer_config.json names it."""
+        """The id of the end-of-sequence token; None if tokenizer_config.json does not name it."""
         token_id: int | None = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
         return token_id
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Return token ids of `text`.
+        """Return the token ids of `text`.
 
-        `special` adds the model's tokens around a text, such as a begin-of-sequence token.
+        If `special`, add the model's special tokens, such as a begin-of-sequence token.
         """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """Return the text of `ids`, with special tokens if `special`; incomplete characters come out as U+FFFD."""
+        """Return the text of `ids`, including special tokens if `special`; incomplete characters become U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """Return the vocabulary's name of each of `ids`; empty for ids that it does not have."""
+        """Return the vocabulary's name of each of `ids`; an unknown id gets an empty name."""
         return [self._tokenizer.id_to_token(token) or "" for token in ids]
 
     def chat(
@@ -62,11 +63,11 @@ class Tokenizer:
         special: bool = False,
         more: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return token ids that ask the model for the assistant's next message, or to go on with the last one.
+        """Return the token ids of a prompt that asks for the assistant's next message, or to continue the last message.
 
-        Without a template they are plain text. `tools` and `more` are handed to the template, which uses them as the
-        model was taught. Raises UserError if the template refuses the messages: some want user and assistant to
-        alternate.
+        Without a template the prompt is the plain text of the messages. `tools` and `more` are passed to the template,
+        which writes them as the model was trained to read them. Raises UserError if the template refuses the messages;
+        some templates require that user and assistant alternate.
         """
         if self._template is None:
             return self.encode("\n".join(message["content"] for message in messages) + "\n", special=True)
@@ -84,7 +85,7 @@ class Tokenizer:
         def refuse(reason: str) -> None:
             raise TemplateError(reason)
 
-        # The environment is that of transformers, without today's date: templates do without it.
+        # The environment is that of transformers, but without today's date, which templates do not need.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -118,17 +119,18 @@ def _template(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _text(token: Any) -> str:
-    """Return a special token's text, which older configs wrap in an object."""
+    """Return a special token's text; older configs wrap the text in an object."""
     return str(token["content"] if isinstance(token, dict) else token)
 
 
 class Detokenizer:
-    """A decoder that takes tokens one by one and gives text as soon as it is certain.
+    """A decoder that takes tokens one by one and returns text as soon as it is certain.
 
-    Text that may end in half a character, or may be the beginning of a stop string, is held back. When a stop string is
-    complete, `stopped_by` names it and the text ends before it or, if it is to be kept, after it. Of several stop
-    strings the first complete one counts, however the text was cut into tokens. The first `min_tokens` tokens complete
-    none. All pieces together are the decoded whole without half a character at its end.
+    Text that may end in an incomplete character, or may be the beginning of a stop string, is held back. When a stop
+    string is complete, `stopped_by` is that string, and the text ends before it or, if `keeps_stop`, after it. Of
+    several stop strings the one that is complete first counts, however the text was split into tokens. The first
+    `min_tokens` tokens cannot complete a stop string. Without a stop string, all pieces together are the decoded text
+    without an incomplete character at its end.
     """
 
     def __init__(
@@ -142,10 +144,10 @@ class Detokenizer:
         self._decode = decode
         self._stop = [text for text in stop if text]
         self._keeps_stop = keeps_stop
-        self._unstoppable = min_tokens  # tokens that cannot complete a stop string
-        self._context: list[int] = []  # tokens up to a character boundary: decoding may depend on the neighbour
+        self._unstoppable = min_tokens  # number of tokens left that cannot complete a stop string
+        self._context: list[int] = []  # tokens before a character boundary: decoding may depend on the previous token
         self._pending: list[int] = []  # tokens after the boundary
-        self._given = 0  # characters of the pending tokens that were already given
+        self._given = 0  # number of characters of the pending tokens that were already returned
         self._withheld = ""  # text that may be the beginning of a stop string
 
     @property
@@ -154,14 +156,14 @@ class Detokenizer:
         return self.stopped_by is not None
 
     def push(self, token: int) -> str:
-        """Return the text that has become certain with `token`."""
+        """Take `token` and return the text that has become certain."""
         if self.stopped:
             return ""
         self._unstoppable -= 1
         self._pending.append(token)
         text = self._decode_pending()
-        # One unfinished character can turn its finished neighbours into U+FFFD too (byte-fallback vocabularies). So
-        # while there is one at the end, nothing from the first U+FFFD on is certain.
+        # An incomplete character can turn complete characters next to it into U+FFFD, too (byte-fallback vocabularies).
+        # So while the text ends in U+FFFD, nothing from the first U+FFFD on is certain.
         whole = text[: text.index(_INCOMPLETE)] if text.endswith(_INCOMPLETE) else text
         certain, self._given = whole[self._given :], len(whole)
         if whole == text:
@@ -170,7 +172,7 @@ class Detokenizer:
         return self._release(certain)
 
     def finish(self) -> str:
-        """Return the text that was held back, when no more tokens come. Half a character is dropped."""
+        """Return the text that was held back, after the last token; an incomplete character is dropped."""
         if self.stopped:
             return ""
         text = self._release(self._decode_pending().rstrip(_INCOMPLETE)[self._given :]) + self._withheld
@@ -193,5 +195,5 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

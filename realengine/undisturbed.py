@@ -1,4 +1,4 @@
-"""Ctrl-C and the search for reference cycles, kept away from the steps of a run."""
+"""Context managers that keep Ctrl-C and cyclic garbage collection from disturbing the steps of a run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 @contextmanager
 def ctrl_c_heard() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C was pressed, instead of a KeyboardInterrupt at any place.
+    """Yield a function that returns whether Ctrl-C was pressed; the first Ctrl-C raises no KeyboardInterrupt.
 
-    A second Ctrl-C is obeyed at once. Outside of the main thread, which alone gets the signal, the function says no.
+    A second Ctrl-C raises it at once. Only the main thread gets the signal; in other threads the function returns
+    False.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -36,7 +37,7 @@ def ctrl_c_heard() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def ctrl_c_delayed() -> Iterator[None]:
-    """Delay Ctrl-C to the end: a rank that left half way would leave the others in the middle of a collective."""
+    """Delay Ctrl-C to the end of the block, so that no rank leaves the others in the middle of a collective."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -53,7 +54,7 @@ def ctrl_c_delayed() -> Iterator[None]:
 
 @contextmanager
 def no_cycle_search() -> Iterator[None]:
-    """Search once now, and not again until the context is left."""
+    """Collect garbage now, and disable cyclic garbage collection until the end of the block."""
     gc.collect()
     gc.disable()
     try:

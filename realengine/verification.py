@@ -1,15 +1,16 @@
-"""The acceptance of draft tokens, so that the tokens are as if the target model had chosen each by itself.
+"""The verification of draft tokens; the output is distributed as if the target model had chosen every token.
 
-A draft that was proposed with certainty is accepted as far as it equals the target's choice. At each place the target's
-token is chosen as without drafts: the likeliest one, or one drawn with the uniform number of that place. A draft token
-that equals it is accepted; the first that does not is replaced by it, and all later ones are rejected. So a request
-gets the tokens that it gets without drafts, whatever proposed them. This is the rejection sampling of Leviathan et al.
-("Fast Inference from Transformers via Speculative Decoding", ICML 2023) for a draft token x of probability 1: x is
-accepted with the probability p(x) that the target gives it, and its replacement has the distribution of p without x.
+A draft that was not drawn is accepted as far as it equals the target's choice. At each position the target's token is
+chosen as without drafts: it is the likeliest token, or is drawn with the uniform number of that position. A draft token
+that equals the target's token is accepted. The first draft token that differs is replaced by the target's token, and
+all later ones are rejected. So a request gets the same tokens as without drafts, whatever the drafts are. This is the
+rejection sampling of Leviathan et al. ("Fast Inference from Transformers via Speculative Decoding", ICML 2023) for a
+draft token x of probability 1: x is accepted with the probability p(x) that the target gives it, and its replacement
+has the distribution p without x.
 
 A draft token that was drawn, with probability q(x), is accepted with probability min(1, p(x) / q(x)), and its
-replacement is drawn from max(p - q, 0): their general case. More is accepted, and the distribution is that of p, but
-the token that comes depends on the proposal.
+replacement is drawn from max(p - q, 0); this is the general case in that paper. More drafts are accepted, and the
+output still has the distribution p, but the chosen token depends on the draft.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from serving.request import Request
 
 
 def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, TokenSequence]) -> None:
-    """Take the `tokens` of a step that has ended, each sampled for the row of its number in `sampled_rows`.
+    """Give the sampled `tokens` of a step that has ended to the rows in `step.sampled_rows`, and verify drafts.
 
-    Afterwards the step has the requests that got tokens, those that a token ended, and the numbers of accepted drafts.
+    It fills `sampled`, `stopped` and `accepted` of the step.
     """
     launched = step.launched
     assert launched is not None
@@ -55,11 +56,11 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
 
 
 def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, Logprob | None]]) -> tuple[int, bool]:
-    """Take the tokens of a step that verified `drafts`; return how many were accepted, and whether the request ends.
+    """Append the tokens of a step with `drafts` drafts; return the number accepted, and whether the request stops.
 
-    `chosen` are the target's own tokens and their log-probabilities, if wanted, at the `1 + drafts` places. An accepted
-    token that ends the request is counted as the step's own token, of which there is always one. Tokens beyond its
-    output are not taken, and places without a proposal are rejected.
+    `chosen` has the target's token, and its logprob if wanted, at each of the `1 + drafts` positions. A step always has
+    one token of its own in addition to the accepted drafts; an accepted draft that ends the request counts as this
+    token. Tokens beyond the request's output length are not appended. Positions without a proposed draft are rejected.
     """
     proposed = sequence.drafts[:drafts]
     for place, (token, logprob) in enumerate(chosen):
@@ -71,10 +72,10 @@ def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, Log
 
 
 def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor) -> list[tuple[int, Logprob | None]]:
-    """Return the tokens of a step that verified `drafts`, which were drawn with `sequence.odds`, for `verify`.
+    """Return the tokens of a step that verified drafts drawn with `sequence.odds`, in the form that `verify` takes.
 
-    They are the accepted ones and the step's own. `logits` are the target's `[1 + drafts, vocab]`; fewer drafts may
-    have been proposed.
+    They are the accepted drafts and the step's own token. `logits` `[1 + drafts, vocab]` are the target's. Fewer than
+    `drafts` drafts may have been proposed.
     """
     how, first = sequence.sampling, sequence.output_len
     chosen, proposed = [], sequence.drafts[:drafts]
@@ -95,12 +96,13 @@ def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor
 
 
 class VerifiedTokens:
-    """The acceptance of drafts by verification.
+    """The numbers of drafts that a step plans for and accepts, as the scheduler asks for them.
 
     Attributes:
-        accepted_tokens: accepted tokens of the drafts that the last step verified, by request
-        planned: draft tokens that a next step is planned for while the drafts are not known: in the overlapped loop as
-            many as there can be, as in vLLM. In the plain loop the engine says it when the step has ended
+        accepted_tokens: number of accepted draft tokens of the last step, by request id
+        planned: number of draft tokens for which the next step is planned while the drafts are not known. In the
+            overlapped loop this is the maximum number, as in vLLM. In the plain loop it is 0, because the engine sets
+            the number when the step has ended
     """
 
     def __init__(self, planned: int) -> None:

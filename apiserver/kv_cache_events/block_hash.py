@@ -1,6 +1,6 @@
-"""vLLM's names of KV blocks: the hash of a block's tokens and of the name of the block before it.
+"""vLLM's hashes of KV blocks; a block's hash is computed from its tokens and the hash of the block before it.
 
-They follow vLLM 0.33, `vllm/v1/core/kv_cache_utils.py`, for text without adapters or salts.
+The hashes follow vLLM 0.33, `vllm/v1/core/kv_cache_utils.py`, for text without adapters and salts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 Algorithm = Literal["sha256", "sha256_cbor"]
 
-DEFAULT_SEED = "vllm-none-hash"  # vLLM's own seed where PYTHONHASHSEED is not set
+DEFAULT_SEED = "vllm-none-hash"  # vLLM's own seed if PYTHONHASHSEED is not set
 
 
 class BlockHash:
@@ -52,7 +52,7 @@ def _cbor(value: Any) -> bytes:
 
 @lru_cache(1 << 16)
 def _head(kind: int, value: int) -> bytes:
-    """Encode the type of an item with its value or length (0 or more) in the fewest bytes."""
+    """Encode the type of an item and its value or length (0 or more) in as few bytes as possible."""
     if value < 24:
         return bytes([kind << 5 | value])
     size = next(size for size in range(4) if value < 256 ** (1 << size))

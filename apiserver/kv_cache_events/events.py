@@ -1,7 +1,7 @@
-"""Events about a replica's KV blocks in vLLM's format, for routers that keep track of which replica holds which prefix.
+"""Events about a replica's KV blocks in vLLM's format, for routers that track which replicas have which prefixes.
 
 The events are vLLM 0.33's (`vllm/distributed/kv_events.py`, `vllm/v1/core/block_pool.py`): one `BlockStored` for the
-blocks of a request that a step filled, one `BlockRemoved` for each block that is reused.
+blocks of a request that a step has filled, and one `BlockRemoved` for each block that is reused.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _GPU = "GPU"
 
 
 class _Event(msgspec.Struct, tag=True):
-    """An event. Fields that text does not use have vLLM's values."""
+    """An event. Fields that do not apply here have vLLM's default values."""
 
 
 class BlockStored(_Event):
-    """Full blocks that follow `parent_block_hash` in this order, and hold `token_ids`."""
+    """Full blocks with the tokens `token_ids`, which follow the block `parent_block_hash` in this order."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
@@ -40,7 +40,7 @@ class BlockStored(_Event):
 
 
 class BlockRemoved(_Event):
-    """Blocks that left the cache; a block that was stored twice may still be there once."""
+    """Blocks that were removed from the cache; if a block was stored twice, one copy may still be there."""
 
     block_hashes: list[Hash]
     medium: str
@@ -48,7 +48,7 @@ class BlockRemoved(_Event):
 
 
 class AllBlocksCleared(_Event):
-    """An event that says that the cache is empty."""
+    """An event which states that the cache is empty."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -59,7 +59,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class KvEvents:
-    """The events of one replica's prefix cache. `tokens` returns a request's tokens between two positions."""
+    """The events of one replica's prefix cache; `tokens` returns the tokens of a request between two positions."""
 
     def __init__(
         self, settings: KvEventSettings, block_size: int, tokens: Callable[[Request, int, int], Sequence[int]]
@@ -104,5 +104,5 @@ class KvEvents:
 
 
 def _positions(event: Event) -> list[Any]:
-    """Return an event as an array: its name, and the fields that vLLM's events had while they were arrays."""
+    """Return an event as an array of its name and the fields that older vLLM events, which were arrays, had."""
     return [type(event).__name__, *msgspec.structs.astuple(event)[: _POSITIONS[type(event)]]]

@@ -1,4 +1,4 @@
-"""The publishers of KV events: of the replicas of a fleet, and of one real engine."""
+"""The publishers of KV events, for the replicas of a fleet and for one real engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:
-    """Let `events` follow a replica's KV pool. Raises UserError if the pool has no prefix cache."""
+    """Let `events` observe a replica's KV pool. Raises UserError if the pool has no prefix cache."""
     if not isinstance(pool, BlockPool) or not pool.caches:
         remedy = "tells what the prefix cache holds; leave enable_prefix_caching on"
         raise UserError("kv-events", settings.endpoint, remedy)
@@ -29,9 +29,9 @@ def observe(pool: object, events: KvEvents, settings: KvEventSettings) -> None:
 
 
 class KvFeeds:
-    """The publishers of a fleet: they follow a replica from when it is ready until it is gone.
+    """The publishers of a fleet; they publish the events of a replica from when it is ready until it is gone.
 
-    `make` makes its `KvEvents`.
+    `make` returns the `KvEvents` of a replica, and `topic` the topic of a place in the fleet.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class KvFeeds:
         self._publishers: dict[int, KvPublisher] = {}  # key: place in the fleet
 
     def ready(self, life: Life) -> None:
-        """Start to follow a replica that takes requests.
+        """Start to publish the events of a replica that takes requests.
 
-        A replica that replaces another first publishes an empty cache.
+        If the replica replaces another, its first event states that the cache is empty.
 
-        Raises UserError if its endpoints cannot be bound, or if it has no prefix cache.
+        Raises UserError if the endpoints cannot be bound, or if the replica has no prefix cache.
         """
         events, place = self._make(life), life.place
         observe(life.replica.scheduler.pool, events, self._settings)
@@ -69,7 +69,7 @@ class KvFeeds:
         self.step_ended(life.replica.index)
 
     def gone(self, life: Life) -> None:
-        """Stop to follow a replica that has crashed or drained."""
+        """Stop publishing the events of a replica that has crashed or drained."""
         self._events.pop(life.replica.index, None)
 
     def step_ended(self, replica: int) -> None:
@@ -90,12 +90,12 @@ class KvFeeds:
 
 
 class EngineKvEvents(KvPublisher):
-    """The KV events of the engine at `place`.
+    """The publisher of the KV events of the engine at `place`.
 
-    The engine's thread calls `follow` and `take`, the other thread publishes.
+    The engine's thread calls `follow` and `take`; another thread publishes.
 
-    If its process was `begun_again`, the engine is new, and its first event says that its cache is empty. Raises
-    UserError if its endpoints cannot be bound.
+    If the engine's process was `begun_again` (restarted), the first event states that the cache is empty. Raises
+    UserError if the endpoints cannot be bound.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class EngineKvEvents(KvPublisher):
         self._begun_again = begun_again
 
     def follow(self, engine: Engine) -> None:
-        """Start to follow `engine`, which has had no request yet. Raises UserError if it has no prefix cache."""
+        """Start to observe `engine`, which has had no request yet. Raises UserError if it has no prefix cache."""
 
         def tokens(request: Request, begin: int, end: int) -> list[int]:
             return engine.sequences[request.id].tokens[begin:end]

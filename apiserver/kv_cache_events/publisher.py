@@ -1,7 +1,7 @@
-"""A publisher of KV events by vLLM's protocol on ZeroMQ, which also sends missed batches again.
+"""A publisher of KV events by vLLM's ZeroMQ protocol, which can also send missed batches again.
 
-A message is a topic, a sequence number (8 bytes, the first is 0) and a batch. To ask for batches again, send the number
-of the first; they come in order, and a message with the number -1 ends them.
+A message has a topic, a sequence number (8 bytes, starting at 0) and a batch. To get batches again, a subscriber sends
+the number of the first batch that it missed. The batches come in order, and a message with the number -1 ends them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from apiserver.settings import KvEventSettings
 from serving.errors import UserError
 
 _END = (-1).to_bytes(8, "big", signed=True)
-_MOST_WAITING = 100_000  # messages that wait for a slow subscriber, as in vLLM; the subscriber misses the rest
+_MOST_WAITING = 100_000  # maximum number of messages that wait for a slow subscriber, as in vLLM; it misses the rest
 
 
 class KvPublisher:
-    """The sockets of the replica at `place` in the fleet. Raises UserError if an endpoint cannot be bound or connected.
+    """The publisher of the replica at `place` in the fleet.
 
-    A replay request is answered when `poller` has seen it and `replay` is called.
+    When a replay request comes, `poller` wakes; `replay` then answers it. Raises UserError if an endpoint cannot be
+    bound or connected.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class KvPublisher:
             raise
 
     def publish(self, batch: bytes) -> None:
-        """Publish one batch, which gets the next number."""
+        """Publish one batch with the next sequence number."""
         number, self._next = self._next.to_bytes(8, "big"), self._next + 1
         self._published.send_multipart([self._topic, number, batch])
         if self._replays is not None:
             self._kept.append((number, batch))
 
     def restart(self) -> None:
-        """Begin again with number 0 for a new replica, and forget what was published before."""
+        """Begin again with number 0 for a new replica, and forget the batches that were published before."""
         self._next = 0
         self._kept.clear()
 
@@ -87,7 +88,7 @@ class KvPublisher:
 
 
 def _at(open_: Callable[[str], object], name: str, endpoint: str, place: int = 0) -> None:
-    """Bind or connect a socket `place` ports above the port of `endpoint`, the setting `name`."""
+    """Call `open_` with the address that is `place` ports above `endpoint`, the value of the setting `name`."""
     address, _, port = endpoint.rpartition(":")
     try:
         open_(f"{address}:{int(port) + place}")

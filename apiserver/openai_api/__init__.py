@@ -1,1 +1,1 @@
-"""OpenAI's API over HTTP: requests as they are read, answers as they are written, and refusals."""
+"""OpenAI's API over HTTP: the formats of requests and answers, the delivery of answers, and refusals."""

@@ -1,4 +1,4 @@
-"""The JSON documents of OpenAI's API for one answer: whole, or chunk by chunk."""
+"""The JSON documents of OpenAI's API for one answer, as a whole or in chunks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from apiserver.filler import Texts
 from apiserver.openai_api.tools import Calls
 from realengine.logit_rules import Logprob
 
-_LEAST = -9999.0  # the least log-probability written, because JSON has no infinity
+_LEAST = -9999.0  # the smallest log-probability that is written, because JSON has no infinity
 
 
 @dataclass(slots=True)
 class Piece:
-    """Some text of a choice, the tokens that completed it, and how it ended, if it has.
+    """A piece of a choice: some text, the tokens that completed it, and the finish reason if the choice has ended.
 
     Attributes:
-        index: number of the choice
+        index: index of the choice
         ended_by: the stop string, or the token of `stop_token_ids`, that ended the choice
         prompt: tokens of the prompt; None if the answer does not repeat them
     """
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a request, or of one of its choices."""
+    """The numbers of tokens of a request, or of one of its choices."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -62,11 +62,11 @@ class Usage:
 
 @dataclass(slots=True)
 class Wording:
-    """The options by which tokens are written.
+    """The options for writing tokens.
 
     Attributes:
-        token_ids: whether choices also hold token ids, as vLLM's option `return_token_ids` asks
-        by_number: whether a token with a log-probability is written as its id (vLLM's `return_tokens_as_token_ids`)
+        token_ids: True if choices also have token ids (vLLM's `return_token_ids`)
+        by_number: True if a token with a log-probability is written as its id (vLLM's `return_tokens_as_token_ids`)
     """
 
     texts: Texts
@@ -74,11 +74,11 @@ class Wording:
     by_number: bool = False
 
     def word(self, token: int) -> str:
-        """Return the text that stands for `token` beside its log-probability."""
+        """Return the text by which `token` is written with its log-probability."""
         return f"token_id:{token}" if self.by_number else self.texts.decode([token], special=True)
 
     def end(self, piece: Piece) -> dict[str, Any]:
-        """Return the fields with which both styles end a choice."""
+        """Return the last fields of a choice, which both styles have."""
         ended = {} if piece.ended_by is None else {"stop_reason": piece.ended_by}
         tokens = {"token_ids": piece.tokens} if self.token_ids else {}
         return {"finish_reason": piece.finish, **ended, **tokens}
@@ -86,7 +86,7 @@ class Wording:
 
 @dataclass(slots=True)
 class CompletionStyle:
-    """The wording of answers of `/v1/completions`."""
+    """The format of answers of `/v1/completions`."""
 
     wording: Wording
     object: str = "text_completion"
@@ -94,7 +94,7 @@ class CompletionStyle:
     _offsets: dict[int, int] = field(default_factory=dict, init=False)
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Return None: a completion has no chunk before its first text."""
+        """Return None, because a completion has no chunk before its first text."""
         return None
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class CompletionStyle:
 
 @dataclass(slots=True)
 class ChatStyle:
-    """The wording of answers of `/v1/chat/completions`.
+    """The format of answers of `/v1/chat/completions`.
 
     Attributes:
         role: role of the message
@@ -206,14 +206,14 @@ class Documents:
         return {**self._about, "object": self._style.object, **self._style.whole(pieces), "usage": usage.document()}
 
     def opening(self, index: int) -> bytes:
-        """Return the first event of a choice in a stream, or empty bytes if the style has none."""
+        """Return the first event of a choice in a stream, or empty bytes if the style has no such event."""
         choice = self._style.opening(index)
         return b"" if choice is None else event({**self._about, "choices": [choice]})
 
     def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
-        """Return a chunk as a server-sent event; a chunk of text alone reuses the bytes around the text.
+        """Return a chunk as a server-sent event; chunks that have only text reuse the bytes around the text.
 
-        `usage` is added to the chunk if `so_far` is given.
+        If `so_far` is given, the chunk has it as `usage`.
         """
         if so_far is None and self._text_alone and piece.finish is piece.logprobs is piece.prompt is None:
             before, after = self._around.get(piece.index) or self._frame(piece.index)
@@ -228,7 +228,7 @@ class Documents:
         return before, after
 
     def usage(self, usage: Usage) -> bytes:
-        """Return the last event before the end, which holds the usage that the client asked for."""
+        """Return the last event before the end of the stream, which has the usage that the client asked for."""
         return event({**self._about, "choices": [], "usage": usage.document()})
 
 

@@ -1,4 +1,4 @@
-"""The HTTP endpoints: OpenAI's, and the endpoints for operators."""
+"""The HTTP endpoints: those of OpenAI's API, and those for operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from serving.version import __version__
 
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
 _OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key
-_LONG = 1 << 14  # characters of a body that is tokenised in a thread, so that other requests need not wait
+_LONG = 1 << 14  # length in bytes from which a body is tokenised in a thread, so that other requests need not wait
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -48,10 +48,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Api:
-    """The HTTP handlers in front of `engine`; `texts` makes the tokenizer of the served model.
+    """The HTTP handlers, which pass requests to `engine`; `texts` returns the tokenizer of the served model.
 
-    A request may take `deadline_s`, and its body must arrive within `body_s`. If `keys` are given, a client must send
-    one.
+    A request may take up to `deadline_s` seconds, and its body must arrive within `body_s` seconds. If `keys` are
+    given, a client must send one of them.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Api:
     # Endpoints for operators
 
     async def health(self, request: web.Request) -> web.Response:
-        """Answer 200 if this process runs and the replica of its port, if the port has one, is alive."""
+        """Answer 200 if this process runs and, on a port of one replica, if the replica is alive."""
         if request.app[_PLACE] is not None:
             self._engine.replica(request.app[_PLACE])
         return web.Response()
@@ -119,7 +119,7 @@ class Api:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         replica = self._engine.replica(request.app[_PLACE])
         text = await self._engine.metrics(replica)
-        if replica is not None:  # a port of one replica answers as a server with one engine would
+        if replica is not None:  # the port of one replica answers like a server with one engine
             text = text.replace(f',engine="{replica}"'.encode(), b',engine="0"')
         return web.Response(body=text, headers=headers)
 
@@ -162,7 +162,7 @@ class Api:
         return web.json_response({"prompt": texts.decode(body.tokens, special=True)})
 
     async def journey(self, request: web.Request) -> web.Response:
-        """Return the steps and times of a request that was sent with `X-Journey: 1`."""
+        """Return the trace (steps and times) of a request that was sent with `X-Journey: 1`."""
         journey = await self._engine.journey(request.match_info["name"])
         if not journey:
             raise Refusal(404, "no request of this name was followed; send it with the header X-Journey: 1", "name")
@@ -212,7 +212,7 @@ class Api:
         kind: str,
         echoes: Sequence[str] = (),
     ) -> web.StreamResponse:
-        """Answer every prompt, `n` times; each answer begins with its prompt's text if `echoes` are given."""
+        """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text."""
         about, texts = self._served()
         client_id = _plain_header(request, "X-Request-Id", 128)
         answer_id = client_id or f"{kind}-{uuid4().hex}"
@@ -242,7 +242,7 @@ class Api:
                 )
                 if echoes:
                     choice.echo, choice.all_of_it = echoes[index // n], body.limit == 0
-                if body.return_token_ids or (echoes and body.stream):  # vLLM does so for echoes, too
+                if body.return_token_ids or (echoes and body.stream):  # as vLLM does for echoes
                     choice.prompt = asked.prompt
                 choices.append(choice)
             documents = Documents(style, answer_id, about.model, int(time()))
@@ -274,7 +274,7 @@ class Api:
     def _served(self, model: str | None = None) -> tuple[About, Texts]:
         """Return the served model and its tokenizer.
 
-        Raises Refusal for another `model`, or if no engine is there yet.
+        Raises Refusal if `model` is another model, or if no engine serves yet.
         """
         about = self._engine.about
         if about is None:
@@ -313,7 +313,7 @@ def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
 
 
 def _truncated(body: Generation, about: About, prompt: list[int]) -> list[int]:
-    """Return as many of the last (or first) tokens of `prompt` as the body allows; -1 means as many as fit."""
+    """Return the last (or first) tokens of `prompt`, as many as `truncate_prompt_tokens` allows; -1 is all that fit."""
     most = body.truncate_prompt_tokens
     if most is None:
         return prompt
@@ -326,12 +326,12 @@ def _wording(body: Generation, texts: Texts) -> Wording:
 
 
 def _nth(asked: Add, n: int) -> Add:
-    """Return a copy for the `n`-th answer to one prompt, with a seed of its own."""
+    """Return a copy of the request for the `n`-th answer to its prompt, with another seed."""
     return replace(asked, seed=asked.seed + n if asked.seed is not None else None)
 
 
 def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
-    """Return the rules that change logits; None if there are none, and always None for a twin."""
+    """Return the rules that change logits; None if nothing changes, and always for a twin."""
     bias = [(int(token), min(max(number, -100.0), 100.0)) for token, number in (body.logit_bias or {}).items()]
     _check_vocabulary([token for token, _ in bias], about, "logit_bias")
     _check_vocabulary(body.allowed_token_ids or [], about, "allowed_token_ids")
@@ -351,9 +351,9 @@ def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
 
 
 def _bad_words(words: Sequence[str], texts: Texts) -> Iterator[tuple[int, ...]]:
-    """Yield the tokens of each word as a text begins with them.
+    """Yield the tokens of each word at the beginning of a text.
 
-    The tokens of the word after a space follow if they are as many and begin with another token.
+    Then yield its tokens after a space, if they have the same number but another first token.
     """
     for word in words:
         first, later = texts.encode(word.lstrip()), texts.encode(" " + word.lstrip())
@@ -371,7 +371,7 @@ def _asked(
     otherwise: int | None,
     rules: LogitRules | None,
 ) -> Add:
-    """Return the request as a message for the engine process. Raises Refusal for limits that do not fit."""
+    """Return the request as a message for the engine process. Raises Refusal if its limits cannot be met."""
     room = about.max_model_len - len(prompt)
     if not prompt:
         raise Refusal(400, "the prompt has no tokens; say something", "prompt")
@@ -409,7 +409,7 @@ def _asked(
 
 
 async def _apart(request: web.Request, tokenise: Callable[[], list[int]]) -> list[int]:
-    """Return the tokens of a request; a long body is tokenised in a thread, so that other requests need not wait."""
+    """Return the tokens of a request; a long body is tokenised in a thread, so that other requests do not wait."""
     return await asyncio.to_thread(tokenise) if (request.content_length or _LONG) >= _LONG else tokenise()
 
 

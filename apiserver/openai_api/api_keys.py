@@ -1,4 +1,4 @@
-"""API keys and TLS: who may send requests, and encryption so that nobody else reads them."""
+"""API keys, by which clients are authorised, and TLS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serving.errors import UserError, reason
 
 
 def read_keys(path: str | None) -> tuple[bytes, ...]:
-    """Return the keys in a file, one per line; none if `path` is None. Raises UserError if the file holds none."""
+    """Return the keys in a file, one per line; none if `path` is None. Raises UserError if the file has no key."""
     if path is None:
         return ()
     try:
@@ -24,8 +24,8 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
 
 
 def check_key(authorization: str, keys: Sequence[bytes]) -> None:
-    """Raise Refusal unless the header `Authorization` holds one of `keys`. The comparison takes constant time."""
-    from apiserver.openai_api.refusal import Refusal  # imported here, because the supervisor does without aiohttp
+    """Raise Refusal unless the header `Authorization` has one of `keys`. The comparison takes constant time."""
+    from apiserver.openai_api.refusal import Refusal  # imported here, because the supervisor does not load aiohttp
 
     given = authorization.removeprefix("Bearer ").encode(errors="surrogateescape")
     if not sum([hmac.compare_digest(given, key) for key in keys]):
@@ -33,7 +33,7 @@ def check_key(authorization: str, keys: Sequence[bytes]) -> None:
 
 
 def tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the TLS context of a certificate and its key, both PEM files; None without a certificate.
+    """Return the TLS context for the PEM files of a certificate and its key; None without a certificate.
 
     Raises UserError if they cannot be used.
     """

@@ -1,4 +1,4 @@
-"""One HTTP connection: invalid HTTP gets OpenAI's error document; clients that neither send nor read are dropped."""
+"""HTTP connections, which answer invalid HTTP with OpenAI's error document and drop clients that are too slow."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from aiohttp import web
 
 from apiserver.openai_api.refusal import Refusal, answer_to
 
-_REST_S = 2.0  # time for which the rest of a request is read after its answer, so that the client sees the answer
+_REST_S = 2.0  # time to read the rest of a request after its answer, so that the client sees the answer
 
 
 class Connection(web.RequestHandler):
-    """A connection whose client has `patience_s` to send the head of a request, and to read what was written."""
+    """A connection; its client has `patience_s` to send the head of a request, and to read what was written."""
 
     def __init__(self, server: web.Server, patience_s: float) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # None: no access log
-            keepalive_timeout=patience_s,  # time from the last answer, or from the connection's start, to a whole head
+            keepalive_timeout=patience_s,  # maximum time from the last answer, or from the start, to a complete head
             lingering_time=_REST_S,
         )
         self._patience_s = patience_s
         self._drops: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
-        """Start to wait for a client that does not read as fast as the server writes."""
+        """Start a timer for a client that does not read as fast as the server writes."""
         super().pause_writing()
         assert self.transport is not None
         self._drops = self._loop.call_later(self._patience_s, self.transport.abort)
@@ -48,7 +48,7 @@ class Connection(web.RequestHandler):
             self._drops = None
 
     def log_exception(self, *args: Any, **more: Any) -> None:
-        """Log nothing: errors of clients are no exceptions, and errors of the server are logged by the handlers."""
+        """Log nothing, because errors of clients are not logged, and handlers log errors of the server."""
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -62,12 +62,12 @@ class Connection(web.RequestHandler):
 
 
 async def expect(request: web.Request) -> None:
-    """Answer the header `Expect: 100-continue`; HTTP knows no other expectation."""
+    """Answer the header `Expect: 100-continue`; HTTP has no other expectation."""
     if request.headers["Expect"].lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 async def listen(server: web.Server, patience_s: float, **where: Any) -> asyncio.Server:
-    """Let `server` listen at a socket; `where` are arguments of `asyncio`'s `create_server`."""
+    """Let `server` listen on a socket; `where` are arguments of asyncio's `create_server`."""
     loop = asyncio.get_running_loop()
     return await loop.create_server(partial(Connection, server, patience_s), backlog=1024, **where)

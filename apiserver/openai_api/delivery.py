@@ -1,4 +1,4 @@
-"""Delivery of an answer to its client: text by text as its tokens arrive, whole or streamed."""
+"""Delivery of an answer to its client, as one document or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from realengine.tokenizer import Detokenizer
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of a request, number `index`: the engine's answer, and the detokenizer that makes text of it.
+    """The choice `index` of a request: the engine's answer, and the detokenizer that turns its tokens into text.
 
     Attributes:
-        ends: tokens that end it; they become text only if `keeps_ends`, and all but `silent` are a `stop_reason`
-        echo: text with which it begins; if `all_of_it`, generated text is dropped
-        prompt: tokens of its prompt, which go with its first piece; None if they are not wanted
+        ends: tokens that end the choice; they become text only if `keeps_ends`. Such a token is the `stop_reason`,
+            unless it is `silent`
+        echo: text with which the choice begins; if `all_of_it`, generated text is dropped
+        prompt: tokens of the prompt, which are sent with the first piece; None if they are not wanted
     """
 
     index: int
@@ -61,7 +62,7 @@ class Choice:
                 raise Cut
 
     def _piece(self, output: Output) -> Piece:
-        """Return the text that new tokens complete, and how the choice ends."""
+        """Return a piece with the text that the new tokens complete and, if the choice has ended, the reason."""
         text, tokens = "", output.tokens
         ended_by: str | int | None = None
         by_token = output.finish == "stop" and bool(tokens) and tokens[-1] in self.ends
@@ -81,11 +82,11 @@ class Choice:
         return Piece(text, tokens, logprobs, finish, self.index, ended_by)
 
     def sent(self) -> None:
-        """Note the time at which its first text was sent."""
+        """Note the time at which the first text of the choice was sent."""
         self.first_sent_ns = self.first_sent_ns or monotonic_ns()
 
     def delivered(self) -> None:
-        """Report that its whole text was sent."""
+        """Report that the whole text of the choice was sent."""
         self.answer.delivered(self.first_text_ns, self.first_sent_ns, self.last_text_ns)
 
 
@@ -108,7 +109,7 @@ async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
     finally:
         for task in waiting:
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)  # other errors of cancelled choices do not matter
+        await asyncio.gather(*waiting, return_exceptions=True)  # errors of cancelled choices do not matter
 
 
 async def _next(source: AsyncIterator[Piece]) -> Piece | None:
@@ -161,10 +162,10 @@ async def write_stream(
     so_far: bool,
     deadline_s: float,
 ) -> web.StreamResponse:
-    """Send the answer as it comes; the last event holds `usage` if it is given.
+    """Send the answer as a stream while it is generated; the last event has `usage` if it is given.
 
-    Every chunk holds the usage up to there if `so_far`. Raises ErrorSent if an error was sent in the stream, and
-    Refusal if an error came before the first byte.
+    If `so_far`, every chunk has the usage so far. Raises ErrorSent if an error was sent in the stream, and Refusal if
+    an error occurred before the first byte.
     """
     headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     response: web.StreamResponse | None = None
@@ -201,7 +202,7 @@ async def write_stream(
 
 
 class ErrorSent(Exception):
-    """An error that the client has already been sent, in `response`."""
+    """An error that was already sent to the client, in `response`."""
 
     def __init__(self, response: web.StreamResponse, why: str) -> None:
         super().__init__(why)

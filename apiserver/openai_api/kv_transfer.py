@@ -1,4 +1,4 @@
-"""The parameter `kv_transfer_params` of vLLM's NIXL connector, with which a gateway splits prefill and decode."""
+"""The field `kv_transfer_params` of vLLM's NIXL connector, by which a gateway separates prefill and decode."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from apiserver.openai_api.refusal import Refusal
 
 
 class KvTransferParams(BaseModel):
-    """The parameters that a gateway sends to the server that prefills, and then to the server that decodes.
+    """The parameters that a gateway sends first to the prefill server and then to the decode server.
 
     Attributes:
-        do_remote_decode: compute the prompt; another server decodes
-        do_remote_prefill: `remote_engine_id` has computed the prompt, and keeps its KV in `remote_block_ids`
+        do_remote_decode: True if this server computes the prompt and another server decodes
+        do_remote_prefill: True if the server `remote_engine_id` has computed the prompt and has its KV in the blocks
+            `remote_block_ids`
     """
 
     model_config = ConfigDict(extra="allow")
@@ -28,7 +29,7 @@ class KvTransferParams(BaseModel):
     def source(self, about: About, stream: bool) -> str:
         """Return the server that has the KV of the prompt; empty if this server must compute it.
 
-        Raises Refusal for a request that a server of this role does not serve.
+        Raises Refusal if a server of this role does not serve such a request.
         """
         for asked, role in ((self.do_remote_decode, "prefill"), (self.do_remote_prefill, "decode")):
             if asked and about.role != role:
@@ -40,7 +41,7 @@ class KvTransferParams(BaseModel):
         return ""
 
     def answer(self, about: About, id: str, prompt_tokens: int, host: str, port: int) -> dict[str, Any] | None:
-        """Return the parameters for the server that decodes; None if no other server does."""
+        """Return the parameters to send to the decode server; None if this server decodes."""
         if not self.do_remote_decode:
             return None
         blocks = -(-prompt_tokens // about.block_size)

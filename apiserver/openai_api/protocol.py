@@ -1,6 +1,7 @@
-"""The request bodies of OpenAI's API. A field that is not supported is refused by name; nothing is ignored.
+"""The request bodies of OpenAI's API; an unsupported field is refused by name instead of ignored.
 
-A field is accepted at a value that changes nothing, because some clients send every field with its default.
+An unsupported field is accepted with a value that has no effect, because some clients send every field with its
+default.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_gramma
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
-_MOST_LOGPROBS = 20  # alternatives returned with a token: OpenAI's limit, and vLLM's default
+_MOST_LOGPROBS = 20  # maximum number of alternatives returned with a token: OpenAI's limit, and vLLM's default
 _MOST_CHOICES = 128
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
@@ -43,7 +44,7 @@ _Stops = Annotated[
 
 
 def _kind_of(prompt: Any) -> str | None:
-    """Return the kind of prompt by its first item, so that an error is about the kind that the client meant."""
+    """Return the kind of a prompt by its first item, so that error messages are about the kind that was meant."""
     if isinstance(prompt, str):
         return "as text"
     if not isinstance(prompt, list):
@@ -71,7 +72,7 @@ def _token_id(text: str) -> str:
 
 
 def _neutral(*values: Any) -> Any:
-    """Return the type of a field that is not supported: it accepts only `values`, which have no effect."""
+    """Return the type of an unsupported field, which accepts only `values`, because these have no effect."""
 
     def check(value: Any) -> Any:
         if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in values):
@@ -90,7 +91,7 @@ class StreamOptions(BaseModel):
 
 
 class Generation(BaseModel):
-    """The fields of both endpoints, with OpenAI's and vLLM's names."""
+    """The fields that both endpoints have, with OpenAI's and vLLM's names."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -156,7 +157,7 @@ class Generation(BaseModel):
 
     @property
     def grammar(self) -> str:
-        """The constraint on the answer, in the form of `realengine.grammar`; empty for any text.
+        """The constraint on the answer, as `realengine.grammar` writes it; empty for any text.
 
         Raises UserError for a schema or an expression that is not supported.
         """
@@ -166,7 +167,7 @@ class Generation(BaseModel):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens to generate; None if the client does not say."""
+        """The maximum number of tokens to generate; None if the client does not state it."""
         return self.max_tokens
 
     @property
@@ -176,7 +177,7 @@ class Generation(BaseModel):
 
 
 class CompletionRequest(Generation):
-    """The body of `POST /v1/completions`. The prompt is text or token ids, or several of one kind."""
+    """The body of `POST /v1/completions`; `prompt` is a text, a list of token ids, or a list of either kind."""
 
     prompt: _Prompt | None = None
     echo: StrictBool | None = False
@@ -206,7 +207,7 @@ class CompletionRequest(Generation):
 
 
 class Part(BaseModel):
-    """A piece of a message's content; only text."""
+    """A part of a message's content; only text is supported."""
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text"]
@@ -224,12 +225,12 @@ class ChatMessage(BaseModel):
         """Return the message as chat templates expect it, with its content as one text."""
         content = self.content
         text = "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
-        role = "system" if self.role == "developer" else self.role  # templates know the older name
+        role = "system" if self.role == "developer" else self.role  # templates know only the older name
         return {**(self.model_extra or {}), "role": role, "content": text}
 
 
 class _Chat(BaseModel):
-    """Messages, and the options by which the model's chat template makes a prompt of them."""
+    """Messages, and the options for turning them into a prompt with the model's chat template."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
@@ -297,7 +298,7 @@ class ChatRequest(_Chat, Generation):
 
     @property
     def calls(self) -> Calls | None:
-        """The calls of the tools that must be called; None if no tool must be called."""
+        """The tool calls of which the answer must consist; None if no tool must be called."""
         if isinstance(self.tool_choice, NamedTool):
             return Calls(self.tool_choice.function.name)
         return Calls(None) if self.tool_choice == "required" else None

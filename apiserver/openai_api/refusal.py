@@ -1,4 +1,4 @@
-"""OpenAI's error document, with vLLM's types, and the one exception that becomes one."""
+"""OpenAI's error document, with vLLM's error types, and the exception from which it is made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_SHAPE = ("_type", "_parsing", "_from_float", "missing", "literal_error", "js
 
 
 class Refusal(Exception):
-    """A request that gets no answer: `param` is the field at fault, if there is one.
+    """A refusal of a request; `param` is the field at fault, if there is one.
 
     `type` defaults to vLLM's type for `status`.
     """
@@ -50,13 +50,13 @@ def answer_to(refusal: Refusal) -> web.Response:
 def malformed(message: str, param: str | None = None) -> Refusal:
     """Return the refusal of a body that the endpoint cannot parse; `param` is the path to the fault.
 
-    vLLM gives it another type than a wrong value.
+    As in vLLM, its type differs from that of a wrong value.
     """
     return Refusal(400, message, param, type=_MALFORMED)
 
 
 def invalid(error: ValidationError) -> Refusal:
-    """Return the refusal for the first invalid field; in a union, for the member that came nearest."""
+    """Return the refusal for the first invalid field; in a union, for the member that fits the value best."""
     errors = [(_way(entry["loc"]), entry) for entry in error.errors(include_url=False)]
     of_field = [(way, entry) for way, entry in errors if way[:1] == errors[0][0][:1]]
     way = max((way for way, _ in of_field), key=len)
@@ -75,7 +75,7 @@ def _is_of_shape(error: ErrorDetails) -> bool:
 
 
 def _way(place: tuple[int | str, ...]) -> list[str]:
-    """Return the names and positions that lead to a field, without pydantic's names of the members of unions.
+    """Return the path to a field as names and positions, without pydantic's names for members of unions.
 
     Such names are types, or begin with `as ` in `apiserver.openai_api.protocol`.
     """

@@ -11,7 +11,7 @@ from realengine.grammar import ANY_OBJECT, json_grammar, regex_grammar
 
 
 class JsonSchema(BaseModel):
-    """OpenAI's wrapper of a schema; `name`, `description` and `strict` change nothing: every schema is enforced."""
+    """OpenAI's wrapper of a schema; every schema is enforced, so `name`, `description` and `strict` have no effect."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -21,7 +21,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """The required form of an answer: any text, a JSON object, or JSON by a schema."""
+    """The required form of an answer: any text, a JSON object, or JSON that follows a schema."""
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"]
@@ -35,7 +35,7 @@ class ResponseFormat(BaseModel):
 
     @property
     def grammar(self) -> str:
-        """The constraint in the form of `realengine.grammar`; empty for any text.
+        """The constraint as `realengine.grammar` writes it; empty for any text.
 
         Raises UserError if it is not supported.
         """
@@ -45,7 +45,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """A JSON schema, a regular expression, or a list of answers to choose from."""
+    """A constraint: a JSON schema, a regular expression, or a list of possible answers."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
     by_schema: dict[str, Any] | None = Field(None, alias="json")

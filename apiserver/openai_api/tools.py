@@ -1,7 +1,8 @@
-"""Tools that a chat must call: the grammar of the answer, and the form of the calls in the answer to the client.
+"""Tools that a chat must call: the grammar of the model's answer, and the format of the calls for the client.
 
-As in vLLM, the model writes only the arguments of a tool that is named; if any tool may be called, it writes a list of
-names and parameters. With `tool_choice` `auto` the answer is text: no model decides here whether to call a tool.
+As in vLLM, if `tool_choice` names a tool, the model writes only its arguments. If any tool may be called, the model
+writes a list of names and parameters. With `tool_choice` `auto` the answer is plain text; it is not parsed for tool
+calls.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def parameters_of(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def call_grammar(parameters: dict[str, dict[str, Any]], name: str | None, at_most_one: bool) -> str:
-    """Return the grammar of an answer that calls the tool `name`, or any tool if it is None.
+    """Return the grammar of an answer that calls the tool `name`, or any tool if `name` is None.
 
     Raises UserError for parameters that are not supported.
     """
@@ -72,25 +73,25 @@ def _most(at_most_one: bool) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Calls:
-    """The calls in one answer's choices, of the tool `name`, or of any tool.
+    """The tool calls in the choices of one answer: of the tool `name`, or of any tool if `name` is None.
 
-    A stream tells calls of any tool at the end.
+    A stream sends calls of any tool only at its end.
     """
 
     name: str | None
     _texts: dict[int, str] = field(default_factory=dict, init=False)
 
     def finish(self, finish: str | None) -> str | None:
-        """Return OpenAI's finish reason; `tool_calls` only if the choice of the tool was the model's."""
+        """Return OpenAI's finish reason; it is `tool_calls` only if the model has chosen the tool."""
         return "tool_calls" if finish == "stop" and self.name is None else finish
 
     def message(self, text: str) -> dict[str, Any]:
-        """Return the message's fields for `text`: its tool calls, or content if the text was cut off before a call."""
+        """Return the fields of a message for `text`: its tool calls, or content if the text is incomplete."""
         calls = self._calls(text)
         return {"content": None, "tool_calls": calls} if calls else {"content": text}
 
     def delta(self, index: int, text: str, ends: bool) -> dict[str, Any]:
-        """Return the fields of a stream's delta that replace `text` in choice `index`."""
+        """Return the fields that a stream's delta has instead of `text` in choice `index`."""
         known = self._texts.get(index)
         self._texts[index] = (known or "") + text
         if self.name is None:

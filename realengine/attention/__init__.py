@@ -1,6 +1,6 @@
-"""Attention backends by name, with their places.
+"""The names of the attention backends, each with the `module:Class` that implements it.
 
-This module loads nothing, so that a name can be checked without torch.
+This module imports nothing, so that a name can be checked without torch.
 """
 
 ATTENTION = {

@@ -26,7 +26,7 @@ class Attention(Protocol):
 
     Attributes:
         name: name in the deployment and in recordings
-        capturable: steps whose `plan` and `attend` may be captured in a CUDA graph
+        capturable: kind of steps in which `plan` and `attend` may be captured in a CUDA graph
 
     A constructor raises UserError, or any other exception, for a model or deployment that the backend cannot run.
     """
@@ -41,17 +41,17 @@ class Attention(Protocol):
         """
 
     def prepare(self, batch: Batch, captured: bool) -> None:
-        """Prepare a step before its model runs, outside of what a graph captures.
+        """Prepare a step before its model runs; no graph captures this call.
 
-        It is called for every step; `batch.host` has the step's content. If the step runs as a graph (`captured`), all
-        that `attend` then reads must lie where it lay at the capture.
+        It is called for every step; `batch.host` has the step's content. If the step runs as a graph (`captured`),
+        everything that `attend` reads must be at the addresses that it had when the graph was captured.
         """
 
     def plan(self, batch: Batch, window: int = 0) -> Any:
-        """Return what all layers of a group share in a step.
+        """Return the plan of a step, which all layers of a group share.
 
-        In a graph, it is captured with the layers, and `batch.host` is None. A query sees `window` tokens, its own the
-        last; 0 means all tokens.
+        In a graph, it is captured with the layers, and `batch.host` is None. A query sees the last `window` tokens up
+        to and including its own; 0 means all tokens.
         """
 
     def attend(self, queries: torch.Tensor, plan: Any, kv: LayerKv) -> torch.Tensor:
@@ -62,7 +62,7 @@ class Attention(Protocol):
 
 
 class OwnAttention:
-    """A backend that is not ours; its exceptions become errors of one line."""
+    """A wrapper of a user's own backend, which turns its exceptions into one-line errors."""
 
     def __init__(self, name: str, backend: Attention) -> None:
         self.name, self._backend = name, backend
@@ -86,7 +86,7 @@ class OwnAttention:
 
 
 def find_attention(deployment: Deployment, spec: ModelSpec, device: Device) -> Attention:
-    """Return the backend that a deployment names, for the heads of `spec` (one rank's); raise UserError without one."""
+    """Return the deployment's backend for one rank's share `spec` of the model; raise UserError if there is none."""
     name = deployment.attention
     if name == "auto":
         name = "triton" if deployment.device == "cuda" else "torch"

@@ -1,7 +1,7 @@
 """The paged KV cache: one tensor of fixed-size blocks for all layers, addressed by the scheduler's block ids.
 
-A token's *slot* is `block * block_size + offset`. Block 0 is the null block: padding rows read and write it. The tokens
-of one head lie side by side within a block, because attention reads them so.
+A token's *slot* is `block * block_size + offset`. Block 0 is the null block: padding rows read and write it. Within a
+block, the tokens of one head are contiguous, because attention reads them in that order.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class LayerKv(NamedTuple):
 class KvCache:
     """Keys and values of every layer. `dtype` may be `torch.float8_e4m3fn`, whose range is enough without scales.
 
-    Each of `groups`, as `SchedulerConfig.kv_groups`, has as many layers as a block has room for. Layers of different
-    groups share the tensor, but never a block. Without groups all layers share one block table, which keeps blocks that
-    their windows have passed.
+    `groups` is the window of each group of layers, as in `SchedulerConfig.kv_groups`. A block has room for the layers
+    of one group. Layers of different groups share the tensor, but never a block. Without groups all layers share one
+    block table, which also keeps blocks that sliding windows have passed.
 
     Attributes:
-        windows: windows of the kinds of layers; 0 for full attention
-        tables: block table of each kind
-        kind_of: kind of each layer
+        windows: window of each kind of layer in tokens; 0 for full attention
+        tables: index of the block table of each kind
+        kind_of: index of the kind of each layer
         scales: scales of each layer's keys and values, if a checkpoint has them; None: all are 1
     """
 
@@ -75,11 +75,11 @@ class KvCache:
 
     @property
     def block_bytes(self) -> int:
-        """The bytes of one block, with keys and values of all layers."""
+        """Size of one block in bytes: keys and values of all layers that it has room for."""
         return prod(self.block_shape) * self.dtype.itemsize
 
     def block(self, index: int) -> torch.Tensor:
-        """Return keys and values of one block in all layers, in `block_shape`; writing to it writes to the cache."""
+        """Return a view of one block in `block_shape`: keys and values of all its layers; writes go to the cache."""
         return self._tensor[:, :, index]
 
     def layer(self, index: int) -> LayerKv:
@@ -88,7 +88,7 @@ class KvCache:
 
 
 def _grouped(spec: ModelSpec, windows: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return the group of each layer and its place there: layers of a kind go round its groups, as in vLLM."""
+    """Return each layer's group and its index there; layers of a kind are dealt to its groups in turn, as in vLLM."""
     if len(windows) == 1:
         return [0] * spec.num_layers, list(range(spec.num_layers))
     seen = {False: 0, True: 0}
@@ -106,7 +106,7 @@ def _grouped(spec: ModelSpec, windows: tuple[int, ...]) -> tuple[list[int], list
 def write(kv: LayerKv, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Store `keys` and `values` `[tokens, kv_heads, head_dim]` at `slots` `[tokens]`, in the cache's dtype.
 
-    In FP8 a number beyond its range is stored as its largest number; torch alone would make it NaN.
+    A number beyond the range of FP8 is stored as the largest FP8 number; torch alone would make it NaN.
     """
     block_size = kv.keys.shape[2]
     blocks, offsets = slots // block_size, slots % block_size
@@ -120,7 +120,7 @@ def write(kv: LayerKv, slots: torch.Tensor, keys: torch.Tensor, values: torch.Te
 def read(
     kv: LayerKv, blocks: torch.Tensor, skipped: int, tokens: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `tokens` keys and values from `blocks`, after the first `skipped`, each `[kv_heads, tokens, head_dim]`."""
+    """Return keys and values `[kv_heads, tokens, head_dim]` of the tokens after the first `skipped` in `blocks`."""
     wanted = slice(skipped, skipped + tokens)
     keys, values = (t.index_select(0, blocks).transpose(0, 1).flatten(1, 2)[:, wanted].to(dtype) for t in kv[:2])
     return (keys, values) if kv.k_scale == kv.v_scale == 1.0 else (keys * kv.k_scale, values * kv.v_scale)

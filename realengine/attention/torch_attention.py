@@ -1,4 +1,4 @@
-"""Attention in torch: the reference, row by row, and a baseline that keeps all scores in memory."""
+"""Attention in torch: a reference that works row by row, and a baseline that keeps all scores in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serving.deployments.model_spec import ModelSpec
 class Span(NamedTuple):
     """The tokens of one row, and the KV that they attend to.
 
-    The KV is of `seen` tokens in `blocks`, after the first `skipped` there.
+    These are the `seen` tokens that follow the first `skipped` tokens of `blocks`.
     """
 
     first: int
@@ -33,9 +33,9 @@ class Span(NamedTuple):
 class TorchAttention:
     """The reference: attention row by row, on any device that torch knows.
 
-    The query heads of a KV head are folded into query rows (GQA packing), so keys and values are never repeated. A row
-    costs a constant plus its context. Padding to the longest context would make a step's time depend on imbalance,
-    which no cost model could see.
+    The query heads of a KV head are folded into query rows (GQA packing), so keys and values are never repeated. The
+    time of a row is a constant plus a part that grows with its context. Padding all rows to the longest context would
+    make a step's time depend on how unequal the contexts are, which no cost model could see.
     """
 
     name = "torch"
@@ -72,7 +72,7 @@ class TorchAttention:
         heads, dim = queries.shape[1:]
         kv_heads = kv.keys.shape[1]
         group = heads // kv_heads
-        out = torch.zeros_like(queries)  # zeros for tokens of no row
+        out = torch.zeros_like(queries)  # tokens that belong to no row stay zero
         for first, count, skipped, seen, blocks, mask in plan:
             keys, values = read(kv, blocks, skipped, seen, queries.dtype)
             rows = queries[first : first + count].view(count, kv_heads, group, dim)
@@ -87,7 +87,7 @@ class TorchAttention:
     ) -> torch.Tensor:
         """Return attention of `queries` `[1, kv_heads, Q, head_dim]` over `[1, kv_heads, seen, head_dim]`.
 
-        It goes tile by tile, so scores are never in memory. `mask` is `[Q, seen]`.
+        It works tile by tile, so the whole score matrix is never in memory. `mask` is `[Q, seen]`.
         """
         return scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
 
@@ -95,7 +95,7 @@ class TorchAttention:
 class UnfusedAttention(TorchAttention):
     """Attention with all scores in memory: two matrix products and a softmax between them, as before FlashAttention.
 
-    A row of n tokens over a context of c takes n c scores for each head, twice: 16 bits each if the model has 16.
+    A row of n tokens over a context of c tokens needs memory for 2 n c scores for each head, in the model's data type.
     """
 
     name = "unfused"

@@ -1,7 +1,7 @@
-"""Attention through our Triton kernels, and a hybrid that gives long prefills to torch's own.
+"""Attention through our Triton kernels, and a hybrid that gives long prefills to torch's kernel.
 
-A layer is a decode launch over the step's one-token rows and a prefill launch over the tiles of the others. How
-programs share the KV is decided on the device, once a step for each of the two.
+Each layer has a decode launch over the step's one-token rows and a prefill launch over the tiles of the other rows.
+Once a step, for each of the two kinds of launch, the device decides how programs share the KV.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
-_WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for them, and no wider heads are compiled
+_WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for heads of up to this size
 _FRESH_TOKENS = 512  # length from which the hybrid sends prompts without past KV to torch
 
 
 class _Fresh(NamedTuple):
-    """A whole prompt: its tokens in the batch, and its blocks."""
+    """A whole prompt: the slice of its tokens in the batch, and the ids of its blocks."""
 
     tokens: slice
     blocks: torch.Tensor
@@ -44,8 +44,9 @@ class _Fresh(NamedTuple):
 class _Plan(NamedTuple):
     """The plan of a step.
 
-    `fresh` are the prompts for torch's attention. `out` is empty until the first layer. Then every layer of a step with
-    tiles writes to it: tokens that are in no row are zeros there, because later operations must not meet NaN.
+    `fresh` are the prompts for torch's attention. `out` is empty until the first layer. In a step with tiles, every
+    layer then writes to the one tensor in it. Tokens that are in no row are zeros there, because later operations must
+    not meet NaN.
     """
 
     batch: Batch
@@ -132,7 +133,7 @@ class TritonAttention:
 class HybridAttention(TritonAttention):
     """Decode and chunks over past KV through our kernels, and whole long prompts through torch.
 
-    Torch has a kernel of the hardware's vendor for them. The choice is made on the host, by length alone.
+    For such prompts torch has a kernel from the hardware's vendor. The host chooses by length alone.
     """
 
     name = "hybrid"
@@ -162,5 +163,5 @@ class HybridAttention(TritonAttention):
         )
 
     def _is_fresh(self, tokens: int, context: int) -> bool:
-        """Return whether it is a whole prompt, long, and seen whole by its last token."""
+        """Return whether the row is a whole long prompt, all of which its last token sees."""
         return tokens == context and _FRESH_TOKENS <= tokens <= (self._window or tokens)

@@ -86,7 +86,7 @@ class CpuDevice:
         return SpeedProbe(work)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        return work  # a second run reads the same memory, as the replay of a graph would
+        return work  # calling it again reads the same memory, as replaying a graph would
 
     def release_graphs(self) -> None:
         pass
@@ -95,7 +95,7 @@ class CpuDevice:
         return torch.zeros(size, dtype=torch.int32)
 
     def memory(self) -> Memory:
-        """Return memory as /proc/meminfo has it; free is the memory that is available without swapping."""
+        """Return the memory by /proc/meminfo; `free` is the memory that is available without swapping."""
         kib = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         return Memory(*(int(kib[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal")))
 

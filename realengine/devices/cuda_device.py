@@ -1,7 +1,8 @@
 """A CUDA GPU as a device: work is enqueued on one stream, graphs are CUDA graphs, marks are events.
 
-The current stream is torch's state of a thread, so the stream is named wherever it matters: work may be submitted from
-any thread. Times of events are put on the host's clock, so that one step log shows CPU and GPU side by side.
+Torch keeps a current stream for each thread. Work may be submitted from any thread, so the stream is named explicitly
+wherever it matters. Times of events are converted to the host's clock, so that one step log shows CPU and GPU times
+side by side.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import torch
 from realengine.devices.device import LOOK_EVERY_S, Mark, Memory, Pending
 from realengine.devices.speed import GpuClock, Speed
 
-_REANCHOR_MS = 1000.0  # elapsed times are float32: within a second they resolve 0.1 µs
+_REANCHOR_MS = 1000.0  # elapsed times are float32, which resolves 0.1 µs within a second
 
 
 class EventClock:
-    """Event times as `perf_counter_ns`.
+    """A converter of event times to `perf_counter_ns`.
 
-    Times count from an anchor event whose host time is known. The two clocks drift apart, so the anchor is moved on
-    every second. Waits show by how much: the host never sees an event before it happened, and the shortest delay at
-    which it saw one after a real wait counts as no delay.
+    Times count from an anchor event whose host time is known. The two clocks drift apart, so every second a later event
+    becomes the anchor. Its host time is corrected with the waits since the last anchor: the host never sees an event
+    before it happened, and the shortest delay with which it saw one after a real wait counts as no delay.
     """
 
     def __init__(self, anchor: Any, anchor_ns: int) -> None:
@@ -35,13 +36,13 @@ class EventClock:
         self._least_delay: int | None = None
 
     def ns(self, event: Any) -> int:
-        """Return when `event` happened, which is after the last one seen."""
+        """Return the time of `event` in ns, which must be later than the last event that was seen."""
         return self._anchor_ns + round(self._anchor.elapsed_time(event) * 1e6)
 
     def seen(self, event: Any, host_ns: int, waited: bool) -> None:
-        """Note that `event` was known to have happened at `host_ns`; `waited` if the host was blocked until then.
+        """Note that the host saw at `host_ns` that `event` had happened; `waited` is True if it was blocked until then.
 
-        It is called once for each step, in order: the anchor moves to the step before.
+        It is called once for each step, in order. The anchor can move to the event of the step before.
         """
         if self._anchor.elapsed_time(self._last) > _REANCHOR_MS:
             self._anchor_ns = self.ns(self._last) + (self._least_delay or 0)
@@ -78,7 +79,7 @@ class _Enqueued:
 
 
 class CudaDevice:
-    """GPU number `index`."""
+    """The CUDA GPU number `index` of this machine."""
 
     def __init__(self, index: int) -> None:
         torch.cuda.set_device(index)
@@ -126,11 +127,11 @@ class CudaDevice:
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         with self.current():
-            for _ in range(2):  # first runs compile kernels and choose algorithms, which a graph cannot hold
+            for _ in range(2):  # first runs compile kernels and choose algorithms, which a capture does not allow
                 work()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
-        sharing = next(iter(self._graphs), None)  # any graph: all share a pool of memory, which lives as long as one
+        sharing = next(iter(self._graphs), None)  # any graph: all graphs share one memory pool
         with torch.cuda.graph(graph, pool=sharing.pool() if sharing else None, stream=self._stream):
             out = work()
         self._graphs.add(graph)

@@ -1,8 +1,8 @@
-"""The interface between the engine and a kind of hardware: it decides where and when steps run.
+"""The interface between the engine and a kind of hardware, which decides where and when steps run.
 
 A step is *submitted* as a piece of work. On CUDA it is enqueued and the call returns. On the CPU it runs at once, or,
 for the overlapped loop, on a thread that takes steps in order as a CUDA stream does. All other code of the engine is
-the same on both, so the first run on a GPU is not the first run of that code.
+the same on CUDA and on the CPU, so tests on a CPU also cover the code that runs on a GPU.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 from realengine.devices.speed import Speed
 
-LOOK_EVERY_S = 0.05  # interval at which a device that is waited for calls `watch`
+LOOK_EVERY_S = 0.05  # interval at which `watch` is called during a wait for the device
 _UNTIMED = nullcontext()
 
 
 class Memory(NamedTuple):
-    """Bytes of the device's memory."""
+    """Free and total memory of the device in bytes."""
 
     free: int
     total: int
@@ -30,15 +30,16 @@ class Mark(Protocol):
     """A point in the device's work.
 
     Attributes:
-        thread_ns: CPU time, until this point, of the thread that does the work; None if the CPU does not do it
+        thread_ns: CPU time in ns, up to this point, of the thread that does the work; None if no CPU thread does the
+            work
     """
 
     thread_ns: int | None
 
     def ns(self) -> int:
-        """Return when the device passed it, on `perf_counter_ns`.
+        """Return the time at which the device passed this mark, on `perf_counter_ns`.
 
-        It may be called only after a wait for the work that it belongs to.
+        It may be called only after a wait for the work in which the mark was made.
         """
 
 
@@ -57,9 +58,9 @@ class Device(Protocol):
 
     Attributes:
         torch_device: device of tensors
-        asynchronous: whether `submit` returns before the work is done
-        multiprocessors: independent units that a kernel should fill
-        watch: called now and then while the host waits for the device, with the seconds that it has waited so far; an
+        asynchronous: True if `submit` returns before the work is done
+        multiprocessors: number of independent processing units that a kernel should keep busy
+        watch: function called repeatedly while the host waits for the device, with the seconds waited so far; an
             exception from it ends the wait
     """
 
@@ -69,24 +70,24 @@ class Device(Protocol):
     watch: Callable[[float], None] | None
 
     def current(self) -> AbstractContextManager[object]:
-        """Return a context in which this thread's tensors and computations are in order with submitted work."""
+        """Return a context in which this thread's tensor operations run in order with submitted work."""
 
     def submit(self, work: Callable[[], None]) -> Pending: ...
 
     def mark(self) -> Mark:
-        """Return a mark at this point of the work; it is called from within the work."""
+        """Return a mark at this point of the work; only submitted work may call this."""
 
     def speed(self, work: Callable[[], object]) -> Speed:
-        """Return a probe of the device's speed; it may run `work`, a fixed piece of what steps do."""
+        """Return a probe of the device's speed; the probe may run `work`, a fixed piece of a step's work."""
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Return `work` as a graph, whose call runs the same kernels on the same memory with its current content.
+        """Return `work` as a graph; calling it runs the same kernels on the same memory with its current content.
 
-        Both this and the graph are called from within submitted work.
+        Only submitted work may call this method and the graph.
         """
 
     def release_graphs(self) -> None:
-        """Release every graph at once, whoever still has it; none may be called afterwards. It waits for nothing."""
+        """Release all graphs without waiting, even those that are still referenced; none may be called afterwards."""
 
     def host_buffer(self, size: int) -> torch.Tensor:
         """Return int32 host memory `[size]` that can be copied to and from the device without waiting."""
@@ -94,29 +95,29 @@ class Device(Protocol):
     def memory(self) -> Memory: ...
 
     def used_bytes(self) -> int:
-        """Return the bytes in use, without memory that can be released.
+        """Return the number of bytes in use, without memory that can be released.
 
-        On a shared device they are this process's own.
+        On the CPU, which other processes share, only this process's bytes count.
         """
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
-        """Return the most memory that `work` needed at once, beyond what was in use before it."""
+        """Return the peak memory of `work` in bytes, beyond what was in use before it."""
 
     def synchronize(self) -> None:
-        """Wait for everything submitted."""
+        """Wait for all submitted work."""
 
     def close(self) -> None:
         """Release threads and graphs; nothing may be submitted afterwards.
 
-        It waits for nothing, and may be called again.
+        It does not wait for work, and may be called more than once.
         """
 
 
 class OpTimes:
     """The time of a step, operation by operation: `with times("attention"): ...`.
 
-    `mark` makes marks before and after each operation, or each of `ops`. Without it nothing is timed, which costs next
-    to nothing and may be captured in a graph.
+    `mark` is called before and after each operation, or only around the operations named in `ops`. Without `mark`
+    nothing is timed. Untimed operations cost next to nothing extra, and may be captured in a graph.
     """
 
     def __init__(self, mark: Callable[[], Mark] | None = None, ops: Set[str] | None = None) -> None:
@@ -136,7 +137,7 @@ class OpTimes:
         self._spans.append((op, start, mark()))
 
     def totals(self) -> dict[str, int]:
-        """Return ns by operation; the step must have been waited for."""
+        """Return the total time of each operation in ns; call it only after a wait for the step."""
         totals: dict[str, int] = {}
         for op, start, end in self._spans:
             totals[op] = totals.get(op, 0) + end.ns() - start.ns()

@@ -1,4 +1,4 @@
-"""The machine: its devices, the names and versions of a measurement, and the faster type of its CPU."""
+"""The machine: its devices, the names and versions that describe it, and the data type that is faster on its CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _TIMED_SHAPE = 1536, 576  # a projection of SmolLM2
 _TIMED_ROWS = 1, 8, 32
 _TRIES = 5
-_CLEARLY = 1.5  # times as fast: less may be noise, and bfloat16 is what a GPU would run
+_CLEARLY = 1.5  # times as fast: a smaller gain may be noise, and bfloat16 is what a GPU would run
 
 
 def require_devices(deployment: Deployment) -> None:
@@ -46,7 +46,7 @@ def find_device(deployment: Deployment, rank: int = 0) -> Device:
 
 
 def describe(device: str) -> dict[str, str | int]:
-    """Return names and versions, for recordings and calibrations."""
+    """Return the names and versions of hardware and software, for recordings and calibrations."""
     machine: dict[str, str | int] = {
         "device": device,
         "cpu": _cpu_name(),
@@ -64,7 +64,7 @@ def describe(device: str) -> dict[str, str | int]:
 
 
 def _driver(path: Path) -> str:
-    """Return the NVIDIA driver's version, or "" if the file does not say it."""
+    """Return the version of the NVIDIA driver by the file `path`, or "" if the file does not state it."""
     try:
         said = path.read_text(encoding="utf-8")
     except OSError:
@@ -89,7 +89,7 @@ def _cpu_name() -> str:
 
 
 def with_fast_dtype(deployment: Deployment) -> tuple[Deployment, str]:
-    """Return the deployment with the faster type if it runs on the CPU and states none, and the reason for a change."""
+    """Return the deployment, with the faster dtype if it runs on the CPU and states none, and the reason if changed."""
     if deployment.device != "cpu" or "dtype" in deployment.model_fields_set:
         return deployment, ""
     torch.set_num_threads(deployment.threads)
@@ -102,7 +102,7 @@ def with_fast_dtype(deployment: Deployment) -> tuple[Deployment, str]:
 
 
 def _time_ns(dtype: torch.dtype) -> int:
-    """Return the time of one projection over all batch sizes, each the fastest of a few tries."""
+    """Return the time in ns of one projection summed over all batch sizes, each the fastest of a few tries."""
     weight = torch.ones(_TIMED_SHAPE, dtype=dtype)
     total = 0
     for rows in _TIMED_ROWS:

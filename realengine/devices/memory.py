@@ -1,4 +1,4 @@
-"""The memory of a device: the KV blocks that fit, by arithmetic that can be read, and an error when it is too small."""
+"""The memory of a device: the number of KV blocks that fit, how it is computed, and the error if too few fit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _GIB = 1024**3
 
 
 class KvBudget(NamedTuple):
-    """Bytes of one device, measured once weights were loaded.
+    """The memory of one device in bytes, measured after the weights were loaded.
 
     Attributes:
         total: memory of the device
         used: memory of weights, buffers, the driver and other processes
-        activations: the most that the largest step needed at once
-        graphs: memory to capture every decode graph, and as many mixed ones as are kept
-        utilization: the share of `total` that may be used
+        activations: peak memory of the largest step
+        graphs: memory of all decode graphs, and of the maximum number of mixed graphs that are kept
+        utilization: fraction of `total` that may be used
         block: bytes of one KV block
     """
 
@@ -37,7 +37,7 @@ class KvBudget(NamedTuple):
     block: int
 
     def beside(self, draft: KvBudget) -> KvBudget:
-        """Return the budget with a draft model on the same device, whose steps come after the target's."""
+        """Return the budget that includes a draft model on the same device; its steps run after the target's."""
         return self._replace(
             activations=max(self.activations, draft.activations),
             graphs=self.graphs + draft.graphs,
@@ -54,7 +54,7 @@ class KvBudget(NamedTuple):
         return min(max(self.left, 0) // self.block, _MOST)
 
     def explain(self) -> str:
-        """Return the arithmetic in one line."""
+        """Return one line that shows how the number of blocks is computed."""
         gib = [f"{bytes / _GIB:,.2f}" for bytes in (self.total, self.used, self.activations, self.graphs, self.left)]
         return (
             f"KV blocks: {gib[0]} GiB x {self.utilization:g} - {gib[1]} used after loading - {gib[2]} activations "
@@ -62,7 +62,7 @@ class KvBudget(NamedTuple):
         )
 
     def check(self, config: SchedulerConfig) -> None:
-        """Raise UserError unless the longest request fits, beside the null block."""
+        """Raise UserError unless the longest request and the null block fit."""
         need = most_held(config, config.max_model_len) + 1
         if self.num_blocks < need:
             raise UserError(
@@ -75,7 +75,7 @@ class KvBudget(NamedTuple):
 
 @contextmanager
 def memory_for(what: str, deployment: Deployment, num_blocks: int, block_bytes: int) -> Iterator[None]:
-    """Turn torch's out-of-memory errors into one line that names the setting to change.
+    """Turn torch's out-of-memory errors into a UserError that names the setting to change.
 
     `what` is "weights", "kv" or a description of a step's memory.
     """
@@ -96,9 +96,9 @@ def memory_for(what: str, deployment: Deployment, num_blocks: int, block_bytes: 
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether the error is out-of-memory, from torch's allocators or from CUDA beside them.
+    """Return whether the error means that memory ran out, in torch's allocators or in CUDA itself.
 
-    CUDA allocates graphs, pinned memory and libraries' own memory.
+    CUDA itself allocates graphs, pinned memory and the memory of libraries.
     """
     said = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in said)

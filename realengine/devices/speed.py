@@ -1,7 +1,7 @@
-"""The speed of the machine at the moment, whatever the engine does on it: neighbours, clocks and heat change it.
+"""The current speed of the machine, which other processes, clock rates and heat change.
 
-On the CPU a fixed piece of the engine's own work is timed between steps, on the thread that runs them. On a GPU its
-clock is read.
+On the CPU a fixed piece of the engine's own work is timed between steps, on the thread that runs them. On a GPU the
+clock rate is read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _GPU_EVERY_NS = 50_000_000
 
 
 class SpeedProbe:
-    """A probe of how often `work` fits into a millisecond of this thread.
+    """A probe of the CPU's speed: how many times this thread can run `work` in a millisecond of CPU time.
 
-    Measurements take 2 % of the time; between them the last result counts.
+    Measurements take 2 % of the time; between measurements the last result counts.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
@@ -43,14 +43,14 @@ class SpeedProbe:
 
 
 def piece_of_work() -> Callable[[], object]:
-    """Return a fixed product of matrices, as a layer of a small model has them, for an engine that is not ours."""
+    """Return a fixed matrix product, of the size in a small model's layer, to probe the speed under another engine."""
     rows, inner, outer = _PIECE
     left, right = np.ones((rows, inner), np.float32), np.ones((inner, outer), np.float32)
     return lambda: left @ right
 
 
 class GpuClock:
-    """The clock of GPU `index` as a share of its highest, by NVML (Python package nvidia-ml-py); None without it."""
+    """The clock rate of GPU `index` as a fraction of its maximum, read with NVML (nvidia-ml-py); None without NVML."""
 
     def __init__(self, index: int) -> None:
         self._nvml: Any = None

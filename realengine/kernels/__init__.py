@@ -1,5 +1,5 @@
-"""The engine's Triton kernels, one idea a file; Triton is imported only here, when it is first needed.
+"""The engine's Triton kernels; only this package imports Triton, when a kernel is first needed.
 
-Each kernel's module exposes the function that launches it, and `specialisations()`: the configurations that it
-launches.
+Each kernel's module has a function that launches the kernel, and `specialisations()`, which yields the configurations
+to compile ahead of time.
 """

@@ -1,16 +1,16 @@
-"""One tile of attention: some query rows of one KV head against the next keys and values of a paged cache.
+"""One tile of attention: some query rows of one KV head attend to the next keys and values of a paged cache.
 
-Both attention kernels walk a row's KV with this step, which keeps the running maximum and sum of an online softmax
-(Milakov and Gimelshein 2018; FlashAttention-2). Scores are kept in units of log2, so that exp2 serves for exp. Tokens
-are gathered one by one through the block table, so that a tile's width is not tied to the cache's page. fp32 inputs
-(for tests) go through the tensor cores in three TF32 products, which does not affect 16-bit inputs.
+Both decode and prefill go through a row's KV in such steps, which keep the running maximum and sum of an online softmax
+(Milakov and Gimelshein 2018; FlashAttention-2). Scores are in units of log2, so that exp2 replaces exp. Tokens are
+gathered one by one through the block table, so that the width of a tile does not depend on the cache's page size. Tests
+use fp32 inputs, whose products the tensor cores compute as three TF32 products; this does not affect 16-bit inputs.
 """
 
 import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
-LOWEST = tl.constexpr(-3.0e38)  # score before the first one: finite, because -inf less -inf would be NaN
+LOWEST = tl.constexpr(-3.0e38)  # initial maximum: finite, because -inf minus -inf would be NaN
 
 
 @triton.jit
@@ -57,13 +57,13 @@ def attend_tile(
 
     Args:
         query: [M, dims], zeros beyond DIM
-        weighted: [M, dims] fp32, the values seen so far times exp2(score - highest)
-        total: [M] fp32, the sum of those weights
+        weighted: [M, dims] fp32, sum over the values seen so far of value times exp2(score - highest)
+        total: [M] fp32, sum of the weights exp2(score - highest)
         highest: [M] fp32, the highest score so far
         table: pointer to the row's block ids
-        visible: [M] tokens that each query may see, from the row's first; read only if MASKED
-        context: KV tokens of the row; read only if MASKED; slots from there on are then not read
-        WINDOW: if MASKED, the number of its last visible tokens that a query sees; 0 is all
+        visible: [M] number of tokens, from the row's first, that each query may see; read only if MASKED
+        context: number of KV tokens of the row, used only if MASKED; slots beyond them are then not read
+        WINDOW: number of the last visible tokens that a query sees, used only if MASKED; 0 means all
     """
     positions = first + tl.arange(0, BLOCK_N)
     inside = positions < context

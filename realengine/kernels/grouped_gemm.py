@@ -1,10 +1,11 @@
-"""The experts of a mixture as two grouped GEMMs: gate and up with SwiGLU's product, then down with weights.
+"""The experts of an MoE layer as two grouped GEMMs: gate and up with SwiGLU's product, then down and weighting.
 
-A program takes a tile: some choices of one expert by some outputs. It looks up the expert in `offsets`, on the GPU, so
-that the grid depends on the number of tokens alone and a launch may be captured in a graph; programs beyond the last
-tile end at once. The inner tensor is sorted by expert, the answers by token, where a token's k answers are summed.
-Weights in FP8 and of 4 and 8 bits become floats in registers, the latter as in `packed_gemm`. The orientation is also
-that of `packed_gemm`: weights are the left operand, tokens the right. A tile has rows of gate and up by turns.
+A *choice* is a token with one of its k experts. A program computes a tile: some outputs for some choices of one expert.
+It looks up the expert in `offsets` on the GPU. So the grid depends only on the number of tokens, and a launch may be
+captured in a graph; programs beyond the last tile end at once. The tensor between the two GEMMs is sorted by expert.
+The answers are sorted by token, and the k answers of a token are summed. Weights in FP8, 4 bits and 8 bits become
+floats in registers; integers do so as in `packed_gemm`. As in `packed_gemm`, weights are the left operand and tokens
+the right operand. The rows of a tile alternate between gate and up.
 """
 
 from collections.abc import Iterator
@@ -20,9 +21,9 @@ from realengine.kernels.launches import F32, I32, I64, U8, Specialisation, compu
 from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed_sum
 from realengine.models.linear import FP8_BLOCK, Fp8Weight
 
-ExpertWeights = Tensor | Fp8Weight | KernelWeight  # weights of all experts, with a dimension for them in front
+ExpertWeights = Tensor | Fp8Weight | KernelWeight  # weights of all experts; the first dimension is the expert
 
-_FEW = 16  # tokens of a tile while experts have few
+_FEW = 16  # tokens of a tile if each expert has few tokens
 _MANY = 64
 _BLOCK_K = 64
 
@@ -31,7 +32,7 @@ _BLOCK_K = 64
 def _rows_of_tile(offsets, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
     """Return the expert of tile number `tile`, its rows in the sorted order, and a mask of its existing rows.
 
-    The result is EXPERTS and no rows if there are not so many tiles.
+    If there is no such tile, the result is EXPERTS and no rows.
     """
     experts = tl.arange(0, triton.next_power_of_2(EXPERTS))
     known = experts < EXPERTS
@@ -52,9 +53,9 @@ def _float_sum(
     INPUTS: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Return the sum of `packed_sum` for weights that are floats.
+    """Return the same sum as `packed_sum`, for weights that are floats.
 
-    `SHARED` rows and `GROUP` inputs share a scale; SHARED is 0 without scales.
+    A block of `SHARED` rows and `GROUP` inputs has one scale; SHARED is 0 without scales.
     """
     GROUPS: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     total = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
@@ -129,21 +130,21 @@ def _grouped(
 def grouped_mlp(
     x: Tensor, gate_up: ExpertWeights, down: ExpertWeights, choices: Tensor, offsets: Tensor, shares: Tensor
 ) -> Tensor:
-    """Return each token's answers from its experts, weighed and summed: `[T, hidden]`.
+    """Return the weighted sum of the answers of each token's experts, `[T, hidden]`.
 
     Args:
         x: [T, hidden] bf16, fp16 or fp32
-        gate_up: of layers [2 n, hidden], `down` of layers [hidden, n], stacked; floats are as `x` or in FP8; all
-            contiguous
-        choices: [T k] int64, token x k + number of the choice, sorted by expert
-        offsets: [experts + 1] int32, begin of the choices of each of these experts; choices outside add nothing
+        gate_up: stacked layers [2 n, hidden]; `down`: stacked layers [hidden, n]; floats have the dtype of `x` or FP8;
+            all are contiguous
+        choices: [T x k] int64, sorted by expert; each is token x k + number of the token's choice
+        offsets: [experts + 1] int32, index of the first choice of each of these experts; other choices add nothing
         shares: [T, k] float32, the weights of the choices
     """
     tokens, hidden = x.shape
     experts, rows, topk = len(offsets) - 1, len(choices), shares.shape[1]
     first = _compiled_in(gate_up, True, experts, rows, topk, x.dtype)
     second = _compiled_in(down, False, experts, rows, topk, x.dtype)
-    tiles = min(rows, experts) + rows // first["TOKENS"]  # each expert has at most one that is not full
+    tiles = min(rows, experts) + rows // first["TOKENS"]  # each expert has at most one tile that is not full
     product = x.new_empty(rows, first["OUTPUTS"])
     answers = x.new_zeros(tokens, topk, hidden)
     for compiled, weight, into, out in ((first, gate_up, x, product), (second, down, product, answers)):
@@ -153,7 +154,7 @@ def grouped_mlp(
 
 
 def _tensors(weight: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
-    """Return values, scales and zero points; a missing one is replaced by a tensor that is not read."""
+    """Return values, scales and zero points; a missing tensor is replaced by one that the kernel does not read."""
     if isinstance(weight, Tensor):
         return weight, weight, weight
     if isinstance(weight, Fp8Weight):
@@ -164,7 +165,7 @@ def _tensors(weight: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
 def _compiled_in(
     weight: ExpertWeights, gated: bool, experts: int, rows: int, topk: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return all arguments of a launch that are compiled into its kernel."""
+    """Return the arguments of a launch that are compile-time constants of the kernel."""
     few = rows < _FEW * experts
     if isinstance(weight, KernelWeight):
         outputs = weight.words.shape[-2]
@@ -198,7 +199,7 @@ def _compiled_in(
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """Yield the kernels for Mixtral 8x7B on two ranks and Qwen3-30B-A3B, in steps of both sizes."""
+    """Yield the kernels for Mixtral 8x7B on two ranks and Qwen3-30B-A3B, for steps of 1 and of 8192 tokens."""
     small, large = (8, 4096, 7168, 2), (128, 2048, 768, 8)
     kinds = ("bf16", "fp8", "fp8 by block", "int4", "int4 with zeros", "int8")
     for model, kind in [("8x7B/2", "bf16"), *(("30B-A3B", kind) for kind in kinds)]:
@@ -215,7 +216,7 @@ def specialisations() -> Iterator[Specialisation]:
 
 
 def _shaped(kind: str, experts: int, outputs: int, inputs: int) -> ExpertWeights:
-    """Return weights of these shapes without content."""
+    """Return weights of these shapes on the meta device, without content."""
     if kind == "bf16":
         return shaped(experts, outputs, inputs)
     if kind.startswith("fp8"):

@@ -1,12 +1,13 @@
-"""The division of attention's KV among programs: decided on the device once a step, and joined by the last program.
+"""The division of attention's KV among programs, decided on the device once a step, and the merge of the results.
 
-A *unit* is a decode row or a prefill tile. It reads KV from its row's beginning, or from the step in which its window
-begins, in steps of 64 tokens. All units are cut at one length, the shortest at which the parts still fit into the
-programs that the GPU has. So equal rows that fill it stay whole, and a long row among them is shared. Contexts are read
-on the device, so that a launch, and a CUDA graph of it, is the same for all of them.
+A *unit* is a decode row or a prefill tile. It reads KV in steps of 64 tokens, from the beginning of its row or from the
+step in which its window begins. All units are cut into parts of the same maximum length: the shortest length for which
+the GPU has enough programs. So rows of equal length that fill the GPU stay whole, and a much longer row among them is
+divided. Contexts are read on the device, so that one launch, and a CUDA graph of it, works for all contexts.
 
-A part stores its result and log-sum-exp in memory (Flash-Decoding, Dao et al. 2023) and counts itself. The last of a
-unit's parts merges them, always in their order, so that a result does not depend on which part came last.
+A part stores its result and log-sum-exp in memory (Flash-Decoding, Dao et al. 2023) and increments a counter. The part
+that finishes last merges all parts of its unit, always in the order of the parts, so that the result does not depend on
+which part finished last.
 """
 
 from collections.abc import Iterator
@@ -21,18 +22,21 @@ from torch import Tensor
 from realengine.kernels.attention_tile import LOWEST
 from realengine.kernels.launches import F32, I32, Specialisation, shaped
 
-_CHUNK = 1024  # units that the planning program looks at together
-_FIELDS = tl.constexpr(4)  # numbers of an item
-STEP = tl.constexpr(64)  # tokens that parts are counted in: a multiple of every KV tile
+_CHUNK = 1024  # number of units that the planning program handles at once
+_FIELDS = tl.constexpr(4)  # number of fields of an item
+STEP = tl.constexpr(64)  # tokens of a step, the unit in which parts are cut: a multiple of every KV tile
 
 
 class Splits(NamedTuple):
-    """A step's parts of one kind, the same for every layer; each layer overwrites the results of the layer before.
+    """The parts of decode rows or of tiles in one step; all layers use them, and each overwrites the previous results.
 
     Attributes:
-        items: [n, 4] int32: unit or -1 for none, part, parts of the unit, and the slot of the unit's first part
-        arrived: [slots, KV heads] int32, number of a unit's finished parts, at its first slot; 0 between launches
-        partial: [slots, KV heads, members, D] fp32, results; `members` are query rows of a unit for one KV head
+        items: [n, 4] int32: index of the unit (-1 for an unused item), index of the part, number of parts of the unit,
+            and slot of the unit's first part
+        arrived: [slots, KV heads] int32, number of finished parts of a unit, at the unit's first slot; 0 between
+            launches
+        partial: [slots, KV heads, members, D] fp32, results; `members` is the number of query rows of a unit for one KV
+            head
         log_sums: [slots, KV heads, members] fp32, in units of log2
     """
 
@@ -47,7 +51,7 @@ NO_SPLITS = Splits(shaped(1, 4, dtype=I32), shaped(1, 1, dtype=I32), *[shaped(1,
 
 @triton.jit
 def passed_steps(visible, WINDOW: tl.constexpr):
-    """Return the tokens of whole steps that a query does not see.
+    """Return the number of leading tokens, in whole steps, that a query does not see.
 
     It sees the last WINDOW of `visible` tokens, or all if WINDOW is 0.
     """
@@ -61,7 +65,7 @@ def _steps_of(
     unit, units, context, query_len, tile_row, tile_first, PREFILL: tl.constexpr, TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Return the steps of KV that each unit reads; 0 for items that are no units."""
+    """Return the number of steps of KV that each unit reads; 0 for indices without a unit."""
     inside = unit < units
     if PREFILL:
         row = tl.load(tile_row + unit, mask=inside, other=-1)
@@ -96,7 +100,7 @@ def _plan_splits(
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Write all of `items`, and zeros to `arrived`, in one program."""
+    """Write all of `items`, and zeros to `arrived`; a single program does this."""
     at = tl.arange(0, CHUNK)
     present = 0
     longest = 1
@@ -142,8 +146,8 @@ def _plan_splits(
 
 @triton.jit
 def is_last_part(arrived, slot, parts, kv_head, KV_HEADS: tl.constexpr):
-    """Return whether every other part of the unit has been stored; the count then begins anew."""
-    tl.debug_barrier()  # stores of this program's other threads come before the count
+    """Return whether all other parts of the unit have been stored; if so, reset the counter."""
+    tl.debug_barrier()  # stores of this program's other threads must precede the count
     counter = arrived + slot * KV_HEADS + kv_head
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1
     if last:
@@ -165,12 +169,12 @@ def merged_parts(
     TOGETHER: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Return [ROWS, dims] fp32: each member's mean of its parts, weighted with exp2 of their log-sum-exp.
+    """Return [ROWS, dims] fp32: for each member the mean of its parts, weighted with exp2 of their log-sum-exp.
 
     Args:
         slot: slot of the unit's first part
         ROWS: a power of two, at least MEMBERS
-        TOGETHER: parts loaded at once, a power of two: enough loads are in flight to hide the memory's latency
+        TOGETHER: number of parts loaded at once, a power of two, so that enough loads are in flight to hide the latency
     """
     flat = tl.arange(0, TOGETHER * ROWS)
     part = flat // ROWS
@@ -181,7 +185,7 @@ def merged_parts(
     for first in tl.range(0, parts, TOGETHER):
         inside = (first + part < parts) & (member < MEMBERS)
         place = ((slot + first + part).to(tl.int64) * KV_HEADS + kv_head) * MEMBERS + member
-        # The load bypasses the L1 cache, which may have the last layer's results.
+        # The load bypasses the L1 cache, which may still have the results of the layer before.
         log_sum = tl.load(log_sums + place, mask=inside, other=float("-inf"), cache_modifier=".cg")
         kept = inside[:, None] & (dims[None, :] < DIM)
         result = tl.load(partial + place[:, None] * DIM + dims[None, :], mask=kept, other=0.0, cache_modifier=".cg")
@@ -212,17 +216,17 @@ def plan_splits(
     """Divide the KV of `units` units.
 
     Args:
-        context: [R] int32, KV tokens of each row; `query_len` [R] int32, its query tokens
-        tiles: `tile_row`, in which -1 is no tile, and `tile_first` of a prefill; None for the first `units` rows, of
-            which those with one query token are units
-        members: query rows of a unit for one KV head, each of `dim` dimensions
-        programs: programs for each KV head that the GPU runs at once
-        most: parts that every unit is cut into, as far as it has steps; 0 to let `programs` decide
-        tokens: query tokens of a prefill tile
-        window: tokens that a query sees; 0 is all
+        context: [R] int32, number of KV tokens of each row; `query_len` [R] int32, number of its query tokens
+        tiles: `tile_row`, where -1 means no tile, and `tile_first` of a prefill; None for a decode, whose units are
+            those of the first `units` rows that have one query token
+        members: number of query rows of a unit for one KV head, each of `dim` dimensions
+        programs: number of programs for each KV head that the GPU runs at once
+        most: number of parts that every unit is cut into, if it has as many steps; 0 to choose by `programs`
+        tokens: number of query tokens of a prefill tile
+        window: number of tokens that a query sees; 0 means all
 
-    With `most` 0 no part is longer than it must be for max(programs, units + programs / 2) of them, and at most
-    `programs` are parts of a unit that was cut.
+    If `most` is 0, parts have the shortest maximum length at which there are at most max(programs, units + programs /
+    2) parts. Then at most `programs` parts belong to units that were cut.
     """
     if most:
         capacity = units * most

@@ -1,13 +1,14 @@
-"""The launch of kernels: under the interpreter or on a GPU, beside the kernel before, and compiled ahead of time.
+"""The launch of kernels: with Triton's interpreter or on a GPU, overlapped with the kernel before, and ahead of time.
 
-Triton's interpreter has bf16 arithmetic that is silently wrong, so under it everything is computed in fp32.
+The bf16 arithmetic of Triton's interpreter is silently wrong, so everything is computed in fp32 there.
 
-Programmatic dependent launch: a kernel's programs are set up while the kernel before it ends, and wait for it. It works
-from sm_90 on, if Triton has it. Every program of such a kernel waits before it reads or writes anything, so that when
-the kernel is done, all before it are. The interpreter has no such instruction, and runs without it.
+With programmatic dependent launch (PDL), the programs of a kernel start while the kernel before it ends, and wait for
+its end. It works from sm_90 on, if Triton supports it. Every program of such a kernel waits before it reads or writes
+anything. So when the kernel has ended, all kernels before it have ended. The interpreter has no such instruction, and
+runs without PDL.
 
-Kernels are compiled ahead of time, to see their registers without a GPU, for models of each head dimension and group
-size. One of them has each dtype and page size.
+Kernels are compiled ahead of time, so that their use of registers can be checked without a GPU. They are compiled for
+models with each head dimension and group size, and for one of these models with each dtype and page size.
 """
 
 from collections.abc import Callable
@@ -36,9 +37,9 @@ def compute_dtype(dtype: torch.dtype) -> tl.dtype:
 
 
 def dependent_launch(device: torch.device) -> dict[str, Any]:
-    """Return the arguments of a launch on `device`: the kernel's PDL, and Triton's option.
+    """Return the arguments of a launch on `device` that switch PDL on or off, in the kernel and in Triton.
 
-    On other devices than a GPU nothing runs, and kernels are compiled for an H100 or H200.
+    On a device that is not a GPU nothing runs; kernels are then compiled for an H100 or H200.
     """
     if _HAS and (device.type != "cuda" or _capability(device.index) >= _FIRST_CAPABILITY):
         return {"PDL": True, "launch_pdl": True}
@@ -51,15 +52,16 @@ def _capability(index: int | None) -> tuple[int, int]:
 
 
 class Specialisation(NamedTuple):
-    """One kernel as it is launched.
+    """A kernel with the arguments of one launch, to be compiled ahead of time.
 
     Attributes:
-        launch: calls the kernel's launcher with tensors on torch's meta device, which are shapes and dtypes
-        register_ceiling: most registers that a thread may use: more would mean fewer programs at once on a
+        launch: function that calls the kernel's launcher with tensors on torch's meta device, which have only shapes
+            and dtypes
+        register_ceiling: maximum number of registers of a thread; with more, fewer programs would run at once on a
             multiprocessor
-        expects: strings that its PTX must contain, as "wgmma" or "cp.async"
-        which: number, from 0, among the launches of the kernel by the launcher
-        stack_ceiling: most bytes of a thread's memory that registers may be spilled to
+        expects: strings that the kernel's PTX must contain, such as "wgmma" or "cp.async"
+        which: index of this launch among the launches of the kernel that the launcher makes
+        stack_ceiling: maximum number of bytes of registers that a thread may spill to memory
     """
 
     name: str
@@ -77,7 +79,7 @@ def shaped(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 class Shape(NamedTuple):
-    """One layer's attention: `dtype` is the queries' and the output's, `cached` the KV cache's, `page` in tokens."""
+    """A layer's attention: `dtype` is that of queries and output, `cached` that of the KV, `page` is in tokens."""
 
     model: str
     heads: int

@@ -1,9 +1,10 @@
 """GEMM with weights of 4 or 8 bits, converted to floats in registers on their way to the tensor cores.
 
-With few tokens it waits for weights, so they are read once, in one piece: a program's tile of a step along the inputs
-is contiguous. Within a step, nibble i of word j is input 16 i + j, so one shift of a tile gives the operand of a
-product over 16 inputs, and nothing has to change places. Weights are the left operand, because a product has many rows
-on the left, and tokens the right. Integers less their zero point are exact in 16 bits; scales are applied to sums.
+With few tokens the time is that of reading the weights. So each weight is read once, and the tile that a program reads
+in one step along the inputs is contiguous. Within a step, the integer i of word j is input 16 i + j, so one shift of a
+tile gives the operand of a product over 16 inputs without moving anything. Weights are the left operand and tokens the
+right operand, because a product on tensor cores has many rows on the left. An integer minus its zero point is exact in
+16 bits; scales are applied to sums.
 """
 
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ from torch import Tensor
 from realengine.kernels.launches import I32, TRITON_NAME, U8, Specialisation, compute_dtype, shaped
 from realengine.models.linear import PackedWeight
 
-_STEP = 16  # words of a row that a step reads: 64 bytes, 128 inputs of 4 bits
+_STEP = 16  # words of a row that a step reads: 64 bytes, or 128 inputs of 4 bits
 _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128, whose last bits count ones
-_FEWEST_STEPS = 4  # steps of a split
+_FEWEST_STEPS = 4  # minimum number of steps of a split
 _MOST_SPLITS = 8
 _RESIDENT_PROGRAMS = 2  # programs on a multiprocessor
 _HOPPER_PROCESSORS = 132  # multiprocessors of an H100 or H200, which the meta device stands for
@@ -31,8 +32,8 @@ class KernelWeight(NamedTuple):
     """A `PackedWeight` in the layout of the kernel.
 
     Attributes:
-        words: [steps, out, 16] int32: integer i of word j in step s is input (s * 32 / bits + i) * 16 + j
-        scale: [groups, out]; zero likewise, or None
+        words: [steps, out, 16] int32; the integer i of word j in step s is input (s * 32 / bits + i) * 16 + j
+        scale: [groups, out]; `zero` has the same shape or is None
     """
 
     words: Tensor
@@ -44,7 +45,7 @@ class KernelWeight(NamedTuple):
 
 
 def kernel_weight(weight: PackedWeight) -> KernelWeight:
-    """Return `weight` in the kernel's order, with inputs filled up to whole steps."""
+    """Return `weight` in the kernel's order, with zeros appended to fill the last step of inputs."""
     values, outputs = 32 // weight.bits, len(weight.packed)
     steps = -(-weight.inputs // (_STEP * values))
     integers = torch.nn.functional.pad(weight.integers(), (0, steps * _STEP * values - weight.inputs))
@@ -58,7 +59,7 @@ def kernel_weight(weight: PackedWeight) -> KernelWeight:
 
 @triton.jit
 def _exact(integer, BASE: tl.constexpr, COMPUTE: tl.constexpr):
-    """Return a small integer plus the power of two whose bits are `BASE`: a float without a conversion."""
+    """Return, as a float, a small integer plus the power of two with the bits `BASE`; this needs no conversion."""
     number = integer | BASE
     if COMPUTE.primitive_bitwidth == 16:
         number = number.to(tl.int16)
@@ -71,7 +72,7 @@ def packed_sum(
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, ASYMMETRIC: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COMPUTE: tl.constexpr, BASE: tl.constexpr,
 ):  # fmt: skip
-    """Return rows of weights by tokens `[ROWS, TOKENS]`, over steps `begin` to `end`; `tokens` point to inputs."""
+    """Return the product `[ROWS, TOKENS]` of weights and tokens over steps `begin` to `end`; `tokens` are pointers."""
     VALUES: tl.constexpr = 32 // BITS
     STEP: tl.constexpr = 16
     LARGEST: tl.constexpr = 2**BITS - 1
@@ -130,10 +131,11 @@ def _packed_gemm(
 
 
 def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> Tensor:
-    """Return `x` by the weights' transpose: [T, in] contiguous to [T, out] in the dtype of `x`, summed in fp32.
+    """Return `x` times the transposed weights: [T, in] contiguous to [T, out] in the dtype of `x`, summed in fp32.
 
     Args:
-        splits: programs that share a row's inputs, whose results torch adds; None: chosen by the sizes and the GPU
+        splits: number of programs among which a row's inputs are divided; torch adds their results. None to choose by
+            the sizes and the GPU
     """
     tokens, outputs = len(x), weight.words.shape[1]
     splits = splits or _choose_splits(tokens, weight, x.device)
@@ -149,13 +151,13 @@ def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> T
 
 
 def _tile(tokens: int) -> tuple[int, int]:
-    """Return tokens and rows of weights of a program."""
+    """Return the numbers of tokens and of weight rows of one program."""
     sizes = ((16, 64), (32, 64), (64, 128), (128, 128))  # measured on an H200
     return next((size for size in sizes if tokens <= size[0]), sizes[-1])
 
 
 def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> int:
-    """Return enough splits to give every multiprocessor work, as long as each split has some steps."""
+    """Return a number of splits that gives every multiprocessor work, but leaves each split enough steps."""
     if device.type == "cpu":
         return 1
     steps, outputs, _ = weight.words.shape
@@ -171,7 +173,7 @@ def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> i
 
 
 def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the parts of a weight, or of a stacked one, that are compiled into a kernel that calls `packed_sum`."""
+    """Return the compile-time constants of a weight, or of stacked ones, for kernels that call `packed_sum`."""
     step = _STEP * 32 // weight.bits
     group = weight.group if weight.scale.shape[-2] > 1 else weight.words.shape[-3] * step
     compute = compute_dtype(dtype)

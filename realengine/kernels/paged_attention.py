@@ -1,12 +1,13 @@
-"""Attention over a paged KV cache, which already has the keys and values of its queries' tokens.
+"""Attention over a paged KV cache that already has the keys and values of the step's own tokens.
 
-The query heads that share a KV head are packed into one tile, so that its KV is read once (GQA packing). A tile belongs
-to a decode row, with one query token, or to some query tokens of a prefill row. It goes against the row's KV from its
-beginning, so that a chunk over past KV, a whole prompt and a draft to verify are one case. KV tiles wholly below the
-causal diagonal are not masked (FlashAttention-2, Dao 2023).
+The query heads that share a KV head are packed into one tile, so that its KV is read once (GQA packing). A tile has the
+one query token of a decode row, or some query tokens of a prefill row. It attends to the row's KV from the beginning,
+so a chunk after past KV, a whole prompt and a draft to verify are the same case. KV tiles that lie wholly below the
+causal diagonal need no mask (FlashAttention-2, Dao 2023).
 
-KV is divided among programs by `kv_splits`, on the device, so that a launch can be replayed with other contents; the
-last part of a tile merges the others. With FIXED_SPLITS a row's result does not depend on the batch that it is in.
+On the device, `kv_splits` divides the KV among programs, so that a launch can be replayed with other contents. The part
+of a tile that finishes last merges the others. With FIXED_SPLITS a row's result does not depend on the other rows of
+the batch.
 """
 
 from collections.abc import Iterator
@@ -33,20 +34,20 @@ from realengine.kernels.launches import (
     shaped,
 )
 
-FIXED_SPLITS = 16  # batch-invariant splits: enough for one row of 8 KV heads to have a program per multiprocessor
-_DECODE_RESIDENT = 4  # programs of a decode on one multiprocessor; measured on an H200, as all settings here
-_MERGED = 8192  # numbers that a decode row's merge loads at once
-_MANY_TOKENS = 2048  # query tokens of a step above which tiles are large; such steps run eagerly
+FIXED_SPLITS = 16  # splits if batch-invariant: with them, one row of 8 KV heads has a program for each multiprocessor
+_DECODE_RESIDENT = 4  # decode programs on one multiprocessor; all settings here were measured on an H200
+_MERGED = 8192  # number of values that the merge of a decode row loads at once
+_MANY_TOKENS = 2048  # a step with more query tokens has large tiles, and runs eagerly
 
 
 class Tile(NamedTuple):
     """The settings of a prefill's programs.
 
     Attributes:
-        rows: query rows of a tile: tokens x heads of a group
-        warps: a warpgroup of 4 does 64 rows of a wgmma at once
-        stages: KV tiles in flight
-        resident: programs on one multiprocessor
+        rows: maximum number of query rows of a tile: tokens x query heads of a KV head
+        warps: number of warps of a program; a warpgroup of 4 computes 64 rows of a wgmma at once
+        stages: number of KV tiles in flight
+        resident: number of programs on one multiprocessor
     """
 
     rows: int
@@ -56,9 +57,9 @@ class Tile(NamedTuple):
 
 
 # Drafts and short chunks fill a small tile, and many small tiles fill the GPU. Long prompts read KV less often in large
-# tiles. These keep some registers in memory, and are faster all the same than those that do not.
+# tiles. Large tiles spill some registers to memory, but are still faster than tiles that do not.
 _SMALL_TILE, _LARGE_TILE = Tile(64, 4, 2, 2), Tile(256, 8, 3, 1)
-_LARGE_STACK = 512  # bytes of a thread's registers in memory
+_LARGE_STACK = 512  # bytes of registers that a thread may spill to memory
 _TILES = {tile.rows: tile for tile in (_SMALL_TILE, _LARGE_TILE)}
 
 
@@ -66,10 +67,10 @@ class PagedRows(NamedTuple):
     """The rows of a step.
 
     Attributes:
-        context: [R] int32, KV tokens of each row, including these queries', at least 1
-        query_start: [R] int32, each row's first token in the batch; `query_len` [R] int32, its tokens, the last of
-            context
-        blocks: int32, block ids of all rows; row r's begin at `table_start[r]` ([R] int32)
+        context: [R] int32, number of KV tokens of each row, including those of this step's queries; at least 1
+        query_start: [R] int32, index in the batch of each row's first query token; `query_len` [R] int32, number of its
+            query tokens, which are the last tokens of its context
+        blocks: int32, block ids of all rows; the ids of row r begin at `table_start[r]` ([R] int32)
     """
 
     context: Tensor
@@ -111,7 +112,7 @@ def _attention_part(
     WINDOW: tl.constexpr,
     PREFILL: tl.constexpr,
 ):
-    """Attend for program item x KV_HEADS + KV head; programs start in the order of the tiles, the longest first."""
+    """Compute one item and KV head; the program's number is item x KV_HEADS + KV head. The longest tiles come first."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP if PREFILL else 1
     MEMBERS: tl.constexpr = BLOCK_M if PREFILL else GROUP
@@ -146,7 +147,7 @@ def _attention_part(
         heads = kv_head * GROUP + members % GROUP
         query = load_heads(queries, token, heads, dims, query_stride, present, DIM, COMPUTE)
 
-        last = tl.minimum(tokens, seen_by_all - 1 + TOKENS)  # the last query of the tile sees up to here
+        last = tl.minimum(tokens, seen_by_all - 1 + TOKENS)  # number of tokens that the last query of the tile sees
         oldest = passed_steps(seen_by_all, WINDOW)
         share = tl.cdiv(tl.cdiv(last - oldest, STEP), parts) * STEP
         begin = oldest + part * share
@@ -175,7 +176,7 @@ def _attention_part(
                 query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
                 scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE, WINDOW,
             )  # fmt: skip
-        seen = tl.where(total > 0, total, 1.0)  # a part may lie beyond what the first tokens see
+        seen = tl.where(total > 0, total, 1.0)  # a part may have no token that the first queries see
         result = weighted * (value_scale / seen)[:, None]
         places = (token.to(tl.int64) * HEADS + heads)[:, None] * DIM + dims[None, :]
         kept = present[:, None] & (dims[None, :] < DIM)
@@ -193,7 +194,7 @@ def _attention_part(
                 )
                 if PREFILL:
                     tl.store(out + places, merged.to(out.dtype.element_ty), mask=kept)
-                else:  # skips rows that only filled the tile up
+                else:  # without the rows that only pad the tile
                     member = tl.arange(0, MERGED_ROWS)
                     at = (row.to(tl.int64) * HEADS + kv_head * GROUP + member)[:, None] * DIM + dims[None, :]
                     there = (member < GROUP)[:, None] & (dims[None, :] < DIM)
@@ -213,29 +214,31 @@ def paged_attention(
     v_scale: float = 1.0,
     window: int = 0,
 ) -> None:
-    """Write causal attention to `out`, for the decode rows of `splits` or the query tokens of `tiles`.
+    """Write causal attention to `out`, for decode rows or for the query tokens of `tiles`.
 
     Args:
-        queries: [T, H, D] bf16, fp16 or fp32; tokens may lie further apart than H x D, as in a merged QKV
-        keys: [blocks, KV heads, block size, D], as `queries` or fp8 e4m3, contiguous; `values` likewise
-        tiles: `tile_row` [n] int32 of `make_tiles`, in which -1 is no tile, with `tile_first`; None for decode rows
+        queries: [T, H, D] bf16, fp16 or fp32; the stride between tokens may exceed H x D, as in a merged QKV
+        keys: [blocks, KV heads, block size, D], in the dtype of `queries` or fp8 e4m3, contiguous; `values` likewise
+        tiles: `tile_row` [n] int32 and `tile_first` [n] int32 of `make_tiles`, where row -1 means no tile; None for
+            decode rows
         splits: result of `attention_splits`, for these tiles or for decode rows
         out: [T, H, D] contiguous
-        scale: factor on the scores, D ** -0.5 as a rule
-        k_scale: factor by which stored keys are multiplied to give keys; `v_scale` likewise
-        window: tokens that a query sees, its own the last; 0 is all. Steps wholly before it are not read
+        scale: factor of the scores, usually D ** -0.5
+        k_scale: keys are stored keys times k_scale; `v_scale` likewise
+        window: number of tokens that a query sees, up to and including its own; 0 means all. Steps wholly before the
+            window are not read
 
-    Token i of a decode row is that of row i. Other tokens are left alone. Only buffers' contents decide what a row
-    reads, so that the launch can be captured in a CUDA graph.
+    The token of decode row i is token i. Entries of `out` for other tokens are not written. What a row reads depends
+    only on the contents of buffers, so that the launch can be captured in a CUDA graph.
     """
     heads, dim = queries.shape[1:]
     _, kv_heads, page, _ = keys.shape
     group = triton.next_power_of_2(heads // kv_heads)
     wide = queries.dtype == torch.float32
-    narrow = wide or (tiles is None and keys.dtype == torch.float8_e4m3fn and dim > 64)  # conversions take registers
+    narrow = wide or (tiles is None and keys.dtype == torch.float8_e4m3fn and dim > 64)  # conversions need registers
     if tiles is None:
-        # Programs of two warps leave room for others on a multiprocessor, and so for more loads in flight. 16 rows are
-        # the least that tensor cores take.
+        # Programs of two warps leave room for others on a multiprocessor, and so for more loads in flight. Tensor cores
+        # need at least 16 rows.
         block_m, together = max(16, group), max(_MERGED // (group * triton.next_power_of_2(dim)), 1)
         pipeline = {"num_warps": 2, "num_stages": 4 if dim > 64 and keys.itemsize > 1 else 5}
     else:
@@ -262,14 +265,15 @@ def attention_splits(
     window: int = 0,
     tile: Tile = _SMALL_TILE,
 ) -> Splits:
-    """Divide the KV of tiles, or of decode rows, as far as it takes to fill the GPU's `multiprocessors`.
+    """Divide the KV of tiles or of decode rows into enough parts to fill the GPU's `multiprocessors`.
 
     Args:
-        work: `tile_row` and `tile_first` of `make_tiles`; or the number of rows, of which those that have one query
-            token are decode rows
-        fixed: cut every decode row into FIXED_SPLITS instead, as far as it is long enough, and leave tiles' KV whole
-        window: tokens that a query sees; 0 is all
-        tile: the settings that tiles were made for
+        work: `tile_row` and `tile_first` of `make_tiles`; or a number of rows, of which those with one query token are
+            decode rows
+        fixed: True to cut every decode row into FIXED_SPLITS parts instead, if it is long enough, and to leave the KV
+            of tiles whole
+        window: number of tokens that a query sees; 0 means all
+        tile: settings that the tiles were made for
     """
     if isinstance(work, int):
         tiles, units, members, tokens = None, work, heads // kv_heads, 1
@@ -283,24 +287,24 @@ def attention_splits(
 
 
 def tile_for(tokens: int, fixed: bool) -> Tile:
-    """Return the tile for a step with so many tokens in prefill rows; with `fixed` it never depends on them."""
+    """Return the tile for a step with `tokens` tokens in prefill rows; if `fixed`, it does not depend on `tokens`."""
     return _LARGE_TILE if tokens > _MANY_TOKENS and not fixed else _SMALL_TILE
 
 
 def tile_tokens(tile: Tile, heads: int, kv_heads: int) -> int:
-    """Return the query tokens of a tile: as many as its rows have room for with all query heads of a KV head."""
+    """Return the number of query tokens of a tile: its rows divided by the number of query heads of a KV head."""
     return tile.rows // (heads // kv_heads)
 
 
 def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the row of each tile, and its first token's index among the row's query tokens.
+    """Return the row of each tile, and the index of its first token among the row's query tokens.
 
     Args:
-        rows: (row, query tokens, KV tokens with those) of each prefill row
+        rows: (row, number of query tokens, number of KV tokens including these) of each prefill row
         tokens_per_tile: result of `tile_tokens`
 
-    Tiles are ordered by the KV tokens that they read, the most first. Programs start in that order, and a long one
-    started last would keep the rest of the GPU waiting (Graham 1969). Equal tiles keep the order of `rows`.
+    Tiles are in descending order of the number of KV tokens that they read. Programs start in that order, and if a long
+    program started last, the rest of the GPU would wait for it (Graham 1969). Equal tiles keep the order of `rows`.
     """
     tiles = [
         (-min(context, context - length + first + tokens_per_tile), row, first)
@@ -315,7 +319,7 @@ def make_tiles(rows: list[tuple[int, int, int]], tokens_per_tile: int) -> tuple[
 def specialisations() -> Iterator[Specialisation]:
     """Yield the kernels for every shape."""
     row = shaped(1, dtype=I32)
-    # The programs of a decode, and small tiles, share a multiprocessor, which has 65,536 registers.
+    # Several programs of a decode, or of small tiles, share a multiprocessor, which has 65,536 registers.
     kinds: list[tuple[str, Tile | None, int, str]] = [("paged_decode", None, 255, "mma.sync")]
     kinds += [
         (name, tile, min(255, 65536 // (tile.resident * tile.warps * 32)), "wgmma")

@@ -1,8 +1,8 @@
-"""The work between the QKV GEMM and attention, in one launch: head norms, rotation, and writing the KV cache.
+"""One launch for the work between the QKV GEMM and attention: head norms, rotation, and writes to the KV cache.
 
-A program takes some heads of one token: it normalises its query and key heads, rotates them, writes queries for
-attention and keys and values to the token's slot. Heads of all three kinds can meet in one program, so each kind is
-stored under its own mask.
+A program handles some heads of one token. It normalises and rotates query and key heads, stores the queries for
+attention, and stores keys and values in the token's slot. One program can have heads of all three kinds, so each kind
+is stored with its own mask.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from torch import Tensor
 from realengine.kernels.launches import F32, I32, SHAPES, Specialisation, dependent_launch, shaped
 
 _TILE_HEADS = 16
-_FP8_MAX = tl.constexpr(448.0)  # largest of e4m3, which has no infinity: larger values are stored as this
+_FP8_MAX = tl.constexpr(448.0)  # largest e4m3 number; e4m3 has no infinity, so larger values are stored as this number
 
 
 @triton.jit
 def _load_heads(qkv, query_norm, key_norm, heads, dims, inside, inverse, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
                 DIM: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
-    """Return [heads, dims] of a token in fp32; with NORM queries and keys times `inverse` and the norm's weights."""
+    """Return [heads, dims] of a token in fp32; if NORM, queries and keys are normalised with `inverse` and weights."""
     value = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=inside, other=0.0).to(tl.float32)
     if NORM:
         query_weight = tl.load(query_norm + dims, mask=dims < DIM, other=0.0).to(tl.float32)
@@ -62,7 +62,7 @@ def _rope_store(
     TILE_HEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Run program (token, tile of heads)."""
+    """Run the program (token, tile of heads)."""
     ALL: tl.constexpr = HEADS + 2 * KV_HEADS
     HALF: tl.constexpr = DIM // 2
     if PDL:
@@ -78,7 +78,7 @@ def _rope_store(
     if NORM:
         raw = tl.load(qkv + heads[:, None] * DIM + dims[None, :], mask=inside, other=0.0).to(tl.float32)
         inverse = tl.rsqrt(tl.sum(raw * raw, axis=1) / DIM + eps)
-    # The other member of each dimension's pair is loaded once more, from the cache that the first load has filled.
+    # The other member of each dimension's pair is loaded separately, from the cache that the first load has filled.
     partner = dims ^ 1 if INTERLEAVED else (dims + HALF) % DIM
     angle = dims // 2 if INTERLEAVED else dims % HALF
     first = dims % 2 == 0 if INTERLEAVED else dims < HALF
@@ -95,7 +95,7 @@ def _rope_store(
     places = (token * HEADS + heads)[:, None] * DIM + dims[None, :]
     tl.store(queries + places, rotated.to(queries.dtype.element_ty), mask=is_query)
     slot = tl.load(slots + token).to(tl.int64)
-    kv_head = (heads - HEADS) % KV_HEADS  # meaningless and masked for queries
+    kv_head = (heads - HEADS) % KV_HEADS  # meaningless for queries, which are masked out
     cached = (slot // PAGE * KV_HEADS + kv_head) * PAGE + slot % PAGE
     places = cached[:, None] * DIM + dims[None, :]
     tl.store(keys + places, _cached(rotated * key_factor, keys.dtype.element_ty), mask=is_key)
@@ -122,15 +122,15 @@ def rope_store(
     Args:
         qkv: [T, (H + 2 x KV heads) x D] contiguous: each token's query heads, key heads, value heads
         positions: [T] int32, rows of `cos` and `sin`
-        slots: [T] int32 or int64, block x block size + offset; tokens of padding share slots of the null block, where
-            it does not matter who writes last
-        cos, sin: [max positions, D / 2] fp32
+        slots: [T] int32 or int64, block x block size + offset; padding tokens share slots of the null block, whose
+            content does not matter
+        cos, sin: [maximum number of positions, D / 2] fp32
         query_norm: [D] weights of an RMSNorm over each query head, `key_norm` [D] over each key head; both or neither
         interleaved: dimensions 2i and 2i + 1 rotate together; otherwise i and i + D / 2
         keys: [blocks, KV heads, block size, D] contiguous, of any float dtype; `values` likewise
-        k_scale: stored keys are keys / k_scale, in fp8 at most 448; `v_scale` likewise
+        k_scale: stored keys are keys / k_scale, clamped to ±448 in fp8; `v_scale` likewise
 
-    It is computed in fp32 and rounded once.
+    The computation is in fp32 and rounds once.
     """
     _, kv_heads, page, dim = keys.shape
     tokens = len(qkv)
@@ -148,7 +148,7 @@ def rope_store(
 
 
 def specialisations() -> Iterator[Specialisation]:
-    """Yield the kernel for every shape, with norms for Qwen3, interleaved for SmolLM2."""
+    """Yield the kernel for every shape: with norms for Qwen3, and with interleaved pairs for SmolLM2."""
     for shape in SHAPES:
         norm = shaped(shape.dim, dtype=shape.dtype) if shape.model.startswith("Qwen3") else None
         cache = shaped(1, shape.kv_heads, shape.page, shape.dim, dtype=shape.cached)

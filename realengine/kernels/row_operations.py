@@ -1,6 +1,6 @@
-"""Operations on the rows of activations, each in one launch: RMSNorm with the residual, and SwiGLU's product.
+"""Two operations on the rows of activations, each in one launch: RMSNorm with the residual, and SwiGLU's product.
 
-Both may also round a row to FP8, in the kernel that makes it, as `realengine.models.linear.round_to_fp8` does it.
+Both kernels can also round their result to FP8, as `realengine.models.linear.round_to_fp8` does.
 """
 
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from realengine.kernels.launches import TRITON_NAME, Specialisation, dependent_launch, shaped
 
-_LARGEST = tl.constexpr(448.0)  # largest of e4m3
+_LARGEST = tl.constexpr(448.0)  # largest e4m3 number
 _LEAST = tl.constexpr(1e-12)
 _NORM_ELEMENTS = 8  # one 16-byte load of a 16-bit dtype
-_SILU_ELEMENTS = 16  # elements if a program does a whole row
-_SILU_BLOCK = 1024  # a thread of 4 warps has one 16-byte load each of gate and up
+_SILU_ELEMENTS = 16  # elements of a thread if a program computes a whole row
+_SILU_BLOCK = 1024  # each thread of 4 warps has one 16-byte load of gate and one of up
 
 
 @triton.jit
 def to_fp8(row):
-    """Return a program's whole row as e4m3, and the scale that gives it back: largest value / 448.
+    """Return a whole row as e4m3, and the scale by which e4m3 is multiplied to give the row: largest value / 448.
 
-    The row is 0 where the program has no value.
+    Elements beyond the end of the row must be 0.
     """
     wide = row.to(tl.float32)
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(wide), axis=0), _LEAST), _LARGEST)
@@ -59,15 +59,15 @@ def _add_rms_norm(
 def add_rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the RMSNorm of `x` (Zhang and Sennrich 2019), or of `residual + x`, which overwrites `residual`.
+    """Return the RMSNorm (Zhang and Sennrich 2019) of `x`, or of `residual + x`, which is then stored in `residual`.
 
     Args:
         x: [T, H] contiguous; `residual` likewise
         weight: [H]
-        returns: [T, H] in the dtype of `x`; with `fp8` rounded to that and then to e4m3. Also the scales [T, 1] fp32 of
-            its rows, which without `fp8` mean nothing
+        returns: [T, H] in the dtype of `x`; if `fp8`, rounded to that dtype and then to e4m3. Also the scales [T, 1]
+            fp32 of the rows, which have no meaning without `fp8`
 
-    It is computed in fp32, from the sum that is stored in `residual`, rounded to its dtype.
+    The norm is computed in fp32, from the sum as it is stored in `residual`, rounded to that dtype.
     """
     tokens, size = x.shape
     normed = torch.empty_like(x, dtype=torch.float8_e4m3fn if fp8 else x.dtype)
@@ -113,8 +113,9 @@ def _silu_mul(gate_up, out, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr, FP8
 def silu_mul(gate_up: Tensor, fp8: bool = False) -> tuple[Tensor, Tensor]:
     """Return silu of the first half of each row times the second half (Shazeer 2020): [T, 2I] contiguous to [T, I].
 
-    With `fp8` it is rounded to the dtype of `gate_up` and then to e4m3, and one program does a row, because its scale
-    needs all of it. It also returns the scales [T, 1] fp32 of rows, which without `fp8` mean nothing.
+    If `fp8`, the product is rounded to the dtype of `gate_up` and then to e4m3, and one program computes a whole row,
+    because the scale depends on all of it. The second result is the scales [T, 1] fp32 of the rows, which have no
+    meaning without `fp8`.
     """
     tokens, size = len(gate_up), gate_up.shape[1] // 2
     block, warps = _SILU_BLOCK, 4

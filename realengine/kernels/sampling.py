@@ -1,13 +1,13 @@
-"""From logits to a token: greedy sampling, draws with temperature, top-k and top-p, and structured output's mask.
+"""Kernels that choose tokens: greedy sampling, draws with temperature, top-k and top-p, and structured output's masks.
 
-Greedy: the vocabulary is split among programs when rows are few. A split stores its largest logit and that logit's
-place; a second launch takes the best of a row's splits.
+Greedy sampling splits the vocabulary among programs if there are few rows. A split stores its largest logit and the
+index of this logit; a second launch takes the best of a row's splits.
 
-Draws: one program a row, without a sort and without asking the host. Both limits are thresholds on the logit. Each is
-computed by bisection, with three pivots a pass, on the integers that order as floats do. A pass over a whole vocabulary
-is expensive, so a row is first thinned to the logits above a bar that is low enough for the k-th largest, or likely so
-for the nucleus. As long as these logits suffice, which the program checks, the bisection reads nothing else. After that
-the token is drawn in vocabulary order.
+For a draw, one program handles a row, without a sort and without the host. Top-k and top-p are both thresholds on the
+logit. A threshold is found by bisection, with three pivots in each pass, on integers that have the same order as the
+floats. A pass over the whole vocabulary is expensive. So a row is first thinned to the logits above a bar. The bar is
+low enough to include the k-th largest logit; for top-p it is only likely to be low enough. The program checks whether
+the thinned logits suffice, and if so, the bisection reads only these. Then the token is drawn in vocabulary order.
 """
 
 from collections.abc import Iterator
@@ -26,23 +26,25 @@ _MAX_SPLITS = 64
 _GREEDY_BELOW = tl.constexpr(1e-5)  # the temperature below which `realengine.sampling` is also greedy
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _NOWHERE = tl.constexpr(2147483647)
-# Logits read at once, lanes of the first pass, and most logits that a row is thinned to; more would spill registers.
+# Number of logits read at once, number of lanes of the first pass, and maximum number of logits that a row is thinned
+# to; more would spill registers.
 _DRAW_BLOCK = {torch.float32: 4096, torch.bfloat16: 8192, torch.float16: 8192}
-# In fp32, 16 and 13 low bits of the image of a bf16 and an fp16 are always the same: bisection need not settle them.
+# If a bf16 or fp16 number is converted to fp32, the low 16 or 13 bits of its image are constant, so bisection skips
+# them.
 _IDLE_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
-_MASK_BLOCK = 1024  # tokens of a program: it reads 32 words of the mask and writes only forbidden logits
+_MASK_BLOCK = 1024  # tokens of a program, which reads 32 words of the mask and writes only forbidden logits
 
 
 @triton.jit
 def _first_largest(value, index):
-    """Return the largest of `value`, and the least `index` that has it."""
+    """Return the largest element of `value`, and the smallest `index` at which it occurs."""
     largest = tl.max(value, axis=0)
     return largest, tl.min(tl.where(value == largest, index, 2147483647), axis=0)
 
 
 @triton.jit
 def _argmax_split(logits, stride, largest, index, vocab, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the largest logit of program (row, split) in `largest` [R, SPLITS] and its place in `index`."""
+    """Store the largest logit of program (row, split) in `largest` [R, SPLITS], and its position in `index`."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     share = tl.cdiv(tl.cdiv(vocab, BLOCK), SPLITS) * BLOCK
@@ -62,7 +64,7 @@ def _argmax_split(logits, stride, largest, index, vocab, SPLITS: tl.constexpr, B
 
 @triton.jit
 def _argmax_merge(largest, index, out, SPLITS: tl.constexpr):
-    """Store the place of the largest of the splits' logits, for program (row)."""
+    """Store the position of the largest logit among the splits of one row; the program's number is the row."""
     row = tl.program_id(0)
     splits = row * SPLITS + tl.arange(0, SPLITS)
     _, first = _first_largest(tl.load(largest + splits), tl.load(index + splits))
@@ -70,10 +72,10 @@ def _argmax_merge(largest, index, out, SPLITS: tl.constexpr):
 
 
 def argmax(logits: Tensor, out: Tensor) -> Tensor:
-    """Write the index of each row's largest logit, the first if there are several, to `out`, and return `out`.
+    """Write the index of each row's largest logit, or of the first of several, to `out`; return `out`.
 
     Args:
-        logits: [R, V] without NaN; rows may lie further apart than V
+        logits: [R, V] without NaN; the stride between rows may exceed V
         out: [R] int32
     """
     rows, vocab = logits.shape
@@ -89,7 +91,7 @@ def argmax(logits: Tensor, out: Tensor) -> Tensor:
 
 
 def _splits(rows: int, vocab: int) -> int:
-    """Return a power of two that gives the GPU enough programs, each with a block of the vocabulary to read."""
+    """Return the number of splits: a power of two that fills the GPU and leaves each split a block of logits."""
     splits = 1
     while rows * splits < _PROGRAMS and 2 * splits <= min(triton.cdiv(vocab, _ARGMAX_BLOCK), _MAX_SPLITS):
         splits *= 2
@@ -108,14 +110,14 @@ def _argmax_specialisations() -> Iterator[Specialisation]:
 
 @triton.jit
 def _image(value, IDLE: tl.constexpr):
-    """Return the integer (int64) of an fp32 that orders as it does, without its `IDLE` low bits."""
+    """Return an integer (int64) for each fp32, in the same order as the floats, without its `IDLE` low bits."""
     bits = value.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> IDLE).to(tl.int64)
 
 
 @triton.jit
 def _value(image, IDLE: tl.constexpr):
-    """Return the fp32 of an image."""
+    """Return the fp32 number of an image; this is the inverse of `_image`."""
     bits = (image << IDLE).to(tl.int32)
     negative = bits >> 31
     return ((bits | (negative & ((1 << IDLE) - 1))) ^ (negative & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -128,13 +130,13 @@ def _load(source, at, size):
 
 @triton.jit
 def _weight(value, highest, rate, COUNT: tl.constexpr):
-    """Return the weight of a logit: one, or its probability relative to the likeliest's."""
+    """Return the weight of each logit: 1 if COUNT, else its probability relative to that of the likeliest token."""
     return tl.full(value.shape, 1.0, tl.float32) if COUNT else tl.exp2((value - highest) * rate)
 
 
 @triton.jit
 def _mass(source, size, least, highest, rate, BLOCK: tl.constexpr):
-    """Return the probability, relative to the likeliest's, of the logits of `source` that are at least `least`."""
+    """Return the sum of probabilities, relative to the highest, of the logits in `source` that are at least `least`."""
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, size, BLOCK):
@@ -147,14 +149,14 @@ def _mass(source, size, least, highest, rate, BLOCK: tl.constexpr):
 def _largest_reaching(
     source, size, goal, low, low_weight, highest, rate, COUNT: tl.constexpr, IDLE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return the largest t in [low, highest] such that the logits >= t weigh at least `goal`, and their weight.
+    """Return the largest t in [low, highest] for which the logits >= t have a total weight of at least `goal`.
 
-    `low` is such a t, with the weight `low_weight`. A pass leaves a quarter of the images in question, so there are at
-    most 16 passes for fp32, 10 for fp16 and 8 for bf16.
+    Also return this weight. `low` is such a t; its weight is `low_weight`. Each pass leaves a quarter of the
+    candidates, so there are at most 16 passes for fp32, 10 for fp16 and 8 for bf16.
     """
     lanes = tl.arange(0, BLOCK)
     lower = _image(low, IDLE)  # reaches the goal
-    upper = _image(highest, IDLE) + 1  # does not, or need not
+    upper = _image(highest, IDLE) + 1  # does not reach it, or need not be tried
     weight = low_weight
     while upper - lower > 1:
         step = (upper - lower + 3) // 4
@@ -188,7 +190,7 @@ def _largest_reaching(
 
 @triton.jit
 def _thin(logits, vocab, bar, kept, BLOCK: tl.constexpr):
-    """Copy the logits that are at least `bar` to `kept`, the first BLOCK of them, and return their number."""
+    """Copy the first BLOCK logits that are at least `bar` to `kept`; return the number of all that are."""
     lanes = tl.arange(0, BLOCK)
     count = 0
     for start in tl.range(0, vocab, BLOCK):
@@ -202,11 +204,11 @@ def _thin(logits, vocab, bar, kept, BLOCK: tl.constexpr):
 
 @triton.jit
 def _limits(logits, vocab, best, kept, highest, rate, top_k, top_p, IDLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the least logit that top-k and top-p keep, and the mass of the kept logits.
+    """Return the smallest logit that top-k and top-p keep, and the mass (sum of weights) of the kept logits.
 
-    `best` is each lane's largest logit. At least as many logits reach the bar as there are lanes whose largest reaches
-    it: with `top_k` such lanes the k-th largest logit is not below the bar. For top-p alone half the lanes are a guess,
-    which the mass above the bar can refute.
+    `best` is the largest logit of each lane. If the largest logits of `top_k` lanes reach the bar, at least `top_k`
+    logits do, so the k-th largest logit is not below the bar. For top-p alone the bar is a guess: half the lanes reach
+    it. The program then checks whether the mass above the bar suffices.
     """
     by_count = (top_k > 0) & (top_k < vocab)
     lanes = tl.arange(0, BLOCK)
@@ -248,7 +250,7 @@ def _limits(logits, vocab, best, kept, highest, rate, top_k, top_p, IDLE: tl.con
 def _draw_row(
     logits, stride, temperature, top_k, top_p, uniform, kept, out, vocab, IDLE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Draw a token for program (row). `kept` [R, BLOCK] is for thinned rows."""
+    """Draw a token for one row; the program's number is the row. `kept` [R, BLOCK] is memory for thinned rows."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     lanes = tl.arange(0, BLOCK)
@@ -261,7 +263,7 @@ def _draw_row(
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     rate = _LOG2_E / tl.maximum(heat, _GREEDY_BELOW)
-    least = highest  # greedy sampling keeps only the largest and takes the first of them
+    least = highest  # greedy sampling keeps only the largest logits and takes the first of them
     target = tl.full([], 0.0, tl.float32)
     if heat >= _GREEDY_BELOW:
         if ((k > 0) & (k < vocab)) | (p < 1):
@@ -271,7 +273,8 @@ def _draw_row(
             total = _mass(logits, vocab, float("-inf"), highest, rate, BLOCK)
         target = tl.load(uniform + row) * total
 
-    # The first token at which the cumulative mass exceeds the target. If rounding has left none, the last kept token.
+    # Take the first token at which the cumulative mass exceeds the target. If there is none because of rounding, take
+    # the last kept token.
     token = _NOWHERE
     last = 0
     before = 0.0
@@ -294,16 +297,17 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, unif
     """Write a token for each row of `logits` to `out`, and return `out`; `realengine.sampling.draw` in one launch.
 
     Args:
-        logits: [R, V] without NaN, not all minus infinity; rows may lie further apart than V
+        logits: [R, V] without NaN, not all minus infinity in a row; the stride between rows may exceed V
         temperature: [R] fp32; under 1e-5 the first largest logit is taken
-        top_k: [R] int32; every logit not below the k-th largest is kept, 0 is off
-        top_p: [R] fp32; of the kept logits, every one not below the largest that `top_p` of the mass lies at or above
+        top_k: [R] int32; every logit not below the k-th largest is kept; 0 keeps all
+        top_p: [R] fp32; of the logits that top-k keeps, those that reach a threshold are kept. It is the largest
+            threshold for which they have at least the share `top_p` of the mass
         uniform: [R] fp32 in [0, 1); the token is the first, in vocabulary order, at which the cumulative mass of the
-            kept logits exceeds this share of it
+            kept logits exceeds this share of their total mass
         out: [R] int32
 
-    Masses are fp32 sums. A row is read three times, or four with top-p alone. If thinning leaves too much of it, each
-    pass of the bisection reads it once more.
+    Masses are fp32 sums. A row is read three times, or four times with top-p alone. If the thinned logits do not
+    suffice, each pass of the bisection reads the whole row once more.
     """
     rows, vocab = logits.shape
     block = _DRAW_BLOCK[logits.dtype]
@@ -335,9 +339,10 @@ def _token_mask(logits, stride, samples, bits, words, vocab, BLOCK: tl.constexpr
 
 
 def token_mask(logits: Tensor, samples: Tensor, bits: Tensor) -> None:
-    """Forbid tokens in row `samples[i]` of `logits` [S, V] unless bit t % 32 of `bits[i, t // 32]` allows token t.
+    """Set the logits of forbidden tokens to -inf in the rows `samples` of `logits` [S, V].
 
-    `samples` is int32 [M], `bits` int32 [M, W].
+    In row `samples[i]`, token t is allowed if bit t % 32 of `bits[i, t // 32]` is 1. `samples` is int32 [M], `bits` is
+    int32 [M, W].
     """
     rows, words = bits.shape
     vocab = logits.shape[1]

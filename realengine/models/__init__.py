@@ -1,1 +1,1 @@
-"""Models: where their weights come from, how they are stored, and what a step computes with them."""
+"""Models: the sources of their weights, the layouts of stored weights, and the computation of a step."""

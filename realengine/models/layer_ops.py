@@ -1,4 +1,4 @@
-"""The small operations between GEMMs and attention, behind one interface: in plain torch here, in Triton elsewhere."""
+"""The interface of the small operations between GEMMs and attention, and their implementation in plain torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from serving.deployments.model_spec import ModelSpec
 
 
 class Rope:
-    """Cosines and sines `[max_positions, head_dim / 2]` in float32, and the layout of pairs in a head.
+    """The cosines and sines `[max_positions, head_dim / 2]` of RoPE in float32, and the layout of pairs in a head.
 
-    `rope_interleaved` pairs dimension 2i with 2i+1; otherwise i is paired with i + head_dim/2.
+    If `rope_interleaved`, dimension 2i is paired with 2i+1; otherwise i is paired with i + head_dim/2.
     """
 
     def __init__(self, spec: ModelSpec, positions: int, device: torch.device) -> None:
@@ -71,8 +71,8 @@ class Routing(NamedTuple):
     """The assignment of tokens to experts.
 
     Attributes:
-        choices: `[T * k]` each token's choices, `token * k + n`, sorted by expert
-        offsets: `[experts + 1]` int32: begin of the choices of each expert of this rank; choices outside belong to
+        choices: `[T * k]` choices of all tokens, sorted by expert; choice n of a token is `token * k + n`
+        offsets: `[experts + 1]` int32: index of the first choice of each expert of this rank; other choices belong to
             other ranks
         shares: `[T, k]` float32: the weight of each choice
     """
@@ -83,7 +83,7 @@ class Routing(NamedTuple):
 
 
 class LayerOps:
-    """The operations of a decoder layer beside GEMMs and attention: the reference, on any device that torch knows.
+    """A reference, for any torch device, of a decoder layer's operations other than GEMMs and attention.
 
     `spec` is one rank's share of the model.
     """
@@ -92,24 +92,24 @@ class LayerOps:
         self._spec = spec
 
     def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> Projection:
-        """Return linear layers with packed integers as a projection, for activations of `dtype`."""
+        """Return a projection with packed integer weights, for activations of `dtype`."""
         return DenseProjection(weight.dense(dtype), bias)
 
     def expert_weights(self, weights: Iterable[StoredWeight], count: int, dtype: torch.dtype) -> Any:
-        """Return the same linear layers of `count` experts in the form of `experts`.
+        """Return the weights of one linear layer of `count` experts in the form that `experts` takes.
 
-        They must be stored alike; activations are `dtype`.
+        All must be stored in the same way. Activations have the type `dtype`.
         """
         return stacked((w if isinstance(w, torch.Tensor) else w.dense(dtype) for w in weights), count)
 
     def rotation(self, rope: Rope, batch: Batch) -> Any:
-        """Return the rotation of this step's tokens, which is the same for every layer."""
+        """Return what `rope_store` needs to rotate this step's tokens; it is the same for every layer."""
         return rope, *rope.cosines_and_sines(batch.positions), batch.slots.long()
 
     def rope_store(
         self, qkv: torch.Tensor, rotation: Any, norms: HeadNorms | None, kv: LayerKv, batch: Batch
     ) -> torch.Tensor:
-        """Normalise and rotate the heads of `qkv` `[T, (heads + 2 * kv_heads) * head_dim]`.
+        """Normalise and rotate the heads of `qkv` `[T, (heads + 2 * kv_heads) * head_dim]`, and store keys and values.
 
         Keys and values go into `kv` at the batch's slots; the queries `[T, heads, head_dim]` are returned.
         """
@@ -124,20 +124,20 @@ class LayerOps:
         return rope.rotate(queries, cos, sin)
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, fp8: bool = False) -> Any:
-        """Return the RMSNorm of `x`, or of `residual + x`, which overwrites `residual`; all `[T, hidden]`.
+        """Return the RMSNorm of `x`, or of `residual + x`, which is then stored in `residual`; all `[T, hidden]`.
 
-        With `fp8` the result is in the form of `Fp8Rows.from_tensor`.
+        If `fp8`, the result is an `Fp8Rows`.
         """
         normed = self._normalise(x if residual is None else residual.add_(x), weight)
         return Fp8Rows.from_tensor(normed) if fp8 else normed
 
     def silu_mul(self, gate_up: torch.Tensor, fp8: bool = False) -> Any:
-        """Return SwiGLU's product: `[T, 2 * n]` to `[T, n]`; with `fp8` in the form of `Fp8Rows.from_tensor`."""
+        """Return SwiGLU's product: `[T, 2 * n]` to `[T, n]`; if `fp8`, the result is an `Fp8Rows`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return Fp8Rows.from_tensor(silu(gate) * up) if fp8 else silu(gate) * up
 
     def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
-        """Return the answers of each token's experts for `x` `[T, hidden]`, weighed and summed, by `routing`.
+        """Return the weighted sum of the answers of each token's experts, by `routing`, for `x` `[T, hidden]`.
 
         Args:
             gate_up: `expert_weights` of layers `[2 * n, hidden]`
@@ -154,7 +154,10 @@ class LayerOps:
         return out
 
     def mask(self, logits: torch.Tensor, samples: torch.Tensor, bits: torch.Tensor) -> None:
-        """Make the logits `[S, vocab]` of tokens that a sample may not be -inf, in place; see `TokenMasks`."""
+        """Set the logits `[S, vocab]` of forbidden tokens to -inf, in place.
+
+        `samples` and `bits` are the fields of `TokenMasks`.
+        """
         tokens = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
         forbidden = (bits[:, tokens // 32] >> (tokens % 32)) & 1 == 0
         rows = samples.long()

@@ -1,12 +1,12 @@
-"""Linear layers: their weights as they are stored, and products with them.
+"""Linear layers: the layouts of their stored weights, and products with them.
 
-Weights are stored in the model's type, in FP8 (e4m3), or in integers of 4 or 8 bits. Each has one layout, whatever a
-checkpoint has. Integers lie in 32-bit words, with a scale and a zero point for each group of inputs, as in
-compressed-tensors' `pack-quantized`: a weight is `scale * (integer - zero)`, its integer unsigned. Readers of formats,
-the division among ranks and the kernels all start from here.
+Weights are stored in the model's type, in FP8 (e4m3), or in integers of 4 or 8 bits. Each kind has one layout, whatever
+the format of the checkpoint. Integers are in 32-bit words, with a scale and a zero point for each group of inputs, as
+in compressed-tensors' `pack-quantized`: a weight is `scale * (integer - zero)` with an unsigned integer. Readers of
+checkpoints, the division among ranks and the kernels all use these layouts.
 
-Products are plain, or in FP8 with a scale per output channel and per token. Products with packed integers are in the
-kernels (`triton_ops`) or, as a reference, plain products with the numbers that the integers stand for.
+Products are in the model's type, or in FP8 with a scale for each output channel and each token. Kernels compute
+products with packed integers (`triton_ops`). The reference converts the integers to floats and multiplies these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fp8Weight(NamedTuple):
 
     Attributes:
         values: [out, in] e4m3
-        scale: [out / n, groups] float32: n outputs share one, and all inputs, or groups of 128
+        scale: [out / n, groups] float32: a scale is shared by n outputs, and by all inputs or by a group of 128 inputs
     """
 
     values: torch.Tensor
@@ -52,11 +52,11 @@ class PackedWeight(NamedTuple):
     """Weights in integers.
 
     Attributes:
-        packed: [out, in * bits / 32] int32: the first integer of a word in its lowest bits
+        packed: [out, in * bits / 32] int32: the lowest bits of a word have its first integer
         scale: [out, groups] floats
-        zero: [out, groups] uint8; None: the middle, 8 or 128, everywhere
+        zero: [out, groups] uint8; None if all are the middle of the range, 8 or 128
         bits: 4 or 8
-        group: inputs that share a scale; the last group may be shorter
+        group: number of inputs that share a scale; the last group may be smaller
     """
 
     packed: torch.Tensor
@@ -89,14 +89,14 @@ StoredWeight = torch.Tensor | Fp8Weight | PackedWeight  # [out, in], of one line
 
 
 def each_tensor(weight: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `weight` with every tensor in it changed."""
+    """Return `weight` with `change` applied to every tensor in it."""
     if isinstance(weight, torch.Tensor):
         return change(weight)
     return type(weight)(*(change(part) if isinstance(part, torch.Tensor) else part for part in weight))
 
 
 def joined(weights: Sequence[Any]) -> Any:
-    """Return weights that are stored alike as one: the outputs of each after those of the one before."""
+    """Return weights of the same type as one weight, whose outputs are concatenated in order."""
     if isinstance(weights[0], torch.Tensor):
         return torch.cat(list(weights))
     parts = zip(*weights, strict=True)
@@ -106,9 +106,9 @@ def joined(weights: Sequence[Any]) -> Any:
 
 
 def stacked(weights: Iterable[Any], count: int) -> Any:
-    """Return `count` tensors, or named tuples of them, as one of the same kind with a dimension for experts in front.
+    """Return `count` tensors, or named tuples of tensors, as one with a new first dimension for experts.
 
-    All parts that are not tensors must be the same in all of them.
+    Fields that are not tensors must be equal in all tuples.
     """
     parts: list[Any] = []
     for place, weight in enumerate(weights):
@@ -128,7 +128,7 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return `integers` packed into words, the inverse of `unpack`; the integers of a row must fill its words."""
+    """Pack `integers` into words, as the inverse of `unpack`; the integers of a row must fill its words."""
     values = 32 // bits
     words = torch.zeros(*integers.shape[:-1], integers.shape[-1] // values, dtype=torch.int32, device=integers.device)
     for at in range(values):
@@ -137,10 +137,12 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def round_to_integers(weight: torch.Tensor, quantization: str) -> PackedWeight:
-    """Return `weight` `[out, in]` rounded to nearest, symmetrically; each group's largest number is kept.
+    """Round `weight` `[out, in]` to the nearest integers, symmetrically.
 
-    Scales have the weight's type, and integers are computed with them. Raises UserError for inputs that do not fill
-    words.
+    The largest weight of each group gets the largest integer.
+
+    Scales are rounded to the weight's type before the integers are computed with them. Raises UserError if the inputs
+    do not fill whole words.
     """
     bits, inputs = int(quantization.removeprefix("int")), weight.shape[1]
     if inputs * bits % 32:
@@ -155,7 +157,7 @@ def round_to_integers(weight: torch.Tensor, quantization: str) -> PackedWeight:
 
 
 class Fp8Rows(NamedTuple):
-    """Activations in e4m3 `[rows, n]`, the float32 scales `[rows, 1]` that give them back, and their former type."""
+    """Activations `[rows, n]` in e4m3, their float32 scales `[rows, 1]`, and their type before rounding."""
 
     rows: torch.Tensor
     scale: torch.Tensor
@@ -170,7 +172,7 @@ class Projection(Protocol):
     """Linear layers that share their input: `[rows, in]` to `[rows, out]`, both in the data type of the model.
 
     Attributes:
-        fp8: whether it computes in FP8; its best input is then `Fp8Rows`, which spares a pass over its input
+        fp8: True if it computes in FP8; its input should then be `Fp8Rows`, which saves a pass over the activations
     """
 
     fp8: bool
@@ -195,7 +197,7 @@ class Fp8Projection:
 
     Attributes:
         weight: [out, in] e4m3
-        scale: [out, 1] float32, which give the weights back
+        scale: [out, 1] float32; a weight is its e4m3 number times the scale
     """
 
     fp8 = True
@@ -210,7 +212,7 @@ class Fp8Projection:
 
 
 def round_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `x` `[rows, n]` as e4m3, and float32 scales `[rows, 1]` that give it back: largest value / 448."""
+    """Return `x` `[rows, n]` as e4m3, and its float32 scales `[rows, 1]`, which are each row's largest value / 448."""
     wide = x.float()
     scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12) / _LARGEST
     return (wide / scale).to(torch.float8_e4m3fn), scale

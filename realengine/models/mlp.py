@@ -1,14 +1,15 @@
-"""The MLP of a layer: dense, or a mixture of experts.
+"""The MLP of a layer: dense, or a mixture of experts (MoE).
 
-In a mixture a router sends each token to a few of many small MLPs, and weighs their answers. Choices are sorted by
-expert, so that each expert's rows lie together and two grouped GEMMs do the work. Nothing of this needs the host: a GPU
-kernel reads where each expert's rows begin. A rank may have a slice of every expert, or, in expert parallelism, whole
-experts; either way it computes its part of every token, and the ranks' sum is the output. A shared expert, which every
-token passes, is an ordinary MLP of which each rank has a slice.
+In an MoE layer a router sends each token to a few of many small MLPs, the experts, and weights their answers. The
+router's choices are sorted by expert, so that the rows of an expert are contiguous and two grouped GEMMs compute all
+experts. This needs no host: a GPU kernel reads where the rows of each expert begin. A rank has a slice of every expert
+or, with expert parallelism, whole experts. In both cases it computes its part of every token's output, and the output
+is the sum over the ranks. A shared expert, which processes every token, is an ordinary MLP of which each rank has a
+slice.
 
-Mixtral's and Qwen's routers take the softmax over all experts. DeepSeek-V3's, which dots.llm1 also has, takes a sigmoid
-of each score, chooses by it plus a bias learnt for balance, and weighs without the bias. Groups of experts may be
-chosen first (DeepSeek-V2 and V3, section 2.1).
+The routers of Mixtral and Qwen take the softmax over all experts. The router of DeepSeek-V3, which dots.llm1 also uses,
+takes the sigmoid of each score. It chooses experts by the sigmoid plus a bias that was trained to balance the experts,
+and weights the answers without the bias. Some routers first choose groups of experts (DeepSeek-V2 and V3, section 2.1).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _PARTS = ("gate", "up", "down")
 
 
 class Router:
-    """The router called `gate` of a layer's mixture; `own` are the experts of this rank.
+    """The router of an MoE layer, whose weights have the name `gate`; `own` are the experts of this rank.
 
-    `chosen` are the experts `[T, k]` of each token of the last step.
+    `chosen` `[T, k]` are the experts of each token of the last step.
     """
 
     chosen: torch.Tensor
@@ -41,14 +42,14 @@ class Router:
         self._spec = spec
         self._weight = weights.unrounded(gate)
         self._bias = weights.take(f"{gate}.{BIAS}", torch.float32) if spec.router_bias else None
-        if spec.router_bias:  # DeepSeek computes all of this router in float32
+        if spec.router_bias:  # DeepSeek computes this whole router in float32
             self._weight = self._weight.float()
         self._bounds = torch.arange(own.start, own.stop + 1, device=self._weight.device)
 
     def __call__(self, x: torch.Tensor) -> Routing:
         """Return the routing of `x` `[T, hidden]`.
 
-        Mixtral's softmax over the best k is the normalised softmax over all experts.
+        Mixtral's softmax over the best k experts equals the softmax over all experts, normalised to the best k.
         """
         logits = linear(x.to(self._weight.dtype), self._weight).float()
         scores = logits.softmax(-1) if self._bias is None else logits.sigmoid()
@@ -65,7 +66,7 @@ class Router:
         return Routing(choices, offsets, shares if factor == 1 else shares * factor)
 
     def _within_groups(self, ranked: torch.Tensor) -> torch.Tensor:
-        """Return scores with -inf outside the best groups: V3 ranks a group by its two best experts, V2 by its best."""
+        """Set scores outside the best groups to -inf; V3 ranks a group by its two best experts, V2 by its best one."""
         groups = ranked.unflatten(1, (self._spec.expert_groups, -1))
         best = groups.topk(1 if self._bias is None else 2).values.sum(-1).topk(self._spec.groups_per_token).indices
         outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter_(1, best, False)
@@ -73,7 +74,7 @@ class Router:
 
 
 class MixtureNames(NamedTuple):
-    """A family's names for the parts of a layer's mixture; `shared` is the expert that every token passes."""
+    """A model family's names for the parts of an MoE layer; `shared` is the expert that processes every token."""
 
     mixture: str = "mlp"
     gate: str = "gate_proj"
@@ -86,7 +87,7 @@ class MixtureNames(NamedTuple):
         return f"{self.mixture}.gate"
 
     def module(self, expert: int | None, part: str) -> str:
-        """Return the name of one of `_PARTS` of an expert, where None is the shared one."""
+        """Return the name of a part (one of `_PARTS`) of an expert; `expert` None is the shared expert."""
         return f"{self.mixture}.{self.shared if expert is None else f'experts.{expert}'}.{getattr(self, part)}"
 
     @property
@@ -105,7 +106,7 @@ SHARING_FAMILIES = tuple(family for family, names in _NAMES.items() if names.sha
 
 
 def mixture_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name, within a layer, and shape of every weight of its mixture."""
+    """Yield the name within the layer and the shape of every weight of an MoE layer."""
     names, hidden = _NAMES[spec.family], spec.hidden_size
     inter, shared = spec.moe_intermediate_size, spec.shared_intermediate_size
     yield f"{names.router}.weight", (spec.num_experts, hidden)
@@ -137,7 +138,7 @@ class DenseMlp:
 
 
 class Mixture:
-    """The MLP of layer `index`. `weights` gives its weights, once; `own` are the experts of this rank."""
+    """The MoE of layer `index`, which takes its weights out of `weights`; `own` are the experts of this rank."""
 
     fp8 = False
 
@@ -153,11 +154,11 @@ class Mixture:
 
     @property
     def chosen(self) -> torch.Tensor:
-        """The experts `[T, k]` of each token of the last step."""
+        """The indices `[T, k]` of the experts of each token of the last step."""
         return self._route.chosen
 
     def __call__(self, x: torch.Tensor, ops: LayerOps, times: OpTimes) -> torch.Tensor:
-        """Return the answers of each token's experts for `x` `[T, hidden]`."""
+        """Return the MoE output for `x`, both `[T, hidden]`."""
         with times("router"):
             routing = self._route(x)
         with times("experts"):

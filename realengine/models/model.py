@@ -1,9 +1,9 @@
-"""Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU or a mixture of such MLPs.
+"""Decoders of the Llama family: RMSNorm, RoPE, grouped-query attention, and SwiGLU MLPs or mixtures of experts.
 
-One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the mixtures of `realengine.models.mlp`. A `ModelSpec` says
-whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and which
-layers have how many experts. QKV and gate-up are merged GEMMs. The same class is one rank of a tensor-parallel group:
-its weights are a share of the model's, and two sums a layer join the ranks.
+One class serves Llama, Qwen2, Qwen3, Mistral, SmolLM and the MoE families of `realengine.models.mlp`. A `ModelSpec`
+states whether QKV has a bias, whether queries and keys are normalised, whether the embedding is also the head, and
+which layers have how many experts. Query, key and value are one GEMM, and so are gate and up. The same class is also
+one rank of a tensor-parallel group: it has a share of the model's weights, and each layer has two sums over the ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PIECE_ROWS = 4
 
 
 class Layer:
-    """The weights of one decoder layer, which `weights` gives by their Hugging Face names, once.
+    """The weights of one decoder layer, taken out of `weights` by their Hugging Face names.
 
     `own` are this rank's experts.
     """
@@ -57,16 +57,17 @@ class Layer:
 
 
 class Model:
-    """A decoder whose `forward` runs one step of a continuous batch.
+    """A decoder, or one rank's share of it; `forward` runs one step of a continuous batch.
 
     Attributes:
-        spec: one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole vocabulary
-        state: that rank's weights, which are taken out of it as they are loaded
-        own: the rank's experts; None is all of them
-        quantization: type to which weights in 16 bits are rounded, as `Deployment` names it
+        spec: shape of one rank's share of the model: its heads, its slice of the MLP; `vocab_size` is the whole
+            vocabulary
+        state: weights of that rank; they are removed from it as they are loaded
+        own: experts of the rank; None for all experts
+        quantization: type to which 16-bit weights are rounded, as `Deployment` names it
 
-    `expert_tokens` `[moe_layers, num_experts]`, int32, are the tokens of the last step that each expert got; None in a
-    dense model. The dummy request's tokens do not count.
+    `expert_tokens` `[moe_layers, num_experts]`, int32, is the number of tokens that each expert got in the last step;
+    None in a dense model. The dummy request's tokens do not count.
     """
 
     def __init__(
@@ -104,9 +105,9 @@ class Model:
         return [layer.kv_scales for layer in self._layers]
 
     def piece(self) -> Callable[[], object]:
-        """Return a fixed piece of a step's work, whatever its requests.
+        """Return a function that runs a fixed piece of a step's work, which depends on no request.
 
-        It is the MLP of one layer, the next one at each call.
+        It runs the MLP of one layer, and that of the next layer at each further call.
         """
         rows = self._embedding[:_PIECE_ROWS]
         layers = cycle(self._layers)
@@ -118,12 +119,12 @@ class Model:
         return run
 
     def forward(self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None) -> torch.Tensor:
-        """Return hidden states `[S, hidden]` of the batch's sampled tokens, and write this step's KV into `kv`.
+        """Return hidden states `[S, hidden]` at the positions to sample after, and write this step's KV into `kv`.
 
         Args:
-            tokens: `[T]`, with every token id in its place
+            tokens: `[T]` token ids, none of which is a placeholder for a token that the host has not seen
 
-        Each layer writes KV before it reads: rows of one step may share prefix blocks.
+        Each layer writes its KV before it reads any, because rows of one step may share prefix blocks.
         """
         times = times or OpTimes()
         ops, join = self.ops, self._collective
@@ -167,14 +168,14 @@ class Model:
         return self._collective.join(logits, times)[:, : self.spec.vocab_size]
 
     def _count_experts(self, counts: torch.Tensor, counted: torch.Tensor) -> None:
-        """Count tokens by layer and expert; `counted` `[T]` says which tokens count."""
+        """Count tokens by layer and expert into `counts`; `counted` `[T]` is True for tokens that count."""
         chosen = torch.stack([layer.mlp.chosen.flatten() for layer in self._layers if isinstance(layer.mlp, Mixture)])
         ones = counted.int().repeat_interleave(self.spec.experts_per_token).expand_as(chosen)
         counts.zero_().scatter_add_(1, chosen, ones)
 
 
 def _share_of_head(head: torch.Tensor, collective: Collective) -> torch.Tensor:
-    """Return this rank's rows of the vocabulary's head; the last rank's are filled up with zeros."""
+    """Return this rank's rows of the head; all ranks have equally many, the last of them zeros if need be."""
     rows = -(-len(head) // collective.size)
     mine = head[collective.rank * rows : (collective.rank + 1) * rows]
     if len(mine) == rows:

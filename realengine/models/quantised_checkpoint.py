@@ -1,23 +1,24 @@
-"""Quantised checkpoints: the layout of `realengine.models.linear` from the tensors of each format.
+"""Readers of quantised checkpoints, which convert each format to the layout of `realengine.models.linear`.
 
 A linear layer's weight is `[out, in]`.
 
-FP8: AutoFP8's `fp8`, DeepSeek's and Qwen's blocks of it, `fbgemm_fp8`, ModelOpt's FP8 and compressed-tensors'
-float-quantized differ only in the shape of `weight_scale`, and in its name for blocks (`weight_scale_inv`, which is no
-inverse). Scales of activations are ignored: the engine computes one for each token.
+FP8: the formats are AutoFP8's `fp8`, the block-wise `fp8` of DeepSeek and Qwen, `fbgemm_fp8`, ModelOpt's FP8 and
+compressed-tensors' float-quantized. They differ only in the shape of `weight_scale` and, for blocks, in its name
+(`weight_scale_inv`, although it is no inverse). Scales of activations are ignored, because the engine computes one for
+each token.
 
-GPTQ (AutoGPTQ, GPTQModel), packed along inputs, zero points stored one too small: qweight `[in * bits / 32, out]`,
-qzeros `[groups, out * bits / 32]`, both int32 with the first integer in a word's lowest bits; scales `[groups, out]`;
-g_idx `[in]`, the group of each input. gptq_v2 stores zero points as they are.
+GPTQ (AutoGPTQ, GPTQModel) is packed along inputs, and its stored zero points are too small by one: qweight `[in * bits
+/ 32, out]`, qzeros `[groups, out * bits / 32]`, both int32 with the first integer in a word's lowest bits; scales
+`[groups, out]`; g_idx `[in]`, the group of each input. The format gptq_v2 stores zero points unchanged.
 
-AWQ (AutoAWQ's gemm version), packed along outputs: qweight `[in, out / 8]`, qzeros `[groups, out / 8]`, both int32;
-scales `[groups, out]`. A word has eight outputs, from its lowest bits up: 0, 2, 4, 6, 1, 3, 5, 7.
+AWQ (AutoAWQ's gemm version) is packed along outputs: qweight `[in, out / 8]`, qzeros `[groups, out / 8]`, both int32;
+scales `[groups, out]`. A word has eight outputs, in this order from its lowest bits: 0, 2, 4, 6, 1, 3, 5, 7.
 
-compressed-tensors, pack-quantized, which is the engine's own layout: weight_packed `[out, in * bits / 32]` int32;
+The format pack-quantized of compressed-tensors is the engine's own layout: weight_packed `[out, in * bits / 32]` int32;
 weight_scale `[out, groups]`; weight_zero_point `[out * bits / 32, groups]` int32, packed along outputs; weight_shape.
-int-quantized: weight `[out, in]` int8; weight_scale; weight_zero_point `[out, 1]` int8; both integers signed.
+Its format int-quantized: weight `[out, in]` int8; weight_scale; weight_zero_point `[out, 1]` int8; both are signed.
 
-The readers raise UserError for tensors that are missing, of another type or in an order of their own.
+The readers raise UserError for tensors that are missing, have another type, or have their inputs in another order.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _BLOCK = (FP8_BLOCK, FP8_BLOCK)
 _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "activation_scale")
 _AWQ_BITS = 4
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # place of each of eight outputs in a word
-_KV_SCALES = {  # names by tool: compressed-tensors and transformers, ModelOpt, AutoFP8, early vLLM for both
+_KV_SCALES = {  # by tool: compressed-tensors and transformers, ModelOpt, AutoFP8, early vLLM (one for both)
     "k_scale": ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale"),
     "v_scale": ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale"),
 }
@@ -43,17 +44,17 @@ _UNUSED_SCALES = ("q_scale", "prob_scale", "kv_scale", "q_proj.output_scale")  #
 
 
 class CheckpointTensors:
-    """The tensors `state` by Hugging Face names, which a reader turns in place into the layout of `WeightLoader`."""
+    """The tensors of a checkpoint by Hugging Face name, which a reader converts in place for `WeightLoader`."""
 
     def __init__(self, state: dict[str, Any], where: str) -> None:
         self.state, self._where = state, where
 
     def modules(self, part: str) -> list[str]:
-        """Return the linear layers that have a tensor called `part`, such as `qweight`."""
+        """Return the names of the linear layers that have a tensor called `part`, such as `qweight`."""
         return [name.removesuffix(f".{part}") for name in self.state if name.endswith(f".{part}")]
 
     def take(self, module: str, part: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Take out a tensor; raise UserError if it is missing, or of another type than `dtype`."""
+        """Remove and return a tensor; raise UserError if it is missing or does not have the type `dtype`."""
         tensor: torch.Tensor | None = self.state.pop(f"{module}.{part}", None)
         if tensor is None:
             raise self.fault(f"has no weight {module}.{part}; is the folder complete?")
@@ -67,14 +68,14 @@ class CheckpointTensors:
             self.state.pop(f"{module}.{part}", None)
 
     def check_order(self, module: str, part: str, inputs: int, group: int) -> None:
-        """Refuse inputs that were put into groups in another order than their own, as `desc_act` and `actorder` do."""
+        """Raise UserError if groups are not runs of consecutive inputs, as with `desc_act` and `actorder`."""
         order = self.state.pop(f"{module}.{part}", None)
         if order is not None and not torch.equal(order.long(), torch.arange(inputs) // (group or inputs)):
             remedy = "puts inputs into groups by their activations; use a checkpoint without desc_act or actorder group"
             raise self.fault(f"{module}.{part} {remedy}")
 
     def give(self, module: str, weight: PackedWeight) -> None:
-        """Store the weight of a module; raise UserError if scales or zero points do not have its groups' shape."""
+        """Store the weight of a module; raise UserError if scales or zero points do not fit its groups."""
         weight = weight._replace(group=weight.group or weight.inputs)
         groups = (weight.shape[0], -(-weight.inputs // weight.group))
         for part in (weight.scale, weight.zero):
@@ -88,11 +89,12 @@ class CheckpointTensors:
 
 
 def read_fp8(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Read the weights of an FP8 checkpoint, with scales as `[out, 1]` float32.
+    """Read the weights of an FP8 checkpoint; scales become `[out, 1]` float32.
 
-    Blocks are rounded anew, to the range that the largest number of a channel allows. Experts keep blocks of 128 x 128,
-    which their GEMM has, or rows of such blocks if the outputs fill no block. Raises UserError for tensors that are
-    missing, of another type or of a shape that no scheme has.
+    Weights with a scale for each block are rounded again, with a scale for each output channel. Experts keep blocks of
+    128 x 128, because their GEMM supports them; if the outputs do not fill whole blocks, each output gets its own copy
+    of its block's scales. Raises UserError for tensors that are missing, have another type, or have a shape that fits
+    no scheme.
     """
     for part in ("weight_scale", "weight_scale_inv"):
         for module in tensors.modules(part):
@@ -150,7 +152,7 @@ def read_awq(tensors: CheckpointTensors, config: Mapping[str, Any], spec: ModelS
 
 
 def _awq_outputs(words: torch.Tensor) -> torch.Tensor:
-    """Return integers `[out, rows]` from words `[rows, out / 8]`."""
+    """Unpack words `[rows, out / 8]` into integers `[out, rows]`."""
     return unpack(words, _AWQ_BITS).unflatten(1, (-1, 8))[..., _AWQ_PLACES].flatten(1).t().contiguous()
 
 
@@ -165,7 +167,7 @@ def read_compressed_tensors(tensors: CheckpointTensors, config: Mapping[str, Any
             if spec.checkpoint_zero_points:
                 words = tensors.take(module, "weight_zero_point", torch.int32)
                 zero = unpack(words.t().contiguous(), bits)[:, : len(packed)].t().contiguous()
-            tensors.drop(module, "weight_zero_point")  # symmetric checkpoints may have zero points
+            tensors.drop(module, "weight_zero_point")  # symmetric checkpoints may have it, too
             tensors.give(module, PackedWeight(packed, tensors.take(module, "weight_scale"), zero, bits, group))
         return
     for module in tensors.modules("weight_scale"):
@@ -188,13 +190,13 @@ _READERS = {  # other checkpoints are FP8
 
 
 def read_quantised(state: dict[str, StoredWeight], config: Mapping[str, Any], spec: ModelSpec, where: str) -> None:
-    """Turn the tensors of a quantised checkpoint into the layout that `WeightLoader` takes, in place.
+    """Convert the tensors of a quantised checkpoint in place to the layout that `WeightLoader` takes.
 
     Args:
         config: the checkpoint's config.json
 
-    Other tensors stay as they are. Raises UserError, naming `where`, for tensors that are missing or that the engine
-    would compute wrongly.
+    Other tensors stay as they are. Raises UserError, which names `where`, for tensors that are missing or with which
+    the engine would compute wrong results.
     """
     if spec.checkpoint_quantization == "none":
         return
@@ -209,9 +211,10 @@ def read_quantised(state: dict[str, StoredWeight], config: Mapping[str, Any], sp
 
 
 def _read_kv_scales(tensors: CheckpointTensors, layers: int) -> None:
-    """Rename the scales of keys and values in an FP8 cache to `self_attn.k_scale` and `self_attn.v_scale`.
+    """Rename the scales of keys and values for an FP8 cache to `self_attn.k_scale` and `self_attn.v_scale`.
 
-    Keys and values are divided by them. Raises UserError for scales by head.
+    Keys and values are divided by these scales. Raises UserError if a layer has several scales, for example one for
+    each head.
     """
     for index in range(layers):
         attention = f"model.layers.{index}.self_attn"

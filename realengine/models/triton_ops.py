@@ -1,4 +1,4 @@
-"""The small operations through our Triton kernels: a launch each, and nothing goes through the host."""
+"""The small operations through our Triton kernels: each is one launch, and the device never waits for the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from realengine.step_input import Batch
 
 
 class PackedProjection:
-    """A `Projection` of `weight`, of 4 or 8 bits, through our kernel: nothing is made wide in memory."""
+    """A `Projection` of a 4-bit or 8-bit `weight` through our kernel, without an expanded copy in memory."""
 
     fp8 = False
 
@@ -32,7 +32,7 @@ class PackedProjection:
 
 
 class TritonOps(LayerOps):
-    """The same operations on a GPU."""
+    """The operations of `LayerOps` as Triton kernels on a GPU."""
 
     def packed(self, weight: PackedWeight, dtype: torch.dtype, bias: torch.Tensor | None) -> PackedProjection:
         return PackedProjection(weight, bias)

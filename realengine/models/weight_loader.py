@@ -1,6 +1,6 @@
-"""A loader that turns a rank's weights into projections: each is taken once, merged, converted or rounded.
+"""A loader that turns a rank's weights into projections; it merges, converts or rounds each weight.
 
-Linear layers that are multiplied at once must be stored alike.
+Linear layers that share one multiplication must be stored in the same way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUANTIZATIONS = ("none", "fp8", "int4", "int8")  # types that 16-bit weights can
 
 
 def rounded(weight: torch.Tensor, quantization: str) -> StoredWeight:
-    """Return 16-bit weights `[out, in]` as one of `QUANTIZATIONS`."""
+    """Round 16-bit weights `[out, in]` to `quantization`, one of `QUANTIZATIONS`."""
     if quantization == "none":
         return weight
     return Fp8Weight(*round_to_fp8(weight)) if quantization == "fp8" else round_to_integers(weight, quantization)
@@ -39,8 +39,8 @@ class WeightLoader:
     """A loader that takes weights out of `state` one by one, so that merged or rounded weights need not exist twice.
 
     Attributes:
-        quantization: type to which 16-bit weights of linear layers are rounded, as `Deployment` names it; with none
-            they are kept, as those of a quantised checkpoint always are
+        quantization: type to which 16-bit weights of linear layers are rounded, as `Deployment` names it; "none" keeps
+            them, and weights of a quantised checkpoint are always kept
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class WeightLoader:
         self._dtype, self._device = dtype, device
 
     def take(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the weight called `name`, in `dtype` or the model's type, on the device."""
+        """Remove the weight called `name` from `state`; return it on the device, in `dtype` or the model's type."""
         taken: torch.Tensor = self._placed(self._state.pop(name), dtype)
         return taken
 
     def kv_scales(self, index: int) -> tuple[float, float]:
-        """Return the scales of keys and values of layer `index` in an FP8 cache; 1 if the checkpoint has none.
+        """Return the scales of keys and values of layer `index` for an FP8 cache; 1 if the checkpoint has none.
 
-        Keys and values are divided by them.
+        Keys and values are divided by these scales.
         """
         scales = (self._state.pop(f"model.layers.{index}.self_attn.{name}", None) for name in ("k_scale", "v_scale"))
         k_scale, v_scale = (float(scale) if isinstance(scale, torch.Tensor) else 1.0 for scale in scales)
         return k_scale, v_scale
 
     def projection(self, modules: Sequence[str], bias: bool = False) -> Projection:
-        """Return linear layers that share their input as one; raise UserError if they are stored in different ways."""
+        """Return linear layers with the same input as one projection; raise UserError if their storage differs."""
         added = torch.cat([self.take(f"{module}.bias") for module in modules]) if bias else None
         self._check_alike(modules)
         weight = self._rounded(modules)
@@ -82,15 +82,16 @@ class WeightLoader:
         return self._ops.packed(weight, self._dtype, added)
 
     def experts(self, modules: Sequence[Sequence[str]]) -> Any:
-        """Return, in the form of `LayerOps.experts`, each expert's linear layers that share their input.
+        """Return linear layers of all experts in the form that `LayerOps.experts` takes.
 
-        Raises UserError if they are stored in different ways.
+        `modules` has, for each expert, the names of the layers with the same input. Raises UserError if they are stored
+        differently.
         """
         self._check_alike([module for expert in modules for module in expert])
         return self._ops.expert_weights(map(self._rounded, modules), len(modules), self._dtype)
 
     def unrounded(self, module: str) -> torch.Tensor:
-        """Return the weight `[out, in]` of a linear layer that is never rounded (a router), however it is stored."""
+        """Return the weight `[out, in]` of a linear layer that is never rounded, such as a router, in floats."""
         weight = self._stored([module])
         return weight if isinstance(weight, torch.Tensor) else weight.dense(self._dtype)
 
@@ -105,14 +106,14 @@ class WeightLoader:
         return joined([self._placed(weight) for weight in weights])
 
     def _rounded(self, modules: Sequence[str]) -> Any:
-        """Return the weight as it is stored, or rounded from 16 bits to `quantization`."""
+        """Return the merged weight of `modules`: 16-bit weights are rounded to `quantization`, others are as stored."""
         weight = self._stored(modules)
         return rounded(weight, self._quantization) if isinstance(weight, torch.Tensor) else weight
 
     def _placed(self, weight: StoredWeight, dtype: torch.dtype | None = None) -> Any:
-        """Return the weight on the device: floats in `dtype` or the model's type, others as they are stored.
+        """Return the weight on the device: floats in `dtype` or the model's type, quantised weights unchanged.
 
-        The numbers of other weights mean nothing in another type.
+        The tensors of quantised weights would lose their meaning in another type.
         """
         if isinstance(weight, torch.Tensor):
             return weight.to(device=self._device, dtype=dtype or self._dtype).contiguous()

@@ -1,4 +1,4 @@
-"""The sources of a model: a Hugging Face folder, the fetched SmolLM2, or random weights of a named architecture."""
+"""The sources of a model: a Hugging Face folder, the downloaded SmolLM2, or random weights of a named architecture."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ RANDOM = {
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model that can be loaded. `folder` has tokenizer.json, if there is one.
+    """A model that can be loaded. `folder` is its Hugging Face folder, if it has one.
 
-    `state` has Hugging Face names. It is None for random weights, which are made where they are needed, and for the
-    weights of a folder that another process is to read.
+    `state` has the weights by Hugging Face name. It is None for random weights, which each process makes itself, and if
+    another process is to read the weights from the folder.
     """
 
     spec: ModelSpec
@@ -80,14 +80,14 @@ class ModelFiles:
         return self.state is None and self.folder is None
 
     def to_send(self) -> ModelFiles:
-        """Return the files for another process, which reads the folder itself.
+        """Return these files in the form to send to another process, which reads the folder itself.
 
-        Weights do not fit through shared memory.
+        The weights are left out, because they do not fit into shared memory.
         """
         return self if self.folder is None else replace(self, state=None)
 
     def weights(self, dtype: torch.dtype, device: torch.device) -> dict[str, StoredWeight]:
-        """Return the weights by name; those from files are as the files have them, on the CPU."""
+        """Return the weights by name; weights from files are on the CPU, in the type that the files have."""
         if self.state is not None:
             return self.state
         if self.folder is not None:
@@ -96,7 +96,7 @@ class ModelFiles:
 
 
 def model_folder(model: str, home: Path) -> Path | None:
-    """Return the folder of the model called `model`, None for random weights; raise UserError if there is none."""
+    """Return the folder of the model called `model`, or None for random weights; raise UserError if it is missing."""
     if model.startswith("random:"):
         if model.removeprefix("random:") not in RANDOM:
             raise UserError("model", model, f"is not a known random model; choose one of {', '.join(RANDOM)}")
@@ -111,7 +111,7 @@ def model_folder(model: str, home: Path) -> Path | None:
 
 
 def load_model_files(model: str, home: Path) -> ModelFiles:
-    """Return the model called `model`; raise UserError if there is none, or its files are damaged."""
+    """Return the model called `model`; raise UserError if it does not exist or its files are damaged."""
     folder = model_folder(model, home)
     if folder is None:
         return ModelFiles(RANDOM[model.removeprefix("random:")], None, model)
@@ -128,7 +128,7 @@ def random_state(
 ) -> dict[str, StoredWeight]:
     """Return seeded random weights, scaled by fan-in so that activations keep their size.
 
-    Another kind of device gives other numbers.
+    The weights differ between kinds of devices.
     """
     generator = torch.Generator(device).manual_seed(seed)
     state: dict[str, StoredWeight] = {}
@@ -144,7 +144,7 @@ def random_state(
 
 
 def shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every weight of `spec`."""
+    """Yield the name and shape of every weight of `spec`."""
     hidden, head = spec.hidden_size, spec.head_dim
     queries, keys = spec.num_heads * head, spec.num_kv_heads * head
     yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
@@ -180,9 +180,9 @@ def _read_json(path: Path) -> Any:
 
 
 def _with_generation_ends(spec: ModelSpec, path: Path) -> ModelSpec:
-    """Return `spec` with the tokens that end an answer by generation_config.json.
+    """Return `spec` with the end-of-sequence tokens of generation_config.json added.
 
-    Chat models often list more of them there than in config.json.
+    Chat models often list more of these tokens there than in config.json.
     """
     if not path.is_file():
         return spec
@@ -222,12 +222,13 @@ def _read_state(folder: Path) -> dict[str, StoredWeight]:
 
 
 def _check(spec: ModelSpec, state: dict[str, StoredWeight], folder: Path) -> None:
-    """Raise UserError for missing, wrong and unknown weights.
+    """Raise UserError for weights that are missing or unknown, or have a wrong type or shape.
 
-    A weight too many is as wrong as one too few: a bias that nobody adds gives fluent nonsense.
+    An unknown weight is as wrong as a missing one: with a bias that the engine ignores, the model writes fluent
+    nonsense.
     """
     wanted = dict(shapes(spec))
-    known = {*wanted, "lm_head.weight"}  # some files keep a tied head
+    known = {*wanted, "lm_head.weight"}  # some files have a tied head, too
     for name, weight in state.items():
         if name not in known and not name.endswith(_ALLOWED):
             raise UserError("model", str(folder), f"has weight {name}, which a {spec.family} model does not use")

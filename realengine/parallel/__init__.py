@@ -1,1 +1,1 @@
-"""Several processes: the ranks of one engine, and several engines."""
+"""Engines in several processes: the ranks of one engine, and several engines side by side."""

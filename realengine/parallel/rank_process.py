@@ -1,4 +1,4 @@
-"""The process of ranks 1, 2, ..., which obeys rank 0 until it hangs up; how ranks join and leave their group."""
+"""The process of a rank other than 0, which runs the calls of rank 0; how ranks join and leave their group."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from realengine.step import Launched
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 
-PATIENCE_S = 120.0  # a rank that is silent for longer counts as dead
-ENDING_S = 30.0  # time that ranks may take to end by themselves: on a busy machine, seconds
-_LOOK_AT_WORK_S = 0.002  # interval at which ranks look whether the work of a step has failed
+PATIENCE_S = 120.0  # a rank that does not answer for longer counts as dead
+ENDING_S = 30.0  # time that ranks may take to end by themselves, which is seconds on a busy machine
+_LOOK_AT_WORK_S = 0.002  # interval at which ranks check whether the work of a step has failed
 
 
 def join_group(deployment: Deployment, rank: int, meeting: str) -> None:
@@ -31,13 +31,16 @@ def join_group(deployment: Deployment, rank: int, meeting: str) -> None:
         init_method=f"file://{meeting}",  # a file instead of a port, which could be taken
         rank=rank,
         world_size=deployment.tensor_parallel_size,
-        # NCCL's watchdog would end the process. Rank 0's own patience ends earlier, and names the rank.
+        # NCCL's watchdog would end the process. Rank 0's own timeout is shorter, and its error names the rank.
         timeout=timedelta(seconds=2 * PATIENCE_S if cuda else PATIENCE_S),
     )
 
 
 def leave_group(in_step: bool) -> None:
-    """Leave the group, whose graphs are gone; out of step, end its operations first, because no rank will join them."""
+    """Leave the process group, after all graphs were released.
+
+    If the ranks are not `in_step`, NCCL's operations are aborted, because other ranks will not join them.
+    """
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -53,8 +56,8 @@ def leave_group(in_step: bool) -> None:
 
 
 def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pipe: Connection) -> None:
-    """Run a rank 1, 2, ...: obey rank 0 until it hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; rank 0 says when to end
+    """Run rank `rank`, which is not 0: run the calls of rank 0 until rank 0 closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; rank 0 says when to end
     runner: ModelRunner | None = None
     in_step = False
     try:
@@ -77,7 +80,7 @@ def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pi
                 if in_step:
                     runner.device.synchronize()
             except Exception:
-                in_step = False  # rank 0 has gone in the middle of a step
+                in_step = False  # rank 0 has ended in the middle of a step
             runner.release_graphs()
             runner.close_device()
         leave_group(in_step)
@@ -86,7 +89,7 @@ def serve(deployment: Deployment, files: ModelFiles, rank: int, meeting: str, pi
 def _obey(runner: ModelRunner, pipe: Connection) -> None:
     """Run the calls of rank 0.
 
-    Raises EOFError when rank 0 hangs up, and the error of a step's work soon after it has happened.
+    Raises EOFError when rank 0 closes the pipe, and the error of a step's work soon after it has happened.
     """
     result: object = None
     under_way: deque[Launched] = deque()

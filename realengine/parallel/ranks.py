@@ -1,8 +1,9 @@
-"""Tensor parallelism: a process for every rank, this one being rank 0.
+"""Tensor parallelism with a process for every rank; this process is rank 0.
 
-Rank 0 has the scheduler. It makes the calls to its own runner on the other ranks' runners, too, in the same order, over
-pipes; all other communication is by torch.distributed, NCCL on CUDA and gloo on the CPU. Each rank samples from the
-same joined logits, so no token has to be sent. A lost rank must never be waited for: NCCL would wait for ever.
+Rank 0 has the scheduler. It repeats every call of its own runner on the runners of the other ranks, over pipes and in
+the same order. All other communication goes through torch.distributed, with NCCL on CUDA and gloo on the CPU. Each rank
+samples from the same joined logits, so no token has to be sent. The code must never wait for a lost rank, because NCCL
+would wait for ever.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from serving.python_process import without_main
 _ON_EVERY_RANK = (
     "allocate", "keep_in_host", "warm_up", "dummy_step", "graph_mixed_steps", "time_steps", "time_operations",
 )  # fmt: skip
-_LAST_WORDS_S = 5.0  # time after a failed collective in which a rank may say why, or end
+_LAST_WORDS_S = 5.0  # time that a rank gets after a failed collective to report why, or to end
 
 
 class Ranks:
-    """A `ModelRunner` on each of `tensor_parallel_size` ranks, used as one. Call `close` to end the processes.
+    """The `ModelRunner`s of `tensor_parallel_size` ranks, used as one runner. Call `close` to end the processes.
 
-    Raises UserError when the model cannot be divided, a rank cannot be started, or one is lost. After any error the
-    ranks are out of step, and only `close` may follow.
+    Raises UserError if the model cannot be divided, if a rank cannot be started, and if a rank is lost. After any error
+    the ranks may no longer have run the same calls, and only `close` may follow.
     """
 
     def __init__(self, deployment: Deployment, files: ModelFiles) -> None:
@@ -69,7 +70,7 @@ class Ranks:
             self._processes.append(process)
         try:
             with self._in_step():
-                self._answers()  # each rank runs: an early error ends a process before it meets the others
+                self._answers()  # each rank runs: an early error ends a process before it joins the group
                 join_group(deployment, 0, meeting)
                 self._mine = ModelRunner(deployment, files, DistributedGroup())
                 self._mine.device.watch = self._watch
@@ -79,7 +80,7 @@ class Ranks:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        """Return a call on every rank, or an attribute that is the same on all: spec, device, attention, buckets."""
+        """Return a function that calls every rank, or an attribute of rank 0, such as spec, device and attention."""
         return partial(self._do, name) if name in _ON_EVERY_RANK else getattr(self._mine, name)
 
     def launch(self, step: StepInput) -> Launched:
@@ -96,9 +97,10 @@ class Ranks:
         return launched
 
     def copy(self, pairs: Sequence[tuple[int, int]], reads: bool) -> Copy:
-        """Copy blocks on every rank, after the steps that have ended on this one; return this rank's copy.
+        """Copy blocks on every rank, after the steps that have ended on rank 0; return rank 0's copy.
 
-        Once this copy was seen to have ended, the other ranks end theirs before the next step is launched.
+        After rank 0 has noticed the end of this copy, the other ranks wait for their copies before they launch the next
+        step.
         """
         assert self._mine is not None
         with ctrl_c_delayed(), self._in_step():
@@ -107,7 +109,7 @@ class Ranks:
             return _SeenCopy(self._mine.copy(pairs, reads), self, self._copies)
 
     def budget(self, utilization: float) -> KvBudget:
-        """Return the budget of the rank with the least room."""
+        """Return the budget of the rank on which the fewest blocks fit."""
         mine: KvBudget = self._do("budget", utilization)
         with self._in_step():
             return min([mine, *self._ask("last_result")], key=lambda budget: budget.num_blocks)
@@ -115,8 +117,8 @@ class Ranks:
     def close(self) -> None:
         """End the other ranks.
 
-        Graphs go first, on every rank, because they contain operations of the group. It may be called again, and after
-        an error; then the ranks are not waited for.
+        Every rank first releases its graphs, because they contain operations of the process group. This method may be
+        called more than once. After an error it kills the other ranks instead of waiting for them.
         """
         if self._closed:
             return
@@ -158,7 +160,7 @@ class Ranks:
         return self._answers()
 
     def _answers(self) -> list[Any]:
-        """Return one answer from every rank."""
+        """Wait for one answer from every other rank and return the answers in order."""
         answers: dict[int, Any] = {}
         while len(answers) < len(self._pipes):
             for rank, said in self._messages(LOOK_EVERY_S):
@@ -167,13 +169,13 @@ class Ranks:
                 answers[rank] = said
         return [answers[rank] for rank in sorted(answers)]
 
-    # Unasked messages from ranks, and lost ranks
+    # Errors that ranks report, and lost ranks
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Mark the ranks as out of step, for good, after an error in the block.
+        """Note after an error in the block that the ranks are unusable from now on.
 
-        If a lost rank caused the error, that is raised.
+        If the loss of a rank caused the error, raise an error about that rank instead.
         """
         if self._lost is not None:
             raise self._lost
@@ -196,7 +198,7 @@ class Ranks:
             raise
 
     def _messages(self, seconds: float) -> list[tuple[int, Any]]:
-        """Return messages that ranks have sent, or send within `seconds`, by rank.
+        """Return the messages that ranks have sent or send within `seconds`, each with its rank.
 
         A message is an answer, or the error that ended the rank.
         """
@@ -213,7 +215,7 @@ class Ranks:
         return RuntimeError(f"rank {rank}: {said}") if kind == "failed" else said
 
     def _check(self) -> None:
-        """Raise the error that has ended a rank."""
+        """Raise an error if one has ended a rank."""
         errors = [said for _, said in self._messages(0) if isinstance(said, Exception)]
         if errors:
             raise _cause(errors)
@@ -224,9 +226,9 @@ class Ranks:
             raise self._silence(waited_s)
 
     def _last_words(self) -> Exception | None:
-        """Return the cause of a failed collective: a rank's message or its end, if either comes soon."""
+        """Return the cause of a failed collective, if a rank soon reports an error or ends; else None."""
         errors = [said for _, said in self._messages(_LAST_WORDS_S) if isinstance(said, Exception)]
-        if errors:  # the first may be a mere effect of the loss of another rank, which will show soon
+        if errors:  # the first error may only be an effect of the loss of another rank, which will show soon
             errors += [said for _, said in self._messages(LOOK_EVERY_S) if isinstance(said, Exception)]
         return _cause(errors) if errors else None
 
@@ -246,7 +248,7 @@ class Ranks:
 
 
 class _Watched:
-    """A step of rank 0 that other ranks compute with it."""
+    """A step on rank 0, which the other ranks compute at the same time."""
 
     def __init__(self, pending: Pending, ranks: Ranks, number: int) -> None:
         self._pending, self._ranks, self._number = pending, ranks, number
@@ -261,7 +263,7 @@ class _Watched:
 
 
 class _SeenCopy:
-    """A copy of rank 0 that other ranks also make; copies end in order."""
+    """A copy on rank 0, which the other ranks also make; copies end in order."""
 
     def __init__(self, copy: Copy, ranks: Ranks, number: int) -> None:
         self._copy, self._ranks, self._number = copy, ranks, number
@@ -281,5 +283,5 @@ class _SeenCopy:
 
 
 def _cause(errors: list[Exception]) -> Exception:
-    """Return the cause of the errors: after the loss of a rank, collectives on the others fail with no UserError."""
+    """Return the likely cause among `errors`: a UserError, because collectives that fail after a loss raise others."""
     return min(errors, key=lambda error: not isinstance(error, UserError))

@@ -1,8 +1,9 @@
-"""The pipe of a process with one of several engines, whichever engine that is: its messages, and their reader.
+"""The messages on the pipe to a process with one of several engines (ours or vLLM), and their reader.
 
-The process first sends `About`, once its engine is loaded. Each call is `(name, arguments)`, which it answers. In the
-call `replay` it sends `Ready`, gets the moment that times count from (ns, on `perf_counter_ns`), and then `Arrival`,
-`HangUp` and `End`; it sends `Report` after each step, and at last `Ran`.
+When its engine is loaded, the process sends `About`. Then it answers calls, each of which is `(name, arguments)`. In
+the call `replay` it first sends `Ready` and receives the start of the run, from which times count (ns, on
+`perf_counter_ns`). Then it receives `Arrival`s and `HangUp`s, and finally `End`. It sends a `Report` after each step,
+and `Ran` at the end.
 
 Nothing here needs torch, so that vLLM's own process can also use it.
 """
@@ -22,10 +23,10 @@ class About(NamedTuple):
     """A description of an engine process.
 
     Attributes:
-        deployment: deployment as JSON, with the KV blocks that fit
-        num_blocks: KV blocks that requests can have
-        forces: whether the output of a request can be forced
-        memory_report: use of its memory, empty if it is not known
+        deployment: deployment as JSON, with the number of KV blocks that fit
+        num_blocks: number of KV blocks that requests can have
+        forces: True if the output of a request can be forced
+        memory_report: explanation of the number of KV blocks; empty if not known
     """
 
     deployment: str
@@ -38,9 +39,9 @@ class About(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Message to a process: a request, sent at `send_ns` of the run.
+    """Message to a process: a request, which its client sent at `send_ns` of the run.
 
-    It has token ids of its prompt and, if forced, of its output.
+    `prompt` and `output` are token ids; `output` is None if it is not forced.
     """
 
     request: WorkloadRequest
@@ -50,21 +51,22 @@ class Arrival(NamedTuple):
 
 
 class HangUp(NamedTuple):
-    """Message to a process: nobody waits for request `id` any more."""
+    """Message to a process: the client of request `id` has hung up."""
 
     id: int
 
 
 class End(NamedTuple):
-    """Message to a process: nothing more comes. Requests that have not ended by then are unfinished."""
+    """Message to a process: the run is over. Requests that have not ended by then are unfinished."""
 
 
 class Report(NamedTuple):
-    """Message from a process: rows of requests that have left and of steps, and the step that has just ended, if any.
+    """Message from a process: rows of requests that have ended and of steps, and the step that has just ended, if any.
 
     Attributes:
-        said: outputs, by request that has left and whose output was not forced
-        sampled: requests that got a token in it, one entry a token
+        said: outputs that were not forced, by id of the request, which has ended
+        step: number of the step that has just ended; None without one
+        sampled: ids of the requests that got tokens in this step, one entry for each token
     """
 
     requests: list[dict[str, Any]]
@@ -75,17 +77,17 @@ class Report(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """First message from a process in a run: it waits for the moment that times count from."""
+    """First message from a process in a run: it waits for the start of the run."""
 
 
 class Ran(NamedTuple):
-    """Last message from a process in a run: the share of its steps' time that launches took, if it is known."""
+    """Last message from a process in a run: the share of its steps' time that launches took, or None if not known."""
 
     launching_share: float | None
 
 
 class Inbox:
-    """The messages of `pipe` that nobody has taken yet."""
+    """The messages that have come through `pipe` and were not taken yet."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -100,19 +102,19 @@ class Inbox:
                 message = self._pipe.recv()
             except (EOFError, OSError):
                 message = None
-            except Exception as error:  # it cannot be unpickled here
+            except Exception as error:  # the message cannot be unpickled here
                 message = error
             with self._arrived:
                 self._came.append(message)
                 self._arrived.notify()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until a message has come, or for `seconds`; return whether one has."""
+        """Wait until a message has come, but not longer than `seconds`; return whether one has come."""
         with self._arrived:
             return self._arrived.wait_for(lambda: bool(self._came), seconds)
 
     def take(self) -> Iterator[Any]:
-        """Yield the messages that have come. Raise EOFError after the last, and the error of one that is unreadable."""
+        """Yield the messages that have come; raise EOFError at the pipe's end, and the error of an unreadable one."""
         while self._came:
             message = self._came.popleft()
             if message is None:
@@ -122,6 +124,6 @@ class Inbox:
             yield message
 
     def next(self) -> Any:
-        """Return the next message, which may take a while."""
+        """Wait for the next message and return it."""
         self.wait()
         return next(self.take())

@@ -1,7 +1,7 @@
-"""A process with a real engine, as the process sees it that has started it, and without which it ends.
+"""A process with a real engine, as its parent process sees it; the process ends when its parent ends.
 
-A thread reads the pipe in the engine's process, so that the engine's own thread is never kept from its steps and
-neither end waits for the other to read.
+In the engine's process a thread reads the pipe. So reading never delays the engine's steps, and neither process waits
+for the other to read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ENDING_S = 5.0  # time that a process may take to end by itself
 
 
 class ReplicaProcess:
-    """A process with the engine `number`, on the devices `gpus` of CUDA_VISIBLE_DEVICES if they are given.
+    """A process with engine number `number`; `gpus`, if given, becomes its CUDA_VISIBLE_DEVICES.
 
-    It calls `serve`, which loads the engine and works until its end of the pipe raises EOFError; an engine with `ranks`
-    starts processes of its own. Calls raise UserError when the engine cannot do them, or has ended. Call `close` to end
-    it.
+    The process calls `serve`, which loads the engine and works until the pipe raises EOFError. `ranks` is True if the
+    engine starts processes of its own. Calls raise UserError if the engine cannot execute them or has ended. Call
+    `close` to end the process.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class ReplicaProcess:
         theirs.close()
 
     def begin(self, call: str, *arguments: object) -> None:
-        """Begin a call of what it serves; `heard` gives the answer."""
+        """Begin the call named `call`; `heard` returns the answer."""
         self.send((call, arguments))
 
     def ask(self, call: str, *arguments: object) -> Any:
-        """Return the answer to a call."""
+        """Make a call and return the answer."""
         self.begin(call, *arguments)
         return self.heard()
 
     def send(self, message: object) -> None:
         """Send a message to the process."""
-        with contextlib.suppress(OSError):  # it has ended: `heard` says why
+        with contextlib.suppress(OSError):  # the process has ended: `heard` says why
             self.pipe.send(message)
 
     def heard(self) -> Any:
-        """Return its next message."""
+        """Wait for the next message of the process and return it."""
         try:
             said = self.pipe.recv()
         except (EOFError, OSError):
@@ -70,7 +70,7 @@ class ReplicaProcess:
         return said
 
     def close(self) -> None:
-        """End the process. It may be called again, and after an error."""
+        """End the process; this may be called more than once, and after an error."""
         self.pipe.close()
         self._process.join(_ENDING_S)
         if self._process.is_alive():
@@ -81,7 +81,7 @@ class ReplicaProcess:
 def _run(serve: Callable[[Inbox, Connection], None], gpus: str | None, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the parent says when to end
     if gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which is later
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # CUDA reads this when it is first used, which is later
     try:
         serve(Inbox(pipe), pipe)
     except (EOFError, OSError):

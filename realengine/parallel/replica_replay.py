@@ -1,4 +1,4 @@
-"""A process with one of several engines that replays what it is sent, and reports on it: the engine's end."""
+"""The code in a process with one of several engines: it replays the requests that it is sent, and reports on them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from serving.user_code.call_limit import watching
 def start_replica(
     number: int, deployment: Deployment, files: ModelFiles, draft: ModelFiles | None = None, gpus: str | None = None
 ) -> ReplicaProcess:
-    """Start the process of the engine `number`; its first message is `About`."""
+    """Start the process of engine number `number`; its first message is `About`."""
     serve = partial(_serve, deployment, files.to_send(), draft and draft.to_send())
     return ReplicaProcess(number, serve, gpus, deployment.tensor_parallel_size > 1)
 
 
 def _serve(deployment: Deployment, files: ModelFiles, draft: ModelFiles | None, inbox: Inbox, pipe: Connection) -> None:
-    """Answer calls until the other end hangs up."""
+    """Answer calls until the parent closes the pipe."""
     engine = Engine(deployment, files, draft)
     try:
         served = _Served(engine, inbox, pipe)
@@ -43,7 +43,7 @@ def _serve(deployment: Deployment, files: ModelFiles, draft: ModelFiles | None, 
 
 
 class _Served:
-    """The calls that an engine process answers beside an engine's own."""
+    """The calls that an engine process answers in addition to the methods of `Engine`."""
 
     def __init__(self, engine: Engine, inbox: Inbox, pipe: Connection) -> None:
         self._inbox = inbox
@@ -70,9 +70,9 @@ class _Served:
         return canary(self._engine)
 
     def replay(self) -> Ran:
-        """Run the requests that come until `End`, and report on them.
+        """Run the requests that arrive until `End`, and report on them.
 
-        The process is first `Ready`, and gets the start of the run.
+        The process first sends `Ready` and receives the start of the run.
         """
         engine = self._engine
         with watching(), no_cycle_search():
@@ -84,7 +84,7 @@ class _Served:
 
 
 class _SentRequests:
-    """The requests from the other end, in the form of the engine's loop: see `realengine.loop.Clientele`."""
+    """The requests that the parent sends, as the `realengine.loop.Clientele` of the engine's loop."""
 
     busy = True
 
@@ -129,7 +129,7 @@ class _SentRequests:
             self._inbox.wait()
 
     def close(self) -> None:
-        """Report what is not yet reported."""
+        """Report everything that was not reported yet."""
         self.take()  # requests sent before the end are unfinished, not unknown
         self.recorder.close()
         self._tell()

@@ -1,9 +1,9 @@
-"""Tensor parallelism: one rank's share of a model's weights, and its communication with the others.
+"""Tensor parallelism: one rank's share of a model's weights, and its communication with the other ranks.
 
-The split is Megatron's, column-parallel and row-parallel. Heads and the MLP's inner dimension are divided; a rank
-computes its heads and its slice of the MLP, and the ranks' results for the hidden state are summed. A mixture is
-divided likewise, every expert by slices, or by whole experts; each rank has a slice of a shared expert. Embedding and
-router are whole on every rank, the head is divided by vocabulary.
+The split is Megatron's, column-parallel and row-parallel. The heads and the MLP's inner dimension are divided: a rank
+computes its heads and its slice of the MLP, and the ranks' results are summed into the hidden state. In an MoE layer a
+rank has a slice of every expert or, with expert parallelism, whole experts; a shared expert is always sliced. Every
+rank has the whole embedding and router. The head is divided by vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXPERT = re.compile(r"[.]experts[.](\d+)[.]")
 
 
 class Collective:
-    """A group of `size` ranks, of which this is `rank`: here, a rank alone.
+    """A group of `size` ranks, as rank `rank` sees it; this base class is a group of one rank.
 
     Every rank makes the same calls in the same order.
     """
@@ -36,11 +36,11 @@ class Collective:
     size = 1
 
     def sum(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
-        """Return `x` summed over the ranks, the same to the bit on each of them."""
+        """Return the sum of `x` over the ranks, which is bitwise the same on every rank."""
         return x
 
     def join(self, x: torch.Tensor, times: OpTimes) -> torch.Tensor:
-        """Return the ranks' `x` `[n, m]` side by side, `[n, size * m]`."""
+        """Return the `x` `[n, m]` of all ranks side by side, `[n, size * m]`."""
         return x
 
 
@@ -66,9 +66,10 @@ class DistributedGroup(Collective):
 
 
 def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> ModelSpec:
-    """Return the shapes of one of `size` ranks; raise UserError when they cannot share the model evenly.
+    """Return the spec of one rank's share of the model; raise UserError if `size` ranks cannot share it evenly.
 
-    With `expert_parallel` a rank has whole experts: `num_experts` stays, because its router knows them all.
+    With `expert_parallel` a rank has whole experts. `num_experts` stays the same, because every router knows all
+    experts.
     """
     inner = []
     if spec.moe_layers < spec.num_layers:
@@ -83,7 +84,7 @@ def shard_spec(spec: ModelSpec, size: int, expert_parallel: bool = False) -> Mod
             remedy = f"must divide {spec.name}'s {name}, which is {getattr(spec, name)}"
             raise UserError("tensor_parallel_size", size, remedy)
     if size > 1 and spec.checkpoint_quantization in ("int4", "int8"):
-        group = spec.checkpoint_group_size or 8  # the most integers of a word
+        group = spec.checkpoint_group_size or 8  # the maximum number of integers in a word
         down = (("down_proj", getattr(spec, name)) for name in inner)
         for name, inputs in (("o_proj", spec.num_heads * spec.head_dim), *down):
             if inputs // size % group:
@@ -104,7 +105,7 @@ def own_experts(spec: ModelSpec, rank: int, size: int) -> range:
 
 
 def shard_state(state: Mapping[str, StoredWeight], rank: int, size: int, own: range | None) -> dict[str, StoredWeight]:
-    """Return the weights of rank `rank`: those of the experts `own` whole, or, if it is None, a slice of each."""
+    """Return the weights of rank `rank`: the whole experts `own`, or a slice of every expert if `own` is None."""
     if size == 1:
         return dict(state)
     shard: dict[str, StoredWeight] = {}
@@ -121,6 +122,6 @@ def _part(name: str, weight: StoredWeight, rank: int, size: int) -> Any:
     layer = name.rpartition(".")[0]
     if layer.endswith(_BY_ROW):
         return each_tensor(weight, lambda part: part.chunk(size, dim=0)[rank])
-    if layer.endswith(_BY_COLUMN):  # every rank has a scale of all inputs
+    if layer.endswith(_BY_COLUMN):  # every rank has a scale that all inputs share
         return each_tensor(weight, lambda part: part.chunk(size, dim=1)[rank] if part.shape[1] > 1 else part)
     return weight
