@@ -24,7 +24,7 @@ from tests.calibration.test_step_model import LOG, many_steps, plan_of
 
 
 def made_by(truth: Correction, noise: float = 0.01, steps: int = 1500) -> IterationLog:
-    """A log of steps that take what `truth` says."""
+    """Write a log of steps that take the times of `truth`."""
     rng = np.random.default_rng(7)
     sizes = many_steps(rng, steps)
     ns = sum(truth.apply(step_parts(LLAMA, deployment(), Roofline(), sizes), sizes).values())

@@ -21,7 +21,7 @@ ROLES: Any = [{"name": role, "role": role, "replicas": 1} for role in ("prefill"
 
 
 class Linear:
-    """A step takes so long, and each token of it longer."""
+    """A cost model in which a step takes a fixed time, plus a time for each of its tokens."""
 
     def __init__(self, step_ns: int, token_ns: int) -> None:
         self.step, self.token = step_ns, token_ns
