@@ -214,12 +214,12 @@ def _decode_step(side: Experiment) -> list[Operation]:
 
 
 def _activations_mb(side: Experiment) -> float:
-    """Return the bytes that norms, rotary embedding and activations move in such a step, in MB."""
+    """Return the MB that norms, rotary embedding and activations move in a decode step of one sequence."""
     return sum(float(one.count * one.bytes) for one in _decode_step(side) if isinstance(one, Elementwise)) / 1e6
 
 
 def _kv_gb(side: Experiment) -> float:
-    """Return the KV of one sequence, in GB."""
+    """Return the GB of KV of one sequence of `tokens`."""
     served = side.serves
     return find_model(served.model).kv_bytes_per_token(int(DTYPE_BYTES[kv_dtype(served)])) * side.tokens / 1e9
 

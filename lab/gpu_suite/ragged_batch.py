@@ -53,9 +53,9 @@ class _Processors(NamedTuple):
 
 
 def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> ModelSpec:
-    """Return a model with such attention and no other size.
+    """Return a model with the attention of `shape`; its other sizes do not matter.
 
-    `norms` are norms of query and key heads, `interleaved` is the rotation.
+    `norms` are norms of query and key heads, `interleaved` is the kind of rotation.
     """
     return ModelSpec(
         name=shape.model,

@@ -1,4 +1,4 @@
-"""The server holds: many requests, slow ones, clients that go, keys, processes that die, a full disk, and its end."""
+"""The server survives many requests, slow ones, clients that leave, keys, killed processes and a full disk."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whatever is sent: OpenAI's error document, never a 500, and the next good request is answered."""
+"""Malformed requests get OpenAI's error document, never a 500, and the next good request is answered."""
 
 import gzip
 import json

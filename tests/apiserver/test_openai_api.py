@@ -1,4 +1,4 @@
-"""What the server answers: every endpoint, whole and as a stream, held against the twin that it serves."""
+"""The server's answers: every endpoint, whole and as a stream, compared with the twin that it serves."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""GuideLLM and AIPerf, each in an environment of its own: what they report is what was recorded, and their own time."""
+"""GuideLLM and AIPerf, each in its own environment: their reports agree with what was recorded."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Several engines behind one router, held against an engine process that says what a test has it say."""
+"""Several engines behind one router, with a stand-in for the engine process that sends what a test asks for."""
 
 from collections.abc import Iterator
 from multiprocessing import Pipe

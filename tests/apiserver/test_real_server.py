@@ -1,4 +1,4 @@
-"""The real engine behind the API, as the `openai` package and a router see it; transformers is the oracle."""
+"""The real engine behind the API, as the `openai` package and a router see it; transformers gives the answers."""
 
 import asyncio
 import json

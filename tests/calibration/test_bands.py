@@ -1,4 +1,4 @@
-"""Bands: the interval of a calibration covers what it says, and opens where queueing amplifies."""
+"""Bands: the interval of a calibration covers what it states, and widens where queueing amplifies errors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""An engine that drafts: its price is found again, its acceptance is measured, and both are simulated."""
+"""An engine with drafts: its prices are recovered, its acceptance is measured, and both are simulated."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Calibration: prices that are really there are found again, damage is named, domains are honest."""
+"""Calibration: planted prices are recovered, damage is named, and domains are stated honestly."""
 
 import json
 from dataclasses import fields, replace

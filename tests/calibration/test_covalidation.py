@@ -1,4 +1,4 @@
-"""The ladder's rungs 1 to 3, on "real" runs that are simulated with noise: then the truth is known."""
+"""Rungs 1 to 3 of validation, on "real" runs that are simulated with noise, so that the truth is known."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whether a machine was calm: canaries of the same engine are compared, and steps with their calibration."""
+"""Disturbed machines are detected from canaries of the same engine, and from steps and their calibration."""
 
 import json
 from dataclasses import replace

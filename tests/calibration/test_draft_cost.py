@@ -1,4 +1,4 @@
-"""What verifying and drafting cost: closed forms on a plain roofline, tables against parts, and what is refused."""
+"""The cost of verifying and drafting: closed forms on a plain roofline, tables against parts, and refusals."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Levels that share strength: what one configuration teaches another, and how far off what nothing taught may be."""
+"""Evidence by levels: what one configuration says about another, and how wide the band is without evidence."""
 
 import json
 from dataclasses import replace

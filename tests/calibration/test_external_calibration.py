@@ -1,4 +1,4 @@
-"""A calibration from another engine's iterations: it learns, it says how well, it survives its file."""
+"""A calibration from another engine's iteration log: its fit, its stated errors, and its file."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Fitting a front door: what is simulated with known prices is found again."""
+"""Fitting a front door: known prices are recovered from a simulation with them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Steps without CUDA graphs: they take what the device needs, or what the host needs to launch them."""
+"""Steps without CUDA graphs take the time of the device, or the host's time to launch their kernels."""
 
 from dataclasses import replace
 from pathlib import Path

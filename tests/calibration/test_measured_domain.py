@@ -1,4 +1,4 @@
-"""What was measured: the domain asked of whole recordings says what the cost models said while they priced them."""
+"""Measured domains: recordings are judged as the cost models judged their steps while pricing them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Checkpoints of which some layers stay in 16 bits: read from what they list, sized and priced from one count."""
+"""Checkpoints with some layers in 16 bits: read from their lists, sized and priced by one count."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Workers of prefill and decode that nobody states: the fewest that hold all requests and keep pace."""
+"""Prefill and decode workers of unknown number: the smallest number that holds all requests and keeps pace."""
 
 from __future__ import annotations
 

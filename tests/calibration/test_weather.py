@@ -1,4 +1,4 @@
-"""Weather: what is planted is found, no step tells of its own weather, and the second verdict uses it."""
+"""Slowdowns of the machine ("weather"): planted ones are found, never from the step to predict, and used."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who is let in to the dashboard, and under which name."""
+"""Access to the dashboard: who is let in, and under which name."""
 
 import asyncio
 import base64

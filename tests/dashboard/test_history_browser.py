@@ -1,4 +1,4 @@
-"""Back and forward in a real browser: one change by a person is one step, and every step is the page as it was."""
+"""Back and forward in a real browser: one change by a person is one step back to the page as it was."""
 
 from urllib.parse import quote
 

@@ -1,4 +1,4 @@
-"""What lies under the runs directory: all of it is seen, the newest is listed, a second look is cheap."""
+"""The runs directory: all runs are seen, the newest are listed, and a second look is cheap."""
 
 import os
 from pathlib import Path

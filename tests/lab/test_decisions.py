@@ -1,4 +1,4 @@
-"""Rung 7: planted truths, which questions are asked, what a choice is worth, and the command."""
+"""Rung 7: planted truths, the questions that are asked, the utility of choices, and the command."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A policy cannot win by what it says of its work: whoever shrinks sums, lengths or KV ends the run in one line."""
+"""A policy cannot win by misstating its work: wrong sums, lengths or KV end the run in a one-line error."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Clients: who waits for whom, as plain data, and the same on both clocks."""
+"""Clients that wait for answers, as plain data; they behave the same in real and simulated time."""
 
 from heapq import heappop, heappush
 from pathlib import Path
