@@ -1,7 +1,7 @@
-"""Compile the hot modules of `serving` and `sim` with mypyc into `serving/_compiled`, and say in a line how it went.
+"""Compile the hot modules of `serving` and `sim` with mypyc into `serving/_compiled`, and report the result in a line.
 
-`make core` runs this. It needs mypy and a C compiler; without them everything runs in pure Python, as it also does
-where the sources have changed since. `serving/compiled_core.py` decides which is imported.
+`make core` runs this. It needs mypy and a C compiler. Without a compiled core, or with one whose sources have changed
+since, everything runs in pure Python. `serving/compiled_core.py` decides which of the two is imported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MODULES = (
 
 
 def missing() -> str:
-    """Return what this machine lacks to compile with, empty if nothing."""
+    """Return what this machine lacks for compiling; empty if it lacks nothing."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return "pure Python: no C compiler"
@@ -54,7 +54,7 @@ def missing() -> str:
 
 
 def build(folder: Path) -> None:
-    """Compile the modules into `folder`. Raises whatever setuptools and mypyc do."""
+    """Compile the modules into `folder`; raise the errors of setuptools and mypyc."""
     from mypyc.build import mypycify
 
     extensions = mypycify(["--config-file=pyproject.toml", *MODULES], target_dir=str(folder / "c"))

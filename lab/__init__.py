@@ -1,4 +1,4 @@
-"""The lab: the code that produces the evidence behind the house, such as GPU runs, fits, scores and benchmarks.
+"""The lab: the code that produces the published evidence: GPU runs, fits, scores and benchmarks.
 
-It imports the house, never the reverse, and no wheel contains it. `results/` has the pages that it writes.
+The lab imports the shipped packages, never the reverse, and no wheel contains it. It writes the pages in `results/`.
 """

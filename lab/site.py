@@ -1,6 +1,6 @@
 """Build the documentation as a website, with an API reference from the docstrings: `python -m lab.site OUT`.
 
-The pages link to one another and to sources as they do in the repository. So what they link to is copied beside them.
+The pages link to one another and to sources as in the repository, so the linked files are copied beside them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The command line in this process, for tests of what a command says and makes; where the process itself is tested,
-start one: Python and its imports take longer than most commands do."""
+"""The command line run in this process, for tests of a command's output and files.
+
+Tests of the process itself start one: Python and its imports take longer than most commands do.
+"""
 
 import io
 import logging
@@ -15,7 +17,7 @@ from tokentwin.cli import main
 
 
 class Done(NamedTuple):
-    """How a command ended, as `subprocess.CompletedProcess` has it."""
+    """The exit status and output of a command, as in `subprocess.CompletedProcess`."""
 
     returncode: int
     stdout: str
@@ -23,9 +25,9 @@ class Done(NamedTuple):
 
 
 def tokentwin(*arguments: object, cwd: Path | str = ".", encoding: str = "utf-8") -> Done:
-    """What the console script does with these arguments, on a terminal of this `encoding`.
+    """Run the console script with these arguments, on a terminal of this `encoding`, and return its output.
 
-    Its environment, its log and its handler of SIGTERM end with it.
+    Changes to the environment, the log handlers and the SIGTERM handler are undone afterwards.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
     handler, status = signal.getsignal(signal.SIGTERM), 0

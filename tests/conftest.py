@@ -1,4 +1,4 @@
-"""Before anything imports numpy: the environment that the command line sets for itself; and shared fixtures."""
+"""The environment that the command line sets for itself, set before anything imports numpy; and shared fixtures."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-# Workers share two cores: threads of torch that wait for one another would take them from the others.
+# Workers share two cores: torch's threads would wait for one another, and take the cores from other workers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import tests.budget  # noqa: F401
@@ -25,25 +25,27 @@ from tests.fast_lane import (  # noqa: F401
     pytest_xdist_make_scheduler,
 )
 
-# A shell lets what it starts in the background ignore Ctrl-C, children and all; the tests of Ctrl-C need it.
+# A shell starts background processes so that they and their children ignore Ctrl-C; the tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays. A search for reference cycles would look through all of it: a third of a second,
-    and Streamlit makes one after every drawing of a page."""
+    """Exempt all objects that exist by now from garbage collection.
+
+    A collection over them takes a third of a second, and Streamlit starts one after every drawing of a page.
+    """
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Else nanobind calls what is frozen a leak, on sixty lines."""
+    """End the exemption, or nanobind would report the exempt objects as leaks, on sixty lines."""
     gc.unfreeze()
 
 
 @contextmanager
 def _no_running_loop(item: pytest.Item) -> Iterator[None]:
-    """Playwright leaves its loop marked as running while the browser is open, and no other could be run."""
+    """Hide Playwright's event loop, which stays marked as running while the browser is open and forbids any other."""
     if "browser" in item.keywords:
         yield
         return

@@ -1,7 +1,7 @@
-"""The fast lane, `pytest --fast`: what one can wait for at every save.
+"""The fast lane, `pytest --fast`: tests that are quick enough to run at every save.
 
-It leaves out files that need torch, Streamlit, a browser or a server, whose start alone takes longer, and the tests
-that `slow_tests.txt` names, which were measured to take more than `MOST_S` of CPU time. A new test is in the lane
+It leaves out files that need torch, Streamlit, a browser or a server, whose start alone takes longer. It also leaves
+out the tests in `slow_tests.txt`, which were measured to take more than `MOST_S` of CPU time. A new test is in the lane
 until it is measured: `pytest --fast --measure tests/slow_tests.txt`.
 """
 
@@ -17,9 +17,9 @@ from hypothesis import settings
 
 from serving.compiled_core import COMPILED_CORE, CORE
 
-MOST_S = 0.05  # of CPU time, its fixtures and processes included, on average over its parameters
+MOST_S = 0.05  # CPU seconds of a test, with its fixtures and processes, averaged over its parameters
 SLOW = Path(__file__).with_name("slow_tests.txt")
-_LONGEST = ("browser", "engine", "aot")  # marks of the files that take longest, which come first
+_LONGEST = ("browser", "engine", "aot")  # marks of the slowest files, which run first
 _HEAVY = re.compile(r"importorskip\(\"(torch|triton|streamlit)\"|tests\.(dashboard\.browser|apiserver\.served\w*) ")
 _TOOK_S: dict[str, list[float]] = defaultdict(list)
 
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `--dist loadfile` all tests in a browser go to one worker, which starts it once."""
+    """Under `--dist loadfile`, send all browser tests to one worker, which starts the browser once."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):

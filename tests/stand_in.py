@@ -1,4 +1,4 @@
-"""Something that does as another does, but for some calls: objects of compiled classes let nobody replace a method."""
+"""A stand-in for an object that replaces some of its methods, which an object of a compiled class does not allow."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every link in the documentation leads to a file that is there, and to a heading of it."""
+"""Every link in the documentation leads to an existing file and, if it names one, to an existing heading."""
 
 import re
 from pathlib import Path
@@ -16,13 +16,13 @@ _HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 
 
 def anchors(page: str) -> set[str]:
-    """Of a page's headings, as GitHub makes them: small letters, hyphens for spaces, no other punctuation."""
+    """Return the anchors of a page's headings as GitHub makes them: lower case, hyphens, no other punctuation."""
     titles = _HEADING.findall(re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def dead_links(page: str, folder: Path) -> list[str]:
-    """Links of `page`, which lies in `folder`, that lead nowhere; those to other sites are not followed."""
+    """Return the links of `page`, a text in `folder`, that lead nowhere; links to other sites are not followed."""
     dead = []
     for link in _LINK.findall(_CODE.sub("", page)):
         if re.match(r"[a-z]+:", link):

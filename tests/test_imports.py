@@ -1,4 +1,4 @@
-"""The house rules that imports must keep, read from the source; and an instant --help."""
+"""The project's rules on imports, checked in the source; and a `--help` that loads little."""
 
 import ast
 import re
@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "vllmside": {"vllmside", "realengine", "traces", "serving"},
     "lab": OURS,
 }
-# They ask `planning.checkout` for the lab when they are called, and say so where it is not.
+# They ask `planning.checkout` for the lab when they are called, and report it if there is no checkout.
 REACHES_THE_LAB = {
     "dashboard/claims_page/page.py",
     "dashboard/claims_page/tasks.py",
@@ -64,13 +64,13 @@ def modules(package: str) -> list[Path]:
 
 
 def named(tree: ast.AST) -> set[str]:
-    """Our packages of which a string under `tree` names a module, as `dashboard.blocks:figure`, to import later."""
+    """Return our packages with a module that a string under `tree` names, such as `dashboard.blocks:figure`."""
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {text.split(".")[0] for text in texts if re.fullmatch(r"\w+\.[\w.]*(:\w*)?", text) and is_module(text)}
 
 
 def is_module(text: str) -> bool:
-    """Whether the name, of which the end may be left open, begins with one of our modules or packages within them."""
+    """Return whether `text`, which may be cut short, begins with one of our modules or packages within packages."""
     package, below, *_ = text.partition(":")[0].split(".")
     return package in OURS and below != "" and any((ROOT / package / f"{below}{end}").exists() for end in (".py", ""))
 
@@ -91,7 +91,7 @@ def run(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Top-level names of the packages imported anywhere under `tree`."""
+    """Return the top-level packages that are imported anywhere under `tree`."""
     names = set()
     for node in run(tree):
         if isinstance(node, ast.Import):
@@ -102,7 +102,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def at_import_time(tree: ast.AST) -> set[str]:
-    """The same, leaving out what functions import when called."""
+    """Return the top-level packages that are imported under `tree`, leaving out imports inside functions."""
     names = set()
     for node in children(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -136,13 +136,13 @@ def test_what_reaches_the_lab_does_so_when_called_and_after_asking(name: str) ->
 
 
 def every_module() -> dict[str, Path]:
-    """All of our modules, by name."""
+    """Return the paths of all our modules, by name."""
     paths = [path.relative_to(ROOT) for package in OURS for path in modules(package)]
     return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path for path in paths}
 
 
 def imported_modules(tree: ast.AST, known: Set[str]) -> set[str]:
-    """Those of the modules `known` that are imported anywhere under `tree`."""
+    """Return the modules among `known` that are imported anywhere under `tree`."""
     named = set()
     for node in run(tree):
         if isinstance(node, ast.Import):
@@ -154,7 +154,7 @@ def imported_modules(tree: ast.AST, known: Set[str]) -> set[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Groups of modules each of which leads to all others of its group."""
+    """Return the groups of modules that all import one another, directly or through others."""
     reached: dict[str, set[str]] = {}
     for start in graph:
         seen, to_see = set[str](), [start]

@@ -1,9 +1,9 @@
-"""The share of plans whose answer lies outside of the range that the plan says first, and the width of that range.
+"""The share of plans whose final answer lies outside the range that is shown first, and the width of that range.
 
     python -m lab.benchmarks.first_answers [QUESTIONS] [FIRST]
 
 The command asks QUESTIONS (default 20) random questions, the first with the seed FIRST (default 5000), and prints each
-answer outside of its range.
+answer that lies outside its range.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planning.plan.request import PlanRequest
 
 
 def question(seed: int, traffic: Path) -> PlanRequest:
-    """Return a random question; the file `traffic` gets the description of its traffic."""
+    """Return a random question, and write the description of its traffic to the file `traffic`."""
     chance = Random(seed)
     arrivals: dict[str, Any] = {"kind": chance.choice(["poisson", "poisson", "gamma"])}
     arrivals["rate"] = chance.choice([0.5, 2, 5, 10, 20, 40])

@@ -1,11 +1,11 @@
-"""The time that a browser with an empty cache waits for a page of the dashboard: for its title and its first plot.
+"""The time from opening a dashboard page in a browser with an empty cache to its title and to its first plot.
 
     python -m lab.benchmarks.first_plot [--cold] [--pages run,trust] [--rounds 5] [--runs RUNS --query 'run=NAME']
 
-Each page is opened once to warm the server, then once a round in a new Chromium; with `--cold` each time from a server
-that has only just answered. The table shows medians, and the last line has all times as JSON. `main` is CPU time of the
-page's main thread, which scripts, layout and Plotly share, up to the first plot or a little later. On a busy machine
-only `main` is reliable. The targets are a first plot after 2.5 s, and after 6 s if cold, on two quiet cores.
+Each page is opened once to warm the server, then once a round in a new Chromium. With `--cold` each round has a server
+that has just started. The table shows medians, and the last line has all times as JSON. `main` is the CPU time of the
+page's main thread (scripts, layout and Plotly) until the first plot or a little later. On a busy machine only `main` is
+reliable. The targets are a first plot after 2.5 s, and after 6 s if cold, on two quiet cores.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def opened(browser: Browser, address: str) -> dict[str, float]:
 
 
 def measure(pages: list[str], rounds: int, runs: str | None, query: str, cold: bool) -> list[dict[str, Any]]:
-    """Return a row for every page and round, without the first round of a server that is to be warm."""
+    """Return a row for every page and round; a server that must be warm has one more round, which is left out."""
     rows = []
     with tempfile.TemporaryDirectory() as elsewhere, sync_playwright() as playwright:
         nothing = Path(elsewhere) / "runs"

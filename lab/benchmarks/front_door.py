@@ -1,15 +1,15 @@
-r"""The cost of the front door: CPU time of its processes by request and by token, lateness of tokens, and memory.
+r"""The cost of the API server (front door): CPU time per request and per token, lateness of tokens, and memory.
 
     python -m lab.benchmarks.front_door [--streams 1,64,512,1000] [--tokens 200] [--rate 20] [--api-workers 1] \
         [--alone 100]
 
-It serves the twin of a fleet whose replicas give every stream `--rate` tokens a second, and lets so many clients stream
-at once. A token is late by the time from the end of its step to its arrival at the client, which shares the machine.
-Every answer is compared with the answer of its seed: no token may be missing, or come twice. Tokens per second are
-tokens that came while all streams were under way. First of all, `--alone` requests come one after the other to a fleet
-in real time: the overhead of the front door is the time that a client waits for its first token beyond the twin's own.
-CPU time is of the processes alone, so neighbours matter little for it. Everything else is wall time, which on a busy
-machine says more about the machine than about the front door. The last line is JSON.
+It serves the twin of a fleet whose replicas give every stream `--rate` tokens a second, to `--streams` clients at once.
+The lateness of a token is the time from the end of its step to its arrival at the client, which runs on the same
+machine. Every answer is compared with the expected one: no token may be missing, or come twice. Tokens per second count
+only the time in which all streams were under way. Before that, `--alone` requests come one after the other to a fleet
+in real time: the overhead is the client's wait for its first token, less the wait in the twin itself. CPU time counts
+the server's processes alone, so other load on the machine hardly changes it. Other load distorts the other figures,
+which are wall times. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Stream(asyncio.Protocol):
             self.done.set_exception(error or ConnectionError("the server has hung up"))
 
     def words(self) -> tuple[list[str], list[int]]:
-        """Return every token's word, and the time at which it came; an event comes with its last byte."""
+        """Return every token's word and arrival time; an event arrives with its last byte."""
         words: list[str] = []
         times: list[int] = []
         rest = b""
@@ -84,7 +84,7 @@ class Stream(asyncio.Protocol):
 
 
 async def stream_all(server: Server, bodies: list[dict[str, Any]]) -> list[Stream]:
-    """Stream all requests at once, to their ends."""
+    """Stream all requests at once, until every answer has ended."""
     loop = asyncio.get_running_loop()
     made = [await loop.create_connection(partial(Stream, body), *server.address) for body in bodies]
     streams = [stream for _, stream in made]
@@ -98,7 +98,7 @@ async def stream_one_by_one(server: Server, bodies: list[dict[str, Any]]) -> lis
 
 
 def token_s(streams: int, tokens: int) -> float:
-    """Return seconds of the fleet's own time from one token of a stream to the next, with so many streams at once."""
+    """Return the mean simulated seconds from one token of a stream to the next, with `streams` streams at once."""
     deployment = served().model_copy(update={"model": MODEL})
     scheduler = deployment.scheduler.model_copy(update={"max_num_seqs": MAX_NUM_SEQS})
     deployment = with_fleet(deployment.model_copy(update={"scheduler": scheduler}), REPLICAS, None)
@@ -108,27 +108,27 @@ def token_s(streams: int, tokens: int) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process so far."""
+    """Return the CPU seconds that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 def resident_mb(pid: int) -> float:
-    """Return the memory of a process."""
+    """Return the resident memory of a process in MB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def spent(
     server: Server, pids: dict[str, list[int]], bodies: list[dict[str, Any]]
 ) -> tuple[list[Stream], dict[str, float]]:
-    """Return the streams of these requests, and CPU seconds by kind of process."""
+    """Stream the requests in `bodies`; return the streams, and the CPU seconds by kind of process."""
     before = {kind: sum(map(cpu_s, processes)) for kind, processes in pids.items()}
     streams = asyncio.run(stream_all(server, bodies))
     return streams, {kind: sum(map(cpu_s, processes)) - before[kind] for kind, processes in pids.items()}
 
 
 def measure(count: int, tokens: int, rate: float, workers: int) -> dict[str, Any]:
-    """Measure one server that `count` clients ask at once."""
+    """Measure one server with `count` clients at once."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         speed = token_s(count, tokens) * rate
@@ -157,8 +157,8 @@ def measure(count: int, tokens: int, rate: float, workers: int) -> dict[str, Any
 def lateness(rows: list[dict[str, Any]], came_ns: list[list[int]], speed: float) -> dict[str, float]:
     """Return the lateness of tokens in ms, and tokens per second.
 
-    Streams are alike, so the n-th to come first is the n-th that was sent first. The run's start is the time at which
-    no stream comes before it was sent.
+    Streams are alike, so the n-th one to arrive is the n-th one that was sent. The run's start is the latest time at
+    which no stream arrives before it was sent.
     """
     rows = sorted(rows, key=lambda row: row["first_sent_ns"])
     came_ns = sorted(came_ns, key=lambda times: times[0])
@@ -180,7 +180,7 @@ def lateness(rows: list[dict[str, Any]], came_ns: list[list[int]], speed: float)
 
 
 def overhead(requests: int, workers: int) -> dict[str, float]:
-    """Return the excess wait for first tokens in ms, for requests that come one after the other."""
+    """Return how many ms longer than the twin's own TTFT a client waits, for requests that come one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         with serving(Path(folder), *FLEET, "--api-workers", workers, "-o", out) as server:

@@ -1,9 +1,9 @@
-"""The accuracy of fitted kernel times: errors held out of the tables, gaps in a grid, GPUs left out, and speed.
+"""The accuracy of fitted kernel times: held-out errors, gaps in a grid of sizes, left-out GPUs, and pricing speed.
 
-`python -m lab.benchmarks.kernel_surfaces` prints the errors that the bundled fits state and the time of pricing. With
+`python -m lab.benchmarks.kernel_surfaces` prints the errors that the bundled fits state, and the time of pricing. With
 `--tables package` (needs `aiconfigurator-core`) or a folder of systems (`h100_sxm`, `h200_sxm`, ...) it also measures
-two harder cases: shapes in the middle of a gap of two octaves, as wide as the widest in the tables, and whole GPUs left
-out (the sigma that `kernel_transfer` states).
+two harder cases. One is shapes in the middle of a gap of two octaves, as wide as the widest gap in the tables. The
+other is GPUs that are left out as a whole, whose errors give the sigma that `kernel_transfer` states.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def gpus_left_out(tables: str, names: Iterable[str]) -> None:
 
 
 def collectives_left_out() -> None:
-    """Print errors of closed forms of left-out GPUs, taken from those over the same kind of link, against their own."""
+    """Print errors of closed forms on left-out GPUs, taken from GPUs with the same kind of link."""
     print("\nCollectives of GPUs left out: sigma that fits")
     known = read_forms(json.loads(COLLECTIVES.read_text(encoding="utf-8")))
     pooled: dict[bool, list[np.ndarray]] = defaultdict(list)
@@ -130,7 +130,7 @@ def _in_gap(m: Measured) -> bool:
 
 
 def _logs(kernels: KernelSurfaces | TransferredKernels, measured: list[Measured]) -> np.ndarray:
-    """Return the log of predicted over measured time; a measured time beyond the roofline counts as on it."""
+    """Return the log of predicted over measured time; a measured time below the roofline is raised to the roofline."""
     return np.concatenate(
         [np.log(kernels.time(m.operation).ns / np.maximum(m.ns, floor_ns(kernels.gpu, m.operation))) for m in measured]
     )

@@ -29,7 +29,7 @@ SAMPLE = 600
 
 
 def of_v3(gpu: str, stored: str, kind: str) -> str:
-    """Return ratios for DeepSeek-V3: at least 8 heads, 16-bit KV."""
+    """Return predicted over measured times for DeepSeek-V3, with at least 8 heads and 16-bit KV."""
     table = _table(gpu, "mla", f"mla_{kind}_module_perf")
     rows = table[(table.kv_cache_dtype == "bfloat16") & (table.gemm_type == stored) & (table.num_heads >= 8)]
     model = find_model("DeepSeek-V3").model_copy(
@@ -39,7 +39,7 @@ def of_v3(gpu: str, stored: str, kind: str) -> str:
 
 
 def of_v4(gpu: str, layer: str, kind: str) -> str:
-    """Return ratios for DeepSeek-V4-Flash's layers of one kind, weights in fp8 by block and KV in fp8."""
+    """Return predicted over measured times for layers of DeepSeek-V4-Flash, with block-wise fp8 weights and fp8 KV."""
     table = _table(gpu, "sparse_attention", f"dsv4_{layer}_{kind}_module_perf")
     rows = table[table.model.str.contains("Flash")]
     flash = find_model("DeepSeek-V4-Flash")
@@ -56,9 +56,9 @@ def _table(gpu: str, family: str, name: str) -> Any:
 
 
 def _ratios(gpu: str, model: ModelSpec, rows: Any, kind: str, long_ms: float) -> str:
-    """Return predicted over measured time at `SAMPLE` of the points: 10 %, median, 90 %; then for times over `long_ms`.
+    """Return predicted over measured time at `SAMPLE` of the points, then at those that take more than `long_ms`.
 
-    All three are numbers in one line of text.
+    Both are given as 10 %, median and 90 %, in one line of text.
     """
     kernels = load_kernels(find_gpu(gpu))
     ratios, measured_ms = [], []

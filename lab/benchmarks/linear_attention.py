@@ -1,7 +1,7 @@
-"""Layers with a constant state against vLLM's own kernels: predicted times over NVIDIA's tables, which no fit has seen.
+"""Layers with a constant state: predicted times over NVIDIA's tables of vLLM's own kernels, which no fit has seen.
 
-`python -m lab.benchmarks.linear_attention H200`, with aiconfigurator-core installed, prints the median, and 10 % to
-90 %.
+`python -m lab.benchmarks.linear_attention H200`, with aiconfigurator-core installed, prints the median and the 10 % and
+90 % quantiles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The cost of a running server's metrics for its engine process: CPU time of one core.
+"""The cost of a running server's metrics for its engine process, as CPU time of one core.
 
     python -m lab.benchmarks.live_metrics [--replicas 4] [--streams 1000] [--tokens-per-s 20] [--seconds 10]
 
-Each stream gets its tokens from steps of its replica; its request ends after 200 of them and another comes. The last
+Each stream gets its tokens from steps of its replica; its request ends after 200 tokens, and another begins. The last
 line has the figures as JSON: percent of a core for counting, microseconds a token, milliseconds a scrape.
 """
 
@@ -74,7 +74,7 @@ class Stream:
         metrics.expects(id, now_ns)
 
     def end(self, metrics: LiveMetrics, replica: int, now_ns: int) -> None:
-        """End the request, which has its last token."""
+        """End the request, after its last token."""
         row = {
             "request_id": self.id,
             "replica": replica,

@@ -1,8 +1,9 @@
-"""The remaining error of the twin on a noisy machine, once it knows the machine's weather.
+"""The remaining error of the twin on a noisy machine, once it knows how much the machine was slowed down.
 
-A neighbour on every core computes for random times and rests for random times. Beside it an engine is calibrated and
-then records the same trace again and again; each recording is simulated blind, and in its own weather. `python -m
-lab.benchmarks.noisy_machine [--runs 20] [--minutes 12] [--quiet]`; `--quiet` leaves the neighbours out.
+On every core a neighbour process computes for random times and rests for random times. Beside it an engine is
+calibrated and then records the same trace again and again. Each recording is simulated blind, and with the slowdown of
+the machine in that run. `python -m lab.benchmarks.noisy_machine [--runs 20] [--minutes 12] [--quiet]`; `--quiet` leaves
+the neighbours out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from serving.deployments.config import Deployment, parse
 from traces.synth import parse_spec, synthesise
 
 SCHEDULER = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024, "num_blocks": 300}
-ON_S, OFF_S = (0.05, 2.0), (0.2, 4.0)  # uniform between these
+ON_S, OFF_S = (0.05, 2.0), (0.2, 4.0)  # seconds of computing and of resting, drawn uniformly between these
 STATISTICS = [(metric, stat) for metric in ("ttft_ms", "tpot_ms", "e2e_ms") for stat in ("mean", "p50")]
 
 

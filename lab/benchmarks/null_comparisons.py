@@ -1,8 +1,8 @@
-"""The rate at which `tokentwin compare` claims a difference where there is none; it promises one time in twenty.
+"""The rate at which `tokentwin compare` claims a difference where there is none; it promises at most one in twenty.
 
-Two sides serve the same requests with the same cost model. They differ in the seed of slowly changing step times (a
-machine's noise), or of the errors of shortest-job-first's predictions. `python -m lab.benchmarks.null_comparisons
-[RUNS]` makes RUNS (200) comparisons of each kind.
+Two sides serve the same requests with the same cost model. They differ only in the seed of slowly changing step times
+(a machine's noise), or in the seed of the errors of shortest-job-first's predictions. `python -m
+lab.benchmarks.null_comparisons [RUNS]` makes RUNS (default 200) comparisons of each kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIDE = Side(deployment=RanDeployment(policy="vllm", scheduler={}))
 
 
 class NoisyCost(TokenCost):
-    """Steps that take 0.4 to 2.5 times as long, with a factor that changes over about twenty steps."""
+    """Step times multiplied by a factor, usually 0.4 to 2.5, that changes over about twenty steps."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(6 * MS, 18_000, 450)

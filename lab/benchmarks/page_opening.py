@@ -3,9 +3,9 @@
     python -m lab.benchmarks.page_opening              # every page, on bundled data
     python -m lab.benchmarks.page_opening RUNS NAME    # the Run page on recording NAME under RUNS
 
-Pages are run in this process, by Streamlit's AppTest, without a browser. A page is opened once to warm the server (the
-Run page on a bundled recording), and then by a visitor who sees data that nobody has opened yet; `again` is the next
-visitor. System time is separate: it is mostly memory that is touched for the first time. The last line of output is
+Pages run in this process, in Streamlit's AppTest, without a browser. A page is opened once to warm the server (the Run
+page on a bundled recording), and then by a visitor who sees data that nobody has opened yet; `again` is the next
+visitor. System time is separate: it is mostly spent on memory that is touched for the first time. The last line is
 JSON.
 """
 
@@ -28,7 +28,7 @@ PAGES = ("plan", "frontier", "policy_lab", "run", "step", "trust", "calibration"
 
 
 def page(module: str, runs: str) -> None:
-    """Run the script of one page; it contains all that it needs, since AppTest takes its source."""
+    """Run the script of one page; it needs nothing outside itself, since AppTest runs its source alone."""
     import inspect
     from importlib import import_module
 
@@ -37,7 +37,7 @@ def page(module: str, runs: str) -> None:
 
 
 def opened(module: str, runs: str, **url: str) -> dict[str, float]:
-    """Return the seconds that pass, and CPU seconds, in one visitor's first look at a page."""
+    """Return the wall seconds and CPU seconds of one visitor's first look at a page."""
     app = AppTest.from_function(page, args=(module, runs), default_timeout=600)
     for name, value in url.items():
         app.query_params[name] = value

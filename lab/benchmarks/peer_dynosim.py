@@ -1,4 +1,4 @@
-r"""DynoSim's side of `peers.py`, run by the Python of its own environment, which has nothing of ours.
+r"""DynoSim's side of `peers.py`. The Python of its own environment runs it, which has nothing of ours.
 
     python -m venv V
     V/bin/pip install ai-dynamo-runtime==1.6.1
@@ -6,8 +6,8 @@ r"""DynoSim's side of `peers.py`, run by the Python of its own environment, whic
     V/bin/python lab/benchmarks/peer_dynosim.py TRACE.jsonl WORKERS BLOCK_SIZE NUM_BLOCKS MAX_NUM_SEQS \
         MAX_BATCHED_TOKENS
 
-TRACE is in the format of Mooncake, with a hash for every 512 tokens. It prints JSON: CPU seconds of the replay,
-requests.
+TRACE is in Mooncake's format, with a hash for every 512 tokens. It prints JSON: the replay's CPU seconds, and the
+number of requests.
 """
 
 from __future__ import annotations

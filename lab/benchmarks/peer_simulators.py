@@ -1,8 +1,8 @@
 """Other simulators of LLM serving, each run as its users run it: one process, one engine, Llama 3 8B on an H100.
 
-A peer gets a workload and says which one it ran, since not all of them read a trace. It also names its handicaps:
-reasons for being faster or slower than ours other than being better made. CPU time is the operating system's account of
-the finished process, so an adapter needs no peer's output.
+A peer gets a workload and returns the one that it ran, since not all of them read a trace. It also names its handicaps:
+reasons for being faster or slower than our simulator that are no matter of quality. CPU time is the operating system's
+figure for the finished process, so an adapter does not depend on a peer's output.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ H100 = {"name": "H100", "compute_flops": 989e12, "memory_bandwidth": 3.35e12, "m
 
 @dataclass(frozen=True)
 class PeerRun:
-    """CPU seconds of the process, CPU seconds of the simulation in it if the peer says them, and its workload.
+    """CPU seconds of the process and of the simulation in it (if the peer prints them), and the workload that it ran.
 
-    `simulated_s` is the end of its last request, if the peer says that.
+    `simulated_s` is the simulated time at which its last request ends, if the peer prints that.
     """
 
     process_cpu_s: float
@@ -55,8 +55,8 @@ class Peer(Protocol):
 
     Attributes:
         name: its name, with its version or place
-        handicaps: reasons why its time and ours do not buy the same thing, a line each
-        tried: whether this adapter has been run against the real thing
+        handicaps: reasons why its time and ours are not for the same work, a line each
+        tried: whether this adapter has been run with the real simulator
         replicas: number of engines that it simulates, behind a round-robin router
     """
 
@@ -66,17 +66,17 @@ class Peer(Protocol):
     replicas: int
 
     def run(self, workload: Workload, limits: SchedulerConfig) -> PeerRun:
-        """Simulate `workload`, or one of its shape; raise PeerFailed if the peer fails."""
+        """Simulate `workload`, or a similar one; raise PeerFailed if the peer fails."""
 
 
 class PeerFailed(Exception):
-    """The peer ended with an error; the message is its last line."""
+    """Raised when the peer ended with an error; the message is its last line."""
 
 
 def timed(
     command: Sequence[str], *, given: str = "", cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> tuple[str, float]:
-    """Run `command` to its end; return its output, and the CPU seconds of the process and of those it waited for."""
+    """Run `command` to its end; return its output and its CPU seconds, those of its child processes included."""
     with TemporaryFile("w+") as given_file, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         given_file.write(given)
         given_file.seek(0)
@@ -128,7 +128,7 @@ class InferenceLab:
 
 
 def inference_lab_config(requests: Sequence[WorkloadRequest], limits: SchedulerConfig) -> dict[str, dict[str, object]]:
-    """Return the configuration of a run with as many requests, of their rate and of lengths distributed like theirs."""
+    """Return the configuration of a run with the same number and rate of requests, and similar lengths."""
     kv_tokens = limits.num_blocks * limits.block_size
     span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
     return {

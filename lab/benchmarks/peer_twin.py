@@ -2,9 +2,8 @@
 
     python -m lab.benchmarks.peer_twin trace.parquet limits.json summary OUT REPLICAS
 
-It records requests (`summary`), also the time of each token (`tokens`), or also every step (`steps`). It prints its
-results and the CPU seconds of the simulation and its recording, without imports, the trace and the pricing tables, as
-JSON.
+It records requests (`summary`), also the time of each token (`tokens`), or also every step (`steps`). It prints JSON:
+its results, and the CPU seconds of simulating and recording, without imports, reading the trace and pricing tables.
 """
 
 from __future__ import annotations

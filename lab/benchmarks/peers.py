@@ -1,17 +1,15 @@
-"""Our simulator against others on the same requests, as ratios of CPU time.
+"""The CPU time of our simulator and of others on the same requests, as ratios.
 
     python -m lab.benchmarks.peers AzureLLMInferenceTrace_conv.csv --install
     python -m lab.benchmarks.peers TRACE --inference-lab DIR --vidur CHECKOUT --vidur-python PYTHON --blis BINARY
     python -m lab.benchmarks.peers TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
 
-There is one engine, Llama 3 8B on an H100, with the same limits for all; for DynoSim there are fleets, on whole traces
+All simulate one engine with the same limits, Llama 3 8B on an H100; DynoSim simulates fleets, on whole traces
 (`peer_dynosim.py` says how to install it). `--install` fetches inference-lab by npm into a directory that is removed
 again. A peer that is not given is left out, with a message. Each run of a peer is followed by ours on the very requests
-that the peer simulated, and the ratios are of such pairs: their median, least and greatest. The last line of output is
-JSON.
+that the peer simulated. The ratios of these pairs are shown by median, minimum and maximum. The last line is JSON.
 
-Adapters that were run against the real thing: inference-lab, DynoSim. Adapters that were not, because there was none:
-Vidur, BLIS.
+The adapters of inference-lab and DynoSim were run with the real simulators, those of Vidur and BLIS were not.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """A run of a peer, and ours on the same requests, by the kind of our recording."""
+    """A peer's run, and our runs on the same requests, by what we record."""
 
     peer: PeerRun
     ours: dict[str, dict[str, float]]
@@ -76,7 +74,7 @@ def run_ours(workload: Workload, case: Case, records: str, scratch: Path) -> dic
 
 
 def pairs(case: Case, runs: int) -> Iterator[Pair]:
-    """Yield `runs` pairs: the peer, then ours on the requests that it simulated."""
+    """Yield `runs` pairs: a run of the peer, then ours on the requests that it simulated."""
     for _ in range(runs):
         theirs = case.peer.run(case.workload, case.limits)
         with TemporaryDirectory() as scratch:
@@ -85,7 +83,7 @@ def pairs(case: Case, runs: int) -> Iterator[Pair]:
 
 
 def summary(case: Case, made: Sequence[Pair]) -> dict[str, Any]:
-    """Return medians of seconds and ratios over the pairs, and figures of the work of both sides."""
+    """Return medians of seconds and ratios over the pairs, and how much work each side did."""
     first = made[0]
     requests = list(first.peer.workload.requests)
     result: dict[str, Any] = {

@@ -3,8 +3,8 @@
     python -m lab.benchmarks.plan AzureLLMInferenceTrace_conv.csv [--rate-scale 4] [--jobs 2]
 
 The query: Llama-3.1-70B, an hour of conversation traffic, three GPU types by three tensor-parallel sizes, one policy.
-Times are of the whole command in a fresh process, imports and the reading of the trace included. CPU time over the
-number of jobs is the time that it takes on a machine that does nothing else.
+Times are those of the whole command in a fresh process, with imports and reading the trace. CPU time divided by the
+number of jobs is the time that the command takes on an idle machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The rate at which a diagnosis shows the symptom of a planted illness, and names its layer and a lift, by kind.
+"""The rates at which a diagnosis shows the symptom of a planted fault, names its layer, and names a remedy.
 
-`python -m lab.benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `lab/results/comparisons.md`. Each
-seed is a deployment that is drawn at random, made ill, simulated and diagnosed as `tokentwin diagnose` does it. With a
-third argument, `healthy`, the deployments are diagnosed before they are made ill: a reported problem is a false alarm.
+`python -m lab.benchmarks.planted_illnesses [SEEDS] [FIRST]` prints the table of `lab/results/comparisons.md`, by kind
+of fault. Each seed is a random deployment that is given a fault, simulated, and diagnosed as by `tokentwin diagnose`.
+With a third argument, `healthy`, the deployments are diagnosed without the fault: a reported problem is a false alarm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(seeds: int, first: int) -> None:
 
 
 def false_alarms(seeds: int, first: int) -> None:
-    """Count false alarms, by the worst symptom."""
+    """Count the healthy deployments that are reported as a problem, by their worst symptom."""
     alarms = Counter[str]()
     for seed in range(first, first + seeds):
         illness = planted(kind_of(seed), seed)
@@ -56,7 +56,7 @@ def false_alarms(seeds: int, first: int) -> None:
 
 
 def _diagnosed(illness: Illness) -> tuple[tuple[bool, bool, bool], str]:
-    """Return whether each of the FIGURES is right, and the cause that is named first."""
+    """Return whether each of the FIGURES is right, and the name of the cause that is named first."""
     with tempfile.TemporaryDirectory() as folder:
         diagnosis = diagnosed(illness, Path(folder) / "run")
     cause = diagnosis.blamed

@@ -2,10 +2,9 @@
 
     python -m lab.benchmarks.policies
 
-Three tenants send two minutes of traffic, one of them several times as much as each of the others; chat requests want
-their first token within a second, batch requests within twenty. Every policy gets the same arrivals and the same step
-times, those of the oracle recordings. It prints a Markdown table with simulated time only, so it is the same
-everywhere.
+Three tenants send two minutes of traffic; one of them sends several times as much as each of the others. The TTFT limit
+is one second for chat requests, and twenty for batch requests. Every policy gets the same arrivals and the step times
+of the oracle recordings. It prints a Markdown table. Every machine prints the same, since all times are simulated.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python -m lab.benchmarks.sim_speed --million       # a million on 1,000 replicas, behind least-requests
     python -m lab.benchmarks.sim_speed --fleets        # 20,000 requests each on 1 to 1,000 replicas, every router
 
-Every replica gets the same load, so all fleets do the same work for a request except for routing it. Rows are dropped
-as they end. The workload is generated while it is simulated, and the CPU time includes that, but not the making of the
-replicas. The last line of output is JSON.
+Every replica gets the same load, so all fleets do the same work for a request except for routing it. Rows of finished
+requests are dropped. The CPU time includes generating the workload, which happens during the simulation, but not
+creating the replicas. The last line of output is JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The cost of timing every step for the engine: wall time of steady decode steps with and without it, in turns.
+"""The cost of timing every step for the engine: wall time of steady decode steps with and without timing, in turns.
 
-`python -m lab.benchmarks.step_log_cost` prints both and their ratio for SmolLM2's shape on the CPU. The limit is noise:
-on a machine at rest the ratio should not be distinguishable from 1.
+`python -m lab.benchmarks.step_log_cost` prints both and their ratio for SmolLM2's shape on the CPU. On an idle machine
+the ratio should not be distinguishable from 1.
 """
 
 from __future__ import annotations

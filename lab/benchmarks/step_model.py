@@ -1,11 +1,11 @@
-"""The cost of the model of operations for the simulator, against the three prices of the oracle recordings.
+"""The cost of the operation cost model for the simulator, beside the three-constant cost of the oracle recordings.
 
     python -m lab.benchmarks.step_model
 
-It runs the workload of `sim_speed.py` at an eighth of its length, on 16 replicas, with either cost model in turns, and
-measures CPU time, tables included (target: under 5 microseconds more per engine step, amortised; less than 30 % fewer
-requests per CPU second). Steps per second cannot be compared: the two engines batch differently. The last line is one
-JSON object.
+It runs the workload of `sim_speed.py` at an eighth of its length, on 16 replicas, with the two cost models in turns. It
+measures CPU time, with building the tables. The target is under 5 microseconds more per engine step, amortised, and
+less than 30 % fewer requests per CPU second. Steps per second cannot be compared: the two engines batch differently.
+The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `python -m lab.benchmarks.vllm_beside_engine OUT [SECONDS]` needs `make vllm` and `tokentwin model fetch smollm2`. Both
 have SmolLM2, the same settings, one thread and the same requests. Each is calibrated, then runs REPEATS times, in
-turns: all requests at once, for the speed, and as they arrive, for the latencies. A run takes about SECONDS (40).
+turns. Each runs with all requests at once, for the speed, and with requests as they arrive, for the latencies. A run
+takes about SECONDS (40).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ say = partial(print, file=sys.stderr, flush=True)
 
 
 def traffic(rate: float, seconds: float) -> Workload:
-    """Return the chats of `vllm_changes`, `rate` requests a second, which do not come in bursts."""
+    """Return the chats of `vllm_changes`, at `rate` requests a second and without bursts."""
     even = {"name": "beside", "seed": 5, "arrivals": {"kind": "poisson", "rate": rate}}
     return synthesise(parse_spec(vllm_changes.traffic(rate, seconds) | even, where="benchmark"))
 
@@ -51,7 +52,7 @@ def measured(out: Path, seconds: float) -> None:
             with closing(load_engines(parse(Deployment, stated, where="benchmark"), say)) as engine:
                 if number == 0:
                     vllm_changes.calibrate(engine, out / name / "calibration")
-                if not rate:  # the rate of the first engine, vLLM: both get the same
+                if not rate:  # requests a second, set by the first engine, vLLM: both get the same rate
                     pace = pace_of(engine)
                     rate = 0.6e9 / (108 * pace.prompt_token_ns + 20 * pace.decode_step_ns / 8)
                     print(f"{rate:.2g} requests a second")
@@ -76,7 +77,7 @@ def speeds(out: Path) -> list[str]:
 
 
 def errors(out: Path) -> list[str]:
-    """Return Markdown rows with errors of real latencies as predicted by each engine's calibration, and their noise."""
+    """Return Markdown rows: errors of each calibration on each engine's real latencies, and the range of these."""
     lines = []
     for real in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / real).glob("arriving-*"))]

@@ -1,11 +1,11 @@
 """Five changes to a server, predicted by the simulator and then measured on vLLM itself, with the noise of both.
 
 `python -m lab.benchmarks.vllm_changes OUT [SEEDS] [SECONDS] [CHANGE ...]` needs `make vllm` and `tokentwin model fetch
-smollm2`. It calibrates vLLM once, on other traffic. For each change it makes a real run of each side with each of SEEDS
-(5) seeds, in turns (A B, B A, ...), and simulates the same requests; then it prints the table of lab/results/vllm.md.
-Requests of one run arrive within about SECONDS (25). An OUT that has a calibration keeps it.
+smollm2`. It calibrates vLLM once, on other traffic. For each change and each of SEEDS (5) seeds, it makes a real run of
+each side, in turns (A B, B A, ...), and simulates the same requests. Then it prints the table of lab/results/vllm.md.
+Requests of one run arrive within about SECONDS (25). If OUT already has a calibration, it is kept.
 
-The model has the shape of SmolLM2 with 2 of its 30 layers and 4,096 tokens, and random weights, so that hundreds of
+The model is SmolLM2 with 2 of its 30 layers, a vocabulary of 4,096 tokens and random weights, so that hundreds of
 requests fit into a minute.
 """
 
@@ -47,7 +47,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def traffic(rate: float, seconds: float) -> dict[str, Any]:
-    """Return bursty chats of two system prompts, `rate` requests a second."""
+    """Return bursty chats that share one of two system prompts, at `rate` requests a second."""
     return {
         "name": "changes",
         "seed": 11,
@@ -60,7 +60,7 @@ def traffic(rate: float, seconds: float) -> dict[str, Any]:
 
 
 def small_model(folder: Path) -> str:
-    """Write the shape of a model to `folder`: SmolLM2, made smaller."""
+    """Write a smaller version of SmolLM2's shape to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     smollm2 = home() / "models" / "smollm2"
     copy(smollm2 / "tokenizer.json", folder)
@@ -91,7 +91,7 @@ def calibrate(engine: Any, out: Path) -> None:
 
 
 def change(compared: Compared | None, metric: str, stat: str) -> str:
-    """Return B - A in percent of A, and its 95 % interval, which is valid for all rows together."""
+    """Return B - A in percent of A, with its 95 % interval, which holds for all rows jointly."""
     row = next((r for r in compared.rows if (r.metric, r.stat) == (metric, stat)), None) if compared else None
     if row is None or row.percent is None or not row.a:
         return ""
@@ -103,9 +103,9 @@ def _percent(row: Row, end: float | None) -> str:
 
 
 def noise(out: Path) -> dict[tuple[str, str], float]:
-    """Return the distance of runs of side A with the same seed in percent of their mean, averaged over the seeds.
+    """Return the range of side A's runs with the same seed, in percent of their mean, averaged over the seeds.
 
-    Each change has such a run, so there are as many as changes.
+    Every change has one such run of each seed.
     """
     seeds: dict[str, list[RunMetrics]] = defaultdict(list)
     for path in sorted(out.glob("*/a/run-*")):
@@ -120,7 +120,7 @@ def noise(out: Path) -> dict[tuple[str, str], float]:
 
 
 def rows(name: str, document: ComparisonDocument) -> list[str]:
-    """Return Markdown rows of one change: predicted blind, in the weather of the real runs, and measured."""
+    """Return Markdown rows of one change: predicted blind, predicted with the real runs' slowdown, and measured."""
     simulations = (document.simulated, document.same_weather, document)
     return [
         " | ".join([f"| {name}", f"{metric.removesuffix('_ms').upper()} {stat}"]

@@ -1,9 +1,9 @@
-"""Latencies of vLLM's API server for its clients, against a simulation behind a front door that was fitted to it.
+"""Latencies of vLLM's API server as its clients see them, beside those of a simulation with a fitted front door.
 
 `python -m lab.benchmarks.vllm_front_door OUT CALIBRATION [RATE]` needs `make vllm`, and a CALIBRATION of vLLM, such as
-`tokentwin demo --engine vllm` makes. It starts vLLM's API server with our recorder in it, sends it 60 requests to
-learn from, RATE (0.6) a second, and 60 others twice. `tokentwin calibrate` fits a front door to the first run, and
-`tokentwin validate front-door` gives the errors of its predictions for the others.
+`tokentwin demo --engine vllm` makes. It starts vLLM's API server with our recorder in it. It sends 60 requests to fit
+to, RATE (0.6) a second, and 60 others twice. `tokentwin calibrate` fits the front door (the times around the engine) to
+the first run, and `tokentwin validate front-door` gives the errors of its predictions for the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def traffic(path: Path, seed: int, rate: float) -> Path:
 
 
 def run(*words: object) -> None:
-    """Run a command of ours, and print its output; raise RuntimeError if it fails."""
+    """Run one of our commands, and print its output; raise RuntimeError if it fails."""
     done = CliRunner().invoke(cli, [str(word) for word in words])
     print("$ tokentwin", *words)
     print(done.output, flush=True)

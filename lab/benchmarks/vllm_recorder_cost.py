@@ -1,8 +1,8 @@
-"""The cost of recording for vLLM's engine: CPU per step of the recorder's calls, in its own thread and in the writer's.
+"""The cost of recording for vLLM's engine: the recorder's CPU time per step, in the engine's and the writer's thread.
 
-`python -m lab.benchmarks.vllm_recorder_cost` needs no vLLM: it plays the steps of a full batch to the recorder, as a
-scheduler would. Of ten parts of the run it prints the calmest, and the mean of all in brackets. The goal is less than 1
-% of a step of 10 ms: 100 us.
+`python -m lab.benchmarks.vllm_recorder_cost` needs no vLLM: it passes the steps of a full batch to the recorder, as a
+scheduler would. It prints the least disturbed of ten parts of the run, and the mean of all in brackets. The goal is
+less than 1 % of a step of 10 ms, which is 100 us.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vllmside.writer_thread import WriterThread
 
 
 class Timed:
-    """A run that notes the CPU time of taking each event, in ns."""
+    """A run that notes the CPU time of handling each event, in ns."""
 
     def __init__(self, run: RecordedRun) -> None:
         self.cpu_ns: list[int] = []
@@ -76,9 +76,9 @@ def measure(rows: int, steps: int, out: Path, pause_s: float) -> None:
 
 
 def _calm(cpu_ns: list[int]) -> str:
-    """Return the mean of the calmest of ten parts, and of all parts.
+    """Return the mean of the least disturbed of ten parts, and of all parts.
 
-    Other work on a shared core also counts.
+    Other work on a shared core is counted, too.
     """
     part = len(cpu_ns) // 10
     means = sorted(sum(cpu_ns[at : at + part]) / part / 1000 for at in range(0, part * 10, part))

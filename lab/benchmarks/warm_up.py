@@ -1,8 +1,8 @@
-"""The effect of an empty start: mean wait of 1,000 requests over the steady one, by the number of arrivals left out.
+"""The effect of an empty start: the mean wait of 1,000 requests over the steady one, by the number of earlier arrivals.
 
-There is one server with Poisson arrivals and equal services (M/D/1), whose steady mean wait is `load / (2 (1 - load))`
-services (Kleinrock, Queueing Systems I, 1975). `python -m lab.benchmarks.warm_up`; it is simulated, so every machine
-prints the same.
+The earlier arrivals are left out of the mean. One server has Poisson arrivals and equal services (M/D/1), whose steady
+mean wait is `load / (2 (1 - load))` services (Kleinrock, Queueing Systems I, 1975). `python -m lab.benchmarks.warm_up`
+simulates it, so every machine prints the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ONE_SLOT = {"max_num_seqs": 1, "max_num_batched_tokens": 1000, "max_model_len": 
 
 
 def mean_wait(load: float, left_out: int, seed: int) -> float:
-    """Return the mean wait of requests that arrive after `left_out` others on average, in services."""
+    """Return the average wait of the requests that arrive after the first `left_out`, in service times."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(SERVICE_NS / load, left_out + COUNTED)).astype(np.int64).tolist()
     requests = [WorkloadRequest(id, arrival, (("", 1),), 1) for id, arrival in enumerate(arrivals)]

@@ -1,4 +1,4 @@
-"""Tests of claims, and the value of a condition from which a change begins to pay."""
+"""Tests of claims, and the value of a setting from which a change begins to pay."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check(
 ) -> ClaimsDocument:
     """Check every case of every claim, and on the real engine if one is given.
 
-    If a claim is about E2E, the times around the engine are those of `front_door`, or as measured servers teach. Raises
-    UserError that names the claim whose experiment cannot be made.
+    If a claim shows the parts of E2E, the times around the engine are those of `front_door` or, without one, those
+    fitted to measured servers. Raises UserError that names the claim whose experiment cannot be made.
     """
     total = sum(len(claim.cases) for claim in claims.values())
     done, checked = 0, []
@@ -69,20 +69,20 @@ def check(
 
 
 def _untried(claim: Claim, engine: Engine | None) -> str:
-    """Return why a claim was not tried on the real engine; empty if it has no experiment for it."""
+    """Return why a claim was not tried on the real engine; empty if the claim has no experiment on a GPU."""
     if claim.engine is None or not claim.engine.gpu:
         return ""
     return f"it needs a GPU, and {'no GPU has run it yet' if engine is None else 'this machine has none'}"
 
 
-_HALVINGS = 5  # halvings of the stretch that is searched
-_WIDE = 8  # ratio of the stretch's ends from which it is halved by ratio
+_HALVINGS = 5  # number of times that the searched range is halved
+_WIDE = 8  # ratio of the range's ends from which it is halved geometrically
 
 
 def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
-    """Return the points in sentences, at the centre of step times.
+    """Return sentences that say where the change pays and where the claim holds, at the centre of step times.
 
-    The figure is taken to go one way between the ends.
+    The figure is assumed to only rise, or only fall, over the searched range.
     """
     known: Known = {}
 
@@ -105,7 +105,7 @@ def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
         return math.sqrt(low * high) if wide else (low + high) / 2
 
     def where(least: float, most: float) -> str:
-        """Return where the figure lies between the bounds."""
+        """Return the values of the setting at which the figure lies between the bounds."""
         first, last = figure(of.least), figure(of.most)
         enters, leaves = (least, most) if first <= last else (most, least)
         up = 1 if first <= last else -1  # the figure comes from beyond `enters`, and may go beyond `leaves`

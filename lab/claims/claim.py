@@ -1,7 +1,7 @@
-"""A claim as a file: the sentence, its meaning as an experiment, its expected range, and the cases of the test.
+"""A claim as a file: the sentence, its meaning as an experiment, its expected range, and the tested cases.
 
-The experiment is one figure of a simulated deployment, or the number of times by which a `change` improves the figure
-of the `baseline`. A case sets some fields of the experiment by dotted path, and describes its conditions in words.
+The experiment is one figure of a simulated deployment, or the factor by which a `change` improves the figure of the
+`baseline`. A case sets some fields of the experiment by dotted path, and describes its conditions in words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Experiment(Request):
     """A measurement of a deployment under some traffic.
 
     `figure` is a metric and its statistic (`ttft_ms.p50`), a metric of the whole run (`output_throughput`), or one of
-    `lab.claims.figures`. For two sides it is how many times better the change is.
+    `lab.claims.figures`. If two sides are compared, the result is the factor by which the change is better.
     """
 
     figure: str = Field(description="the figure that is measured")
@@ -57,7 +57,7 @@ class Experiment(Request):
 
     @property
     def paced_by(self) -> Experiment | None:
-        """The run whose rate of finished requests is the rate of these arrivals, if there is one."""
+        """The other run whose rate of finished requests sets the arrival rate here, if there is one."""
         if self.as_fast_as is None:
             return None
         alone = {name: value for name, value in self.as_json().items() if name != "as_fast_as"}
@@ -93,7 +93,7 @@ class Expected(Request):
         return self
 
     def judge(self, low: float, high: float) -> Holds:
-        """Return whether all of the interval, nothing of it, or a part lies in the expected range."""
+        """Return "yes" if the whole interval lies in the expected range, "no" if none of it does, and else "open"."""
         least = -math.inf if self.least is None else self.least
         most = math.inf if self.most is None else self.most
         if least <= low and high <= most:
@@ -109,7 +109,7 @@ class Expected(Request):
 
 
 class Case(Request):
-    """One set of conditions."""
+    """One set of conditions under which a claim is tested."""
 
     when: str = Field(min_length=1, description="the conditions in words that follow 'when'")
     set: Settings = Field({}, description="the settings of the experiment under these conditions, by path")
@@ -122,7 +122,7 @@ class OnEngine(Case):
 
 
 class BreakEven(Request):
-    """A number of the experiment, and the range in which to search where a change pays and where the claim holds."""
+    """A setting of the experiment, and the range of its values in which to search where a change pays."""
 
     path: str = Field(description="the number's path in the experiment")
     least: float
@@ -134,12 +134,12 @@ class BreakEven(Request):
 
     @property
     def whole(self) -> bool:
-        """True if it is a count."""
+        """True if the setting is a count."""
         return self.least == int(self.least) and self.most == int(self.most) and self.most > 1
 
 
 class Claim(Request):
-    """A sentence that people say, and its test. Raises UserError if a case makes no experiment."""
+    """A claim that people make, and its test. Raises UserError if a case does not give a valid experiment."""
 
     claim: str = Field(min_length=1, description="the claim in the words that people use")
     means: str = Field(min_length=1, description="the claim's meaning as an experiment")
@@ -155,7 +155,7 @@ class Claim(Request):
     learnt: str = Field("", description="the lesson for the reader")
 
     def experiments(self) -> Iterator[tuple[Case, Experiment]]:
-        """Yield every case, and the experiment in it."""
+        """Yield every case, and the experiment under its conditions."""
         for case in self.cases:
             yield case, parse(Experiment, overridden(self.experiment, case.set), "experiment")
 

@@ -1,7 +1,7 @@
-"""The figures that claims are about: of a simulated run, of the highest rate that keeps an SLO, and of memory.
+"""The figures that claims are about: those of a simulated run, the highest rate that meets an SLO, and memory.
 
 Every figure has the ends of its 90 % interval: the same figure at the fast and at the slow end of step times. If two
-sides are compared, both are at the same end, because an error in one side's prices is also in the other's.
+sides are compared, both are at the same end, because the step times of both sides share their errors.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from serving.workload import Workload
 from traces.metrics.run_metrics import RunMetrics
 from traces.reshape import reshaped
 
-_ATTAINED = 0.9  # share of the requests that keep the SLO at a rate that counts
-_DOUBLINGS = 10  # steps from the traffic's own rate, up or down
+_ATTAINED = 0.9  # share of the requests that must meet the SLO at a rate
+_DOUBLINGS = 10  # number of doublings of the traffic's own rate that are tried, up or down
 _NEAR = 1.25  # usual ratio between an end of step times and the centre
 _EXACT = 1.025  # precision of 2 %
 _MOST_GPUS = 16
@@ -43,7 +43,7 @@ _PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
 class Measured(NamedTuple):
-    """A figure, the ends of its interval, and how far its step times can be trusted."""
+    """A figure, the ends of its interval, and the trust level of its step times with the reason."""
 
     value: float
     low: float
@@ -70,13 +70,13 @@ def measured(experiment: Experiment, known: Known | None = None) -> Measured:
 
 
 def central(sides: Sequence[Experiment], known: Known) -> float:
-    """Return the figure of one side, or the gain of the second of two sides, at the centre of step times alone."""
+    """Return one side's figure, or the factor by which the second side is better, at the centre of step times alone."""
     figures = [_known(_centre, side, known) for side in sides]
     return figures[0] if len(figures) == 1 else gain(sides[0].figure, *figures)
 
 
 def gain(figure: str, baseline: float, change: float) -> float:
-    """Return how many times better the change is."""
+    """Return the factor by which the change is better."""
     name = figure.partition(".")[0]
     better_if_lower = name in _LOWER or (name not in _HIGHER and metric(name).better == "lower")
     over, under = (baseline, change) if better_if_lower else (change, baseline)
@@ -108,16 +108,16 @@ def _centre(side: Experiment) -> float:
 
 
 def _of(side: Experiment, scenario: PricedScenario, near: float = 0.0) -> float:
-    """Return the figure of one simulation; the search for a highest rate starts `near` a known one, if there is one."""
+    """Return the figure of one simulation; a search for a highest rate starts at `near`, unless that is 0."""
     if side.figure == "request_rate":
         return _highest_rate(side, scenario, near)
     return of_run(side, *scenario.measured(side.slo, full=True))
 
 
 def _at_ends(side: Experiment) -> Iterator[PricedScenario]:
-    """Yield one side at the centre of step times and, once that was simulated, at the fast and at the slow end.
+    """Yield one side's scenario at the centre of step times, and then at the fast and at the slow end.
 
-    Requests that arrive as fast as another run is served do so at the same end of step times.
+    If another run sets the arrival rate, that run is simulated at the same end of step times.
     """
     scenario = scenario_of(side)
     other = side.paced_by and scenario_of(side.paced_by)
@@ -138,13 +138,13 @@ def as_fast_as(workload: Workload, run: RunMetrics) -> Workload:
 
 
 def _offered_rate(workload: Workload) -> float:
-    """Return the rate in requests a second."""
+    """Return the arrival rate in requests a second."""
     requests = list(workload.requests)
     return len(requests) * 1e9 / (requests[-1].arrival_ns - requests[0].arrival_ns)
 
 
 def scenario_of(side: Experiment) -> PricedScenario:
-    """Return the traffic of one side, and its deployment with the prices of its steps."""
+    """Return one side's traffic, its deployment, and the times of its steps."""
     if side.offered is None:
         raise UserError("experiment.offered", None, f"is missing; figure {side.figure} is measured under traffic")
     return price_scenario(side.offered.workload(), None, side.gpu, side.serves, side.replicas, side.router)
@@ -167,9 +167,9 @@ def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
 
 
 def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> float:
-    """Return the highest rate, in requests/s, at which nine in ten requests keep the SLO: by bisection, to 2 %.
+    """Return the highest rate, in requests/s, at which nine in ten requests meet the SLO, by bisection to 2 %.
 
-    Raises UserError if they keep it at any rate, so that the rate does not matter.
+    Raises UserError if they meet it at every rate, so that there is no highest rate.
     """
     if not side.slo:
         raise UserError("experiment.slo", None, "is missing; request_rate is the highest rate that keeps it")
@@ -199,7 +199,7 @@ def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> fl
 
 
 def _attention_ms(side: Experiment) -> Figures:
-    """Return the time of attention of one prompt of `tokens`, in all layers, with the ends of its kernels' errors."""
+    """Return the ms of one prompt's attention (`tokens` tokens) in all layers, with the ends of its 90 % interval."""
     cost = predicted_cost(side.gpu, side.serves)
     operations = explain(cost, uniform_step(0, 0, 1, side.tokens, 0, 0)).operations
     mine = [one for one in operations if one.name.startswith("prefill attention")]
@@ -214,24 +214,24 @@ def _decode_step(side: Experiment) -> list[Operation]:
 
 
 def _activations_mb(side: Experiment) -> float:
-    """Return the bytes that norms, rotary embedding and activations move in such a step, in MB."""
+    """Return the MB that norms, rotary embedding and activations move in a decode step of one sequence."""
     return sum(float(one.count * one.bytes) for one in _decode_step(side) if isinstance(one, Elementwise)) / 1e6
 
 
 def _kv_gb(side: Experiment) -> float:
-    """Return the KV of one sequence, in GB."""
+    """Return the GB of KV of one sequence of `tokens`."""
     served = side.serves
     return find_model(served.model).kv_bytes_per_token(int(DTYPE_BYTES[kv_dtype(served)])) * side.tokens / 1e9
 
 
 def _heads_a_kv_head(side: Experiment) -> float:
-    """Return the query heads that share a KV head: the factor by which grouped-query attention shrinks KV."""
+    """Return the number of query heads per KV head: the factor by which grouped-query attention shrinks KV."""
     model = find_model(side.serves.model)
     return model.num_heads / model.num_kv_heads
 
 
 def _gpus(side: Experiment) -> float:
-    """Return the fewest GPUs, a power of two, that have room for the weights and one sequence of `tokens`."""
+    """Return the smallest number of GPUs, a power of two, that can hold the weights and one sequence of `tokens`."""
     size = 1
     while size <= _MOST_GPUS:
         served = side.serves.model_copy(update={"tensor_parallel_size": size})

@@ -1,7 +1,7 @@
-"""A claim on the real engine of this machine, its GPU if it has one: both sides in turn, several times, to see noise.
+"""A claim on the real engine of this machine, on its GPU if it has one: both sides run in turns, several times.
 
-Other work on the machine disturbs the two runs of a pair alike. So the figure is the median of the pairs' ratios,
-between the least and the greatest of them. The noise is the difference of the same side from run to run.
+Other work on the machine disturbs the two runs of a pair alike. So the figure is the median of the pairs' ratios, with
+their minimum and maximum. The noise is the difference of the same side from run to run.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def on_engine(claim: Claim) -> TriedOnEngine | None:
 
 
 def _measured(side: Experiment, engine: RealEngines, out: Path) -> float:
-    """Return the figure of one run."""
+    """Return the figure of one real run."""
     recording = _recorded(side, engine, out)
     return of_run(side, recording.requests, RunMetrics.from_recording(recording, side.slo))
 
 
 def _recorded(side: Experiment, engine: RealEngines, out: Path) -> Recording:
-    """Record one run, after the run that paces it, if there is one."""
+    """Record one run, after the run that sets its arrival rate, if there is one."""
     from realengine.engine import Engine
     from realengine.replay import record
 

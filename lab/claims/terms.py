@@ -1,8 +1,8 @@
-"""The parts of a request's end-to-end time, term by term, in a run in which no request waits for another.
+"""The parts of a request's end-to-end time, in a run in which no request waits for another.
 
 The terms are the queue, the CPU before each step, and every part of the steps by regime, as `tokentwin explain` names
-them. They add up to the mean E2E of the engine. The time before and after the engine is one term, as measured servers
-teach, or the terms of a front door that was measured.
+them. They add up to the mean E2E in the engine. The time before and after the engine is one term, fitted to measured
+servers, or the several terms of a front door that was measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OUTSIDE = "around the engine: tokenise, hand over, detokenise, stream, client"
 
 
 def terms_of(experiment: Experiment, front_door: FrontDoor | None = None) -> tuple[Term, ...]:
-    """Return the terms in their order, those of prompts before those of decoding. The requests come one at a time."""
+    """Return the terms in order, those of prefill before those of decoding. The requests must come one at a time."""
     scenario = scenario_of(experiment)
     sink = TableSink()
     scenario.cluster(Cluster, sink, steps=True).run(scenario.workload)
@@ -53,14 +53,14 @@ def terms_of(experiment: Experiment, front_door: FrontDoor | None = None) -> tup
 
 
 def _served(known: ExternalCalibration, level: str) -> Iterator[Term]:
-    """Yield the time around the engine as one term: the measured runs that taught it do not separate its parts."""
+    """Yield the time around the engine as one term: the measured runs behind it do not separate its parts."""
     low, high = (known.request_ms * factor for factor in known.request_interval)
     source = f"TTFT of measured servers beyond their engines', {low:.0f} to {high:.0f} ms"
     yield Term(name=_OUTSIDE, ms=known.request_ms, source=source, level=level)
 
 
 def _measured(door: FrontDoor, prompt: float, output: float) -> Iterator[Term]:
-    """Yield the terms of a request that is alone; a step of the engine samples one token then."""
+    """Yield the terms around the engine for a request that is alone, so that each step samples one token."""
     beside = door.engine_step_ns + door.engine_row_ns + door.host_step_ns + door.host_row_ns
     for name, ns in (
         ("client and network", door.client_ns),

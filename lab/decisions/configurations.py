@@ -1,7 +1,7 @@
 """Measured configurations with their predictions, and the measured rows that cannot be used, with reasons.
 
-A closed loop of so many requests serves as many of them in the time that one takes, by Little's law. That gives the
-throughput behind a measured TTFT and TPOT, and behind predicted ones.
+A closed loop of N requests in flight serves N requests in the time that one request takes (Little's law). That gives
+the throughput from TTFT and TPOT, measured or predicted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Configuration:
 
     Attributes:
         lengths: nominal prompt and output tokens of a request
-        requests, gpus: requests in flight, and number of GPUs
-        low, blind, high: prediction from other sources' evidence, between the ends of its 90 % interval
-        roofline: prediction of the datasheet
+        requests: number of requests in flight
+        gpus: number of GPUs
+        low, blind, high: prediction without this source's runs (`blind`), and the ends of its 90 % interval
+        roofline: prediction with every operation as fast as the datasheet allows
     """
 
     run: str
@@ -55,14 +56,14 @@ class Configuration:
     roofline: Times
 
     def throughput(self, times: Times) -> float:
-        """Return the output tokens a second of one GPU."""
+        """Return the output tokens a second per GPU."""
         output = self.lengths[1]
         e2e_s = (times.ttft_ms + (output - 1) * times.tpot_ms) / 1e3
         return self.requests * output / e2e_s / self.gpus
 
 
 class Usable(NamedTuple):
-    """Configurations, and how many measured rows were left out for each reason."""
+    """The configurations that can be used, and the number of measured rows that were left out, by reason."""
 
     used: list[Configuration]
     left_out: Counter[str]
@@ -71,9 +72,10 @@ class Usable(NamedTuple):
 def configurations(
     cases: Sequence[Case], data: Path, tell: Callable[[str, float], None] = lambda stage, share: None
 ) -> Usable:
-    """Return the configurations that the tables under `data` measured and a case describes; raise UserError if none.
+    """Return the configurations in the tables under `data` that a case describes; raise UserError if there are none.
 
-    Predictions are those of `leave_out` by source: sums over the steps of one simulation for all runs that send alike.
+    Predictions are those of `leave_out` by source: sums over steps, from one simulation for all runs with equal
+    requests.
     """
     taken: list[Lesson] = []
     left_out, described = Counter[str](), set()
@@ -89,7 +91,7 @@ def configurations(
             try:
                 taken.append(lesson_of(case, run))
             except UserError as error:
-                left_out[error.remedy] += 1  # no name of a run, so that equal reasons are counted together
+                left_out[error.remedy] += 1  # without the run's name, so that equal reasons are counted together
     scored: dict[str, list[Scored]] = {}
     for prediction in leave_out(taken, bundled_evidence(), "source"):
         scored.setdefault(prediction.lesson.run.name, []).append(prediction)
@@ -132,7 +134,7 @@ def _once(rows: Sequence[Configuration], left_out: Counter[str]) -> list[Configu
 
 
 def _undescribed(data: Path, described: set[str]) -> Iterator[str]:
-    """Yield the reason why each row of the tables is in no case."""
+    """Yield, for each row of the tables that no case describes, the reason."""
     for path in sorted(data.glob(TABLES)):
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""Rung 7 as a Markdown page and as plain data."""
+"""Rung 7 (choices among measured configurations) as a Markdown page and as plain data."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def markdown(decisions: Decisions, left_out: Counter[str]) -> str:
 
 
 def _against_target(decisions: Decisions) -> Iterator[str]:
-    """Yield the first rule's target and result, and where it broke most bounds."""
+    """Yield the first rule's target and result, and the models and GPUs for which it broke bounds most often."""
     ours = next(iter(decisions.rules.values()))
     met = ours.utility >= _UTILITY and ours.broke <= _BROKEN
     yield f"The target is a utility of {_UTILITY:.2f} with at most {shown_share(_BROKEN)} broken. Ours has"

@@ -1,8 +1,8 @@
-"""Questions about measured configurations: which gives most tokens a second of a GPU within these bounds?
+"""Questions about measured configurations: which one gives the most tokens a second per GPU and meets these bounds?
 
-Bounds lie between the least and the greatest measured values of a group's configurations, evenly in their logarithm. A
-question is asked if some configuration keeps the bounds and the one of greatest throughput does not: without the first
-it has no answer, without the second no bound matters.
+Bounds lie between the minimum and the maximum measured in a group of configurations, evenly spaced in the logarithm. A
+question is asked only if some configuration meets the bounds and the one with the highest throughput does not: else the
+question has no answer, or its bounds do not matter.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 from lab.decisions.configurations import Configuration, Times
 
-_BOUNDS = 5  # bounds of each latency
-_FEWEST = 4  # configurations of a group
+_BOUNDS = 5  # number of bounds on each latency
+_FEWEST = 4  # minimum number of configurations of a group
 
 
 @dataclass(frozen=True)
 class Group:
-    """Configurations that serve the same model the same requests, on one GPU or on several kinds of them."""
+    """Configurations that serve the same requests with the same model, on one kind of GPU or on several."""
 
     model: str
     gpu: str
@@ -30,7 +30,7 @@ class Group:
 
     @property
     def measured(self) -> list[float]:
-        """The throughput of each configuration."""
+        """The measured throughput of each configuration."""
         return [option.throughput(option.measured) for option in self.options]
 
 
@@ -46,7 +46,7 @@ class Slo:
 
 
 def groups(configurations: Sequence[Configuration]) -> list[Group]:
-    """Return a group for every model, GPU and lengths, and one over all GPUs if several were measured."""
+    """Return a group for each model, GPU and lengths, and one over all GPUs if several kinds were measured."""
     kinds: dict[tuple[str, str, tuple[int, int]], list[Configuration]] = {}
     for option in configurations:
         for gpu in (option.gpu, ""):
@@ -60,7 +60,7 @@ def groups(configurations: Sequence[Configuration]) -> list[Group]:
 
 
 def slos(group: Group) -> list[Slo]:
-    """Return the bounds that are asked about, the tightest TPOT first."""
+    """Return the pairs of bounds that are asked about, the tightest TPOT first."""
     measured = [option.measured for option in group.options]
     fastest = measured[int(np.argmax(group.measured))]
     tpots, ttfts = (_between([times[at] for times in measured]) for at in (1, 0))

@@ -1,4 +1,4 @@
-"""Rules for choosing a configuration: by expected worth under the predictive band, or as others would.
+"""Rules for choosing a configuration: by expected utility under the prediction intervals, or by simpler criteria.
 
 A rule sees only predictions. The anchored one also sees the measurement of a single configuration.
 """
@@ -18,7 +18,7 @@ from lab.decisions.questions import Group, Slo
 
 
 class Taken(NamedTuple):
-    """The index of the chosen option or None, and its probability of keeping the bounds, if the rule knows it."""
+    """The index of the chosen option or None, and its probability of meeting the bounds, if the rule knows it."""
 
     option: int | None
     promised: float | None = None
@@ -28,7 +28,7 @@ Rule = Callable[[Group, Slo], Taken]
 
 
 def by_expected_worth(risk: float = RISK) -> Rule:
-    """Return our rule: see `calibration.choice`. Options of one model on one GPU are a family."""
+    """Return our rule (see `calibration.choice`), by which configurations of one model on one GPU share errors."""
 
     def rule(group: Group, slo: Slo) -> Taken:
         drawn = _drawn(group)
@@ -44,7 +44,10 @@ Predicted = Callable[[Configuration], Times]
 
 
 def most_throughput(times: Predicted, bounded: Predicted | None = None) -> Rule:
-    """Return the rule of greatest throughput by `times` among options that keep the bounds by `bounded` or `times`."""
+    """Return the rule that takes the highest throughput by `times` among options within the bounds.
+
+    Predictions by `bounded` are held against the bounds, or those by `times` if `bounded` is None.
+    """
 
     def rule(group: Group, slo: Slo) -> Taken:
         gains = [o.throughput(times(o)) if slo.kept((bounded or times)(o)) else 0.0 for o in group.options]
@@ -56,7 +59,7 @@ def most_throughput(times: Predicted, bounded: Predicted | None = None) -> Rule:
 def anchored(group: Group, slo: Slo) -> Taken:
     """Choose by the roofline times one factor, which makes the TPOT of the middle configuration right.
 
-    That is the middle one by GPUs, then by requests in flight.
+    The middle one is taken in the order of the number of GPUs, then of requests in flight.
     """
     ordered = sorted(group.options, key=lambda o: (o.gpus, o.requests, o.gpu, o.run))
     middle = ordered[len(ordered) // 2]

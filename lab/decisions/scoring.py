@@ -1,7 +1,8 @@
-"""The worth of choices, as measured.
+"""The score of choices by measured figures.
 
-The utility of a choice is its measured throughput over the best measured that keeps the bounds, and 0 if it breaks them
-or if nothing was chosen. Questions about one group depend on each other, so intervals are bootstrapped over groups.
+The utility of a choice is its measured throughput divided by the highest measured throughput within the bounds. It is 0
+if the choice breaks the bounds, or if nothing was chosen. Questions about one group depend on each other, so intervals
+are bootstrapped over groups.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from lab.decisions.questions import Group, Slo, slos
 from lab.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
 
 _RESAMPLES = 2000
-SHARES = (1.0, 0.75, 0.5)  # shares of the errors that predictions have
-BOLD = 0.2  # a risk beside the default one
+SHARES = (1.0, 0.75, 0.5)  # factors on the log errors of predictions
+BOLD = 0.2  # another risk that is tried beside the default one
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class Answer:
     """The result of one choice.
 
     Attributes:
-        utility: see above
-        broke: whether it breaks a bound in truth
-        chose: whether something was chosen
-        promised: the rule's probability that it keeps the bounds
+        utility: see the module
+        broke: True if the choice breaks a bound, as measured
+        chose: True if something was chosen
+        promised: the rule's probability that the choice meets the bounds
     """
 
     group: Group
@@ -50,10 +51,11 @@ class Score:
     """The answers of one rule, summed up.
 
     Attributes:
-        utility, low, high: mean, and its 90 % interval over groups
-        broke, none: shares of the questions
-        regret: mean of 1 - utility where the bounds were kept: the part that was given away
-        promised, kept: over choices with a probability: its mean, and the share that kept the bounds in truth
+        utility, low, high: mean utility, and its 90 % interval over groups
+        broke, none: shares of the questions with a broken bound, and without a choice
+        regret: mean of 1 - utility over the choices that met the bounds
+        promised: mean probability of meeting the bounds, over choices that have one
+        kept: share of the same choices that met the bounds, as measured
     """
 
     questions: int
@@ -105,7 +107,7 @@ def summed_up(answered: Sequence[Answer]) -> Score:
 
 
 def _interval(answered: Sequence[Answer]) -> tuple[float, float]:
-    """Return the interval of the mean utility: 5 to 95 % of resamples of whole groups."""
+    """Return the 90 % interval of the mean utility: 5 to 95 % of resamples of whole groups."""
     sums: dict[int, list[float]] = {}
     for answer in answered:
         entry = sums.setdefault(id(answer.group), [0.0, 0.0])
@@ -126,9 +128,9 @@ class Decisions:
         rules: the score of every rule
         appetites: scores of our rule, by the risk that it may take
         parts: scores of our rule, by model and GPU
-        closer: scores of our rule, by the share of their errors that predictions would still have, and by risk
+        closer: scores of our rule, by the factor on the errors of predictions (`SHARES`), and by risk
         common: measured share of the variance of errors that is common to configurations of a model on a GPU
-        between: measured correlation of the errors of TTFT and TPOT of a configuration
+        between: measured correlation between the errors of TTFT and TPOT of a configuration
     """
 
     rules: Mapping[str, Score]
@@ -170,7 +172,7 @@ def _summed(answered: Mapping[Any, Sequence[Answer]]) -> dict[Any, Score]:
 
 
 def _closer(group: Group, share: float) -> Group:
-    """Return the group with predictions that have `share` of their errors, and bands that know it."""
+    """Return the group with predictions whose log errors and bands are multiplied by `share`."""
 
     def option(of: Configuration) -> Configuration:
         blind = Times(*(m * (b / m) ** share for m, b in zip(of.measured, of.blind, strict=True)))
@@ -184,10 +186,10 @@ def _closer(group: Group, share: float) -> Group:
 
 
 def common_share(options: Sequence[Configuration]) -> float:
-    """Return the share of the mean square error that is the square of its family's mean.
+    """Return the share of the mean square error that comes from the mean error of each family.
 
-    Errors are in standard deviations of their band. A family is a model on a GPU. TTFT and TPOT count alike; errors
-    without a band are left out.
+    A family is a model on a GPU. Errors are in standard deviations of their band; an error without a band counts as 0.
+    TTFT and TPOT count alike.
     """
     families: dict[tuple[str, str, int], list[float]] = {}
     for option, *both in _errors(options):
@@ -198,7 +200,7 @@ def common_share(options: Sequence[Configuration]) -> float:
 
 
 def _correlation(options: Sequence[Configuration]) -> float:
-    """Return the correlation of the errors of TTFT and TPOT, about no error."""
+    """Return the correlation of the errors of TTFT and TPOT, taken about zero instead of their means."""
     both = np.array([errors for _, *errors in _errors(options)]).reshape(-1, 2)
     (ttft, across), (_, tpot) = both.T @ both
     return float(across / np.sqrt(ttft * tpot)) if ttft * tpot else 0.0

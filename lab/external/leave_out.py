@@ -1,7 +1,7 @@
-"""Errors of rows whose group taught nothing: a GPU, an engine, a model or a source left out in turn.
+"""Errors of rows predicted without their group: a GPU, an engine, a model or a source is left out in turn.
 
-Every row is predicted by a fit that never saw its group. Its band is as wide as the errors of the other groups by their
-own such fits; the groups that are most like it count most.
+Every row is predicted by a fit that never saw its group. The width of its band follows from the errors of the other
+groups' rows, which are predicted in the same way; the groups that are most like its own count most.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ GROUPS: Mapping[str, Callable[[Origin], str]] = {
     "model": lambda origin: origin.model,
     "source": lambda origin: origin.source,
 }
-MANY = 30  # rows of a GPU under an engine from which they are shown separately
-_KEPT = 40  # quantiles of the errors of an origin
+MANY = 30  # minimum number of rows of a GPU under an engine that are shown separately
+_KEPT = 40  # maximum number of quantiles kept of an origin's errors
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Scored:
 
     Attributes:
         error: logarithm of predicted over measured
-        sigma: standard deviation that the other groups give it
-        level: trust in it that a user sees
-        reach: reach of the band, in the logarithm
+        sigma: standard deviation of the error, by the evidence of the other groups
+        level: trust level that a user sees
+        reach: half-width of the band, in the logarithm
     """
 
     lesson: Lesson
@@ -66,7 +66,7 @@ class Scored:
 
 
 def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Scored]:
-    """Return every figure of the lessons, predicted without the group that it belongs to `by`."""
+    """Return every figure of the measured runs, predicted without its group; `by` is a kind of group in `GROUPS`."""
     group = GROUPS[by]
     left: dict[str, Evidence] = {}
     known: dict[Origin, tuple[Belief, Correction]] = {}
@@ -92,7 +92,7 @@ def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Sc
 
 
 def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
-    """Yield the figures with bands, for each origin as many standard deviations wide as rows of other groups needed."""
+    """Yield the figures with bands; their width in standard deviations is the one that other groups' rows needed."""
     needed: dict[tuple[str, str, Origin], float] = {}
     for one in scored:
         key = one.figure, one.group, one.lesson.origin
@@ -103,7 +103,7 @@ def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
 
 
 def missed(scored: Iterable[Scored]) -> list[Missed]:
-    """Return the errors of each origin's figures over all its versions; rows with a caution do not count."""
+    """Return each origin's errors in standard deviations, all versions together, without rows that have a caution."""
     misses: dict[tuple[Origin, str], list[float]] = {}
     for one in scored:
         if not one.lesson.run.caution:
@@ -120,7 +120,7 @@ HEADER = ("left out", "rows", "TPOT off, %", "TTFT off, %", "TPOT in band, %", "
 
 
 def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
-    """Yield cells under `HEADER`: logged steps, all runs, each group, and GPUs under an engine with many rows."""
+    """Yield rows under `HEADER`: logged steps, all runs, vLLM's, each trust level and group, GPUs with many rows."""
     logged = [s for s in scored if s.lesson.steps is not None]
     if logged:
         yield _cells("steps of iteration logs", logged)
@@ -138,7 +138,7 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(name: str, scored: Sequence[Scored]) -> tuple[str, ...]:
-    """Return the cells of a row, with medians of the absolute error."""
+    """Return a table row: name, number of rows, median absolute errors, and shares of figures within their bands."""
     of = [[s for s in scored if s.figure == figure] for figure in FIGURES]
     errors = (f"{100 * float(np.median([s.off for s in own])):.1f}" if own else "" for own in of)
     within = (f"{100 * float(np.mean([s.covered for s in own])):.0f}" if own else "" for own in of)

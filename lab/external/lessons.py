@@ -1,8 +1,8 @@
-"""Measured runs, ready to teach: their figures as functions of the numbers of `calibration.steps.evidence`.
+"""Measured runs prepared for the fit: their figures as functions of the numbers of `calibration.steps.evidence`.
 
 A closed loop's figures are sums over steps (`schedule`), so their slopes are exact and take no simulation. Other runs
-are simulated, at the numbers and a little beside each of them. In a log of iterations, each kind of step is a separate
-run: a kind without prompts gives the time of a token, a kind with prompts the time that a first token waits for.
+are simulated, at the given numbers and with each number changed a little. In a log of iterations, each kind of step is
+a separate run: a kind without prompts gives the time of a token, a kind with prompts the time to a first token.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ Floats = NDArray[np.float64]
 
 FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
 _ATTENTION = ("decode attention", "prompt attention", "past attention")
-_FEWEST_STEPS = 3  # steps of a kind, below which a spike is no outlier
-_STEP = 0.1  # step of a logarithm, for the slopes of simulated figures
+_FEWEST_STEPS = 3  # minimum number of steps of a kind; in fewer, a spike could not be told from a usual step
+_STEP = 0.1  # change of a logarithm, for the slopes of simulated figures
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """One measured run: its origin, its observations, and their prediction.
+    """One measured run for the fit: its origin, its measured figures, and their prediction.
 
     Attributes:
-        steps: steps of an iteration log that were waited for
+        steps: the one kind of step, if the run comes from an iteration log
     """
 
     origin: Origin
@@ -76,10 +76,10 @@ class Lesson:
         return np.array([self.run.figures[name] for name in self.figures])
 
     def predicted(self, logs: Floats, correction: Correction | None = None) -> tuple[Floats, Floats]:
-        """Return milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`.
+        """Return the predicted milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`.
 
-        Both are at the numbers `logs`. A `correction` by these numbers also knows weight types of more bits, in which
-        nothing is computed faster.
+        `logs` are the logarithms of the numbers. A `correction` with the same numbers also knows weight types of more
+        bits, in which nothing is computed faster.
         """
         if self._is_summed:
             wider = correction.by_type if correction else {}
@@ -91,10 +91,7 @@ class Lesson:
         return at, self._kept["slopes"]
 
     def _slopes(self, logs: Floats, at: Floats) -> Floats:
-        """Return the slopes of simulated figures.
-
-        A fleet takes long to simulate, so a step without prompts and a prompt stand for it.
-        """
+        """Return the slopes of simulated figures; a fleet's are those of one decode step and one prompt."""
         if self.deployment.fleet is None:
             beside = [self._simulated(logs + _STEP * unit, kernels(self.gpu)) for unit in np.eye(len(logs))]
             return np.asarray(np.log(np.array(beside) / at).T / _STEP)
@@ -116,7 +113,7 @@ class Lesson:
         return _Priced.from_schedule(self._schedule, self, kernels(self.gpu))
 
     def level(self, correction: Correction, untaught: str) -> TrustLevel:
-        """Return the trust in its prediction that a user sees; unknown if that takes a simulation."""
+        """Return the trust level of its prediction that a user sees; unknown if that takes a simulation."""
         if not self._is_summed:
             return TrustLevel.UNKNOWN
         steps, model = self._schedule, find_model(self.deployment.model)
@@ -143,7 +140,7 @@ class Lesson:
 
 @dataclass
 class Roofline:
-    """`KernelTimes` of a datasheet."""
+    """`KernelTimes` in which every operation is as fast as the datasheet allows."""
 
     gpu: GpuSpec
 
@@ -152,7 +149,7 @@ class Roofline:
 
 
 class _Priced:
-    """A closed loop's kinds of steps, with the nanoseconds that each number stands for in them."""
+    """A closed loop's kinds of steps, with the nanoseconds that each number contributes to a step."""
 
     def __init__(self, gpu_ns: Floats, cpu_ns: Floats, weights: dict[str, Floats], overlapped: bool) -> None:
         self._gpu_ns, self._cpu_ns, self._weights, self._overlapped = gpu_ns, cpu_ns, weights, overlapped
@@ -200,10 +197,7 @@ class _Priced:
 def _passes(
     deployment: Deployment, steps: Schedule
 ) -> Iterator[tuple[int, ModelSpec, Deployment, StepSizes, StepSizes]]:
-    """Yield the passes of each step: count, model, deployment, and two kinds of sizes.
-
-    The first sizes are those that dense operations run, the second the true ones.
-    """
+    """Yield the passes of each step: count, model, deployment, sizes padded for dense operations, and true sizes."""
     spec, sizes = find_model(deployment.model), steps.sizes
     yield 1, spec, deployment, _padded(sizes, steps.dense), sizes
     if drafts := deployment.scheduler.speculative:
@@ -213,7 +207,7 @@ def _passes(
 
 
 def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
-    """Return sizes with as many tokens as dense operations run; padding is decode rows, if there are any."""
+    """Return sizes padded to `tokens`; the padding counts as decode rows if there are any, else as prompt tokens."""
     more = tokens - sizes.tokens
     decodes = np.asarray(sizes.decode_rows) > 0
     return replace(
@@ -224,7 +218,7 @@ def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
 
 
 def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
-    """Return the runs that can be predicted, and why each of the others cannot; raise UserError for a wrong file."""
+    """Return the runs that can be predicted, and why the others cannot; raise UserError for a wrong file."""
     taken, skipped = [], []
     if case.is_of_steps:
         return list(log_lessons(case, data)), []
@@ -240,7 +234,7 @@ def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
 
 
 def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
-    """Yield the kinds of steps of a log, each with its median time; raise UserError for an unreadable log."""
+    """Yield each kind of step in a log as a run, with its median time; raise UserError for an unreadable log."""
     deployment, _ = case.deployment_of(MeasuredRun(case.name, Workload([]), {}))
     log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
     sizes = {name: values for name, values in vars(log.sizes).items() if name in SIZES}
@@ -262,7 +256,7 @@ def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
 
 
 def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
-    """Return the lesson of one run; raise UserError if it cannot be represented."""
+    """Return one run as a `Lesson`; raise UserError if it cannot be represented."""
     if run.most_workers:
         raise UserError(run.name, None, "cannot teach: its workers are searched; score its case")
     if run.skipped:
@@ -277,5 +271,5 @@ def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
         deployment = deployment.rescheduled(num_blocks=capacity.num_blocks)
     lesson = Lesson(origin_of(case, run, deployment), case, run, gpu, deployment)
     if lesson._is_summed:
-        _ = lesson._summed  # refuses here what it must refuse
+        _ = lesson._summed  # raises its errors here
     return lesson

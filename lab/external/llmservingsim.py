@@ -1,8 +1,8 @@
 """Runs of LLMServingSim's vLLM bench: `requests.jsonl` beside `workload_hashed.jsonl`.
 
-https://github.com/casys-kaist/LLMServingSim. Arrivals are epoch seconds of the client, the other times monotonic
-seconds of the engine; the least difference between the two is taken as the difference of the clocks. Prompts are chains
-of 16-token block ids: equal ids mean equal blocks after equal prefixes. Output lengths are pinned.
+https://github.com/casys-kaist/LLMServingSim. Arrivals are epoch seconds on the client's clock, the other times
+monotonic seconds on the engine's. The smallest time from arrival to queueing is taken as the difference of the clocks.
+Prompts are chains of 16-token block ids: equal ids mean equal blocks after equal prefixes. Output lengths are fixed.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ class LlmServingSim(Settings):
 
 
 def _request(row: Row, offered: Row, start: int, engine_start: int) -> tuple[WorkloadRequest, Observed]:
-    """Return one request.
-
-    The run starts at `start` ns on the client's clock and at `engine_start` on the engine's.
-    """
+    """Return one request and its observed times; `start` and `engine_start` are the run's start on both clocks."""
     prompt, outputs = row.integer("input_toks", 1), row.integer("output_toks", 1)
     if (offered.integer("input_toks", 1), offered.integer("output_toks", 1)) != (prompt, outputs):
         raise offered.error("input_toks", offered.fields["input_toks"], f"differs from the request in {row.path.name}")
@@ -64,7 +61,7 @@ def _request(row: Row, offered: Row, start: int, engine_start: int) -> tuple[Wor
 
 
 def _segments(row: Row, prompt: int) -> Iterator[Segment]:
-    """Yield full prompt blocks by their ids, then the remaining prompt as a private segment.
+    """Yield full prompt blocks by their ids, then the rest of the prompt as a private segment.
 
     Ids of the output's blocks may follow those of the prompt.
     """

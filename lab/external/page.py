@@ -1,4 +1,4 @@
-"""The report of rung 4 as a Markdown page.
+"""The report of rung 4 (runs of engines that nobody here wrote) as a Markdown page.
 
 Cases of many runs are summed up by group, and doubts about their rows are counted.
 """
@@ -74,7 +74,7 @@ _LEFT_OUT = "\n## How far off groups are that taught nothing\n"
 
 
 def left_out_section(tables: LeftOut) -> str:
-    """Return the last section of that page, which another command writes."""
+    """Return the last section of that page, on left-out groups, which another command writes."""
     parts = [
         _LEFT_OUT,
         "Every row is predicted by what the other groups taught; its band is as wide as rows of other groups needed.",
@@ -88,7 +88,7 @@ def left_out_section(tables: LeftOut) -> str:
     return "\n".join(parts) + "\n"
 
 
-_MEDIANS_PCT = {"all": (8.0, 20.0), "vLLM": (7.0, 15.0)}  # limits for TPOT and TTFT
+_MEDIANS_PCT = {"all": (8.0, 20.0), "vLLM": (7.0, 15.0)}  # maximum median errors of TPOT and TTFT
 _IN_BAND_PCT = (85.0, 95.0)
 
 
@@ -102,7 +102,7 @@ def _against_targets(row: Sequence[str]) -> tuple[str, ...]:
 
 
 def with_section(page: str, section: str) -> str:
-    """Return a page with another last section."""
+    """Return the page with its last section replaced by `section`."""
     return page.partition(_LEFT_OUT)[0] + section
 
 
@@ -116,7 +116,7 @@ def _verdicts(results: Sequence[CaseResult]) -> Iterator[tuple[CaseResult, Verdi
 
 
 def _intervals(results: Sequence[CaseResult]) -> Iterator[str]:
-    """Yield how many figures lie in their intervals."""
+    """Yield the section that says how many figures lie in their intervals."""
     rows = [row for result in results for row in result.rows]
     if not rows:
         return
@@ -152,7 +152,7 @@ def _section(result: CaseResult) -> Iterator[str]:
 
 
 def _by_run(result: CaseResult) -> Iterator[str]:
-    """Yield a table with a line for each run and a cell for each figure that any run has."""
+    """Yield a table with a row for each run and a column for each figure that any run has."""
     rows: dict[str, dict[str, str]] = {}
     for row in result.rows:
         errors = (row.error_pct(column) for column in ("blind", "anchored"))

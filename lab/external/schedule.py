@@ -1,8 +1,8 @@
-"""The steps of a closed loop, which do not depend on how long they take.
+"""The steps of a closed loop, which are the same however long they take.
 
-A client of a closed loop sends a request when it has its answer. So the same steps follow one another, whatever they
-cost: a run is simulated once, with all steps alike, and its TTFT and TPOT are then sums over steps of their times. The
-effect of a cost model's numbers on them needs no further simulation.
+A client of a closed loop sends a request when it has the answer to the one before. So the same steps follow one
+another, whatever they cost. A run is simulated once, with all steps equally long; its TTFT and TPOT are then sums of
+step times. The effect of a cost model's numbers on them needs no further simulation.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from sim.run_log import TableSink
 
 Floats = NDArray[np.float64]
 
-_UNIT_NS = 1_000_000  # longer than the arrivals of a client's requests are apart, each of which is staggered by 1
+_UNIT_NS = 1_000_000  # time of every step; the arrivals, staggered by 1 ns each, take less
 _NOTED = ("prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "decode_rows", "decode_context")
 SIZES = (*_NOTED, "sampled_rows")
 _GRAPH_TOKENS = 512  # the limit of `calibration.steps.operation_cost`
-_PADDED = np.array([padded(tokens) for tokens in range(_GRAPH_TOKENS + 1)], dtype=np.float64)  # padded as CUDA graphs
-_FINE = 4.0  # bins of a size in a factor of two
+_PADDED = np.array([padded(tokens) for tokens in range(_GRAPH_TOKENS + 1)], dtype=np.float64)  # as for CUDA graphs
+_FINE = 4.0  # number of bins of a size within a factor of two
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kinds of steps of a run, and how often each occurs in a request's waiting times.
+    """Kinds of steps of a run, and how many steps of each kind a request waits for.
 
     Attributes:
         sizes: mean sizes of each kind `[kinds]`
-        dense: tokens that its dense operations run, padded as CUDA graphs do
+        dense: number of tokens that its dense operations run, padded as for CUDA graphs `[kinds]`
         ttft: mean number of steps of each kind in a request's time to first token `[kinds]`
-        tpot: the same for a token after the first
+        tpot: mean number of steps of each kind for a token after the first `[kinds]`
     """
 
     sizes: StepSizes
@@ -52,7 +52,7 @@ class Schedule:
     tpot: Floats
 
     def drafting(self, drafts: SpeculativeConfig, prompt: float) -> Schedule:
-        """Return the same steps, each of which verifies drafts; `prompt` is the mean length of prompts."""
+        """Return these steps with drafts to verify in each; `prompt` is the mean length of prompts in tokens."""
         each_step, rows = drafts.tokens_per_step, np.asarray(self.sizes.decode_rows)
         before = np.maximum(self.sizes.decode_context - rows * prompt, 0)  # output tokens
         sizes = replace(
@@ -64,10 +64,10 @@ class Schedule:
 
 
 class _Counting:
-    """A cost model by which every step takes a unit of time, and which notes each step's sizes."""
+    """A cost model in which every step takes one unit of time, and which notes each step's sizes."""
 
     def __init__(self) -> None:
-        self.noted: list[tuple[int, ...]] = []  # _NOTED, sampled rows, and number of such steps
+        self.noted: list[tuple[int, ...]] = []  # sizes `_NOTED`, sampled rows, and number of such steps
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return 0
@@ -85,7 +85,7 @@ class _Counting:
 
 
 def is_plain_loop(workload: Workload) -> bool:
-    """Return whether its clients do nothing but wait for answers, and share no prefixes."""
+    """Return whether clients send as soon as they have an answer, and prompts share no prefixes."""
     waits = workload.concurrency is not None and not workload.shares_prefixes
     return waits and all(request.arrival_ns == 0 for request in workload.requests)
 
@@ -93,8 +93,8 @@ def is_plain_loop(workload: Workload) -> bool:
 def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     """Return the steps with which an engine of `deployment` serves `workload`, a closed loop without shared prefixes.
 
-    With drafts, a request takes as many tokens in every step as it does on average, and has KV of the fewer steps.
-    Raises UserError when the engine would reject requests.
+    With drafts, every step gives a request the average number of tokens, and the simulated KV grows by one token a
+    step. Raises UserError if the engine would reject requests.
     """
     if workload.concurrency is None or not is_plain_loop(workload):
         raise ValueError("only the steps of a closed loop do not depend on how long they take")
@@ -117,10 +117,7 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
 
 @cache
 def _schedule(sent: tuple[tuple[int, int], ...], concurrency: int, staggered: bool, deployment_json: str) -> Schedule:
-    """Return the cached schedule of such requests.
-
-    Many measured runs differ only by model and GPU.
-    """
+    """Return the schedule for requests of these lengths, cached because many runs differ only by model and GPU."""
     deployment = Deployment.model_validate_json(deployment_json)
     requests = [WorkloadRequest(at, 0, ((PRIVATE, prompt),), outputs) for at, (prompt, outputs) in enumerate(sent)]
     workload = Workload(requests, concurrency=concurrency, shares_prefixes=False, stagger_ns=int(staggered))
@@ -149,14 +146,14 @@ def _schedule(sent: tuple[tuple[int, int], ...], concurrency: int, staggered: bo
 
 
 def _counted(deployment: Deployment, workload: Workload, leaps: bool) -> tuple[Floats, pa.Table]:
-    """Return the notes of `_Counting` for a run, and the run's requests."""
+    """Return the sizes that `_Counting` noted in a run, and the run's requests."""
     cost, sink = _Counting(), TableSink()
     Cluster(deployment, cost, sink, shares_prefixes=workload.shares_prefixes, steps=not leaps).run(workload)
     return np.array(cost.noted, dtype=np.float64), sink.requests
 
 
 def _during(start: Floats, end: Floats, weight: Floats, steps: int) -> Floats:
-    """Return, for each step, the sum of the weights of the requests that include it, from `start` to `end`."""
+    """Return, for each step, the sum of the weights of the requests that are between `start` and `end` in it."""
     change = np.zeros(steps + 1)
     np.add.at(change, np.rint(start).astype(np.int64), weight)
     np.add.at(change, np.rint(end).astype(np.int64), -weight)
@@ -164,13 +161,13 @@ def _during(start: Floats, end: Floats, weight: Floats, steps: int) -> Floats:
 
 
 def as_run(tokens: Floats) -> Floats:
-    """Return the tokens that dense operations run, padded as CUDA graphs do."""
+    """Return the number of tokens that dense operations run, padded as for CUDA graphs."""
     at = np.minimum(np.ceil(tokens), _GRAPH_TOKENS).astype(np.int64)
     return np.where(tokens <= _GRAPH_TOKENS, _PADDED[at], tokens)
 
 
 def kinds_of(sizes: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the tokens that each step's dense operations run, and a number that steps of similar sizes share."""
+    """Return the padded tokens of each step's dense operations, and a kind number that steps of similar sizes share."""
     tokens = sizes["prefill_tokens"] + sizes["decode_rows"]
     dense = as_run(tokens)
     coarse = [
@@ -182,7 +179,7 @@ def kinds_of(sizes: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _by_kind(noted: Floats, waiting: Floats, decoding: Floats) -> Schedule:
-    """Return a schedule in which steps of about the same sizes are one kind, with the mean of their sizes."""
+    """Return a schedule in which steps of similar sizes are one kind, with their mean sizes."""
     sizes = dict(zip(SIZES, noted.T, strict=True))
     dense, kind = kinds_of(sizes)
     weight = waiting / max(waiting.sum(), 1e-12) + decoding / max(decoding.sum(), 1e-12)

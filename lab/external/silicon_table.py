@@ -1,8 +1,8 @@
-"""AIConfigurator's table of measured deployments: one row each, closed loop at a fixed concurrency.
+"""AIConfigurator's table of measured deployments; each row is a closed loop at a fixed concurrency.
 
 https://github.com/ai-dynamo/aiconfigurator, `silicon_sample.csv`: model, parallel sizes, prompt and output length,
 concurrency, TTFT and TPOT in milliseconds. The table does not say how the engine was started, nor how lengths were
-drawn; a case file says it by rules, for the rows that it covers. Every row is kept: one that looks wrong gets a
+drawn; the rules of a case file state both, for the rows that they cover. Every row is kept: one that looks wrong gets a
 caution.
 """
 
@@ -25,9 +25,9 @@ from traces.formats.rows import Row, csv_rows
 from traces.measured.run import MeasuredRun
 
 FIGURES = {"ttft_ms.mean": "silicon_ttft_ms", "tpot_ms.mean": "silicon_tpot_ms"}
-_APART = 1.05  # ratio from which rows of one configuration disagree
-_SLOWER = 1.1  # ratio by which a row that is slower than one of higher concurrency looks wrong
-_STAGGER_NS = 50_000  # time of a client and a server to send and to take in a request
+_APART = 1.05  # ratio above which rows of one configuration disagree
+_SLOWER = 1.1  # ratio of its TPOT to that of a row of higher concurrency above which a row looks wrong
+_STAGGER_NS = 50_000  # time in which a client sends, and a server takes in, one request
 _MOST_REQUESTS, _FEWEST_WAVES = 5120, 5  # more requests take long to simulate, and change little
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 
@@ -39,9 +39,9 @@ class Load(Settings):
     """The way in which a closed-loop client made its requests.
 
     Attributes:
-        waves: requests in all, as a multiple of the concurrency; fewer if they would be very many
-        lengths: shares of the nominal length between which lengths are drawn evenly
-        or_lengths: other possible shares, if nobody says which; queueing, and with it TTFT, is then different
+        waves: number of requests divided by the concurrency; lowered if that would be very many requests
+        lengths: shares of the nominal length between which lengths are drawn uniformly
+        or_lengths: other possible shares, if nobody says which; they change queueing, and with it TTFT
     """
 
     waves: int = Field(10, ge=1)
@@ -57,7 +57,7 @@ class Load(Settings):
 
 
 class Rule(Settings):
-    """Settings for rows whose columns are as in `when`: deployment, load, client, and columns with other values.
+    """Settings for the rows whose columns match `when`: deployment, load, client, and replaced columns.
 
     `seqs_as_concurrency` starts the engine with max_num_seqs equal to the concurrency. `skip` says why such rows cannot
     be simulated.
@@ -77,12 +77,12 @@ class Rule(Settings):
 
 
 class Apart(Settings):
-    """Workers of rows that prefill and decode on separate workers; the table states their sizes but not their counts.
+    """Workers of rows with separate prefill and decode workers; the table states their sizes but not their numbers.
 
     Attributes:
-        attention_dp: whether a worker's attention is data-parallel over its devices, which the table does not say
+        attention_dp: True if a worker's attention is data-parallel over its devices, which the table does not say
             either
-        tpot_ms: range of such a row's TPOT; for other rows of that concurrency nobody states the drafts
+        tpot_ms: range of TPOT of the described rows; for other rows of that concurrency nobody states the drafts
     """
 
     isl: int
@@ -94,7 +94,7 @@ class Apart(Settings):
     caution: str = ""
 
     def settings(self, devices: int) -> dict[str, Any]:
-        """Return the settings of workers of so many devices, which have whole experts."""
+        """Return the settings of workers of `devices` devices each, with expert parallelism."""
         tp, dp = (1, devices) if self.attention_dp else (devices, 1)
         pools = [
             {"name": role, "role": role, "replicas": count}
@@ -105,11 +105,11 @@ class Apart(Settings):
 
 
 class SiliconTable(Settings):
-    """One table. Later rules override earlier ones; `systems` names the GPUs of the column `system`.
+    """One table. Later rules override earlier ones; `systems` maps values of the column `system` to GPUs.
 
-    With `apart` only rows that prefill and decode on separate workers are read, and only those with known workers, each
-    once: they take long to simulate. With `search` all such rows that match a rule are read; they have up to so many
-    workers of a kind, and the simulation must determine the number.
+    With `apart`, only rows with separate prefill and decode workers are read, if their numbers of workers are known.
+    Each is read once, as they take long to simulate. With `search`, all such rows that match a rule are read. They have
+    up to `search` workers of a kind, and the simulation must determine the number.
     """
 
     format: str
@@ -121,7 +121,7 @@ class SiliconTable(Settings):
     seed: int = 0
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """Read the rows; see `MeasuredFormat`. TTFT is the client's, and taken to be the mean, as is TPOT."""
+        """Read the rows; see `MeasuredFormat`. TTFT and TPOT are taken to be means, with TTFT as the client saw it."""
         path = data / self.file
         rows: list[_Deployed] = []
         runs: list[MeasuredRun] = []
@@ -180,7 +180,7 @@ class SiliconTable(Settings):
 
 
 class _Deployed:
-    """A row, read by the rules that match it, with the known settings of its workers."""
+    """A row with the rules that match it, and the known settings of its workers."""
 
     def __init__(self, row: Row, rules: Sequence[Rule], apart: Apart | None = None) -> None:
         self.apart = apart
@@ -199,7 +199,7 @@ class _Deployed:
 
     @property
     def is_apart(self) -> bool:
-        """True if `apart` describes the row."""
+        """True if `apart` describes this row."""
         known = self.apart
         assert known is not None
         low, high = known.tpot_ms
@@ -217,14 +217,14 @@ class _Deployed:
 
     @property
     def configuration(self) -> tuple[Any, ...]:
-        """The properties that two rows share when they measured the same; the concurrency is the last."""
+        """The values that rows of one configuration have in common; the concurrency is the last."""
         columns = ("model_path", "system", "precision", "backend_version", "tp_size", "pp_size", "moe_ep_size")
         shape = *(self.text(column) for column in columns), self.ranks, self.isl, self.osl
         return (*shape, self.apart and (self.apart.prefill, self.apart.decode), self.concurrency)
 
     @property
     def written(self) -> tuple[Any, ...]:
-        """The properties that two rows share when they are one measurement, written twice."""
+        """The values that rows have in common if they are one measurement that was written twice."""
         return (*self.configuration, *self.figures.values())
 
     def settings(self) -> dict[str, Any]:
@@ -248,20 +248,20 @@ class _Deployed:
 
     @property
     def load(self) -> Load:
-        """The client's load by the last rule that has one."""
+        """The client's load, from the last rule that has one."""
         return next((rule.load for rule in reversed(self.rules) if rule.load), Load())
 
     @property
     def client(self) -> str:
-        """The client that sent the requests, by the last rule that names one."""
+        """The client that sent the requests, from the last rule that names one."""
         return next((rule.client for rule in reversed(self.rules) if rule.client), "")
 
     def workload(self, seed: int, lengths: tuple[float, float]) -> Workload:
-        """Return a closed loop of requests with lengths drawn between these shares of the nominal."""
+        """Return a closed loop of requests; `lengths` are the lower and upper share of the nominal length."""
         slots = -(-self.concurrency // self.ranks)
         draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
         waves = self.load.waves
-        if self.apart is None:  # a prefill pool takes the first wave at once, which fewer waves would let weigh more
+        if self.apart is None:  # a prefill pool takes the first wave at once; with fewer waves it would weigh more
             waves = min(waves, max(_MOST_REQUESTS // slots, _FEWEST_WAVES))
         requests = [
             WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, lengths)),), _length(draw, self.osl, lengths))
@@ -278,9 +278,9 @@ def _length(draw: random.Random, nominal: int, lengths: tuple[float, float]) -> 
 
 
 def _floors(rows: Sequence[_Deployed]) -> list[dict[str, float]]:
-    """Return, for each row, the distance of the rows of its configuration in each figure; empty for a single row.
+    """Return, for each row, the range of each figure over the rows of its configuration, in % of the mean.
 
-    Rows that agree to the last digit are one measurement written twice, not two.
+    Rows that agree to the last digit are one measurement, written twice. A figure measured once has no range.
     """
     kinds: dict[tuple[Any, ...], list[_Deployed]] = {}
     for row in rows:
@@ -294,10 +294,10 @@ def _floors(rows: Sequence[_Deployed]) -> list[dict[str, float]]:
 
 
 def _out_of_order(rows: Sequence[_Deployed]) -> dict[int, str]:
-    """Return rows whose TPOT does not fit those of the same deployment at other concurrencies, with the reason.
+    """Return the rows, by index, whose TPOT does not fit the same deployment at other concurrencies, with the reason.
 
-    The row at odds with most others is set aside, and again until the remaining rows are in order. Of two that disagree
-    only with each other it is the slower one, since disturbances slow a measurement.
+    The row that contradicts most others is set aside, again and again until the remaining rows are in order. Of two
+    that contradict only each other, the slower one is set aside, since disturbances slow a measurement.
     """
     ladders: dict[tuple[Any, ...], set[_Rung]] = {}
     for row in rows:
@@ -314,7 +314,7 @@ def _rung(row: _Deployed) -> _Rung:
 
 
 def _ladder(row: _Deployed) -> tuple[Any, ...]:
-    """Return a configuration without its concurrency and the version of the engine."""
+    """Return the configuration without its concurrency and its engine version."""
     return tuple(value for i, value in enumerate(row.configuration[:-1]) if i != 3)
 
 
@@ -332,6 +332,6 @@ def _set_aside(rungs: set[_Rung]) -> dict[_Rung, str]:
 
 
 def _at_odds(one: _Rung, other: _Rung) -> bool:
-    """Return whether the less busy of two is the slower."""
+    """Return whether the row of lower concurrency has a clearly longer TPOT."""
     calm, busy = sorted((one, other))
     return calm[0] < busy[0] and calm[1] > _SLOWER * busy[1]

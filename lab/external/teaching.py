@@ -1,8 +1,8 @@
-"""The lessons of measured engines about engines in general: the file behind every blind prediction.
+"""The fit of the evidence behind every blind prediction to the measured runs of all cases.
 
-`python -m lab.external.teaching --data DIR` fits the levels of `calibration.steps.evidence` to all cases, by Gauss and
-Newton's method, and writes the bundled file. *No run is predicted with what it taught*: the file has each source's
-evidence separately, so that any source can be left out.
+`python -m lab.external.teaching --data DIR` fits the levels of `calibration.steps.evidence` by the Gauss-Newton method,
+and writes the bundled file. *No run is predicted with evidence from itself*: the file has each source's evidence
+separately, so that any source can be left out.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from lab.external.lessons import Lesson, lessons
 
 Floats = NDArray[np.float64]
 
-_OUTLIER = 0.25  # larger log errors count less and less, because queueing amplifies
-_ALIKE = 20  # rows of one source beyond which more of them add nothing
+_OUTLIER = 0.25  # larger log errors count less and less, because queueing amplifies them
+_ALIKE = 20  # number of rows of one source beyond which more rows add no weight
 _ROUNDS = 5
-_FURTHEST = 1.0  # logarithm by which a number may move in a round
+_FURTHEST = 1.0  # maximum change of a number's logarithm in a round
 _GRID = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
 _GIVEN = {
     "version": 0.1,
@@ -41,7 +41,7 @@ START: Spreads = dict.fromkeys(LEVELS, 0.5) | _GIVEN
 
 @dataclass(frozen=True)
 class Linearised:
-    """The lessons at numbers `logs` of each origin: log errors, slopes, and the weight of each figure."""
+    """The measured runs linearised at each origin's `logs`: log errors, slopes, and the weight of each figure."""
 
     lessons: Sequence[Lesson]
     logs: Mapping[Origin, Floats]
@@ -66,9 +66,9 @@ class Linearised:
 
 
 def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str], None] | None = None) -> Evidence:
-    """Return the evidence of the lessons, or the bundled evidence if there are none.
+    """Return the evidence fitted to the runs `lessons`, or the bundled evidence if none can be used.
 
-    Lessons with a caution or a fleet teach nothing.
+    Runs with a caution and runs of fleets are not used.
     """
     alone = [lesson for lesson in lessons if not lesson.run.caution and lesson.deployment.fleet is None]
     used = [lesson for lesson in alone if lesson.figures]
@@ -87,9 +87,9 @@ def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str]
 
 
 def likeliest(evidence: Evidence) -> dict[str, float]:
-    """Return the spreads of the levels under which the evidence is most probable, each in turn from a grid.
+    """Return the spreads of the levels under which the evidence is most probable, chosen one by one from a grid.
 
-    The spreads of versions and clients are given: they would explain any difference between one source and the others.
+    The spreads of versions and clients are fixed: they would explain any difference between one source and the others.
     """
     spreads = dict(evidence.spreads)
     for _ in range(2):
@@ -102,7 +102,7 @@ _KEPT = Path(__file__).parents[2] / "calibration" / "steps" / "blind.json"
 
 
 def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> list[Lesson]:
-    """Return the lessons of every case; runs that cannot be represented are counted by reason."""
+    """Return the measured runs of every case; tell how many cannot be represented, by reason."""
     every: list[Lesson] = []
     for case in cases:
         taken, skipped = lessons(case, data)
@@ -114,7 +114,7 @@ def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -
 
 
 def teach(taken: Sequence[Lesson], say: Callable[[str], None]) -> Evidence:
-    """Return the evidence of the lessons, with its most probable spreads and errors on left-out sources."""
+    """Return the evidence fitted to the runs `taken`, with its most probable spreads and errors on left-out sources."""
     evidence = fit(taken, say=say)
     evidence = fit(taken, likeliest(evidence), say=say)
     scored = leave_out(taken, evidence, "source")
@@ -124,7 +124,7 @@ def teach(taken: Sequence[Lesson], say: Callable[[str], None]) -> Evidence:
 def left_out_tables(
     cases: Sequence[Case], data: Path, levels: Sequence[str], say: Callable[[str], None]
 ) -> dict[str, list[tuple[str, ...]]]:
-    """Return for each level the table of `leave_out.table`."""
+    """Return the rows of `leave_out.table` for each level."""
     taken = all_lessons(cases, data, say)
     evidence = fit(taken, bundled_evidence().spreads, say)
     return {level: list(table(leave_out(taken, evidence, level))) for level in levels}

@@ -1,4 +1,4 @@
-"""All measurements on a GPU, in one command that finishes inside its minutes.
+"""All GPU measurements, in one command that keeps to a time limit.
 
 `python -m lab.gpu_suite --out DIR --minutes 8`; with `--dry-run`, everything in miniature on the CPU.
 """

@@ -1,10 +1,9 @@
-"""Compilation of every kernel ahead of time for sm_90, as it would be launched, on a machine that needs no GPU.
+"""Ahead-of-time compilation of every kernel for sm_90, as it would be launched, on a machine that needs no GPU.
 
-The compiler's report (registers, shared memory, stack, spills) and the presence of the instructions that a kernel was
-written for in the PTX decide much of its speed, and a test can check all of it. `python -m lab.gpu_suite.aot` prints
-the table and fails if a kernel is not within its limits; `--write docs/kernels.md` puts the table between that page's
-markers, `--check docs/kernels.md` fails if it is not there. It must run without TRITON_INTERPRET, under which nothing
-is compiled.
+Much of a kernel's speed follows from the compiler's report (registers, shared memory, stack, spills) and from the
+intended instructions in its PTX, and a test can check both. `python -m lab.gpu_suite.aot` prints the table and fails if
+a kernel is not within its limits. `--write docs/kernels.md` puts the table between that page's markers, and `--check
+docs/kernels.md` fails if it is not there. It must run without TRITON_INTERPRET, under which nothing is compiled.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 class Resources(NamedTuple):
     """The resources of a compiled kernel: warps, pipeline stages, registers and stack of a thread, shared memory.
 
-    Registers that did not fit are spilled to the stack: `spill_bytes` are the loads and stores of that, in bytes.
-    `counts` has how often each expected string, "wgmma" and "cp.async" occur in the PTX.
+    Registers that did not fit are spilled to the stack: `spill_bytes` counts the bytes of these loads and stores.
+    `counts` has the number of occurrences of each expected string, "wgmma" and "cp.async" in the PTX.
     """
 
     warps: int
@@ -61,7 +60,7 @@ class Resources(NamedTuple):
 
 
 def compile_report(spec: Specialisation) -> Resources:
-    """Compile `spec` for `TARGET` and return its resources from the machine code. It needs `compile_only`."""
+    """Compile `spec` for `TARGET` and return its resources from the machine code. Call `compile_only` before."""
     made: list[tuple[JITFunction, Any]] = []
 
     def compiling(kernel: JITFunction, grid: object) -> Callable[..., None]:
@@ -86,7 +85,7 @@ def compile_report(spec: Specialisation) -> Resources:
 
 
 class _CompileOnly:
-    """The part of a Triton driver that the JIT needs to compile for `TARGET` without a GPU, or without using it."""
+    """The part of a Triton driver that the JIT needs to compile for `TARGET`, without using a GPU."""
 
     def get_current_target(self) -> GPUTarget:
         return TARGET
@@ -114,7 +113,7 @@ def specialisations() -> list[Specialisation]:
 
 
 def faults(spec: Specialisation, used: Resources) -> list[str]:
-    """Return the faults of a kernel's resources, a line each."""
+    """Return what is wrong with a kernel's resources, a line each."""
     broken = []
     if used.registers > spec.register_ceiling:
         broken.append(f"{used.registers} registers, at most {spec.register_ceiling} are allowed")
@@ -127,8 +126,8 @@ def faults(spec: Specialisation, used: Resources) -> list[str]:
 def table(reports: list[tuple[Specialisation, Resources]]) -> str:
     """Return a Markdown table: the compiler's version, and a row for each sort of kernel.
 
-    A row has the number of compiled forms, and over them the least and most registers of a thread, bytes of shared
-    memory, and counts in the PTX.
+    A row has the number of compiled forms and, over these, the minimum and maximum of registers per thread, of bytes of
+    shared memory, and of counts in the PTX.
     """
     lines = []
     for name, alike in groupby(reports, key=lambda report: report[0].name.split()[0]):
@@ -168,7 +167,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parts(page: Path) -> tuple[str, str, str]:
-    """Return a page before, between and after its markers."""
+    """Return three parts of a page: before, between and after its markers."""
     before, _, rest = page.read_text().partition(_BEGIN)
     written, _, after = rest.partition(_END)
     return before, written.strip(), after
@@ -180,7 +179,7 @@ def _spill_bytes(ptx: str) -> int:
 
 
 def _tool(name: str, *options: str, of: bytes) -> str:
-    """Return the output of one of the CUDA tools that come with Triton, for a file of these contents."""
+    """Return the output of a CUDA tool that comes with Triton, for a file with the contents `of`."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(of)
         file.flush()

@@ -35,12 +35,12 @@ def attention(
 ) -> Operation:
     """Return attention of `rows`, (context, query tokens): decode if every row has one query token, else prefill.
 
-    A prefill goes over past KV if the context is longer. With `whole` its KV is not divided among programs, as in the
-    batch-invariant mode. If it is `checked`, its planning is part of the call, and the cache is NaN outside the
-    contexts.
+    A prefill also attends to past KV if the context is longer than its query tokens. With `whole`, KV is not divided
+    among programs, as in the batch-invariant mode. With `checked`, planning is part of the call, and the cache is NaN
+    outside the contexts.
 
     It is causal: a row with past c and n tokens has n * (2c + n + 1) / 2 query-key pairs, each a product with a key and
-    one with a value. Block ids are not counted.
+    one with a value. The cost leaves out block ids.
     """
 
     def prepare() -> Prepared:
@@ -105,8 +105,8 @@ def invariance(on: On, shape: Shape, rows: Sequence[Row]) -> Operation:
 def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Operation:
     """Return head norms, rotation and the write to the cache.
 
-    The outputs are queries as returned, keys and values as the cache has them, and nothing else in the cache. The cost
-    is the QKV in and as much out, and for each token an angle's float32 cosines and sines, position and slot.
+    The error covers the queries, the written keys and values, and writes to any other place of the cache. The cost is
+    the QKV read and as much written, and for each token float32 cosines and sines, a position and a slot.
     """
     heads = (shape.heads, shape.kv_heads)
 
@@ -120,7 +120,7 @@ def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Op
         def make(seed: int) -> tuple[Any, ...]:
             numbers = Numbers(on.device, seed)
             qkv = numbers(batch.layout.tokens, heads[0] + 2 * heads[1], shape.dim, dtype=shape.dtype, scale=2)
-            # All padding shares a slot, and any of it may write last, so all of it is the first token's.
+            # All padding shares a slot, and any of it may write last, so all of it repeats the first token.
             qkv = torch.where((batch.slots == 0)[:, None, None], qkv[:1], qkv)
             norms = HeadNorms(*numbers(2, shape.dim, dtype=shape.dtype)) if spec.qk_norm else None
             return qkv, norms, LayerKv(*torch.full(size, torch.nan, device=on.device).to(shape.cached))
@@ -155,7 +155,7 @@ def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Op
 
 
 def _paged(on: On, shape: Shape, rows: Sequence[Row], batch: Batch, seed: int, checked: bool) -> tuple[Tensor, LayerKv]:
-    """Return queries, which lie in a merged QKV, and a cache, which is NaN outside the contexts if it is `checked`."""
+    """Return queries, as a part of merged QKV, and a cache, which is NaN outside the contexts if `checked`."""
     numbers = Numbers(on.device, seed)
     cache = random_cache(shape, pool_blocks(rows, shape.page), numbers)
     merged = numbers(batch.layout.tokens, shape.heads + 2 * shape.kv_heads, shape.dim, dtype=shape.dtype)

@@ -20,11 +20,11 @@ def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each: `ceiling` is its name, `value` None if the device has none, `spread_pct` as in `Timing`.
 
     Args:
-        copy_bytes_per_s: rate of a large copy by a kernel, bytes read and bytes written
+        copy_bytes_per_s: rate of a large copy by a kernel, as bytes read plus bytes written
         gemm_flops_per_s: rate of a bf16 GEMM, 8192 in each dimension, of random numbers (zeros would be faster)
-        fp8_gemm_flops_per_s: rate of the same in fp8 e4m3 with a scale for each row and column
+        fp8_gemm_flops_per_s: rate of such a GEMM in fp8 e4m3 with a scale for each row and column
         launch_graph_ns: time from one launch of a nearly empty kernel to the next, in a graph
-        launch_eager_ns: the same when the host launches them
+        launch_eager_ns: the same time if the host launches the kernels
 
     `dry_run` measures in miniature.
     """

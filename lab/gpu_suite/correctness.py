@@ -1,8 +1,8 @@
 """Checks of every kernel against float64, on fresh random inputs, at the shapes at which it is run and timed.
 
 `operations.py` defines the correct results. Memory that a kernel allocates is NaN before it runs, and so is the cache
-wherever no row has written, so missing writes and forbidden reads show. Each kernel is run twice, and a result that
-changes is a race. A case that raises is a row like any other.
+wherever no row has written, so missing writes and forbidden reads show. Each kernel runs twice: a result that changes
+shows a race. A case that raises is a row like any other.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def check_kernels(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any
 
     Args:
         kernel, case, dtype: kernel, input and dtype of the check
-        backend: "triton", or "torch": the references of the engine, if Triton has no device to run on
-        error, limit: see `relative_error`; wrong rows (argmax); distance in cumulative mass (draw); differing elements
-            of a repeat. Text if it is not a number
-        ok: error <= limit
+        backend: "triton", or "torch" (the engine's reference operations) if Triton has no device to run on
+        error, limit: see `relative_error`; number of wrong rows (argmax), distance in cumulative mass (draw), or number
+            of
+            differing elements (repeat). Text if it is not a number
+        ok: True if error <= limit
 
     `dry_run` checks a few tiny shapes, in Triton's interpreter if that is on.
     """
@@ -58,7 +59,7 @@ def cases(device: torch.device, dry_run: bool) -> Iterator[Operation]:
 
 
 def check_case(case: Operation, backend: str, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the row of a case, and of its repeat, bit for bit, if it ran."""
+    """Yield the row of a case and, if it ran, the row of its repeat, which must be equal bit for bit."""
     about = {"kernel": case.kernel, "case": case.case, "dtype": _name(case.dtype), "backend": backend}
     try:
         make, call, error_of = case.prepare()
@@ -109,7 +110,7 @@ def _small_cases(on: On) -> Iterator[Operation]:
     for size in (14336, 3072, 1536):
         yield silu_mul(on, 300, size)
     yield silu_mul(on, 1, 14336, _F16)
-    mixtures = [Mixture(4096, 7168, 8, 2), Mixture(2048, 768, 128, 8)]  # Mixtral 8x7B on two ranks, Qwen3-30B-A3B
+    mixtures = [Mixture(4096, 7168, 8, 2), Mixture(2048, 768, 128, 8)]  # of Mixtral 8x7B on two ranks, of Qwen3-30B-A3B
     mixtures += [mixtures[1]._replace(quantization=name) for name in ("fp8", "int4", "int8")]
     for mixture in mixtures:
         for tokens in (1, 300):
@@ -117,9 +118,9 @@ def _small_cases(on: On) -> Iterator[Operation]:
     yield add_rms_norm(on, 300, 4096, fp8=True)
     yield add_rms_norm(on, 7, 8192, add=False, fp8=True)
     yield silu_mul(on, 300, 14336, fp8=True)
-    qkv, down = Packing(6144, 4096, 4, 128), Packing(4096, 14336, 4, 128, zeros=True)  # Llama-3.1-8B's, that as in AWQ
+    qkv, down = Packing(6144, 4096, 4, 128), Packing(4096, 14336, 4, 128, zeros=True)  # Llama-3.1-8B; `down` as in AWQ
     for packing in (qkv, down, Packing(6144, 4096, 8)):
-        for tokens in (1, 17, 300):  # each has its own tiles
+        for tokens in (1, 17, 300):  # each number has its own tiles
             yield packed_gemm(on, packing, tokens)
     yield packed_gemm(on, qkv, 5, _F16)
     for vocab in (128_256, 151_936):
@@ -180,7 +181,7 @@ def _differing(first: Outputs, second: Outputs) -> int:
 
 @contextmanager
 def _empty_is_nan() -> Iterator[None]:
-    """Fill every tensor made without content with NaN, or the largest integer, as torch does in deterministic mode."""
+    """Fill every tensor made without content with NaN or the largest integer, as torch does in deterministic mode."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

@@ -1,17 +1,16 @@
-"""The engine in its measured form against the engine in its simplest form, on answers that it samples itself.
+"""A check of the engine as it is measured against the engine in its simplest form, on answers that the former samples.
 
-Checked: the overlapped loop, graphs, our kernels, few blocks. Reference: the plain loop, eager steps, torch's
-attention, room for all and no prefix cache. Both have the same weights. The checked engine answers greedily. The
-reference is then made to take the same tokens, so that both see the same text and one token near a tie does not part
-them. The logits behind every token are compared. A token read from a wrong seat, a graph replayed over old input, and a
-block given away too early all give logits of another text.
+The checked engine has the overlapped loop, CUDA graphs, our kernels and few blocks. The reference has the plain loop,
+eager steps, torch's attention, room for all and no prefix cache. Both have the same weights. The checked engine answers
+greedily. The reference is made to take the same tokens, so that both see the same text even after a near tie. The
+logits behind every token are compared. A token read from a wrong seat, a graph replayed over old input, and a block
+given away too early all give logits of another text.
 
-Limits: the logits of two independent texts differ by ||a - b|| / ||b|| = 1.4. `limit` is the possible effect of
-rounding on the same text, in the worst row: 1e-3 in float32, where only the order of sums differs; 0.05 in bfloat16,
-whose single rounding is 0.002; 0.1 and 0.15 in FP8, where a difference of that size now and then flips a rounding of
-0.06. A token must have exactly the largest of the logits that it was sampled from. In the reference's logits it may lie
-below the largest by 10 x limit x their root mean square: so much can two of some thousand logits move against one
-another.
+The logits of two independent texts differ by ||a - b|| / ||b|| = 1.4. `limit` is the possible effect of rounding on the
+same text, in the worst row: 1e-3 in float32, where only the order of sums differs; 0.05 in bfloat16, whose single
+rounding is 0.002; 0.1 and 0.15 in FP8, where a difference of that size now and then flips a rounding of 0.06. A token
+must have exactly the largest of the logits that it was sampled from. In the reference's logits it may lie below the
+largest by 10 x limit x their root mean square: by so much two of some thousand logits can move apart.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _MUST_HAPPEN = ("preemptions", "prefix_hits", "chunks", "whole_prompts", "graphs
 
 
 class Checked(NamedTuple):
-    """An engine that is checked: `limit` is that of the relative error of a row of logits."""
+    """An engine that is checked: `limit` is the maximum relative error of a row of logits."""
 
     name: str
     deployment: Deployment
@@ -46,7 +45,7 @@ class Checked(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A request: its prompt, and how many steps after the first it arrives."""
+    """A request: its prompt, its number of output tokens, and the number of steps after which it arrives."""
 
     prompt: list[int]
     output: int
@@ -54,7 +53,7 @@ class Answer(NamedTuple):
 
 
 class Noting:
-    """Operations of a layer that keep the logits from which tokens were sampled, step by step."""
+    """Operations of a layer that also keep the logits from which tokens were sampled, step by step."""
 
     def __init__(self, ops: LayerOps) -> None:
         self._ops = ops
@@ -111,8 +110,8 @@ def check_engines(device: str, dry_run: bool) -> Iterator[dict[str, Any]]:
 def check_engine(engine: Checked) -> Iterator[dict[str, Any]]:
     """Yield three rows for an engine: logits, tokens and covered.
 
-    Logits: the worst row's relative error. Tokens: how many are not the likeliest. Covered: events that the check is
-    for and that did not happen; without them it shows nothing.
+    Logits: the worst row's relative error. Tokens: number of tokens that are not the likeliest. Covered: the events
+    that the check is for and that did not happen; without them it shows nothing.
     """
     requests = _requests(engine.spec)
     outputs, ours, seen = _answers(engine.deployment, engine.spec, requests)

@@ -22,7 +22,7 @@ _TURNS = 5
 
 
 def usual_workload(requests: int = 256, longest: int = 1024) -> list[tuple[Prompt, int]]:
-    """Return prompt and output length of each request: the workload of nano-vllm's benchmark.
+    """Return prompt and output length of each request in the workload of nano-vllm's benchmark.
 
     The seed is 0, and lengths are uniform in 100..1024; its 256 requests have 133,966 output tokens.
     """
@@ -46,10 +46,7 @@ def random_prompts(engine: Engine, count: int, tokens: int, seed: int = 0) -> li
 
 
 def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, Any]:
-    """Measure output tokens per second with all requests at once, and the device's idle share.
-
-    End-of-sequence is ignored.
-    """
+    """Measure output tokens/s with all requests at once, end-of-sequence ignored, and the device's idle share."""
     offer(engine, (([token % engine.spec.vocab_size for token in prompt], output) for prompt, output in workload))
     with no_cycle_search():  # as in recorded runs and in the server
         began = perf_counter()
@@ -67,7 +64,7 @@ def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, 
 
 
 def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s: float) -> dict[str, Any]:
-    """Measure steady decode steps of `rows` requests at about `context` tokens each, beside the time of their bytes.
+    """Measure steady decode steps of `rows` requests at about `context` tokens each, and the time to read their bytes.
 
     The bytes are the weights, except an embedding that is only looked up, and the KV of every row.
     """
@@ -95,7 +92,7 @@ def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s
 
 
 def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, Any]:
-    """Measure one prompt alone: FLOPs of GEMMs and causal attention per second of device time."""
+    """Measure one prompt alone: FLOPs (of GEMMs and causal attention) per second of device time."""
     times = []
     for prompt in random_prompts(engine, 3, tokens):
         offer(engine, [(prompt, 1)])
@@ -114,7 +111,7 @@ def prefill(engine: Engine, tokens: int, gemm_flops_per_s: float) -> dict[str, A
 def mixed(engine: Engine, rows: int, tokens: int) -> dict[str, Any]:
     """Measure a step of `rows` decode rows and a prompt of `tokens`, as a graph and eagerly, in turns.
 
-    Times are ns until its tokens are on the host, the launch included.
+    Times are ns from the launch until the step's tokens are on the host.
     """
     sizes = [1] * rows + engine.runner.prompts(tokens)
     times: dict[bool, list[int]] = {True: [], False: []}
@@ -134,7 +131,7 @@ def mixed(engine: Engine, rows: int, tokens: int) -> dict[str, Any]:
 
 
 def timing_cost(engine: Engine, rows: int, context: int, steps: int) -> dict[str, Any]:
-    """Measure the cost of timing steps: ns of wall time of a steady decode step with and without it, in turns."""
+    """Measure the cost of timing steps: wall time in ns of a steady decode step, timed and untimed, in turns."""
     periods: dict[bool, list[float]] = {True: [], False: []}
     for timed in (True, False) * _TURNS:
         engine.runner.time_steps(timed)
@@ -157,10 +154,7 @@ def timing_cost(engine: Engine, rows: int, context: int, steps: int) -> dict[str
 
 
 def decode_weight_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
-    """Return the bytes of weights that a decode step reads.
-
-    These are all weights except the rows of an embedding, unless the head is the embedding.
-    """
+    """Return the bytes of weights that a decode step reads: all but those of an embedding that is not also the head."""
     embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
     return (spec.parameters - embedding) * dtype_bytes
 
@@ -195,10 +189,7 @@ def drain(engine: Engine) -> list[Step]:
 def benchmark(
     engine: Engine, ceilings: dict[str, Any], sizes: dict[str, Any], kinds: Iterable[str], left: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows `{"kind": ..., ...}` of the `kinds` decode, prefill, mixed, throughput and timing.
-
-    In each kind the targets' shapes come first.
-    """
+    """Yield rows `{"kind": ..., ...}` of `kinds` (decode, prefill, mixed, throughput, timing), targets first."""
     copy, gemm = ceilings["copy_bytes_per_s"], ceilings["gemm_flops_per_s"]
     context, steps = sizes["context"], sizes["decode_steps"]
     measurements: dict[str, list[Callable[[], dict[str, Any]]]] = {

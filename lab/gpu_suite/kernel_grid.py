@@ -1,6 +1,6 @@
 """The time of each operation of a layer over the possible sizes of a step, beside the limits of the device.
 
-Shapes are those of Llama-3.1-8B and Qwen3-0.6B, and of the experts of two mixtures. Inputs are random, and each
+Shapes are those of Llama-3.1-8B and Qwen3-0.6B, and of the experts of two MoE models. Inputs are random, and each
 operation is called as the engine calls it. Targets come first, then a coarse grid, then the rest: a run may be cut
 short anywhere.
 """
@@ -39,8 +39,8 @@ from serving.deployments.model_spec import ModelSpec
 from traces.schema import Column
 
 _BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
-_LONGEST = 16_896  # tokens: the suite's deployments split decode rows for this context
-_MOST_KV_TOKENS = 1 << 22  # 16 GiB of a layer of either model
+_LONGEST = 16_896  # context in tokens for which decode rows are split, as in the suite's deployments
+_MOST_KV_TOKENS = 1 << 22  # 16 GiB of KV in a layer of either model
 _SIZES = tuple(1 << power for power in range(15))
 
 _I64, _F64, _TEXT = pa.int64(), pa.float64(), pa.string()
@@ -112,10 +112,7 @@ def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, 
 
 
 def write_grid(rows: Iterable[dict[str, Any]], path: Path, environment: dict[str, Any]) -> None:
-    """Write rows of `kernel_grid` as Parquet.
-
-    Every field has its unit and definition, and the schema has the environment.
-    """
+    """Write rows of `kernel_grid` as Parquet; fields have units and definitions, and the schema has the environment."""
     about = {f"tokentwin.{name}": str(value) for name, value in environment.items()}
     schema = pa.schema([column.field for column in GRID_COLUMNS], metadata=about)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, compression="zstd")
@@ -149,7 +146,7 @@ def _points(on: On) -> Iterator[Point]:
 
 
 def _order(target: bool, coarse: bool) -> int:
-    """Return when a point is measured: those of targets first, then a coarse grid, then the rest."""
+    """Return the `order` of a point: 0 for a target, 1 on the coarse grid, else 2."""
     if target:
         return 0
     return 1 if coarse else 2
@@ -192,9 +189,9 @@ def _prefill_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
             yield _attention_point(order, on, spec, [(past + tokens, tokens)])
     for past in (2048, 8192, 32768):
         yield _attention_point(1, on, spec, [(past + 1, 1)])
-    for tokens in (16, 64, 256):  # beside the points above, whose KV is divided
+    for tokens in (16, 64, 256):  # as some points above, with undivided KV
         yield _attention_point(1, on, spec, [(8192 + tokens, tokens)], whole=True)
-    for rows in (8, 64):  # drafts of four tokens to verify
+    for rows in (8, 64):  # rows with drafts of four tokens to verify
         yield _attention_point(1, on, spec, [(4096, 5)] * rows)
     yield _attention_point(2, on, spec, [(8192, 8192)], _FP8)
 
@@ -217,7 +214,7 @@ def _tiny_points(on: On) -> Iterator[Point]:
 
 
 def _parts(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return inputs and outputs of a model's merged projections."""
+    """Return the input and output length of each of a model's merged projections."""
     attended = spec.num_heads * spec.head_dim
     return {
         "qkv": (spec.hidden_size, attended + 2 * spec.num_kv_heads * spec.head_dim),
@@ -250,7 +247,7 @@ def _experts_point(order: int, on: On, spec: ModelSpec, tokens: int) -> Point:
 
 
 def _layer_points(order: int, on: On, spec: ModelSpec, tokens: int) -> Iterator[Point]:
-    """Yield the operations on each token of a layer between GEMMs, for a whole prompt."""
+    """Yield the operations between a layer's GEMMs, for a prompt of `tokens`."""
     yield _point(order, spec, add_rms_norm(on, tokens, spec.hidden_size))
     yield _point(order, spec, silu_mul(on, tokens, spec.intermediate_size))
     yield _point(order, spec, rope_store(on, _shape(spec, _BF16), spec, [(tokens, tokens)]))

@@ -27,7 +27,7 @@ LIMIT = {
     torch.float16: 2e-3,
     torch.bfloat16: 1e-2,
     _FP8: 0.07,
-}  # limits of `relative_error`: a few roundings, for fp8 one
+}  # limits of `relative_error`: a few roundings, for fp8 a single one
 _DRAW_LIMIT = 1e-4  # error of the cumulative mass: sums of 150,000 float32 numbers
 _EPS = 1e-5
 _KINDS = (
@@ -85,7 +85,7 @@ class On(NamedTuple):
     backend: str
 
     def ops(self, dtype: torch.dtype) -> LayerOps:
-        """Return the small operations, which do not depend on heads."""
+        """Return the operations that do not depend on heads."""
         spec = layer_spec(Shape("any", 1, 1, 64, dtype, dtype, 16)).model_copy(update={"norm_eps": _EPS})
         return backend_for(self.backend, spec, 16, self.device, 128).ops
 
@@ -95,10 +95,10 @@ class On(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """The sizes of a layer's experts.
+    """The sizes of a layer's experts (MoE).
 
-    `inner` is that of one expert, `experts` their number, `topk` how many a token goes to, and `quantization` the type
-    to which weights are rounded, as `Deployment` names it.
+    `inner` is the inner size of one expert, `experts` the number of experts, `topk` the number of experts per token,
+    and `quantization` the type to which weights are rounded, as `Deployment` names it.
     """
 
     hidden: int
@@ -109,7 +109,7 @@ class Mixture(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Sizes of a packed weight: `zeros` if groups have a zero point; `group` 0 is all inputs."""
+    """Sizes of a packed weight; `zeros` is True if groups have a zero point, and `group` 0 means all inputs."""
 
     outputs: int
     inputs: int
@@ -118,7 +118,7 @@ class Packing(NamedTuple):
     zeros: bool = False
 
     def weight(self, numbers: Numbers, dtype: torch.dtype) -> PackedWeight:
-        """Return random words, and scales that make its products about as large as the activations."""
+        """Return random words, with scales that make the weight's products about as large as the activations."""
         group = self.group or self.inputs
         words = numbers(self.outputs, self.inputs * self.bits // 32, dtype=torch.float32, scale=1e9).to(torch.int32)
         scale = numbers(self.outputs, -(-self.inputs // group), dtype=dtype, scale=2.0**-self.bits * self.inputs**-0.5)
@@ -126,7 +126,7 @@ class Packing(NamedTuple):
         return PackedWeight(words, scale, zero, self.bits, group)
 
     def dense(self, weight: PackedWeight) -> Tensor:
-        """Return the numbers of the weight in float64."""
+        """Return the unpacked weight in float64."""
         zero = torch.full_like(weight.scale, 2 ** (self.bits - 1)) if weight.zero is None else weight.zero
         scale, zero = (
             part.double().repeat_interleave(weight.group, 1)[:, : self.inputs] for part in (weight.scale, zero)
@@ -153,7 +153,7 @@ def gemm(on: On, tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> 
 
 
 def packed_gemm(on: On, packing: Packing, tokens: int, dtype: torch.dtype = _BF16) -> Operation:
-    """Return tokens by packed integers; each group has a 16-bit scale and, perhaps, a zero point of a byte."""
+    """Return a projection by packed integers; each group has a 16-bit scale and, perhaps, a zero point of a byte."""
     inputs, outputs = packing.inputs, packing.outputs
 
     def prepare() -> Prepared:
@@ -176,9 +176,9 @@ def packed_gemm(on: On, packing: Packing, tokens: int, dtype: torch.dtype = _BF1
 
 
 def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF16, others: int = 0) -> Operation:
-    """Return tokens through experts chosen at random, of which the first `others` belong to another rank.
+    """Return the experts of a layer, chosen at random; the first `others` of them belong to another rank.
 
-    The cost is that of bf16 weights of the experts chosen on average, if choices are drawn evenly.
+    The cost is that of bf16 weights, of the mean number of chosen experts if choices are even.
     """
     hidden, inner, experts, topk, quantization = mixture
     own = experts - others
@@ -222,9 +222,9 @@ def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF
 def add_rms_norm(
     on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, add: bool = True, fp8: bool = False
 ) -> Operation:
-    """Return the residual, which must be the rounded sum, and its RMSNorm.
+    """Return the addition to the residual, which must be the rounded sum, and the RMSNorm.
 
-    Without `add` it is the norm alone; with `fp8` the norm is e4m3 rows.
+    Without `add` it is the norm alone; with `fp8` the norm's output is rows of e4m3.
     """
 
     def prepare() -> Prepared:
@@ -251,7 +251,7 @@ def add_rms_norm(
 
 
 def silu_mul(on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, fp8: bool = False) -> Operation:
-    """Return SwiGLU's product of `[tokens, 2 * size]`; with `fp8` as e4m3 rows."""
+    """Return SwiGLU's product of `[tokens, 2 * size]`; with `fp8` its output is rows of e4m3."""
 
     def prepare() -> Prepared:
         ops = on.ops(dtype)
@@ -270,7 +270,7 @@ def silu_mul(on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, fp8: bo
 
 
 def argmax(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operation:
-    """Return greedy sampling; its error is the number of rows with another token than the first largest.
+    """Return greedy sampling; its error is the number of rows that give another token than the first of the largest.
 
     The first row has its largest logit twice.
     """
@@ -298,9 +298,9 @@ def argmax(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operati
 def draw(
     on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16, kinds: Sequence[tuple[float, int, float]] = _KINDS
 ) -> Operation:
-    """Return sampling; its error is the largest distance of a row's uniform number from the drawn token's mass.
+    """Return random sampling; its error is the largest distance of a row's random number from its token's interval.
 
-    The mass is the token's part of the cumulative mass.
+    The interval is the token's part of the cumulative mass.
     """
 
     def prepare() -> Prepared:
@@ -325,7 +325,7 @@ def draw(
 
 
 def token_mask(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operation:
-    """Return the mask of every second row; its error is the number of wrong logits."""
+    """Return the masking of every second row; its error is the number of wrong logits."""
 
     def prepare() -> Prepared:
         ops, samples = on.ops(dtype), torch.arange(0, rows, 2, dtype=torch.int32, device=on.device)

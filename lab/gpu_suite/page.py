@@ -1,8 +1,7 @@
 """The results of the suite, each figure beside its target: a table for the terminal, a page for the docs.
 
 `python -m lab.gpu_suite.page --results DIR --write lab/results/gpu.md` makes the page from the results of a run in DIR.
-Without --results there are none, and every figure says that it was not yet measured. A dry run's figures never get on
-the page.
+Without --results, every figure is shown as not yet measured. A dry run's figures never get on the page.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _RUN_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 class Target(NamedTuple):
-    """A figure with a target: the least (or, if `most`, the largest) allowed value, and a search for it in the results.
+    """A figure with a target: `limit` is its minimum, or its maximum if `most`; `find` gets it from the results.
 
     `ceiling` names the ceiling that it is a share of.
     """
@@ -42,7 +41,7 @@ class Target(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A target and the result; `met` is None if there is no result."""
+    """A target and its result; `met` is None if there is no result."""
 
     name: str
     target: str
@@ -59,9 +58,9 @@ def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale
 
 
 def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
-    """Return the shares of copy bandwidth that bf16 attention to large decode steps reaches.
+    """Return the shares of copy bandwidth that decode attention reaches with bf16 KV in large steps.
 
-    These have at least 16 decode rows of at least 4096 tokens each.
+    These have at least 16 decode rows, all with the same context of at least 4096 tokens.
     """
     return [
         row["roofline_share"]
@@ -113,7 +112,7 @@ TARGETS = (
 
 
 def lines(results: dict[str, Any]) -> list[Line]:
-    """Return every target with its result. A dry run meets none and misses none: its figures mean nothing."""
+    """Return every target with its result. A dry run neither meets nor misses a target: its figures mean nothing."""
     dry = results.get("environment", {}).get("dry_run", False)
     made = []
     for target in TARGETS:
@@ -131,7 +130,7 @@ def _figure(value: float) -> str:
 
 
 def faults(results: dict[str, Any]) -> list[str]:
-    """Return faults that no machine may have: a wrong kernel, a decision that differs, a phase that failed."""
+    """Return faults that must not occur on any machine: a wrong kernel, a differing decision, a failed phase."""
     checks = [*results.get("correctness", []), *results.get("end_to_end", [])]
     wrong = [f"{row['kernel']} {row['case']}: {row['error']}" for row in checks if not row["ok"]]
     wrong += [f"precompile: {row['failed']}" for row in results.get("precompile", []) if "failed" in row]
@@ -210,7 +209,7 @@ _UNITS = {
 
 
 def _unit(name: str) -> tuple[str, str, float]:
-    """Return what a name of the results measures, the unit in which the page shows it, and its factor."""
+    """Return what the name of a result measures, the unit in which the page shows it, and the factor to that unit."""
     for ending, (unit, factor) in _UNITS.items():
         if name.endswith(ending):
             return name.removesuffix(ending), unit, factor

@@ -38,8 +38,8 @@ from serving.python_process import module_command, module_environment
 def validate_runs(runs: list[Path], out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
     """Yield a row for each scenario in `runs`: run errors, decisions, and the message of a command that failed.
 
-    Each is predicted by a calibration that has never seen it, by the same commands that a user has. They run as
-    processes, because this package must not import the simulator.
+    Each scenario is predicted by a calibration from the other scenarios' runs, with the commands that a user has. They
+    run as processes, because this package must not import the simulator.
     """
     for name in sorted({path.name.rpartition("-")[0] for path in runs}):
         if left() < 5:
@@ -80,14 +80,14 @@ def _from(paths: list[Path]) -> list[str]:
 
 
 def _tokentwin(*arguments: str) -> str | None:
-    """Run a verb; return its last words if it failed."""
+    """Run a `tokentwin` command; return the end of its message if it failed, else None."""
     command, where = module_command("tokentwin", *arguments), module_environment()
     done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else f"exit {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}"
 
 
 def environment(work: Work) -> None:
-    """Note machine and versions."""
+    """Record the machine and its versions in the results."""
     about: dict[str, Any] = dict(describe(work.sizes.device))
     about |= {
         "date": datetime.now(UTC).date().isoformat(),
@@ -137,13 +137,13 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
 
 
 def _kernel_table(work: Work) -> None:
-    """Write the measured kernels, whether the phase came to its end or not."""
+    """Write the measured kernels as a table, whether or not the phase finished."""
     results = work.results.values
     write_grid(results.get("kernels", []), work.out / "kernels.parquet", results.get("environment", {}))
 
 
 def validation(work: Work) -> None:
-    """Validate the archives. It needs nothing else, so it may run later, on another machine."""
+    """Validate the archived recordings. It needs nothing else, so it may run later, on another machine."""
     recordings = unpack(work.out, work.scratch / "validated")
     if not recordings:
         raise RuntimeError("there are no recordings; the phase that records them must run first")
@@ -176,9 +176,9 @@ GROUPS = {"smoke": ("environment", "ceilings", "precompile", "correctness", "end
 
 
 def chosen(only: str, skip: str) -> list[Phase]:
-    """Return the phases that comma-separated names of phases or groups ask for, in their order.
+    """Return the phases in `only` (or all) that are not in `skip`; raise ValueError for an unknown name.
 
-    Raises ValueError for an unknown name.
+    Both are comma-separated names of phases or groups.
     """
     groups = GROUPS | {phase.name: (phase.name,) for phase in PHASES}
 

@@ -1,8 +1,8 @@
-"""Compilation ahead, on every core, of all launches of the suite's phases, into the JIT's own disk cache.
+"""Compilation ahead of time, on every core, of all kernels that the suite's phases launch, into the JIT's disk cache.
 
-The launches themselves say what they need: correctness cases, points of the grid and the models of the engines are run
-on torch's meta device, where a tensor is a shape and a dtype, and Triton's JIT only compiles and does not launch. So
-the key under which a kernel is cached is the one that the launch will look for. No GPU is used or needed.
+The launches themselves define what is compiled. Correctness cases, points of the grid and the engines' models run on
+torch's meta device, where a tensor is a shape and a dtype, and Triton's JIT compiles but does not launch. So the key
+under which a kernel is cached is the one that its launch will look for. No GPU is used or needed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 
 _META = torch.device("meta")
-_DRY_KERNELS = 2  # a dry run compiles no more: each takes a second or two
+_DRY_KERNELS = 2  # maximum number of kernels in a dry run: each takes a second or two
 _MOST_KERNELS = 4096
 _POLL_S = 0.05
 
 
 def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """Fill the cache, and yield a row for each kernel as it is done.
+    """Fill the cache, and yield a row for each kernel when it is done.
 
     A row has the kernel's name, `seconds`, and `cached` if it was there before. A launch that could not be prepared has
     a row with `failed`. There are no rows if Triton is not installed or interprets.
@@ -83,8 +83,8 @@ def compile_launches(
 ) -> None:
     """Compile the kernels of `launches` that no other worker has claimed, for an H100 or H200.
 
-    The JIT compiles and does not launch from then on, so this is the whole work of a process. A launch that fails here
-    fails in every worker, so only one of them `tells_failures`.
+    From then on this process's JIT does not launch, so this is all the work of a process. A launch that fails here
+    fails in every worker, so only one of them has `tells_failures`.
     """
     import triton
 
@@ -120,7 +120,7 @@ def compile_launches(
 
 
 def launches(sizes: Sizes) -> Iterator[Callable[[], None]]:
-    """Yield everything that launches kernels, as it is launched, the phases in their order."""
+    """Yield calls that launch every kernel as the phases launch it, in the order of the phases."""
     for case in cases(_META, sizes.dry_run):
         yield partial(run_once, case)
     for checked_engine in checked("cuda", sizes.dry_run):
@@ -140,9 +140,9 @@ def run_once(operation: Operation) -> None:
 
 
 def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], None]]:
-    """Yield steps of the engine of `deployment`: every number of decode rows, prompts, both ways to sample."""
+    """Yield steps of the engine of `deployment`: every number of decode rows, prompts, and both ways to sample."""
     config, dtype = deployment.scheduler, getattr(torch, deployment.dtype)
-    spec = spec.model_copy(update={"num_layers": 2})  # the first has no residual, the others are alike
+    spec = spec.model_copy(update={"num_layers": 2})  # the first layer has no residual, the others are alike
     attention, ops = backend_for(
         deployment.attention, spec, config.block_size, _META, config.max_model_len, deployment.batch_invariant
     )

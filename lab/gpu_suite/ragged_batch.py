@@ -1,4 +1,4 @@
-"""One layer's share of a step with random content, packed as the engine packs it.
+"""One layer's part of a step with random content, packed as the engine packs it.
 
 Kernels are checked and timed on it through the interfaces by which the engine calls them.
 """
@@ -34,7 +34,7 @@ class Backend(NamedTuple):
 
 
 class Numbers:
-    """Random numbers of a normal distribution on `device`; on the meta device, where nothing is computed, none."""
+    """Normally distributed random numbers on `device`; on the meta device, where nothing is computed, shapes alone."""
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         self.device = device
@@ -53,9 +53,9 @@ class _Processors(NamedTuple):
 
 
 def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> ModelSpec:
-    """Return a model with such attention and no other size.
+    """Return a model with the attention of `shape`; its other sizes do not matter.
 
-    `norms` are norms of query and key heads, `interleaved` is the rotation.
+    `norms` are norms of query and key heads, `interleaved` is the kind of rotation.
     """
     return ModelSpec(
         name=shape.model,
@@ -77,10 +77,7 @@ def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> 
 def backend_for(
     name: str, spec: ModelSpec, page: int, device: torch.device, longest: int, batch_invariant: bool = False
 ) -> Backend:
-    """Return the backend `name`, "torch", "triton" or "hybrid", as in a deployment.
-
-    `longest` is the longest context in tokens.
-    """
+    """Return the backend `name` ("torch", "triton" or "hybrid") for contexts of at most `longest` tokens."""
     config = SchedulerConfig(max_model_len=longest, block_size=page)
     deployment = Deployment(device="cuda", batch_invariant=batch_invariant, scheduler=config)
     processors: Any = _Processors(_multiprocessors(device))
@@ -95,7 +92,7 @@ def backend_for(
 
 
 def _multiprocessors(device: torch.device) -> int:
-    """Return the device's multiprocessors, which decide how KV is divided; the meta device stands for an H200."""
+    """Return the number of multiprocessors, which decides how KV is divided; the meta device stands for an H200."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return find_gpu("H200").sm_count if device.type == "meta" else 4
@@ -125,19 +122,19 @@ def batch_of(
 
 
 def pool_blocks(rows: Sequence[Row], page: int) -> int:
-    """Return the blocks of a cache for `batch_of` these rows: the null block, and the rows' blocks."""
+    """Return the number of blocks of a cache for `batch_of` these rows, the null block included."""
     return 1 + sum(-(-context // page) for context, _ in rows)
 
 
 def random_cache(shape: Shape, blocks: int, numbers: Numbers) -> LayerKv:
-    """Return keys and values with a number everywhere."""
+    """Return random keys and values in every place of a cache."""
     size = (blocks, shape.kv_heads, shape.page, shape.dim)
     keys, values = (numbers(*size, dtype=shape.dtype).to(shape.cached) for _ in range(2))
     return LayerKv(keys, values)
 
 
 def context_slots(batch: Batch, page: int) -> Tensor:
-    """Return every slot, int64, that has a token of some row's context."""
+    """Return every slot (int64) that holds a token of some row's context."""
     assert batch.host is not None
     blocks = batch.host[batch.layout.places()["blocks"]].astype(np.int64)
     slots = []
@@ -148,7 +145,7 @@ def context_slots(batch: Batch, page: int) -> Tensor:
 
 
 def outside_is_nan(kv: LayerKv, slots: Tensor) -> LayerKv:
-    """Return `kv` at the `slots`, and NaN elsewhere."""
+    """Return `kv` with NaN outside the `slots`."""
     kept = []
     for cache in kv[:2]:
         blocks, _, page, _ = cache.shape

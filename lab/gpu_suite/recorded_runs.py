@@ -1,7 +1,7 @@
 """The runs on which engine and simulator are compared: their workloads, recordings, and archives of these.
 
-Queueing, memory, sharing or prompts dominate the scenarios. Rates, and the blocks of the one that is short of them,
-follow from the speed of the engine, measured a moment before, so that a scenario is as near to saturation on any
+The scenarios stress queueing, memory, shared prefixes or prompts. Arrival rates, and the blocks of the scenario with
+tight KV, follow from the engine's speed, measured just before, so that a scenario is as near to saturation on any
 machine. Each is recorded twice; the repeat gives the floor of prediction errors. A run leaves few archives, each small
 enough to be copied away.
 """
@@ -25,11 +25,11 @@ from serving.workload import Workload
 from traces.synth import parse_spec, synthesise
 
 _TIGHT_SHARE = 0.6
-_BURSTS = 3.0  # coefficient of variation of the gaps where KV is tight
+_BURSTS = 3.0  # coefficient of variation of the gaps between arrivals where KV is tight
 
 
 class Pace(NamedTuple):
-    """The time in ns of a decode step at half the batch and the usual contexts, and of one prompt token."""
+    """The ns of a decode step at half the batch and the usual contexts, and the ns of one prompt token."""
 
     decode_step_ns: int
     prompt_token_ns: int
@@ -48,7 +48,7 @@ def usual_lengths(longest: int) -> tuple[int, int]:
 
 
 def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int) -> list[Scenario]:
-    """Return five scenarios of about `seconds` of arrivals each, of requests of at most `longest` tokens.
+    """Return five scenarios of about `seconds` of arrivals each, with requests of at most `longest` tokens.
 
     The tight KV has room for `_TIGHT_SHARE` of the tokens that would be in it (Little's law: rate x time in decode),
     and its requests come in bursts, so that some are preempted at any pace.
@@ -94,7 +94,7 @@ def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int)
 
 
 def _request_ns(pace: Pace, rows: int, prompt: int, output: int) -> float:
-    """Return the device time of one request among `rows` that decode together."""
+    """Return the ns of device time per request when `rows` requests decode together."""
     return prompt * pace.prompt_token_ns + output * pace.decode_step_ns / rows
 
 
@@ -105,8 +105,8 @@ _ARCHIVE_BYTES = 15_000_000
 def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
     """Measure the pace on half the batch of requests with prompts of `prompt` tokens that decode `output` tokens each.
 
-    Decode steps are timed from end to end at those contexts: with nearly no KV they would be faster than any step of
-    the scenarios, and a load of 0.9 an overload.
+    Decode steps are timed from end to end at those contexts. With nearly no KV they would be faster than any step of
+    the scenarios, and a load of 0.9 would be an overload.
     """
     rows = max(engine.deployment.scheduler.max_num_seqs // 2, 1)
     offer(engine, ((tokens, output) for tokens in random_prompts(engine, rows, prompt)))
@@ -127,9 +127,9 @@ def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
 def record_runs(
     engine: Engine, out: Path, seconds: float, longest: int, left: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """Record every scenario into `out`, repeats one after the other, while `left()` seconds allow it.
+    """Record every scenario into `out`, one repeat after the other, until `left()` seconds run out; yield a row a run.
 
-    Each has `seconds` of arrivals, of requests of at most `longest` tokens. It yields a row for each run.
+    Each has `seconds` of arrivals, with requests of at most `longest` tokens.
     """
     whole = engine.deployment.scheduler
     full = {"num_blocks": whole.num_blocks, "scheduler_reserve_full_isl": whole.scheduler_reserve_full_isl}

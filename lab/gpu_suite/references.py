@@ -19,10 +19,7 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 
 
 def attended(queries: Tensor, kv: LayerKv, batch: Batch, page: int, window: int = 0) -> Tensor:
-    """Return softmax(q K^T / sqrt(D)) V of every token over what it may see, `[T, heads, D]`.
-
-    It sees `window` tokens, or all.
-    """
+    """Return softmax(q K^T / sqrt(D)) V of every token, `[T, heads, D]`; a token sees `window` tokens, or all if 0."""
     heads, dim = queries.shape[1:]
     out = torch.empty(queries.shape, dtype=torch.float64, device=queries.device)
     names = ("query_start", "query_len", "context", "table_start")
@@ -64,9 +61,9 @@ def rotated(
 
 
 def distance_from_draw(logits: Tensor, how: Draw, token: int) -> float:
-    """Return the distance of the uniform number from the part of the cumulative mass that belongs to `token`.
+    """Return the distance of the random number from the part of the cumulative mass that belongs to `token`.
 
-    It is for one row, and infinite if the limits do not keep the token. Ties with the last kept token are kept.
+    It is for one row, and infinite if top-k or top-p drops the token. Tokens tied with the last kept one are kept.
     """
     temperature, top_k, top_p, uniform = how
     wide = logits.double()

@@ -15,7 +15,7 @@ _STAND_INS = {"copy_bytes_per_s": 4.3e12, "gemm_flops_per_s": 788e12}  # another
 
 
 class Results:
-    """The file `results.jsonl` in `folder`, with one line for a named value, or for one more row of a named list."""
+    """The file `results.jsonl` in `folder`; each line sets a named value, or adds a row to a named list."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -34,12 +34,12 @@ class Results:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Everything so far, by name."""
+        """All results so far, by name."""
         return load(self._path.parent) if self._path.is_file() else {}
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """Return the results that a suite wrote into `folder`; half a line, of a process that was killed, is left out.
+    """Return the results that a suite wrote into `folder`, without an incomplete line of a process that was killed.
 
     Raises OSError if there is no such file, and ValueError if it has no line of results.
     """
@@ -65,6 +65,6 @@ def ceilings_of(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def stand_ins(results: dict[str, Any]) -> list[str]:
-    """Return the names of ceilings that were not measured in this run, and are another H200's."""
+    """Return the names of the ceilings that are another H200's, because this run did not measure them."""
     measured = {row["ceiling"] for row in results.get("ceilings", [])}
     return [name for name in _STAND_INS if name not in measured]

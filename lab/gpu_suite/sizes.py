@@ -13,7 +13,7 @@ class Sizes(NamedTuple):
     Attributes:
         large, small: the engines that are measured; recordings are of the large one
         run_seconds: seconds of arrivals of one recorded run
-        run_longest: tokens of its longest request: few enough to end soon after the arrivals
+        run_longest: maximum tokens of a request in it, few enough to end soon after the arrivals
         benchmark: shapes of the engine benchmark
     """
 

@@ -1,8 +1,8 @@
 """A runner of phases, one after the other, each in a separate process with its share of the time.
 
-A phase that harms itself or the GPU's context, crashes or hangs costs only itself: it is a line in the results, and the
-next one runs. Processes are forked, so that they start at once with everything imported. CUDA does not survive a fork,
-so this process never uses the GPU.
+A phase that crashes, hangs or breaks the GPU's context loses only its own results: the failure is a line in the
+results, and the next phase runs. Processes are forked, so that they start at once with everything imported. CUDA does
+not survive a fork, so this process never uses the GPU.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _LEFT_BEFORE = (FILE, "kernels.parquet", "calibration.json", "recordings-*.tar")
 
 
 class Work(NamedTuple):
-    """The tools of a phase.
+    """What a phase works with.
 
-    `scratch` is a folder of this run, `end` is the time at which it should be done, on `monotonic`.
+    `scratch` is a folder of this run, `end` is the time on `monotonic` at which the phase should be done.
     """
 
     sizes: Sizes
@@ -44,7 +44,7 @@ class Work(NamedTuple):
     end: float
 
     def left(self) -> float:
-        """Return the seconds until it should be done."""
+        """Return the seconds until the phase should be done."""
         return self.end - monotonic()
 
     @property
@@ -53,7 +53,7 @@ class Work(NamedTuple):
         return ceilings_of(self.results.values)
 
     def keep(self, name: str, rows: Iterable[dict[str, Any]] | None) -> None:
-        """Write rows as they come, to the list `name`, until time is up."""
+        """Append rows to the list `name` as they come, until time is up."""
         for row in rows or ():
             self.results.add(name, row)
             if self.left() < 0:
@@ -63,7 +63,7 @@ class Work(NamedTuple):
 class Phase(NamedTuple):
     """A phase: `run` does its work in a separate process, and may yield rows, which are kept under its name.
 
-    `after` runs in this process when that has ended, however it did.
+    `after` runs in this process when the separate one has ended, however it did.
 
     Attributes:
         minutes: its weight in the suite's time, relative to the sum over the phases that run
@@ -101,7 +101,7 @@ class Suite:
         self._seconds, self._grace_s = 60 * minutes, grace_s
 
     def run(self) -> None:
-        """Run every phase in turn. Time that a phase does not need is shared by those after it."""
+        """Run every phase in turn. Time that a phase does not need goes to the phases after it."""
         began = monotonic()
         with tempfile.TemporaryDirectory(prefix="tokentwin-suite-", ignore_cleanup_errors=True) as scratch:
             for number, phase in enumerate(self._phases):
@@ -140,7 +140,7 @@ def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], 
     process = get_context("fork").Process(target=_lead, args=(work, failed))
     process.start()
     assert process.pid is not None
-    with suppress(OSError):  # the child does so, too; either may be first
+    with suppress(OSError):  # the child calls it, too; either may be first
         os.setpgid(process.pid, process.pid)
     try:
         process.join(max(seconds, 0.0))

@@ -1,7 +1,8 @@
 """The time of one call on the device, without the host's work and without its inputs in the cache.
 
-On a GPU, calls are captured in a CUDA graph, each over the next of several input sets, and its replays are timed by
-events. On a CPU the same interface makes plain calls, so that a dry run takes the same path; its figures mean nothing.
+On a GPU, calls are captured in a CUDA graph, each with the next of several input sets, and the graph's replays are
+timed by events. On a CPU the same interface makes plain calls, so that a dry run takes the same path; its figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 
 Inputs = TypeVar("Inputs")
 
-_MAX_SETS = 128  # inputs so small that they fit the cache with so many sets would be cached in the engine, too
-_GRAPH_NS = 2_000_000  # work in a graph, in which the gap between two replays is negligible
+_MAX_SETS = 128  # inputs that would fit the cache even so would be cached in the engine, too
+_GRAPH_NS = 2_000_000  # ns of work in a graph, beside which the gap between two replays is negligible
 _MAX_CALLS = 256  # calls in a graph
-_MEASURING_NS = 60_000_000  # replays after warming up
-_FEWEST, _MOST = 5, 15  # repeats
+_MEASURING_NS = 60_000_000  # ns of replays after warming up
+_FEWEST, _MOST = 5, 15  # minimum and maximum number of repeats
 
 
 class Timing(NamedTuple):
@@ -28,7 +29,7 @@ class Timing(NamedTuple):
 
     Attributes:
         median_ns: median time of one call
-        spread_pct: distance of the quartiles, in % of the median; a smaller difference between two timings is noise
+        spread_pct: distance between the quartiles, in % of the median; a smaller difference of two timings is noise
         repeats: number of timings, each of at least one call
     """
 
@@ -130,7 +131,7 @@ def _between_events(work: Callable[[], object]) -> float:
 
 
 def _apart(works: list[Callable[[], Any]]) -> list[float]:
-    """Return the device time of each of `works`, in ns; they are enqueued one after the other without waiting."""
+    """Return the device time in ns of each of `works`, which are enqueued one after the other without waiting."""
     torch.cuda.synchronize()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)]
     marks[0].record()

@@ -1,12 +1,12 @@
 """NVIDIA's public kernel tables (aiconfigurator, Apache-2.0) as measurements of our operations.
 
-They are read as the Parquet files that they are, from a folder or from the installed package `aiconfigurator-core`,
-whose code is not imported. The columns do not say the following. Latencies are milliseconds. Message sizes are
-elements, of the whole gathered message for all-gather and reduce-scatter. `step` is the KV behind a decode row, without
-its own token. Attention includes writing the KV cache, and prompts have no past. Experts are taken under the mildly
-uneven routing `power_law_1.01`. Of several kernels timed at one point the fastest counts, as engines select. For latent
-attention there are vLLM's modules and TensorRT-LLM's kernels: the kernels are read, whose times grow from one context
-to another by as much as those of vLLM's modules.
+The Parquet files are read from a folder or from the installed package `aiconfigurator-core`, whose code is not
+imported. Some facts are not in the columns. Latencies are milliseconds. Message sizes are numbers of elements: for
+all-gather and reduce-scatter, of the whole gathered message. `step` is the number of KV tokens before a decode row's
+own token. Attention includes writing the KV cache, and prompts have no past. Experts are taken under the mildly uneven
+routing `power_law_1.01`. Of several kernels timed at one point the fastest counts, as engines select. Latent attention
+has tables of vLLM's modules and of TensorRT-LLM's kernels. The kernels are read; their times grow from one context to
+another by as much as those of vLLM's modules.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Column = NDArray[Any]
 
 
 class Measured(NamedTuple):
-    """One shape at all its sizes: `operation` has arrays, `ns` their times. `key` names the kernel."""
+    """One shape at all its sizes: `operation` has arrays of sizes, `ns` the times. `key` names the kernel."""
 
     key: str
     operation: Operation
@@ -73,10 +73,11 @@ class _Table:
     """One kind of file: its place, the columns that group its rows, and the operation of a group.
 
     Attributes:
-        filters, keep: columns that say which rows count, and the test on them
+        filters: columns that `keep` needs besides shape and sizes
+        keep: returns which rows count
         operation: makes the operation of a group from its shape and its sizes
         key: kernel of the operation, if it is not the usual one
-        everywhere: whether every GPU has it
+        everywhere: True if every GPU has the table
     """
 
     folder: str
@@ -93,8 +94,8 @@ class _Table:
 def measurements(source: str, gpu: str, of: str = "") -> Iterator[Measured]:
     """Yield every shape of every table of `gpu` under `source`: a folder of one system's tables, or `package`.
 
-    `of` is a prefix of the tables' own folders. Raises UserError for a GPU that is not tabulated, and for a file that
-    is missing, unreadable or of another kind.
+    `of` selects tables whose folder begins with it. Raises UserError for a GPU without tables, and for a file that is
+    missing, unreadable or of another kind.
     """
     root = tables_root(source, gpu)
     for table, path in _files(root, of):
@@ -112,7 +113,7 @@ def provenance(source: str, gpu: str, of: str = "") -> str:
 
 
 def tables_root(source: str, gpu: str) -> Path:
-    """Return the place of one GPU's tables; raise UserError if it has none, or without the package."""
+    """Return the folder of one GPU's tables; raise UserError for a GPU without tables, or if the package is missing."""
     if gpu not in SYSTEMS:
         raise UserError("gpu", gpu, f"has no kernel tables; choose one of {', '.join(SYSTEMS)}")
     if source != PACKAGE:
@@ -155,7 +156,7 @@ def _columns(path: Path, table: _Table) -> dict[str, Column]:
 
 
 def _grouped(table: _Table, columns: dict[str, Column]) -> Iterator[Measured]:
-    """Yield one `Measured` for each shape, its points in the order of their sizes, each with its fastest time."""
+    """Yield one `Measured` for each shape; its points are in the order of their sizes, each with its fastest time."""
     codes = [np.unique(columns[name], return_inverse=True)[1] for name in (*table.shape, *table.sizes)]
     order = np.lexsort([columns["latency"], *codes[::-1]])
     points = np.stack([code[order] for code in codes])

@@ -1,8 +1,9 @@
 """The fit of closed forms to tables of collectives: `python -m lab.kernels.fit --forms collectives`.
 
-Each form is fitted to log times by robust least squares, at all sizes and numbers of devices at once. The engines' own
-all-reduces have a one-shot algorithm and two rings (their two-shot algorithms), NCCL's collectives two rings (its
-protocols for small and for large messages), and its all-reduce also a switch that adds.
+Each form is fitted to log times by robust least squares, at all sizes and numbers of devices at once. A form is made
+from algorithms. The engines' own all-reduces have a one-shot algorithm and two rings (for their two-shot algorithms).
+NCCL's collectives have two rings (for its protocols for small and for large messages). NCCL's all-reduce also has an
+algorithm in which the switch adds.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "nccl/all_reduce": ("ring", "ring", "switch"),
 }
 _RINGS: tuple[Algorithm, ...] = ("ring", "ring")
-_LOW, _HIGH = (6.0, 0.0, -6.0, 0.0), (13.0, 12.0, 0.0, 3.0)  # log ns, log ns, log share, crowding
+_LOW, _HIGH = (6.0, 0.0, -6.0, 0.0), (13.0, 12.0, 0.0, 3.0)  # bounds: log ns, log ns, log share, crowding
 _STARTS = 6
 _OUTLIER = 0.1
-_BEYOND = 2.0  # factor on the bytes up to which an engine takes its own all-reduce: larger messages do not matter
+_BEYOND = 2.0  # factor on the bytes up to which an engine uses its own all-reduce: larger messages are left out
 _NORMAL_90 = 1.645
 
 
 def fit_form(gpu: GpuSpec, measured: list[Measured]) -> tuple[ClosedForm, dict[str, float]]:
-    """Return the form of one kernel, and its absolute errors at the points that it was fitted to."""
+    """Return the closed form of one kernel, and quantiles of its absolute errors at the points of the fit."""
     algorithms = _ALGORITHMS.get(measured[0].key, _RINGS)
     log_ns = np.log(np.concatenate([m.ns for m in measured]))
 
@@ -110,7 +111,7 @@ def _rounded(line: Line) -> dict[str, Any]:
 
 
 def fit_all(tables: str, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the entries of that file for the GPUs of these names, or for all that have tables."""
+    """Yield the entries of `gpus/collectives.json` for the GPUs `names`, or for all that have tables."""
     for name in names or SYSTEMS:
         gpu = find_gpu(name)
         yield gpu.name, fit_collectives(tables if tables == PACKAGE else f"{tables}/{SYSTEMS.get(gpu.name, name)}", gpu)

@@ -1,9 +1,9 @@
 """The fit of closed forms to DeepEP's tables: `python -m lab.kernels.fit --forms exchanges`.
 
 The tables are NVIDIA's (aiconfigurator, Apache-2.0), measured with SGLang 0.5.12 on one node, and with 0.5.6 on 1 to 8
-nodes of H100; those of H200 in 0.5.6 are the same numbers and are left out. In the high-throughput mode the rows with
-20 SMs count, which is DeepEP's default, up to 16,384 tokens of a device and 4 nodes. Rows of 8 nodes are at odds with
-the others and with DeepEP's published rates (51 GB/s of a 50 GB/s adapter, own node included; they reach a half).
+nodes of H100. H200's tables of 0.5.6 repeat H100's numbers and are left out. In the high-throughput mode only rows with
+20 SMs (DeepEP's default) count, up to 16,384 tokens per device and 4 nodes. Rows of 8 nodes contradict the others, and
+reach only half of DeepEP's published rates (51 GB/s of a 50 GB/s adapter, own node included).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ONE_NODE, _SEVERAL = "0.5.12", "0.5.6.post2"
 _FILES = {"low_latency": "wideep_deepep_ll_perf.parquet", "high_throughput": "wideep_deepep_normal_perf.parquet"}
 _PHASES = ("dispatch", "combine")
 _SMS, _MOST_TOKENS, _MOST_NODES = 20, 16_384, 4
-_LOW, _HIGH = (8.0, 0.0, -4.0, -2.0), (12.0, 12.0, 0.0, 0.0)  # log ns, log ns, log share, log share
+_LOW, _HIGH = (8.0, 0.0, -4.0, -2.0), (12.0, 12.0, 0.0, 0.0)  # bounds: log ns, log ns, log share, log share
 _OUTLIER = 0.1
 _NORMAL_90 = 1.645
 
@@ -59,7 +59,7 @@ def points(root: Path, gpu: GpuSpec, mode: str, phase: str) -> list[_Point]:
 
 
 def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | None) -> ExchangeForm:
-    """Return the form of one mode and phase; numbers that one node cannot give are those of `apart`."""
+    """Return the form of one mode and phase; numbers that one node cannot give are taken from `apart`."""
     log_ns = np.log([point.ns for point in measured])
     several = np.array([point.exchange.nodes > 1 for point in measured])
     most = max(float(point.exchange.elements) / point.exchange.hidden for point in measured)
@@ -84,9 +84,9 @@ def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | Non
 
 
 def fit_all(tables: str, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the entry in `gpus/exchanges.json` of each GPU that has tables, of those `names` if there are any.
+    """Yield the entry in `gpus/exchanges.json` of each GPU with tables, or of those among `names`.
 
-    The GPU with several nodes is first, and fitted in any case: it teaches the others.
+    The GPU with several nodes is always fitted, and first: the others take its numbers for several nodes.
     """
     apart: dict[str, ExchangeForm] = {}
     for name in sorted({*(names or SYSTEMS), SEVERAL_NODES[0]}, key=lambda name: (name != SEVERAL_NODES[0], name)):

@@ -36,10 +36,7 @@ _COLUMNS = ("op", "model", "dtype", "kv_dtype", "rows", "tokens", "context", "in
 
 
 def own_measurements(path: Path) -> Iterator[tuple[str, Operation, float]]:
-    """Yield kind, operation and nanoseconds of every GEMM and attention in the file.
-
-    Raises UserError when it is no kernel table of ours.
-    """
+    """Yield kind, operation and ns of each GEMM and attention in our table; raise UserError for another file."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
@@ -71,7 +68,7 @@ def _operation(row: dict[str, Any]) -> Operation | None:
 
 
 def agreement(path: Path, gpu: GpuSpec) -> dict[str, NDArray[np.float64]]:
-    """Return times of the surfaces of `gpu` over our own measurements, by kind of operation."""
+    """Return predicted over measured times on our own measurements, by kind of operation."""
     kernels = load_kernels(gpu)
     ratios: dict[str, list[float]] = {}
     for kind, operation, ns in own_measurements(path):
@@ -79,10 +76,10 @@ def agreement(path: Path, gpu: GpuSpec) -> dict[str, NDArray[np.float64]]:
     return {kind: np.array(ratios[kind]) for kind in sorted(ratios)}
 
 
-_TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # no time under 55 us (H100) or 280 us (L40S)
+_TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # its tables have no time under 55 us (H100) or 280 us (L40S)
 _FEWEST_SHAPES = 20
-_TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")  # vLLM's latent attention is another kernel there than the tables'
-_FEWEST_HEADS = 6  # shapes of latent attention, which differ by the number of heads alone
+_TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")  # vLLM has another latent attention there than the tables
+_FEWEST_HEADS = 6  # minimum number of shapes of latent attention, which differ only by the number of heads
 # This FlashInfer kernel looks untuned: 2 to 2.6 times as long as the same in 16 bits, 3 to 5 times fp8_block.
 _UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
 
@@ -111,7 +108,7 @@ def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, An
 def fit_profiles(folder: Path, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
     """Return the surfaces of LLMServingSim's profiles of `gpu`, with notes on them.
 
-    They have few shapes; other kernels come from other GPUs' fits. Raises UserError for profiles that cannot be read.
+    They have few shapes; times of other kernels come from other GPUs' fits. Raises UserError for unreadable profiles.
     """
     about = {
         "source": "LLMServingSim kernel profiles (casys-kaist/LLMServingSim), vLLM 0.19.0",
@@ -140,7 +137,7 @@ def _fitted(
 
 
 def _fit_forms(what: str, tables: str, names: Sequence[str], out: Path) -> None:
-    """Write closed forms into a JSON file, and keep those of other GPUs in it."""
+    """Write closed forms into a JSON file, and keep the file's forms of other GPUs."""
     made = {"collectives": collective_fit.fit_all, "exchanges": exchange_fit.fit_all}[what]
     known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     for name, about in made(tables, names):

@@ -1,9 +1,9 @@
 """LLMServingSim's kernel profiles (casys-kaist/LLMServingSim, MIT) as measurements of our operations.
 
 A folder of one GPU has `<organisation>/<model>/<variant>/tpN/` with `dense.csv` (a layer's microseconds by tokens),
-`per_sequence.csv` (by sequences, the head among them), `attention.csv` (one prompt chunk over its past beside equal
-decode rows, of which only rows of one kind are taken) and, for mixtures, `moe.csv`. vLLM ran one layer, eagerly, on one
-device; shapes of TP2 are those of one of two devices. There are few shapes, and no collectives.
+`per_sequence.csv` (by sequences, the head among them), `attention.csv` (a prompt chunk over its past beside decode rows
+of equal context; only prompts alone and decode rows alone are taken) and, for MoE models, `moe.csv`. vLLM ran one
+layer, eagerly, on one device; shapes of TP2 are those of one of two devices. There are few shapes, and no collectives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Columns = dict[str, NDArray[np.float64]]
 
 
 def profiled(folder: Path) -> Iterator[Measured]:
-    """Yield every shape under `folder`, in 16 bits; prompts only without past.
+    """Yield every 16-bit shape under `folder`; prompts only without past KV.
 
     Raises UserError for a folder without profiles, and for a file that is not one.
     """
@@ -93,7 +93,7 @@ def _layer(place: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.floa
 
 
 def _experts(model: ModelSpec, tp: int, table: Columns) -> Measured:
-    """Return experts at each number of tokens, at the point with as many active experts as even routing gives."""
+    """Return experts' times by tokens, each with the number of active experts nearest to that of even routing."""
     tokens, active, us = table.values()
     shape = (model.hidden_size, model.moe_intermediate_size, model.experts_per_token, model.num_experts, tp)
     by_tokens: dict[float, list[tuple[float, float]]] = defaultdict(list)

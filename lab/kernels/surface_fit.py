@@ -1,7 +1,7 @@
 """The fit of a kernel: coefficients of its structured time, then the surface of the remaining ratios, then its errors.
 
-Errors are those of shapes and sizes that the fit did not see: every seventh size of every shape, and a fifth of the
-shapes at a time.
+Errors are at shapes and sizes that the fit did not see: every seventh size of every shape, and a fifth of the shapes at
+a time.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _KNOTS: dict[str, tuple[tuple[float, ...], ...]] = {
 _SMOOTH = 0.03  # weight of a knot's difference from its neighbour, against one measurement at it
 _SAMPLE = 6000  # points that the three coefficients are fitted to
 _FOLDS = 5
-_EVERY = 7  # one size in so many is held out
-_SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # octaves, tried for each feature
+_EVERY = 7  # one of this many sizes is held out
+_SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # length scales in octaves that are tried for each feature
 _NUGGETS = (0.003, 0.01, 0.03, 0.1, 0.3)
-_FEW = 8  # fewer shapes do not say how different shapes are
-_HOST_MARGIN = 1.6  # factor on the host's shortest time, above which a time is the GPU's
-_PLAUSIBLE = 0.4  # least share of a time that a similar kernel takes, if the time is the GPU's
-_LEAST_SPREAD, _FEW_SPREAD = 0.05, 0.25  # the second is that of GEMMs of a GPU without tables
+_FEW = 8  # fewer shapes do not show how much shapes differ
+_HOST_MARGIN = 1.6  # a time above this multiple of the host's shortest time is the GPU's
+_PLAUSIBLE = 0.4  # minimum ratio of a similar kernel's time to a time, if that is the GPU's
+_LEAST_SPREAD, _FEW_SPREAD = 0.05, 0.25  # minimum; the second is that of GEMMs on a GPU without tables
 _NORMAL_90 = 1.645  # 90 % of a normal distribution's absolute values lie within it
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Absolute relative errors at points that a fit did not see: of `shapes` left out, of `sizes` left out."""
+    """Absolute relative errors at points that a fit did not see: at left-out shapes, and at left-out sizes."""
 
     shapes_median: float
     shapes_p90: float
@@ -64,8 +64,9 @@ def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = 
     """Fit the kernel whose shapes are `measured`, all of one key, and return its errors at held-out points.
 
     Args:
-        like: a fit of a kernel that does about the same work. It stands in for times that were the host's and not the
-            GPU's: a table that was timed without CUDA graphs has none shorter than a launch by the host
+        like: a fit of a kernel that does about the same work. It replaces times that were the host's and not the GPU's:
+            a
+            table that was timed without CUDA graphs has none shorter than a launch by the host
     """
     structure = structure_of(measured[0].operation)
     real = [np.ones(len(m.ns), dtype=bool) for m in measured]
@@ -110,7 +111,7 @@ def _least_spread(shapes: int) -> float:
 def _without_host(
     gpu: GpuSpec, measured: list[Measured], like: KernelFit
 ) -> tuple[list[Measured], list[NDArray[np.bool_]]]:
-    """Return the measurements with times near the host's shortest replaced by `like`, and a mask of kept ones."""
+    """Return the measurements with host-bound times replaced by scaled times of `like`, and a mask of kept times."""
     structure = structure_of(measured[0].operation)
     predicted = []
     for m in measured:
@@ -146,10 +147,7 @@ def fit_efficiency(gpu: GpuSpec, measured: list[Measured]) -> Efficiency:
 
 
 def fit_scales(shapes: Array, values: Array, support: Array) -> tuple[Array, float]:
-    """Return the length scales and nugget that predict each shape best from the others.
-
-    It is leave-one-out, in closed form.
-    """
+    """Return the length scales and nugget with the smallest leave-one-out error over the shapes, in closed form."""
     used = values[:, support > 0] - values[:, support > 0].mean(axis=0)
     dimensions = shapes.shape[1]
     if len(shapes) < _FEW:
@@ -206,7 +204,7 @@ def _at_knots(hats: Array, left: Array, smooth: Array) -> Array:
 def _shapes_held_out(
     shapes: Array, values: Array, hats: list[Array], left: list[Array], scales: Array, nugget: float
 ) -> Array:
-    """Return errors in log time of every point with its shape unseen."""
+    """Return errors in log time of every point, predicted without its shape."""
     fold = np.random.default_rng(0).permutation(len(shapes)) % min(_FOLDS, len(shapes))
     errors: list[Array] = [np.empty(0)] * len(shapes)
     for out in range(fold.max() + 1):
@@ -221,7 +219,7 @@ def _shapes_held_out(
 
 
 def _sizes_held_out(hats: list[Array], left: list[Array], smooth: Array) -> Array:
-    """Return errors in log time of every seventh size of each shape, and NaN for the others."""
+    """Return errors in log time of every seventh size of each shape, predicted without it, and NaN for other sizes."""
     errors = []
     for h, y in zip(hats, left, strict=True):
         out = np.arange(len(y)) % _EVERY == _EVERY // 2

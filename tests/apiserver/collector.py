@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector on loopback that keeps what it gets."""
+"""An OpenTelemetry collector on loopback that keeps the spans it receives."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """`spans` by name, in the order in which they came; `paths` they were sent to, and what `resource` they are of."""
+    """A collector: `spans` in order of arrival, the URL `paths` they were sent to, and their `resource`."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -22,7 +22,7 @@ class Collector:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def take(self, path: str, body: bytes) -> None:
-        """A request's body."""
+        """Take the body of one request."""
         self.paths.add(path)
         for spans in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.resource = attributes(spans.resource)
@@ -30,7 +30,7 @@ class Collector:
         self._came.set()
 
     def wait(self, roots: int) -> list[Any]:
-        """The spans, once there are those of so many requests."""
+        """Return the spans, once those of `roots` requests have arrived."""
         while sum(span.kind == span.SPAN_KIND_SERVER for span in self.spans) < roots:
             assert self._came.wait(30), self.spans
             self._came.clear()
@@ -44,7 +44,7 @@ def attributes(described: Any) -> dict[str, Any]:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    """One that listens."""
+    """Run a collector in a thread until the context is left."""
     made = Collector()
     thread = Thread(target=made._server.serve_forever)
     thread.start()

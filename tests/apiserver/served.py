@@ -1,4 +1,4 @@
-"""A server in processes of its own, and clients of it that use nothing but the standard library."""
+"""A server in separate processes, and clients of it that use only the standard library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWIN = ("--twin", "--gpu", "H100", "--model", "Llama-3.1-8B")
 
 
 class Server:
-    """`tokentwin serve` at a port of its own; `said` is what it wrote to stderr so far."""
+    """A running `tokentwin serve` on its own port; `said` is what it has written to stderr so far."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
         self.process = process
@@ -36,7 +36,7 @@ class Server:
         return self._log.read_text()
 
     def processes(self) -> dict[str, list[int]]:
-        """The process ids of its API and engine processes, by `api` and `engine`; none has died so far."""
+        """Return the process ids of its processes by kind, `api` and `engine`; valid while none of them has died."""
         listed = subprocess.run(["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True)
         kinds: dict[str, list[int]] = {"engine": [], "api": []}
         for line in listed.stdout.decode().splitlines():
@@ -52,7 +52,7 @@ class Server:
         return HTTPConnection(*self.address, timeout=60)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
-        """One request on a connection of its own; `body` is bytes, or what becomes JSON."""
+        """Send one request on a new connection; `body` is bytes, or an object that is sent as JSON."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection = self.connect()
         try:
@@ -71,9 +71,9 @@ class Server:
         return self.ask("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 4, **body})
 
     def raw(self, data: bytes, *, ends: bool = False) -> bytes:
-        """What comes back of these bytes until the server closes, or nothing more comes."""
+        """Send these bytes, and return all that comes back until the server closes or stays silent."""
         with socket.create_connection(self.address, timeout=30) as connection:
-            with suppress(ConnectionError):  # it may have heard enough
+            with suppress(ConnectionError):  # the server may have stopped reading
                 connection.sendall(data)
             if ends:
                 connection.shutdown(socket.SHUT_WR)
@@ -89,7 +89,7 @@ class Server:
 
 
 class Answered:
-    """An answer that is here as a whole."""
+    """A complete answer."""
 
     def __init__(self, response: HTTPResponse) -> None:
         self.status = response.status
@@ -108,7 +108,7 @@ class Answered:
 
     @property
     def events(self) -> list[Any]:
-        """Of a stream, which must have ended as it should."""
+        """The events of a stream, which must have ended as it should."""
         assert self.status == 200, self.body
         *events, done, nothing = self.body.decode().split("\n\n")
         assert (done, nothing) == ("data: [DONE]", "")
@@ -116,7 +116,7 @@ class Answered:
 
     @property
     def error(self) -> Any:
-        """Of a refusal, which must be OpenAI's document and nothing else."""
+        """The error of a refused request, which must be OpenAI's error document and nothing else."""
         assert 400 <= self.status < 600 and set(self.document) == {"error"}, self.body
         error = self.document["error"]
         assert set(error) == {"message", "type", "param", "code"} and error["code"] == self.status
@@ -126,7 +126,7 @@ class Answered:
 
 @contextmanager
 def serving(folder: Path, *options: object, ends: int = 0) -> Iterator[Server]:
-    """A server until the context is left; it is told to end, if it has not, and must end as stated."""
+    """Run a server until the context is left. It is then asked to end, if it has not, and must exit as expected."""
     log = folder / "stderr.txt"
     command = [sys.executable, "-m", "tokentwin", "serve", "--port", "0", *map(str, options)]
     with log.open("w") as err:

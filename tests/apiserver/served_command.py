@@ -15,7 +15,7 @@ import zmq
 
 @contextmanager
 def served(*options: str) -> Iterator[list[str]]:
-    """The URLs at which a server answers, which ends with the block."""
+    """Run a server for the `with` block, and return the URLs at which it answers."""
     command = [sys.executable, "-m", "tokentwin.cli", "serve", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -33,7 +33,7 @@ def served(*options: str) -> Iterator[list[str]]:
 
 
 def kv_batches(port: int, number: int = 0) -> list[tuple[str, int, list[dict[str, Any]]]]:
-    """Topics, sequence numbers and events of what was published since `number`, asked for at a replay endpoint."""
+    """Return topics, sequence numbers and events of what was published since `number`, from a replay endpoint."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.connect(f"tcp://127.0.0.1:{port}")
         asking.send_multipart([b"", number.to_bytes(8, "big")])
@@ -47,7 +47,7 @@ def kv_batches(port: int, number: int = 0) -> list[tuple[str, int, list[dict[str
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
+    """Return the first of several ports in a row that nobody listens on."""
     while True:
         taken = [socket.socket() for _ in range(count)]
         try:

@@ -11,7 +11,7 @@ PATIENCE_S = 0.3
 
 
 def served(client, handler):
-    """What `client(host, port)` returns, of a server whose one handler is `handler`."""
+    """Return the result of `client(host, port)` against a server whose only handler is `handler`."""
 
     async def run():
         app = web.Application()

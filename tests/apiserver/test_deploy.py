@@ -1,4 +1,4 @@
-"""What `deploy/` holds, as far as it can be held against the code without a server."""
+"""Files in `deploy/`, as far as they can be checked against the code without a server."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The API process's end of the wire: whatever its clients do, it goes on listening."""
+"""The API process's client of the engine: it goes on listening, whatever the API's clients do."""
 
 import asyncio
 from pathlib import Path

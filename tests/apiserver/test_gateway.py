@@ -41,10 +41,10 @@ class Gateway:
     def __init__(self, urls: list[str], events: int) -> None:
         self.ports = [urlsplit(url).port or 0 for url in urls]
         self.events = events
-        self.asked = 0  # requests that have come to the twin
+        self.asked = 0  # number of requests that have come to the twin
 
     def ask(self, replica: int, prompt: list[int], tokens: int, **more: Any) -> tuple[int, bytes]:
-        """Status and body of a completion."""
+        """Return status and body of a completion."""
         self.asked += 1
         body = {"prompt": prompt, "max_tokens": tokens, **more}
         return self.call(replica, "POST", "/v1/completions", json.dumps(body))
@@ -59,7 +59,7 @@ class Gateway:
             connection.close()
 
     def replayed(self, replica: int, number: int = 0) -> list[tuple[int, list[dict[str, Any]]]]:
-        """Sequence numbers and events of what a replica has published since that number."""
+        """Return sequence numbers and events that a replica has published since that number."""
         batches = kv_batches(self.events + 10 + replica, number)
         assert {topic for topic, _, _ in batches} <= {f"kv@{replica}:{self.ports[replica]}@Llama-3.1-8B"}
         return [(sequence, events) for _, sequence, events in batches]
@@ -169,7 +169,7 @@ def test_who_subscribes_gets_what_is_published(gateway: Gateway) -> None:
 
 
 def until(holds: Callable[[], Any]) -> None:
-    """Ask until it holds, three thousand times at most."""
+    """Ask until the condition holds, at most three thousand times."""
     for _ in range(3000):
         if holds():
             return

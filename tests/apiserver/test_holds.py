@@ -1,4 +1,4 @@
-"""The server holds: many requests, slow ones, clients that go, keys, processes that die, a full disk, and its end."""
+"""The server survives many requests, slow ones, clients that leave, keys, killed processes and a full disk."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Stream:
         self.response.close()
 
     def words(self, most):
-        """Text of so many events."""
+        """Return the text of the next events."""
         return [json.loads(event)["choices"][0]["text"] for event, _ in zip(self, range(most), strict=False)]
 
 
@@ -56,7 +56,7 @@ def soon(holds):
 
 
 def answered(server):
-    """Whether it answers a good request, wherever that gets to."""
+    """Return whether the server answers a good request."""
     try:
         return server.complete().status == 200
     except OSError:
@@ -110,7 +110,7 @@ def half_a_body_is_told(server):
 
 
 def assert_gone_within_one_step(recording):
-    """Of a request whose client went away nothing is planned any more."""
+    """Assert that the request of a client that went away is planned no more."""
     steps = recording.steps.to_pylist()
     for row in recording.requests.to_pylist():
         if row["status"] == "cancelled":

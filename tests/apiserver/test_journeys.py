@@ -1,4 +1,4 @@
-"""Journeys are kept of the last requests alone, whether or not the others have ended."""
+"""Traces of requests are kept for the last requests alone, whether or not the others have ended."""
 
 from apiserver.journeys import Journeys
 

@@ -26,7 +26,7 @@ RECORDED = json.loads(gzip.decompress(Path("tests/data/vllm/kv_events.json.gz").
 
 
 def tokens_of(request: Request, begin: int, end: int) -> list[int]:
-    """Tokens of a request by the rule of the recording."""
+    """Return the tokens of a request, by the rule of the recording."""
     parts = [*request.arrived.prompt, (f"out:{request.id}", request.max_len)]
     return [token for part in parts for token in vllm.tokens(*part)][begin:end]
 
@@ -40,7 +40,7 @@ def events_of(way: dict[str, Any], tokens: Tokens, **changed: Any) -> KvEvents:
 
 
 def batches(way: dict[str, Any], tokens: Tokens = tokens_of, **changed: Any) -> list[bytes]:
-    """What our scheduler publishes."""
+    """Return the batches of events that our scheduler publishes."""
     published = []
 
     def step_ended(*step: Any) -> None:

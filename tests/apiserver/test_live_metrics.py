@@ -114,7 +114,7 @@ class Scraped:
 
 
 class Wire:
-    """Stands for the exchange: what was given to whom."""
+    """Stands for the exchange between processes, and keeps what was delivered to whom."""
 
     def __init__(self):
         self.given, self.ends = {}, {}
@@ -129,7 +129,7 @@ class Wire:
 
 
 class Rows:
-    """A recording of requests' rows."""
+    """A recording that keeps the rows of requests."""
 
     goes_on = True
 
@@ -166,7 +166,7 @@ class Served:
         self.next_id = 0
 
     def ask(self, prompt, max_tokens, received_ms_ago=0):
-        """A request of token ids, or of so many that are like no other's."""
+        """Ask with the given token ids, or with a number of tokens that no other request shares."""
         id, self.next_id = self.next_id, self.next_id + 1
         if isinstance(prompt, int):
             prompt = [10_000 * (id + 1) + at for at in range(prompt)]
@@ -177,7 +177,7 @@ class Served:
         return id
 
     def wait(self, ms=None):
-        """Let time pass; without `ms`, to the next thing that happens."""
+        """Let `ms` pass; without `ms`, the time to the next event."""
         wait_s = self.twin.turn() if ms is None else ms / 1e3
         if wait_s is not None:
             self.now_ns += round(wait_s * S)

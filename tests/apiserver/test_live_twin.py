@@ -34,7 +34,7 @@ LATEST_NS = 40 * S
 
 @dataclass(frozen=True)
 class Chat:
-    """A client: what it asks, how it asks on, and when it has had enough."""
+    """A client: its prompt, its further turns, and when it has had enough."""
 
     begins_ms: int
     document: int
@@ -43,8 +43,8 @@ class Chat:
     output: int
     turns: int
     think_ms: int
-    stops_at: int | None  # a stop string in that token
-    leaves_ms: int | None  # after it asked
+    stops_at: int | None  # index of the token that completes a stop string
+    leaves_ms: int | None  # ms after it asked, when its client leaves
     ignore_eos: bool
     priority: int
     user: str
@@ -69,7 +69,7 @@ chats = st.builds(
 
 @dataclass
 class Wire:
-    """Stands for the exchange: what was given, and when it should have left."""
+    """Stands for the exchange between processes; keeps what was delivered, and when clients should have left."""
 
     given: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     due_ns: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -100,7 +100,7 @@ class Counted:
 
 
 class Served:
-    """A twin that `chats` talk to until all is said, on a clock that is `late_ns` at every turn."""
+    """A twin that serves `chats` to their ends, on a clock that is `late_ns` late at every turn."""
 
     def __init__(self, folder, cluster, chats, late_ns, speed, cut_after=None):
         self.now_ns = 5 * S
@@ -122,7 +122,7 @@ class Served:
         self.ledger = self.twin.ledger = Ledger(self.twin, Counted(), LiveRecording(RecordingWriter(folder, run), run))
         self._chats, self._late_ns, self._speed = chats, late_ns, speed
         self._events, self._order, self._ids = [], count(), count()
-        self._asked = {}  # by id: the chat, which turn of it, and its prompt
+        self._asked = {}  # by id: the chat, its turn, and the prompt
         self._heard = set()
         for chat in chats:
             document = [1000 * chat.document + at for at in range(chat.document_tokens)]
@@ -184,7 +184,7 @@ class Served:
 
 @st.composite
 def any_fleets(draw):
-    """Also those that prefill apart."""
+    """Return fleets of any kind, those with separate prefill included."""
     fleet = draw(fleets())
     if draw(st.integers(0, 3)) == 0:
         prefills, decodes = fleet["pools"]
@@ -233,7 +233,7 @@ def test_a_recording_of_a_live_twin_simulates_to_the_same_decisions(
 
 
 def assert_recovered(journal, whole, cluster):
-    """Of a process that was killed then, everything that it had recorded is there, and repeats."""
+    """Assert that everything that a killed process had recorded is there, and that it repeats."""
     folder = whole.path / "killed"
     folder.mkdir()
     (folder / JOURNAL).write_bytes(journal)
@@ -257,7 +257,7 @@ def assert_recovered(journal, whole, cluster):
 
 
 def assert_same_steps(live, again, requests):
-    """All that ended before the last request did, which is when a simulation ends."""
+    """Assert equal steps for requests that ended before the last one did, which is when a simulation ends."""
     last_ns = max(requests.column("end_ns").to_pylist())
     for ours, theirs in zip(live, again, strict=False):
         assert ours == theirs
@@ -277,7 +277,7 @@ def assert_same_requests(live, again):
 
 
 def assert_given(served, requests):
-    """What clients got is what the rows say, at the times that they say; nothing twice, nothing lost."""
+    """Assert that clients got what the rows say, at the times that they say; nothing twice, nothing lost."""
     wire, twin = served.wire, served.twin
     assert set(wire.ends) == set(requests.column("request_id").to_pylist())
     for row in requests.to_pylist():

@@ -1,4 +1,4 @@
-"""Whatever is sent: OpenAI's error document, never a 500, and the next good request is answered."""
+"""Malformed requests get OpenAI's error document, never a 500, and the next good request is answered."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ FIELDS = {
 
 
 def head(path=COMPLETE, method="POST", *lines):
-    """Of a request that has JSON, unless it says what it has."""
+    """Return the head of a request with a JSON body, unless a header states another type."""
     kind = [] if method != "POST" or any(line.startswith("Content-Type") for line in lines) else [JSON]
     text = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: a", *kind, *lines, "", ""])
     return text.encode("utf-8", "surrogateescape")
@@ -50,7 +50,7 @@ def sent(body, path=COMPLETE, *lines):
 
 
 def corpus():
-    """Names of bad requests, and their bytes."""
+    """Return the names of bad requests, and their bytes."""
     for path, fields in FIELDS.items():
         for field in fields:
             for name, value in WRONG.items():
@@ -127,7 +127,7 @@ def server(tmp_path_factory):
 
 
 def refused(answer):
-    """The status of an answer that must be a refusal, as OpenAI words it."""
+    """Return the status of an answer, which must be a refusal in OpenAI's form."""
     answered, _, body = answer.partition(b"\r\n\r\n")
     status = int(answered.split()[1])
     assert 400 <= status < 500, answer

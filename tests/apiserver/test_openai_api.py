@@ -1,4 +1,4 @@
-"""What the server answers: every endpoint, whole and as a stream, held against the twin that it serves."""
+"""The server's answers: every endpoint, whole and as a stream, compared with the twin that it serves."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def server(tmp_path_factory):
 
 
 def words_of(server, **body):
-    """The text of an answer, and the words that its tokens are; those of a seed are always the same."""
+    """Return the text of an answer and the words of its tokens; equal seeds give equal words."""
     answered = server.complete(ignore_eos=True, logprobs=0, **body)
     return answered.choice["text"], answered.choice["logprobs"]["tokens"]
 

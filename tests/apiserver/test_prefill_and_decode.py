@@ -1,4 +1,4 @@
-"""Two twins, of which a gateway has one prefill and the other decode."""
+"""Two twins behind a gateway that lets one prefill and the other decode."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""GuideLLM and AIPerf, each in an environment of its own: what they report is what was recorded, and their own time."""
+"""GuideLLM and AIPerf, each in its own environment: their reports agree with what was recorded."""
 
 import json
 import os
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.deep
 
 
 def installed(command: str) -> Path:
-    """The command, from an environment that is made once and kept. What is here already, it borrows from ours."""
+    """Return the command from an environment that is made once and kept; it borrows packages that we have."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     home = cache / "tokentwin" / f"{PACKAGES[command]}-py{sys.version_info.major}.{sys.version_info.minor}"
     if not home.exists():
@@ -50,7 +50,7 @@ def installed(command: str) -> Path:
 
 @contextmanager
 def recorded(engine: str, folder: Path) -> Iterator[Server]:
-    """A server that records what it serves, of a twin or of a tiny real model, by the same API process."""
+    """Run a server that records what it serves, with a twin or a tiny real model behind the same API process."""
     options = ("-o", folder / "out", "--served-model-name", MODEL)
     if engine == "real":
         save_chat_model(folder / "model")
@@ -60,7 +60,7 @@ def recorded(engine: str, folder: Path) -> Iterator[Server]:
 
 
 def run(command: Path, *options: object, folder: Path, **environment: str) -> None:
-    """The client as its users run it, without the network."""
+    """Run the client as its users run it, without the network."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     asked = [str(command), *map(str, options)]
@@ -74,7 +74,7 @@ def write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
 
 
 def server_times(folder: Path) -> list[dict[str, Any]]:
-    """What was recorded of each request: TTFT and E2E in ms until there was text, and until that was sent."""
+    """Return recorded TTFT and E2E in ms of each request, until the text existed and until it was sent."""
     rows = [row for row in Recording.load(folder / "out").requests.to_pylist() if row["output_tokens"] == TOKENS]
     assert len(rows) == REQUESTS
     return [
@@ -92,14 +92,14 @@ def server_times(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_seen_later(client: str, name: str, seen: Sequence[float], served: Sequence[dict[str, Any]]) -> None:
-    """No client sees a token before it is text; `seen` is request by request as `served` is."""
+    """Assert that no client sees a token before it is text; `seen` and `served` are in the same order of requests."""
     text, sent = (np.array([row[name, end] for row in served]) for end in ("text", "sent"))
     assert (np.array(seen) >= text).all()
     print(f"{client}'s median {name} is {np.median(seen):.2f}, of which its own {np.median(seen - sent):.2f}")
 
 
 def assert_imported(run: MeasuredRun, served: Sequence[dict[str, Any]], seen: Sequence[dict[str, float]]) -> None:
-    """The importer has the requests that were served, and the latencies that the client told."""
+    """Assert that the importer has the served requests, and the latencies that the client reported."""
     assert run.by_client and not run.caution and run.workload.concurrency == STREAMS
     assert [request.output_len for request in run.workload.requests] == [TOKENS] * REQUESTS
     assert sorted(request.prompt_len for request in run.workload.requests) == sorted(

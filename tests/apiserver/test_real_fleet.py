@@ -1,4 +1,4 @@
-"""Several engines behind one router, held against an engine process that says what a test has it say."""
+"""Several engines behind one router, with a stand-in for the engine process that sends what a test asks for."""
 
 from collections.abc import Iterator
 from multiprocessing import Pipe
@@ -24,7 +24,7 @@ REJECTED = {"tenant": "", "slo_class": "", "session": "", "turn": 0, "priority":
 
 
 class Said(ReplicaProcess):
-    """An engine process, of which a test is the other end."""
+    """Stands for an engine process; the test is the other end of its connection."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -86,7 +86,7 @@ class Front:
         return self.engines[-1]
 
     def ask(self, their_id: int) -> int:
-        """The id by which the engine was asked."""
+        """Ask, and return the id under which the engine got the request."""
         front = zmq.Poller()
         self.exchange.register(front)
         self.client.send(encode(Add(their_id, [1, 2, 3], 90, 0)))
@@ -101,13 +101,13 @@ class Front:
         return id
 
     def listens(self) -> None:
-        """Until nothing is under way."""
+        """Let the fleet listen until nothing is under way."""
         while self.ledger.under_way or self.fleet.engines[0].answers:
             assert self.poller.poll(5000), "the row or the refusal got lost"
             self.fleet.turn()
 
     def outputs(self) -> list[tuple[int, str, str]]:
-        """What the client hears: its id, how it ended, and why."""
+        """Return what clients got: id, how the request ended, and why."""
         assert self.client.poll(5000), "the client waits in vain"
         outputs = read_answer(self.client.recv())
         assert isinstance(outputs, Outputs)

@@ -1,4 +1,4 @@
-"""The real engine behind the API, as the `openai` package and a router see it; transformers is the oracle."""
+"""The real engine behind the API, as the `openai` package and a router see it; transformers gives the answers."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ ENDLESS = {**GREEDY, "max_tokens": POSITIONS - 100}
 
 
 class Real(NamedTuple):
-    """A server, the model that it serves, and where it publishes KV events again."""
+    """A server, the model that it serves, and the endpoints that replay its KV events."""
 
     server: Server
     oracle: Any
@@ -39,7 +39,7 @@ class Real(NamedTuple):
         return openai.OpenAI(base_url=self.server.url, api_key="-", **{"max_retries": 0, **options})
 
     def continued(self, prompt: Sequence[int], count: int) -> list[int]:
-        """What transformers answers."""
+        """Return the answer of transformers."""
         answer = self.oracle.generate(
             torch.tensor([list(prompt)]), max_new_tokens=count, min_new_tokens=count, do_sample=False
         )

@@ -18,7 +18,7 @@ ASKED.traceparent = f"00-{TRACE}-{PARENT}-01"
 
 
 class Clock:
-    """A run that began a second ago and passes ten times as fast."""
+    """A clock of a run that began a second ago and runs ten times as fast as real time."""
 
     def __init__(self):
         self.began_ns = monotonic_ns() - 1000 * MS
@@ -40,7 +40,7 @@ def row(**more):
 
 
 def spans_of(*rows, asked=ASKED):
-    """The request's span, and its phases by name."""
+    """Return the request's span, and the spans of its phases by name."""
     with collector() as collecting:
         spans = RequestSpans(collecting.url, "a-model", Clock())
         for row in rows:
@@ -55,7 +55,7 @@ def spans_of(*rows, asked=ASKED):
 
 
 def took_ms(span):
-    """Of the run's time."""
+    """Return the length of a span in ms of the run's time."""
     return round((span.end_time_unix_nano - span.start_time_unix_nano) / MS * 10)
 
 

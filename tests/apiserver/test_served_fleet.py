@@ -1,4 +1,4 @@
-"""The fleet that a twin serves, its failures, and what cannot be asked for."""
+"""The fleet that a twin serves, its failures, and requests that it must refuse."""
 
 import json
 from collections.abc import Sequence

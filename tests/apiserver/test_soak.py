@@ -18,7 +18,7 @@ SOAK_S = 600
 
 
 async def talk(server, number, until_s, answers):
-    """One client: streams, one after the other; every fifth it leaves in the middle."""
+    """Stream one client's answers, one after the other; it leaves every fifth in the middle."""
     rng = Random(number)
     loop = asyncio.get_running_loop()
     while monotonic() < until_s:

@@ -1,4 +1,4 @@
-"""What is asked to end before it serves ends."""
+"""A server that is asked to end before it serves does end."""
 
 from multiprocessing import Pipe
 from pathlib import Path

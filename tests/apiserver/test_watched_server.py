@@ -34,7 +34,7 @@ def collecting():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, collecting):
-    """A twin of two replicas that streams are never long away from."""
+    """A twin of two replicas that is rarely without streams."""
     folder = tmp_path_factory.mktemp("served")
     more = ("--replicas", "2", "-o", folder / "recording", "--otlp-endpoint", collecting.url)
     with serving(folder, *TWIN, *more) as made, Load(made):

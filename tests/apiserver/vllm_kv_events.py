@@ -27,13 +27,13 @@ WAYS = [
 
 
 def tokens(segment: str, count: int) -> range:
-    """The tokens of a segment: equal beginnings of segments are equal tokens, and nothing else is."""
+    """Return the tokens of a segment; segments share tokens only where they begin alike."""
     begin = crc32(segment.encode()) // 4
     return range(begin, begin + count)
 
 
 def scenario() -> list[dict[str, Any]]:
-    """Conversations that share a system prompt, in too few blocks: prefixes are found, evicted, and preempted."""
+    """Return conversations that share a system prompt, in few blocks: prefixes are hit, evicted and preempted."""
     draw, requests = Random(7), []
     talks: dict[int, list[tuple[str, int]]] = {talk: [("system", 40)] for talk in range(8)}
     for id in range(32):
@@ -48,7 +48,7 @@ def scenario() -> list[dict[str, Any]]:
 
 
 def config(way: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the scheduler. Of `num_blocks`, one is the null block."""
+    """Return settings of the scheduler; one of `num_blocks` is the null block."""
     return {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 128,
@@ -60,7 +60,7 @@ def config(way: dict[str, Any]) -> dict[str, Any]:
 
 
 def record(way: dict[str, Any]) -> list[str]:
-    """The batches that vLLM publishes, of the time 0, in base 64."""
+    """Return the batches that vLLM publishes at time 0, in base 64."""
     os.environ.update(
         VLLM_LOGGING_LEVEL="ERROR",
         VLLM_TARGET_DEVICE="cpu",

@@ -42,7 +42,7 @@ def deployment(**changes: object) -> Deployment:
 
 
 class Roofline:
-    """Every operation at 80 % of its roofline and two microseconds more."""
+    """Kernel times at 80 % of the roofline, plus two microseconds."""
 
     gpu = find_gpu("H100")
 

@@ -1,4 +1,4 @@
-"""Bands: the interval of a calibration covers what it says, and opens where queueing amplifies."""
+"""Bands: the interval of a calibration covers what it states, and widens where queueing amplifies errors."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ PRICES = np.array([5e6, 1e5, 10.0, 0.0, 2e4, 1.0, 1.0, 0.0, 1e4])
 
 
 class Recorded:
-    """Steps of several recordings, each slower than the truth by a factor of its own."""
+    """Steps of several recordings, each slower than the truth by its own factor."""
 
     def __init__(self, rng: np.random.Generator, factors: np.ndarray, steps: int = 30) -> None:
         count = len(factors) * steps

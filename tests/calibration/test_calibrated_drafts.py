@@ -1,4 +1,4 @@
-"""An engine that drafts: its price is found again, its acceptance is measured, and both are simulated."""
+"""An engine with drafts: its prices are recovered, its acceptance is measured, and both are simulated."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1,
 
 
 class KnownCost:
-    """Prices we choose."""
+    """A cost model with chosen prices."""
 
     def __init__(self) -> None:
         self.drafting: list[float] = []
@@ -100,7 +100,7 @@ TWO = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
 
 
 def recorded(planted: Sequence[tuple[float, float]], requests: int = 250, steps: int = 40) -> SimpleNamespace:
-    """A recording of requests that each decode for so many steps; what they accepted before the first is -1."""
+    """Return a recording of requests that each decode for some steps; -1 accepted drafts stands before the first."""
     rng = np.random.default_rng(0)
     proposed, sort, outputs = np.zeros((3, requests), int)
     rows = []
@@ -124,7 +124,7 @@ def recorded(planted: Sequence[tuple[float, float]], requests: int = 250, steps:
 
 
 def made(rows: list[dict[str, Any]], outputs: list[int]) -> SimpleNamespace:
-    """A recording of these steps, and of requests with so many output tokens."""
+    """Return a recording of these steps, and of requests with these numbers of output tokens."""
     requests = {"request_id": range(len(outputs)), "output_tokens": outputs}
     tables = {"steps": pa.Table.from_pylist(rows), "requests": pa.table({k: pa.array(v) for k, v in requests.items()})}
     return SimpleNamespace(table=lambda name, _: tables[name], run={"run_id": "made"})
@@ -143,7 +143,7 @@ def test_a_text_that_repeats_itself_goes_on_doing_so() -> None:
 
 
 def _simulated(config: SpeculativeConfig, requests: int = 600, outputs: int = 60) -> SimpleNamespace:
-    """What `recorded` makes, by the scheduler: each request alone."""
+    """Return the recording that `recorded` makes, but by the scheduler, with each request alone."""
     scheduler = find_policy("vllm")(SchedulerConfig(speculative=config), shares_prefixes=False)
     rows = []
     for id in range(requests):

@@ -1,4 +1,4 @@
-"""Calibration: prices that are really there are found again, damage is named, domains are honest."""
+"""Calibration: planted prices are recovered, damage is named, and domains are stated honestly."""
 
 import json
 from dataclasses import fields, replace
@@ -29,7 +29,7 @@ CPU_NS = (150_000.0, 10_000.0, 1_000.0)
 
 
 class KnownCost:
-    """Prices we choose, with seeded noise of a given size."""
+    """A cost model with chosen prices, and seeded noise of a given size."""
 
     def __init__(self, noise: float) -> None:
         self._random = np.random.default_rng(0)
@@ -105,7 +105,7 @@ def test_what_the_device_waits_between_overlapped_steps_is_part_of_a_step() -> N
     Cluster(Deployment(scheduler=config), KnownCost(0.1), sink).run(workload)
 
     def behind(wait_ns: int) -> MeasuredSteps:
-        """The steps, begun so long after the end of those behind which they were planned."""
+        """Return the steps, each beginning some time after the end of the step behind which it was planned."""
         table = sink.steps.to_pandas()
         table["host_ns"] = 1000.0
         waits = table["plan_ns"] < table["end_ns"].shift(1)

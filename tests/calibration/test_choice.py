@@ -1,4 +1,4 @@
-"""Choosing under a predictive band: the closed form, what errors share, and what more appetite for risk does."""
+"""Choosing under a predictive band: the closed form, shared errors, and the effect of accepting more risk."""
 
 from math import erf, exp, log, sqrt
 

@@ -1,4 +1,4 @@
-"""Collectives: growth with bytes and devices, limits of links, what is fused, and how near the tables they are."""
+"""Collectives: growth with bytes and devices, limits of links, fusion, and errors against the tables."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The ladder's rungs 1 to 3, on "real" runs that are simulated with noise: then the truth is known."""
+"""Rungs 1 to 3 of validation, on "real" runs that are simulated with noise, so that the truth is known."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ TRACE = {
 
 
 def record(path: Path, workload: Workload, cost: CostModel, **run: Any) -> Path:
-    """A recording as the engine would write it, timed by `cost`."""
+    """Write a recording as the engine would, timed by `cost`."""
     columns = {
         "run_id": path.name,
         "clock": "wall",
@@ -67,7 +67,7 @@ def record(path: Path, workload: Workload, cost: CostModel, **run: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path], Calibration]:
-    """A folder, two "real" runs of one trace, and a calibration made on other traces."""
+    """Return a folder, two "real" runs of one trace, and a calibration made on other traces."""
     folder = tmp_path_factory.mktemp("loop")
     traces = designed_workloads(DEPLOYMENT.scheduler, PACE, 200)
     measured = [record(folder / w.name, w, KnownCost(0.02)) for w in traces]
@@ -102,7 +102,7 @@ def test_the_twin_is_close_when_the_model_is_right(loop: tuple[Path, list[Path],
 
 
 def tampered(source: Path, target: Path, column: str, change: Any) -> Path:
-    """A copy of a recording with one value of `steps` changed."""
+    """Return a copy of a recording with one value of `steps` changed."""
     target.mkdir()
     for file in source.iterdir():
         (target / file.name).write_bytes(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Rung 1 in the overlapped loop: from when each step was planned, every decision follows."""
+"""Rung 1 in the overlapped loop: every decision follows from the times at which steps were planned."""
 
 from dataclasses import replace
 from pathlib import Path

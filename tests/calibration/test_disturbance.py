@@ -1,4 +1,4 @@
-"""Whether a machine was calm: canaries of the same engine are compared, and steps with their calibration."""
+"""Disturbed machines are detected from canaries of the same engine, and from steps and their calibration."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from traces.recording_writer import RecordingWriter
 def recorded(
     path: Path, deployment: Deployment, calibration: Calibration, canary_ms: list[float], slow: float = 1, **run: str
 ) -> Recording:
-    """A run whose every tenth step took `slow` times what the calibration says."""
+    """Return a run in which every tenth step took `slow` times what the calibration predicts."""
     workload = requests(arrivals(60, 20), 40, 10)
     columns = {"run_id": path.name, "clock": "wall", "deployment": deployment.model_dump_json(), **run}
     with RecordingWriter(path, columns, workload=workload) as writer:
@@ -32,7 +32,7 @@ def recorded(
 
 
 class _Jitter(StepCost):
-    """Exact but for every tenth step."""
+    """Steps that are exact but for every tenth one."""
 
     def __init__(self, calibration: Calibration, slow: float) -> None:
         super().__init__(calibration)
@@ -48,7 +48,7 @@ class _Jitter(StepCost):
 
 @pytest.fixture
 def engine(tmp_path: Path) -> tuple[Calibration, Deployment]:
-    """A calibration with a canary of 10 ms, and what was calibrated."""
+    """Return a calibration with a canary of 10 ms, and the run that it was made from."""
     loaded = Calibration.load(calibrated(tmp_path / "cal"))
     return replace(loaded, noise={"canary_ns": [10_000_000]}), Deployment.model_validate_json(loaded.deployment)
 

@@ -1,4 +1,4 @@
-"""What verifying and drafting cost: closed forms on a plain roofline, tables against parts, and what is refused."""
+"""The cost of verifying and drafting: closed forms on a plain roofline, tables against parts, and refusals."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def cost(speculative: SpeculativeConfig | None, model: str = TARGET, kernel_time
 
 
 def verifying(rows: int, context: int, drafts: int, prompts: tuple[tuple[int, int], ...] = ()) -> StepPlan:
-    """A plan of `rows` that each verify `drafts`, and of prompts that end in it: (tokens, past)."""
+    """Return a plan of `rows` that each verify `drafts`, and of prompts (tokens, past) that end in it."""
     plan = StepPlan(0, DecodeSet(16), 0)
     request = Request(WorkloadRequest(0, 0, (("", 1),), 1))
     for _ in range(rows):

@@ -1,4 +1,4 @@
-"""Multi-token prediction: what the module weighs, what it costs in a step and in memory, and who has none."""
+"""Multi-token prediction: the module's weights, its cost in steps and memory, and models without one."""
 
 import numpy as np
 import pytest

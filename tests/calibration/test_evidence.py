@@ -1,4 +1,4 @@
-"""Levels that share strength: what one configuration teaches another, and how far off what nothing taught may be."""
+"""Evidence by levels: what one configuration says about another, and how wide the band is without evidence."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ ELSEWHERE = Origin("sglang", "B200", "Blackwell", "b", "nvfp4", "nvfp4", "b/B200
 
 
 def taught(origin: Origin, logs: np.ndarray, certain: float = 1e4) -> Taught:
-    """As many rows as it takes to know all numbers of an origin."""
+    """Return evidence with enough rows to determine all numbers of an origin."""
     return Taught(origin, certain * np.eye(COUNT), certain * logs, 30)
 
 

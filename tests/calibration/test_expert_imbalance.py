@@ -1,4 +1,4 @@
-"""Expert imbalance: the busiest device in closed form on a roofline, chance against counting it out, and refusals."""
+"""Expert imbalance: the busiest device on a roofline in closed form, random routing by counting, and refusals."""
 
 import numpy as np
 import pytest

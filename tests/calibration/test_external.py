@@ -43,7 +43,7 @@ BASE_NS, TOKEN_NS, PAIR_PS = 5_000_000, 40_000, 2_000
 
 
 class Sure:
-    """Any cost model, with the interval and the trust that a predictor's has."""
+    """Any cost model, with an interval and a trust level as a predictor has."""
 
     def __init__(self, cost: CostModel, interval: tuple[float, float] = (1.0, 1.0)) -> None:
         self._cost, self._interval = cost, interval
@@ -161,7 +161,7 @@ def test_the_interval_is_that_of_slower_and_faster_steps(tmp_path: Path, phase: 
 
 
 def table_case(folder: Path, **load: Any) -> Case:
-    """A row of eight requests at a time, whose lengths somebody knows or nobody does."""
+    """Return a case with a row of eight requests in flight, whose lengths are stated or not."""
     header = "id,silicon_data_source,model_path,system,isl,osl,batch_size,tp_size,silicon_ttft_ms,silicon_tpot_ms"
     (folder / "table.csv").write_text(f"{header}\nrow,,m,h,64,16,8,1,400,6\n")
     rules = [{"when": {}, "load": {"lengths": [0.5, 1], **load}}]
@@ -435,7 +435,7 @@ def test_a_missing_folder_and_an_unknown_case_are_one_line(tmp_path: Path, monke
 
 
 class Roofline:
-    """Weights are read or FLOPs done, whichever is longer, then KV is read; all at a share of the datasheet."""
+    """Kernel times by the datasheet: weights or FLOPs, whichever takes longer, then KV; all at a share of its rates."""
 
     def __init__(self, parameters: float, kv_bytes: float, bytes_per_s: float, flop_per_s: float) -> None:
         self._weights, self._flops = 2 * parameters / bytes_per_s, 2 * parameters / flop_per_s

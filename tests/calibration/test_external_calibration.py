@@ -1,4 +1,4 @@
-"""A calibration from another engine's iterations: it learns, it says how well, it survives its file."""
+"""A calibration from another engine's iteration log: its fit, its stated errors, and its file."""
 
 import json
 from dataclasses import asdict, replace
@@ -24,7 +24,7 @@ from tests.calibration.test_step_model import LOG, many_steps, plan_of
 
 
 def made_by(truth: Correction, noise: float = 0.01, steps: int = 1500) -> IterationLog:
-    """A log of steps that take what `truth` says."""
+    """Write a log of steps that take the times of `truth`."""
     rng = np.random.default_rng(7)
     sizes = many_steps(rng, steps)
     ns = sum(truth.apply(step_parts(LLAMA, deployment(), Roofline(), sizes), sizes).values())

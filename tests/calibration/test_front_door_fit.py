@@ -1,4 +1,4 @@
-"""Fitting a front door: what is simulated with known prices is found again."""
+"""Fitting a front door: known prices are recovered from a simulation with them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ TRUE = FrontDoor(
 
 
 class Called:
-    """A sink whose requests have the names that a client gave them."""
+    """A sink that keeps the names that clients gave their requests."""
 
     def __init__(self, writer: RecordingWriter) -> None:
         self._writer = writer
@@ -43,7 +43,7 @@ class Called:
 def recorded(
     folder: Path, count: int, cost: CostModel = TokenCost(5 * MS, US, 1), door: FrontDoor = TRUE
 ) -> tuple[Recording, Recording]:
-    """A server and its client, simulated."""
+    """Return the recordings of a simulated server and of its client."""
     requests = [WorkloadRequest(at, at * 2 * MS, ((PRIVATE, 20 + 37 * at % 900),), 4 + at % 9) for at in range(count)]
     with RecordingWriter(folder / "served", {"run_id": "s"}) as server, RecordingWriter(
         folder / "client", {"run_id": "c"}
@@ -78,7 +78,7 @@ def test_of_a_server_that_only_its_scheduler_recorded_clients_tell_the_rest(tmp_
 
 
 def in_weather(server: Recording, own: float, speed: float) -> Recording:
-    """The recording of a machine whose thread had a share `own` of the time on the wall, at this speed."""
+    """Return the recording of a machine at this speed whose thread got a share `own` of the wall time."""
     steps = server.steps
     wall_ns = steps["end_ns"].to_numpy() - steps["start_ns"].to_numpy()
     for name, values in (

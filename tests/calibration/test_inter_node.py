@@ -1,4 +1,4 @@
-"""Engines on several nodes: which devices a link joins, what collectives over it take, and who is refused."""
+"""Engines on several nodes: devices that a link joins, times of collectives over it, and refusals."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Kernel surfaces: physical limits, what a fit recovers, files that are refused, and errors held out of the tables."""
+"""Kernel surfaces: physical limits, recovered parameters, refused files, and held-out errors."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Steps without CUDA graphs: they take what the device needs, or what the host needs to launch them."""
+"""Steps without CUDA graphs take the time of the device, or the host's time to launch their kernels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -167,7 +167,7 @@ def test_launches_are_a_part_of_a_step_that_was_measured_nowhere() -> None:
 def recorded(
     launch_ns: float, engine: Deployment, eager: int = 200, graphs: int = 200, device_ns: float = 1e6
 ) -> pa.Table:
-    """Steps of our engine on a GPU whose host takes `launch_ns` a kernel; one in two is held up by something else."""
+    """Return steps of our engine on a GPU whose host takes `launch_ns` a kernel; every other step is delayed."""
     random = np.random.default_rng(int(launch_ns))
     rows = []
     for at in range(eager + graphs):
@@ -223,7 +223,7 @@ TRAFFIC = {"requests": 60, "seed": 3, "arrivals": {"kind": "closed", "concurrenc
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Logs of an engine whose host takes `LAUNCH_NS` a kernel, with and without CUDA graphs, by whether it is eager."""
+    """Return logs of an engine whose host takes `LAUNCH_NS` a kernel, by whether it is eager (without CUDA graphs)."""
     paths, workload = {}, synthesise(parse_spec(TRAFFIC))
     for eager in (False, True):
         paths[eager] = folder = tmp_path_factory.mktemp("logs") / "run"

@@ -1,4 +1,4 @@
-"""What was measured: the domain asked of whole recordings says what the cost models said while they priced them."""
+"""Measured domains: recordings are judged as the cost models judged their steps while pricing them."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ DEPLOYMENT = Deployment(
 
 
 def calibration(**domain: dict[str, tuple[float, float]]) -> Calibration:
-    """Prices of no engine, with a domain that holds everything it does not name."""
+    """Return a calibration of an invented engine, whose domain holds everything that it does not name."""
     everything = dict.fromkeys(STEP_FEATURES, (0.0, 1e12))
     return Calibration(
         id="made up",
@@ -48,7 +48,7 @@ def calibration(**domain: dict[str, tuple[float, float]]) -> Calibration:
 
 
 def simulated(cost: CostModel, seed: int) -> MeasuredSteps:
-    """The steps of a run that `cost` timed."""
+    """Return the steps of a run that `cost` timed."""
     spec = {
         "seed": seed,
         "requests": 60,

@@ -1,4 +1,4 @@
-"""Checkpoints of which some layers stay in 16 bits: read from what they list, sized and priced from one count."""
+"""Checkpoints with some layers in 16 bits: read from their lists, sized and priced by one count."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def layers_of(model: ModelSpec, projection: str) -> range:
 
 
 def read_bytes(model: ModelSpec, engine: Deployment) -> float:
-    """Of every weight of a layer once, by the operations of a step."""
+    """Return the bytes that a step's operations read of a layer's weights, each weight once."""
     total = 0.0
     for op in step_operations(model, engine, uniform_step(1, 10, 1, 16, 0)):
         if isinstance(op, Gemm) and op.width and not isinstance(op, HeadGemm):

@@ -1,4 +1,4 @@
-"""Workers of prefill and decode that nobody states: the fewest that hold all requests and keep pace."""
+"""Prefill and decode workers of unknown number: the smallest number that holds all requests and keeps pace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLES: Any = [{"name": role, "role": role, "replicas": 1} for role in ("prefill"
 
 
 class Linear:
-    """A step takes so long, and each token of it longer."""
+    """A cost model in which a step takes a fixed time, plus a time for each of its tokens."""
 
     def __init__(self, step_ns: int, token_ns: int) -> None:
         self.step, self.token = step_ns, token_ns

@@ -38,7 +38,7 @@ prompts = st.lists(st.tuples(st.integers(2, 500), st.integers(0, 6000)), max_siz
 
 
 def sizes_of(decodes: list[int], chunks: list[tuple[int, int]]) -> StepSizes:
-    """Sizes of one step, as arrays of one."""
+    """Return the sizes of one step, as arrays of length one."""
 
     def one(value: float) -> np.ndarray:
         return np.array([float(value)])

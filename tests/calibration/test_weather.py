@@ -1,4 +1,4 @@
-"""Weather: what is planted is found, no step tells of its own weather, and the second verdict uses it."""
+"""Slowdowns of the machine ("weather"): planted ones are found, never from the step to predict, and used."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ EXPONENT, SPEED = 0.7, 2.0
 
 
 class InWeather(KnownCost):
-    """Known prices on a machine whose speed changes, and where others run for a while now and then."""
+    """Known prices on a machine whose speed changes, and where other processes run now and then."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(noise=0.01)
@@ -42,7 +42,7 @@ class InWeather(KnownCost):
 
 
 def recorded(path: Path, workload: object, seed: int, shuffled: bool = False) -> Path:
-    """A "real" run in weather of its own; `shuffled` mixes up what each step is said to have taken of CPU time."""
+    """Record a "real" run with its own slowdowns; `shuffled` permutes the recorded CPU times of its steps."""
     cost = InWeather(seed)
     record(path, workload, cost)  # type: ignore[arg-type]
     steps = pq.read_table(path / "steps.parquet")

@@ -1,4 +1,4 @@
-"""What tests of pages look for: one badge a page, and at every plot a heading that says how far to trust it."""
+"""Checks of a page's trust badges: one badge a page, and at every plot a heading that states its trust level."""
 
 import re
 from typing import NamedTuple
@@ -9,25 +9,25 @@ _BADGE = re.compile(rf":(?:green|blue|orange|gray)-badge\[:material/\w+: ({'|'.j
 
 
 class Badge(NamedTuple):
-    """A level of trust and its reason."""
+    """A trust level and its reason."""
 
     level: str
     reason: str
 
 
 def page_badges(app):
-    """The badges of a page that are in sight."""
+    """Return the visible badges of a page."""
     matches = [_BADGE.fullmatch(leaf.value) for leaf in _leaves(app.main) if leaf.type == "markdown"]
     return [Badge(*match.groups()) for match in matches if match]
 
 
 def badges(app):
-    """What the heading of each plot of a page says on hover, in their order. Fails where a plot has none."""
+    """Return what the heading of each plot of a page shows on hover, in order; fail if a plot has none."""
     return [_at(blocks) for blocks in _plots([app.main])]
 
 
 def _plots(blocks):
-    """The blocks around each plot, the outermost first."""
+    """Return the blocks around each plot, the outermost first."""
     for child in blocks[-1].children.values():
         if child.type == "plotly_chart":
             yield blocks

@@ -1,4 +1,4 @@
-"""A real browser against a real server on loopback: fixtures, and what tests of pages wait for and look at."""
+"""A real browser and a real server on loopback: fixtures, and what tests of pages wait for and check."""
 
 import os
 import re
@@ -32,9 +32,9 @@ QUIET = [
     # nothing but loopback may be reached: a page that needs more would hang here, and fail
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
-PATIENCE = 150_000  # ms; what takes a second takes a minute on a machine that does twenty things at once
-POLL = 100  # ms; to look at every frame has the browser draw as many as it can
-# Nothing that moves while a page is made: without a GPU each frame of it is drawn on the cores that make the page.
+PATIENCE = 150_000  # ms: what takes a second takes a minute on a busy machine
+POLL = 100  # ms: checking at every frame would make the browser draw as many frames as it can
+# No animations while a page is made: without a GPU each frame is drawn on the cores that make the page.
 STILL = """const still = new CSSStyleSheet()
 still.replaceSync('*, ::before, ::after { animation-duration: 0s !important; animation-iteration-count: 1 !important }')
 document.adoptedStyleSheets = [still]"""
@@ -55,7 +55,7 @@ def server_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dashboard(
     runs: Path, elsewhere: Path, end: Callable[[subprocess.Popen[bytes]], None] = subprocess.Popen.terminate
 ) -> Iterator[str]:
-    """The dashboard over `runs`, started from `elsewhere` through its command, and ended by `end`; its address."""
+    """Start the dashboard over `runs` from the folder `elsewhere`, through its command; yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -90,7 +90,7 @@ def dashboard(
 
 @contextmanager
 def chromium(playwright: Any) -> Iterator[Any]:
-    """A browser that reaches nothing but loopback."""
+    """Start a browser that reaches nothing but loopback."""
     browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
     yield browser
     browser.close()
@@ -98,14 +98,14 @@ def chromium(playwright: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, server_runs: Path) -> Iterator[str]:
-    """The dashboard's address: one server for all files. What a test leaves there may be the newest for the next."""
+    """The address of a dashboard that all test files share; one test's results may be the newest for the next."""
     with dashboard(server_runs, tmp_path_factory.mktemp("elsewhere")) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
 def window(server: str) -> Iterator[Any]:
-    """One browser, started once. Its tabs share a process, which keeps what it compiled: most of a page's time."""
+    """A browser that all tests share. Its tabs share a process, which keeps compiled code: most of a page's time."""
     api = pytest.importorskip("playwright.sync_api")
     assert shutil.which(str(CHROMIUM))
     with api.sync_playwright() as playwright, chromium(playwright) as browser:
@@ -118,20 +118,20 @@ def window(server: str) -> Iterator[Any]:
 
 @pytest.fixture
 def page(window: Any) -> Iterator[Any]:
-    """A tab."""
+    """A new tab."""
     with closing(window.new_page()) as tab:
         yield tab
 
 
 def without_plots(page: Any) -> Any:
-    """The tab; its plots stay empty, since they take most of a page's time: for tests of the rest."""
+    """A tab whose plots stay empty, for tests of other things: plots take most of a page's time."""
     empty = {"content_type": "text/javascript", "body": "export default () => null"}
     page.route("**/PlotlyChart.*.js", lambda route: route.fulfill(**empty))
     return page
 
 
 def in_scheme(page: Any, scheme: str) -> None:
-    """Turn the page to the light or the dark theme, as the system does; the background says that it is there."""
+    """Switch the page to the light or dark theme, as the system does, and wait for its background."""
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function(
         "wanted => getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor === wanted",
@@ -151,7 +151,7 @@ def settle(page: Any, plots: int = 0) -> None:
 
 
 def drawn(page: Any, least: int) -> None:
-    """No exception on the page, and marks in its plots: points, bars and lines. The last plot may still be drawing."""
+    """Assert that the page shows no exception and has marks in its plots; the last plot may still be drawing."""
     page.wait_for_function(
         """n => document.querySelectorAll(
             '[data-testid=stPlotlyChart] :is(path.point, .points path, path.js-line)').length >= n""",
@@ -163,6 +163,6 @@ def drawn(page: Any, least: int) -> None:
 
 
 def fits(page: Any, width: int) -> None:
-    """The page is no wider than a window of this width."""
+    """Assert that the page is no wider than a window of this width."""
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth", polling=POLL)

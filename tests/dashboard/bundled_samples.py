@@ -44,7 +44,7 @@ _OF_CALIBRATION = ("calibration.json", "steps.parquet")
 
 
 def comparison_request() -> CompareRequest:
-    """What the Policy lab asks before anything is changed."""
+    """Return what the Policy lab asks before any setting is changed."""
     a, b = (Side(settings={"policy": lab_inputs.POLICY[side]}) for side in "ab")
     return CompareRequest(
         a=a,
@@ -57,7 +57,7 @@ def comparison_request() -> CompareRequest:
 
 
 def recordings_request() -> CompareRecordingsRequest:
-    """What the Policy lab asks of the bundled recordings before anything is changed."""
+    """Return what the Policy lab asks about the bundled recordings before any setting is changed."""
     a, b = bundled_pair().values()
     timing = Timing(calibration=str((DEMO / "calibration").resolve()))
     return CompareRecordingsRequest(
@@ -66,13 +66,13 @@ def recordings_request() -> CompareRecordingsRequest:
 
 
 def recordings_on_vllm_request() -> CompareRecordingsRequest:
-    """What the Policy lab asks of the same change on vLLM."""
+    """Return what the Policy lab asks about the same change on vLLM."""
     a, b = bundled_pair_on_vllm().values()
     return CompareRecordingsRequest(a=a.resolve(), b=b.resolve(), stamps=(0, 0), bounds=lab_inputs.BOUNDS)
 
 
 def _simulate_sample() -> None:
-    """Bursty chat traffic on an H100."""
+    """Simulate bursty chat traffic on an H100."""
     from planning.priced_scenario import price_scenario
     from planning.simulation import recorded
     from serving.deployments.config import Deployment
@@ -143,7 +143,7 @@ def _copy(recording: Recording, out: Path, workload: Workload | None = None) -> 
         writer.add_requests(recording.requests.to_pydict())
         writer.add_steps(recording.table("steps", [column.name for column in STEPS]).to_pydict())
         writer.close(recording.run["status"], recording.run["duration_ns"])
-    (out / COLUMNS_FILE).unlink()  # which is the same of every recording
+    (out / COLUMNS_FILE).unlink()  # which is the same for every recording
 
 
 if __name__ == "__main__":

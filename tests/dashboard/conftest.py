@@ -26,7 +26,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_scan_for_components():
-    """Streamlit looks through all installed packages for every AppTest, which is most of its time; here once."""
+    """Scan the installed packages for components once, which Streamlit does for every AppTest, at most of its cost."""
     if "streamlit" in sys.modules:
         from streamlit.components.v2 import manifest_scanner
 
@@ -35,7 +35,7 @@ def one_scan_for_components():
 
 @pytest.fixture(autouse=True)
 def main_module():
-    """AppTest leaves its script as `__main__`, which processes that a later test spawns would run."""
+    """Restore `__main__`, which AppTest sets to its script, and which processes of later tests would run."""
     before = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = before
@@ -43,7 +43,7 @@ def main_module():
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Jobs that the pages start, which then are not."""
+    """Collect the jobs that pages would start, without starting them."""
     jobs: list[Job] = []
     monkeypatch.setattr(Job, "start", lambda job: jobs.append(job))
     return jobs
@@ -51,7 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 @pytest.fixture
 def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uploads are read without a process of their own, most of which is imports, and without its limits."""
+    """Read uploads in this process and without its limits: a process of its own would mostly spend time on imports."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
         upload, requests, limits = command[-3:]

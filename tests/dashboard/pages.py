@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def opened(page: str, *folders: Path, session: dict[str, Any] | None = None, **link: Any) -> AppTest:
-    """The page of this name over these folders, drawn once, as a link with these parameters opens it."""
+    """Return the page of this name over these folders, drawn once, as a link with these parameters opens it."""
     from streamlit.testing.v1 import AppTest
 
     def script(page, *folders):
@@ -34,7 +34,7 @@ def text(app: AppTest) -> str:
 
 
 def shown(app: AppTest) -> str:
-    """All its words, as they are read: nothing is escaped."""
+    """Return all words of a page as they are read, without escapes."""
     assert not app.exception
     kinds = ("info", "error", "success", "warning", "code")
     said = "\n".join(str(element.value) for kind in kinds for element in app.get(kind))

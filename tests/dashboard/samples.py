@@ -18,7 +18,7 @@ REGIMES = ("prefill", "decode", "mixed")
 
 
 def toy_run(path: Path, clock: str, seed: int, count: int = 160, noise: float = 0.0, bias: float = 1.0) -> None:
-    """A continuous-batching engine in thirty lines: same arrivals whatever the seed, which only adds noise."""
+    """Write a run of a small continuous-batching engine; arrivals are fixed, and the seed only adds noise."""
     shape, jitter = random.Random(0), random.Random(seed)
     arrival = 0
     todo: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ def _add(writer: RecordingWriter, request: dict[str, Any]) -> None:
 
 
 def report(runs: Path, disturbed: bool = False) -> dict:
-    """A report over `runs/real-*` and `runs/simulated`."""
+    """Return a report over `runs/real-*` and `runs/simulated`."""
     rows = [
         ("ttft_ms", "mean", 210.0, 203.9, -2.9, 2.4), ("ttft_ms", "p50", 143.0, 138.6, -3.1, 2.4),
         ("ttft_ms", "p90", 512.0, 531.0, 3.7, 4.9), ("ttft_ms", "p99", 931.0, 1010.0, 8.5, 5.8),
@@ -191,7 +191,7 @@ def write_report(directory: Path, content: dict) -> None:
 
 
 def write_samples(runs: Path) -> Path:
-    """A runs directory: three real repeats, a simulation of them, and a report."""
+    """Write a runs directory: three real repeats, a simulation of them, and a report."""
     runs.mkdir(parents=True, exist_ok=True)
     for i in (1, 2, 3):
         toy_run(runs / f"real-{i}", "wall", seed=i, noise=0.06)
@@ -201,13 +201,13 @@ def write_samples(runs: Path) -> Path:
 
 
 def plan_example() -> dict[str, Any]:
-    """The bundled plan: its `settings` and the `answer`."""
+    """Return the `settings` and the `answer` of the bundled plan."""
     example: dict[str, Any] = json.loads(ANSWERS.read_text(encoding="utf-8"))[0]
     return example
 
 
 def one_line(app: Any) -> str:
-    """A page's only error, as it is read: one line, and nothing that looks like a traceback."""
+    """Return a page's only error as it is read, which must be one line and look like no traceback."""
     assert not app.exception
     (error,) = app.error
     assert "\n" not in error.value and "Traceback" not in error.value

@@ -1,6 +1,6 @@
 """Takes the pictures of the README: `python -m tests.dashboard.screenshots` writes them to docs/images.
 
-Of bundled results only, so that anyone gets the same. Needs Debian's chromium, as the browser tests do.
+They show bundled results only, so that anyone gets the same pictures. It needs Debian's chromium.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Every page has one badge; every plot says on hover how far to trust it, which is what it is drawn from."""
+"""Every page has one badge, and every plot states its trust level on hover, by the data that it shows."""
 
 import shutil
 

@@ -81,7 +81,7 @@ def test_replicas_are_summed_and_idle_ones_are_at_zero():
 
 
 def value_at(rows, time):
-    """What all replicas hold at a time: of each its latest step's value, or 0 once it has idled."""
+    """Return the sum over replicas at a time: each replica's value in its latest step, or 0 while it is idle."""
     usual = float(np.median([end - start for _, start, end, _ in rows]))
     total = 0
     for replica in {row[0] for row in rows}:
@@ -228,7 +228,7 @@ def life(replica, ready_s, ended_s):
 
 
 def at_second(trace, second):
-    """What a trace of a timeline shows there."""
+    """Return the value of a timeline's trace at that second."""
     return trace.y[np.searchsorted(trace.x, second, side="right") - 1]
 
 

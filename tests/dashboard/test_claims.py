@@ -1,4 +1,4 @@
-"""The Claims page: every bundled claim is there as its file has it, and what a reader sets is what is checked."""
+"""The Claims page shows every bundled claim as its file states it, and checks what a reader sets."""
 
 import json
 from functools import partial

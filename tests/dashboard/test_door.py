@@ -1,4 +1,4 @@
-"""Who is let in to the dashboard, and under which name."""
+"""Access to the dashboard: who is let in, and under which name."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ PAGES = Path(dashboard.__file__).parent
 
 
 def asked(door, kind="http", path="/run", **headers):
-    """What the door sends back; of what it lets in, 200 or an open WebSocket."""
+    """Return what the door answers; if it lets the request in, that is 200 or an open WebSocket."""
     sent = []
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
 

@@ -1,4 +1,4 @@
-"""Back and forward in a real browser: one change by a person is one step, and every step is the page as it was."""
+"""Back and forward in a real browser: one change by a person is one step back to the page as it was."""
 
 from urllib.parse import quote
 
@@ -21,12 +21,12 @@ def idle(page):
 
 
 def address(page):
-    """What the browser has; Playwright's own `page.url` learns of it a moment later."""
+    """Return the browser's own address; Playwright's `page.url` follows a moment later."""
     return page.evaluate("location.href")
 
 
 def rate(page, wanted=None):
-    """The rate that the page shows, once it shows `wanted`."""
+    """Return the rate that the page shows, once it is `wanted`."""
     field = page.get_by_role("spinbutton", name="Peak req/s")
     field.wait_for()
     if wanted is not None:

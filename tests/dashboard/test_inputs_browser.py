@@ -19,7 +19,7 @@ def idle(page):
 
 
 def inputs(page):
-    """What every input shows, by its label; also of those in closed expanders."""
+    """Return what every input shows, by label, closed expanders included."""
     return page.evaluate(
         """() => [...document.querySelectorAll('[data-testid=stMain] input, [data-testid=stSidebar] input')]
             .map(input => [input.ariaLabel ?? '', input.value])"""
@@ -27,7 +27,7 @@ def inputs(page):
 
 
 def losing_a_drawing(page, label):
-    """Have the first drawing of `label` get lost with all after it, as Streamlit drops what a quicker run overtakes."""
+    """Lose the first drawing of `label` and all after it, as Streamlit drops a drawing that a quicker run overtakes."""
     from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
     lost = []

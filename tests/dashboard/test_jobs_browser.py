@@ -20,7 +20,7 @@ ANSWER = "Why not fewer?"
 
 @pytest.fixture
 def new_leaders(server_runs):
-    """A function that gives the processes of the jobs that the test starts; none of them outlives it."""
+    """A function that returns the processes of the jobs that the test starts; none of them outlives it."""
     before = set(server_runs.glob("jobs/*/process.json"))
 
     def leaders():

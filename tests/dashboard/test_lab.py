@@ -55,21 +55,21 @@ OWN = "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: s
 
 
 def progress(stage: str, share: float) -> None:
-    """Nobody listens."""
+    """Ignore progress."""
 
 
 lab = partial(opened, "policy_lab")
 
 
 def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:
-    """The settings of the job that the page starts."""
+    """Return the settings of the job that the page starts."""
     app.button(key="compare").click().run()
     assert not app.exception
     return started[-1].settings
 
 
 def small(**changes: Any) -> CompareRequest:
-    """A comparison of a second."""
+    """Return a comparison that takes a second."""
     usual: dict[str, Any] = {
         "a": Side(settings={"policy": "vllm", "max_num_seqs": 2}),
         "b": Side(settings={"policy": "vllm", "max_num_seqs": 8}),
@@ -82,7 +82,7 @@ def small(**changes: Any) -> CompareRequest:
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
-    """What `small` comes to, as a page reads it."""
+    """Return the answer to `small`, as a page reads it."""
     return json.loads(json.dumps(simulated(small().as_json(), QUIET, progress)))
 
 

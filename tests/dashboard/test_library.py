@@ -1,4 +1,4 @@
-"""What lies under the runs directory: all of it is seen, the newest is listed, a second look is cheap."""
+"""The runs directory: all runs are seen, the newest are listed, and a second look is cheap."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from dashboard.library import MOST, RECORDING, find
 
 
 def recording(at: Path, seconds: int = 0) -> None:
-    """A recording as far as the library looks, and all of it so many seconds after the epoch."""
+    """Write as much of a recording as the library reads, with its times set to seconds after the epoch."""
     at.mkdir(parents=True)
     (at / RECORDING).touch()
     for path in (at / RECORDING, at):
@@ -21,7 +21,7 @@ def recording(at: Path, seconds: int = 0) -> None:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """More recordings than are listed; the newest are the last by name."""
+    """Write more recordings than are listed; the newest are the last by name."""
     for number in range(MOST + 20):
         recording(tmp_path / "exp" / f"r{number:04}", number)
     recording(tmp_path / "zz_newest", 10_000)

@@ -43,7 +43,7 @@ def looked_at(page: str, runs: Path, link: dict[str, Any]) -> AppTest:
 
 
 def widgets(app: AppTest) -> dict[str, Any]:
-    """Every input that a user sees, by its label (SLO rows have a new key each time)."""
+    """Return every input that a user sees, by its label (SLO rows have a new key each time)."""
     widgets = {}
     for kind in _KINDS:
         for at, widget in enumerate(app.get(kind)):
@@ -56,7 +56,7 @@ def values(app: AppTest) -> dict[str, Any]:
 
 
 def change(widget: Any) -> None:
-    """Give it a value that it has not, and may have."""
+    """Set an input to another valid value."""
     kind, value = widget.type, widget.value
     if kind == "selectbox":
         others = [at for at, option in enumerate(widget.options) if at != widget.index and option not in _ASK_FOR_MORE]
@@ -80,7 +80,7 @@ def change(widget: Any) -> None:
 
 
 def beginning(widget: Any) -> Any:
-    """What the browser shows in a widget that it has not had before."""
+    """Return what the browser shows in a widget that is new to it."""
     said = widget.proto.default
     if widget.type == "selectbox":
         return widget.options[said]
@@ -90,7 +90,7 @@ def beginning(widget: Any) -> Any:
 
 
 def value_of(widget: Any) -> Any:
-    """What the page took from it, as its widget shows it."""
+    """Return the value that the page took from a widget, as the widget shows it."""
     if widget.type == "selectbox":
         return widget.options[widget.index]
     if widget.type == "multiselect":

@@ -68,7 +68,7 @@ def test_a_server_that_cannot_be_asked_is_one_line(url: str) -> None:
 
 
 class Odd(BaseHTTPRequestHandler):
-    """Answers like another kind of server; a stream of it breaks off."""
+    """A server that answers like another kind of server, and whose stream breaks off."""
 
     def do_GET(self) -> None:
         self.send_response(200)

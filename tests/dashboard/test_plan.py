@@ -58,7 +58,7 @@ _RATIOS = ",".join(f"{prefill}:{decode}" for prefill in range(1, 9) for decode i
 
 @pytest.fixture
 def sleeper():
-    """Has a process be at a job that does nothing, and that a test may end, with a group of its own."""
+    """Start a process for a job that does nothing, in its own process group, which a test may end."""
     processes = []
 
     def sleep(job: Job) -> subprocess.Popen:
@@ -80,14 +80,14 @@ plan = partial(opened, "plan")
 
 
 def asked(app: AppTest, started: list[Job]) -> dict[str, Any]:
-    """The settings of the job that the page starts."""
+    """Return the settings of the job that the page starts."""
     app.button(key="find").click().run()
     assert not app.exception
     return started[-1].settings
 
 
 def unanswered(runs: Path, rate: str = "7") -> Job:
-    """The job that the page opened with this rate asks for."""
+    """Return the job that the page asks for if it is opened with this rate."""
     request = plan_request()
     traffic = next(iter(shapes().values())).traffic(float(rate))
     return Job(runs / "jobs", PLAN, request.model_copy(update={"traffic": traffic}).as_json())
@@ -551,7 +551,7 @@ def test_a_curve_ends_at_the_highest_rate_within_the_slos_and_says_its_units() -
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The ids of all requests that are synthesised."""
+    """Collect the ids of all requests that are synthesised."""
     ids: list[int] = []
     whole = synth.synthesise
 

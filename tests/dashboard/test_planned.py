@@ -1,4 +1,4 @@
-"""What was planned goes along: to the Policy lab, to a run of the fleet, to a claim, and in a link."""
+"""A plan's settings are taken to the Policy lab, to a run of the fleet, to a claim, and into a link."""
 
 from hashlib import sha256
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a query of the dashboard may do, and everything else that it may not."""
+"""Queries of the dashboard: what they may do, and what they must not."""
 
 import pyarrow as pa
 import pytest

@@ -55,7 +55,7 @@ SPEC = {
 
 @pytest.fixture(scope="module")
 def timed(samples):
-    """Beside them, one that the kernel tables of an H100 timed, simulated by the command."""
+    """Add a run that the kernel tables of an H100 timed, simulated by the command."""
     from tokentwin.cli import cli
 
     trace = samples.parent / "trace.parquet"

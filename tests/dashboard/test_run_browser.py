@@ -12,7 +12,7 @@ pytestmark = NEEDED
 
 @pytest.fixture(scope="module")
 def timed(server_runs, tmp_path_factory):
-    """A run that kernel tables timed, among those of the server; its name."""
+    """Add a run that kernel tables timed to the server's runs; return its name."""
     from click.testing import CliRunner
 
     from tokentwin.cli import cli

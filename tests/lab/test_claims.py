@@ -1,4 +1,4 @@
-"""Claims: planted truths are told as such, every bundled file is an experiment, and the page says what was found."""
+"""Claims: planted truths are found, every bundled file is a valid experiment, and the page shows the results."""
 
 import json
 import math

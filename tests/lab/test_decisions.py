@@ -1,4 +1,4 @@
-"""Rung 7: planted truths, which questions are asked, what a choice is worth, and the command."""
+"""Rung 7: planted truths, the questions that are asked, the utility of choices, and the command."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ from tokentwin.commands.validate import validate
 def option(
     requests: int, tpot: float, predicted: float | None = None, spread: float = 1.0, gpus: int = 1, gpu: str = "H100"
 ) -> Configuration:
-    """So many requests in flight at a TPOT, which was predicted otherwise, to a factor of `spread`."""
+    """Return an option with so many requests in flight and this TPOT, predicted to within a factor of `spread`."""
     centre = tpot if predicted is None else predicted
     low, blind, high = (Times(100.0 * factor, centre * factor) for factor in (1 / spread, 1.0, spread))
     truth = Times(100.0, tpot)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 
 
 def small() -> Checked:
-    """float32, of one layer."""
+    """Return a float32 model of one layer."""
     first = checked("cpu", dry_run=True)[0]
     return first._replace(spec=first.spec.model_copy(update={"num_layers": 1}))
 
@@ -37,7 +37,7 @@ def test_the_engine_holds_and_everything_that_should_happens() -> None:
 
 
 def neighbours_seat(patch: pytest.MonkeyPatch) -> None:
-    """A token that the host has not seen is read from the seat beside the request's."""
+    """Read a token that the host has not seen from the seat beside the request's."""
     inputs = TokenSequence.inputs
     patch.setattr(
         TokenSequence, "inputs", lambda self, start, count, seat, *drafts: inputs(self, start, count, seat ^ 1, *drafts)
@@ -45,7 +45,7 @@ def neighbours_seat(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_graph(patch: pytest.MonkeyPatch) -> None:
-    """What a graph gave the second time is what it gives from then on."""
+    """Make a graph repeat the result of its second replay for ever."""
 
     def capture(self: CpuDevice, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         given: list[torch.Tensor] = []
@@ -61,7 +61,7 @@ def stale_graph(patch: pytest.MonkeyPatch) -> None:
 
 
 def swapped_tokens(patch: pytest.MonkeyPatch) -> None:
-    """Two requests of a step get each other's tokens."""
+    """Give two requests of a step each other's tokens."""
     launch = Engine.launch
 
     def launched(self: Engine) -> Any:
@@ -75,7 +75,7 @@ def swapped_tokens(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_block(patch: pytest.MonkeyPatch) -> None:
-    """A block table that is not filled anew when its seat is taken by another."""
+    """Keep an old block table when another request takes its seat."""
 
     def follow(self: Seating, plan: Any) -> None:
         for request in plan.preempted:

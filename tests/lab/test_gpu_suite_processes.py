@@ -35,7 +35,7 @@ def aborting(work: Work) -> None:
 
 
 def hanging(work: Work) -> None:
-    """It does not hear SIGTERM, and has a process of its own."""
+    """A phase that ignores SIGTERM, and has a child process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     work.results.set("child", child.pid)

@@ -28,7 +28,7 @@ def runs(tmp_path_factory) -> dict[str, list[pa.Table]]:
 
 
 def errors(runs: dict[str, list[pa.Table]], knees: bool) -> dict[str, tuple[float, float]]:
-    """Return of each scenario, predicted from the others, the error of its total time and of its usual mixed step."""
+    """Return errors of the total time and the usual mixed step of each scenario, predicted from the others."""
     steps = MeasuredSteps([table for tables in runs.values() for table in tables], knees=knees)
     scenario = np.repeat(list(runs), [sum(table.num_rows for table in tables) for tables in runs.values()])
     made = {}

@@ -1,4 +1,4 @@
-"""LLMServingSim's kernel profiles: what is read, what a few shapes are worth, and how near a whole table they are."""
+"""LLMServingSim's kernel profiles: what is read, the value of a few shapes, and errors against whole tables."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `lab/benchmarks/peers.py` asks of other simulators, as far as it can be known without them."""
+"""The inputs that `lab/benchmarks/peers.py` gives other simulators, as far as they can be checked without these."""
 
 import sys
 

@@ -23,7 +23,7 @@ def read(data: Path, **settings: Any) -> list[MeasuredRun]:
 
 
 def ideal_hit_share(run: MeasuredRun) -> float:
-    """Share of the prompt tokens in whole segments that an earlier prompt began with, too."""
+    """Return the share of prompt tokens in whole segments with which an earlier prompt began, too."""
     seen: set[str] = set()
     hits = total = 0
     for request in run.workload.requests:

@@ -23,12 +23,12 @@ ROOMY = {"num_blocks": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 512, 
 
 
 def arrivals(count: int, rate: float, seed: int = 1) -> list[int]:
-    """Poisson."""
+    """Return Poisson arrivals."""
     return np.cumsum(np.random.default_rng(seed).exponential(S / rate, count)).astype(int).tolist()
 
 
 def requests(at: list[int], prompt: int, output: int, seed: int = 2) -> Workload:
-    """Prompts and outputs uniform within half of their mean."""
+    """Return requests with prompts and outputs uniform within half of their mean."""
     rng = np.random.default_rng(seed)
     sizes = [rng.integers(n - n // 2, n + n // 2 + 1, len(at)).tolist() for n in (prompt, output)]
     made = [WorkloadRequest(i, t, (("", p),), o) for i, (t, p, o) in enumerate(zip(at, *sizes, strict=True))]
@@ -50,20 +50,20 @@ def prefill_bound() -> PricedScenario:
 
 
 def cpu_bound() -> PricedScenario:
-    """The CPU takes longer than the step."""
+    """The CPU takes longer for a step than the device."""
     cost = TokenCost(4 * MS, 10_000, 0, plan_ns=12 * MS)
     return PricedScenario(requests(arrivals(300, 5), 60, 80), Deployment(scheduler=SchedulerConfig(**ROOMY)), cost)
 
 
 def overloaded() -> PricedScenario:
-    """Half as many again as it can serve, most of it decoding."""
+    """The load is 1.5 times what the engine can serve, most of it decoding."""
     scheduler = SchedulerConfig(**ROOMY | {"max_num_seqs": 256})
     cost = TokenCost(1 * MS, 1_000_000, 0)
     return PricedScenario(requests(arrivals(500, 13), 20, 100), Deployment(scheduler=scheduler), cost)
 
 
 def bursty() -> PricedScenario:
-    """Forty at once every ten seconds, at a tenth of what it could serve."""
+    """Forty requests come at once every ten seconds, at a tenth of what the engine could serve."""
     at = [10 * S * burst + 1000 * i for burst in range(12) for i in range(40)]
     cost = TokenCost(2 * MS, 400_000, 0)
     return PricedScenario(requests(at, 100, 20), Deployment(scheduler=SchedulerConfig(**ROOMY)), cost)
@@ -78,7 +78,7 @@ def few_places() -> PricedScenario:
 
 
 def evicted_prefixes() -> PricedScenario:
-    """Long system prompts in turn, more than memory keeps."""
+    """Long system prompts come in turn, more than memory keeps."""
     made = [WorkloadRequest(i, t, ((f"sys{i % 12}", 960), ("", 20)), 10) for i, t in enumerate(arrivals(600, 6.5))]
     scheduler = SchedulerConfig(**ROOMY | {"num_blocks": 400})
     cost = TokenCost(2 * MS, 120_000, 0)
@@ -86,7 +86,7 @@ def evicted_prefixes() -> PricedScenario:
 
 
 def uneven_routing() -> PricedScenario:
-    """Every other request is long, and round robin sends all of those to the same of two replicas."""
+    """Every other request is long, and round robin sends all of them to the same one of two replicas."""
     sizes = [(10, 120), (10, 4)]
     made = [WorkloadRequest(i, t, (("", sizes[i % 2][0]),), sizes[i % 2][1]) for i, t in enumerate(arrivals(400, 17))]
     cost = TokenCost(2 * MS, 1_000_000, 0)

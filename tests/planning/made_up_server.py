@@ -1,4 +1,4 @@
-"""A server that answers as a test wants, for what talks to servers."""
+"""A server with the answers that a test gives it, for clients of servers."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ from aiohttp import web
 
 @contextmanager
 def made_up(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Iterator[str]:
-    """The URL of a server whose completions and chats are `answer`, and whose one model is `m`."""
+    """Run a server whose completions and chats are `answer`, and whose only model is `m`; yield its URL."""
     started, stopped, urls = threading.Event(), asyncio.Event(), []
     loop = asyncio.new_event_loop()
 

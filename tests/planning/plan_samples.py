@@ -17,11 +17,11 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 
 SCHEDULER = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=2048, num_blocks=600)
-SPEEDS = {"slow": 1.0, "fast": 2.5, "snail": 0.1}  # how many times as fast as the slow one
+SPEEDS = {"slow": 1.0, "fast": 2.5, "snail": 0.1}  # speed relative to the slow engine
 
 
 class Steps(TokenCost):
-    """20 ms a step and 0.1 ms a token at speed 1, all of it 20 % uncertain, or by an `interval`."""
+    """Step times of 20 ms a step and 0.1 ms a token at speed 1, all 20 % uncertain, or with an `interval`."""
 
     def __init__(self, speed: float, interval: tuple[float, float] | None = (0.8, 1.2)) -> None:
         super().__init__(round(2e7 / speed), round(1e5 / speed), round(1e3 / speed))
@@ -72,12 +72,12 @@ def question(*slos: str, workload: Workload | None = None) -> Question:
 
 
 def fewest(query: Question, of: Engine, most: int) -> int | None:
-    """By trying every number of replicas, from one up."""
+    """Return the smallest number of replicas that holds, by trying every number from one up."""
     return next((n for n in range(1, most + 1) if try_fleet(query, of, n, to_the_end=True).met), None)
 
 
 def cheapest(query: Question, engines: Sequence[Engine], most: int, spares: int = 0) -> tuple[float, str, int] | None:
-    """Price, engine and replicas, by trying everything."""
+    """Return price, engine and replicas of the cheapest fleet, by trying everything."""
     found = [(of, fewest(query, of, most)) for of in engines]
     offers = [((n + spares) * of.usd_per_hour, of.name, n) for of, n in found if n is not None]
     return min(offers, default=None)

@@ -1,7 +1,7 @@
-"""Deployments made ill on purpose, for the diagnosis to find: a healthy one, drawn at random, and one thing done to it.
+"""Deployments with a planted fault ("illness") for the diagnosis to find: a random healthy one, and one change to it.
 
-How ill each is follows from no diagnosis: the load is a share of what the healthy one can do, and the illness makes the
-p99 of some latency half as long again, or loses a tenth of the requests; else another is drawn.
+The severity does not depend on the diagnosis. The load is a share of what the healthy deployment can serve, and the
+fault raises some p99 latency by half or loses a tenth of the requests; otherwise another deployment is drawn.
 """
 
 from collections.abc import Callable
@@ -39,8 +39,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Illness:
-    """What is wrong, the layer it is in, the lifts that take it away, the symptom that it shows, and the deployment
-    without and with it."""
+    """A planted fault: its kind, layer, lifts that remove it, symptom, and the deployment without and with it."""
 
     kind: str
     layer: str
@@ -52,7 +51,7 @@ class Illness:
 
 @dataclass(frozen=True)
 class Case:
-    """A healthy deployment: what serves, on what, with which requests (their mean lengths), at which load."""
+    """A healthy deployment: engine, GPUs, requests (by mean lengths) and load."""
 
     model: str = "Llama-3.1-8B"
     gpu: str = "H100"
@@ -65,7 +64,7 @@ class Case:
     settings: dict[str, Any] | None = None
 
     def scenario(self, rng: Rng, rate: float | None = None, **changes: Any) -> PricedScenario:
-        """At `load` of what it can do, or at `rate` requests a second; with further settings of the deployment."""
+        """Return a scenario at `load` of its capacity, or at `rate` requests a second, with further settings."""
         base: dict[str, Any] = {
             "model": self.model,
             "device": "cuda",
@@ -85,7 +84,7 @@ class Case:
         return at_rate(made, rate)
 
     def _traffic(self, rng: Rng) -> Workload:
-        """A second apart; prefixes of `shared` tokens are of twelve kinds, in turn."""
+        """Return requests a second apart; prefixes of `shared` tokens are of twelve kinds, in turn."""
         prompts = np.clip(rng.lognormal(np.log(self.prompt), 0.4, self.requests), 4, 6000).astype(int).tolist()
         outputs = np.clip(rng.lognormal(np.log(self.output), 0.4, self.requests), 2, 1500).astype(int).tolist()
         gaps = np.cumsum(rng.exponential(S, self.requests)).astype(int).tolist()
@@ -97,7 +96,7 @@ class Case:
 
 
 def at_rate(scenario: PricedScenario, rate: float) -> PricedScenario:
-    """With arrivals so many times as close together: of those a second apart on average, `rate` a second."""
+    """Return the scenario at `rate` requests a second, given arrivals that are a second apart on average."""
     requests = [replace(r, arrival_ns=int(r.arrival_ns / rate)) for r in scenario.workload.requests]
     return replace(scenario, workload=replace(scenario.workload, requests=requests))
 
@@ -120,7 +119,7 @@ def _one_gpu(rng: Rng, **more: Any) -> Case:
 
 
 def _ill(rng: Rng, case: Case, **changes: Any) -> tuple[PricedScenario, PricedScenario]:
-    """The healthy one, and the same requests at the same rate with other settings."""
+    """Return an illness: the healthy deployment, and the same requests at the same rate with other settings."""
     seed = int(rng.integers(1 << 30))
     healthy = case.scenario(np.random.default_rng(seed))
     ill = case.scenario(np.random.default_rng(seed), rate_of(healthy), **changes)
@@ -172,7 +171,7 @@ def uneven_routing(rng: Rng) -> Any:
 
 
 def admission(rng: Rng) -> Any:
-    """Queues of one or two are turned away, though the engine would have got to them."""
+    """Queues are limited to one or two requests, though the engine would have served more."""
     case = _one_gpu(rng, load=float(rng.uniform(0.5, 0.7)))
     limits = {"max_queued_per_replica": 1, "queue_timeout_s": float(rng.uniform(0.005, 0.02))}
     return _ill(rng, case, fleet={"admission": limits})
@@ -200,7 +199,7 @@ def failures(rng: Rng) -> Any:
 
 
 def heavy_prompts(rng: Rng) -> Any:
-    """Prompts are many times as long as they were, and answers short."""
+    """Prompts are much longer than in the healthy deployment, and answers short."""
     case = _one_gpu(rng, prompt=200, output=10, requests=200)
     healthy = case.scenario(rng)
     longer = int(rng.integers(8, 16))
@@ -211,7 +210,7 @@ def heavy_prompts(rng: Rng) -> Any:
 
 
 def at_unit(scenario: PricedScenario) -> PricedScenario:
-    """With arrivals a second apart on average."""
+    """Return the requests with arrivals a second apart on average."""
     return at_rate(scenario, 1 / rate_of(scenario))
 
 
@@ -221,7 +220,7 @@ def heavy_weights(rng: Rng) -> Any:
 
 
 def _heavy(rng: Rng, least: float, most: float) -> Any:
-    """At a load between these."""
+    """Return an illness of a large model at a load between these bounds."""
     gpu = _any(rng, "H200", "B200", "MI300X")
     healthy = Case("Llama-3.1-8B", gpu, 60, int(rng.integers(100, 200)), 60, 0.02).scenario(rng)
     heavy = _any(rng, "Qwen3-32B", "Qwen2.5-32B", "Llama-3.1-70B")
@@ -257,7 +256,7 @@ def _staged(rng: Rng, case: Case, stages: int) -> Any:
 
 
 def bubbles_between_tokens(rng: Rng) -> Any:
-    """The same with more to do, so that it is the gaps between tokens that show it."""
+    """The same deployment has more to do, so that gaps between tokens show the fault."""
     case = Case(_any(rng, "Llama-3.1-70B", "Qwen2.5-72B"), "H100", int(rng.integers(800, 2000)), 200, load=0.25)
     return _staged(rng, case, _any(rng, 4, 8))
 
@@ -305,7 +304,7 @@ def long_contexts(rng: Rng) -> Any:
 
 
 def at_once(scenario: PricedScenario) -> PricedScenario:
-    """All requests within a millisecond."""
+    """Let all requests come within a millisecond."""
     requests = [replace(r, arrival_ns=r.id * 1000) for r in scenario.workload.requests]
     return replace(scenario, workload=replace(scenario.workload, requests=requests))
 
@@ -341,20 +340,20 @@ def slow_front_door(rng: Rng) -> Any:
 
 
 def overload(rng: Rng) -> Any:
-    """Half as many requests again as one replica can serve."""
+    """The load is 1.5 times what one replica can serve."""
     healthy = _one_gpu(rng, load=0.5).scenario(rng)
     return healthy, at_rate(healthy, float(rng.uniform(2.8, 3.4)))
 
 
 def giving_up(rng: Rng) -> Any:
-    """Few requests run at once, and users leave who wait for their first token."""
+    """Few requests run at once, and users who wait for their first token leave."""
     patience = {"mean_s": float(rng.uniform(1, 3)), "until": "first-token"}
     case = _one_gpu(rng, settings={"fleet": {"admission": {"patience": patience}}})
     return _ill(rng, case, scheduler={"max_num_seqs": int(rng.integers(1, 4))})
 
 
 def rare_bursts(rng: Rng) -> Any:
-    """A calm stream of requests, and once in a while many at once."""
+    """A calm stream of requests has rare bursts of many at once."""
     case = _one_gpu(rng, load=float(rng.uniform(0.1, 0.2)), requests=400, prompt=int(rng.integers(800, 1500)))
     healthy = case.scenario(rng)
     requests, burst = list(healthy.workload.requests), int(rng.integers(25, 35))
@@ -365,19 +364,19 @@ def rare_bursts(rng: Rng) -> Any:
 
 
 def few_users(rng: Rng) -> Any:
-    """The same large model with hardly anything to do."""
+    """The large model has hardly anything to do."""
     return _heavy(rng, 0.005, 0.015)
 
 
 def needless_gpus(rng: Rng) -> Any:
-    """A small model on so many devices over PCIe that they mostly wait for one another."""
+    """A small model runs on so many devices over PCIe that they mostly wait for one another."""
     model, tp = _any(rng, ("Llama-3.2-1B", 8), ("Qwen3-0.6B", 8), ("Llama-3.2-3B", 8))
     case = Case(model, "L40S", int(rng.integers(200, 600)), 100, load=0.5)
     return _ill(rng, case, tensor_parallel_size=tp)
 
 
 def reserved_kv(rng: Rng) -> Any:
-    """Each request gets memory for the longest one there could be."""
+    """Each request reserves memory for the longest possible one."""
     case = _one_gpu(rng, prompt=int(rng.integers(100, 300)), load=float(rng.uniform(0.4, 0.6)))
     plain = {"num_blocks": int(rng.integers(2000, 3500)), "max_model_len": 7600, "enable_prefix_caching": False}
     return _ill(rng, replace(case, settings={"scheduler": plain}), scheduler={"kv_reservation": "max_model_len"})
@@ -405,18 +404,18 @@ def slow_tiers(rng: Rng) -> Any:
 
 
 def static_batches(rng: Rng) -> Any:
-    """Nobody joins a batch that has begun."""
+    """No request joins a batch that has begun."""
     return _ill(rng, _one_gpu(rng), policy="static", scheduler={"max_num_seqs": _any(rng, 32, 64)})
 
 
 def prompts_first(rng: Rng) -> Any:
-    """Long prompts, and nobody decodes while one is there."""
+    """Prompts are long, and nobody decodes while one is there."""
     case = _one_gpu(rng, prompt=int(rng.integers(2000, 3500)), load=float(rng.uniform(0.5, 0.7)))
     return _ill(rng, case, policy="prefill-first")
 
 
 def low_threshold(rng: Rng) -> Any:
-    """Steps have room for whole prompts, of which they take a few tokens."""
+    """Steps have room for whole prompts, but take only a few tokens of each."""
     case = _one_gpu(rng, prompt=int(rng.integers(1200, 2500)), load=float(rng.uniform(0.3, 0.5)))
     case = replace(case, settings={"scheduler": {"max_num_batched_tokens": 8192}})
     return _ill(rng, case, scheduler={"long_prefill_token_threshold": int(rng.integers(32, 96))})
@@ -432,7 +431,7 @@ def rejected_drafts(rng: Rng) -> Any:
 
 
 def unfused(rng: Rng) -> Any:
-    """As in plain PyTorch: attention's scores in memory, norms and activations op by op."""
+    """Kernels are not fused, as in plain PyTorch: attention's scores are in memory, norms and activations op by op."""
     case = _one_gpu(rng, prompt=int(rng.integers(3500, 5500)), output=20, load=float(rng.uniform(0.4, 0.6)))
     return _ill(rng, case, attention="unfused", fusion=False)
 
@@ -475,7 +474,7 @@ def hot_spot(rng: Rng) -> Any:
 
 
 def short_limit(rng: Rng) -> Any:
-    """Requests are longer than somebody thought."""
+    """Requests are longer than the limit that was set."""
     case = _one_gpu(rng)
     return _ill(rng, case, scheduler={"max_model_len": int((case.prompt + case.output) * rng.uniform(1.0, 1.4))})
 
@@ -535,11 +534,11 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
 }
 
 
-SEEDS = 2 * len(PLANTED)  # that make the table of lab/results/comparisons.md
+SEEDS = 2 * len(PLANTED)  # number of seeds for the table of lab/results/comparisons.md
 
 
 def planted(kind: str, seed: int) -> Illness:
-    """An illness of a kind, drawn until it makes the deployment clearly worse."""
+    """Return an illness of a kind, drawn until it makes the deployment clearly worse."""
     layer, lifts, symptom, make = PLANTED[kind]
     for attempt in range(_TRIES):
         rng = np.random.default_rng([seed, attempt, *kind.encode()])
@@ -553,7 +552,7 @@ def planted(kind: str, seed: int) -> Illness:
 
 
 def worse(healthy: PricedScenario, ill: PricedScenario) -> bool:
-    """Whether some p99 is half as high again, or a tenth of the requests is lost."""
+    """Return whether some p99 is 1.5 times as high, or a tenth of the requests is lost."""
     before, after = (RunMetrics(as_clients_saw(scenario.requests(tokens=True))) for scenario in (healthy, ill))
     if before.finished.mean() - after.finished.mean() > _LOST:
         return True
@@ -561,7 +560,7 @@ def worse(healthy: PricedScenario, ill: PricedScenario) -> bool:
 
 
 def diagnosed(illness: Illness, out: Path) -> DiagnosisDocument:
-    """As `tokentwin diagnose` does of its recording."""
+    """Return the diagnosis of a recording of the ill deployment, as `tokentwin diagnose` makes it."""
     made = illness.ill
     fleet = made.routed_fleet if made.deployment.fleet or made.router else made.fleet
     known: dict[str, Any] = {"fleet": fleet, "pools": made.pools, "tokens": True, "front_door": made.front_door}
@@ -572,5 +571,5 @@ def diagnosed(illness: Illness, out: Path) -> DiagnosisDocument:
 
 
 def kind_of(seed: int) -> str:
-    """Kinds in turn, so that each is drawn as often."""
+    """Return the kinds in turn, so that each is drawn equally often."""
     return list(PLANTED)[seed % len(PLANTED)]

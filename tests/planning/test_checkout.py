@@ -1,4 +1,4 @@
-"""Where there is no checkout, what needs the lab says so in a line, and the rest goes on."""
+"""Without a checkout, commands that need the lab report this in a line, and all others work."""
 
 import json
 from pathlib import Path

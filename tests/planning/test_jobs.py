@@ -1,4 +1,4 @@
-"""Jobs: found again by what they were asked, one process for one question, and nothing lost to a kill."""
+"""Jobs: found again by their settings, one process for each, and nothing lost when they are killed."""
 
 import errno
 import os

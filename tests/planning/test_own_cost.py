@@ -1,4 +1,4 @@
-"""A cost model of one's own: the example of the docs, and what becomes of answers that cannot be times."""
+"""A user's own cost model: the example of the docs, and results that cannot be times."""
 
 import json
 import re

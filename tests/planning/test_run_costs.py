@@ -1,4 +1,4 @@
-"""What a run costs: the GPU hours that each pool had, at its price."""
+"""The cost of a run: each pool's GPU hours at its price."""
 
 import json
 from pathlib import Path

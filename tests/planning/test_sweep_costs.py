@@ -1,4 +1,4 @@
-"""What a run of a sweep costs, and how far off its numbers may be."""
+"""The cost of a sweep's run, and the errors of its numbers."""
 
 from pathlib import Path
 from typing import Any

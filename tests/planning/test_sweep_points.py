@@ -1,4 +1,4 @@
-"""What a sweep's file comes to: which runs, known by what, in which columns."""
+"""The runs that a sweep's file defines, their identities, and their columns."""
 
 import os
 from itertools import product

@@ -13,7 +13,7 @@ from serving.errors import UserError
 
 
 def tiny(settings: dict[str, Any], out: Path, tell: Callable[[str, float], None]) -> dict[str, Any]:
-    """It says who does it, waits until it may end, and fails as it is told."""
+    """A task that says which process runs it, waits until it may end, and fails as it is asked to."""
     with (out / "starts").open("a") as starts:
         starts.write(f"{os.getpid()}\n")
     if settings.get("child"):
@@ -34,6 +34,6 @@ def tiny(settings: dict[str, Any], out: Path, tell: Callable[[str, float], None]
 
 
 def sleep(begun: Path) -> None:
-    """A task that no one waits for to end."""
+    """A task that sleeps, and that nobody waits for."""
     begun.touch()
     time.sleep(600)

@@ -1,7 +1,7 @@
-"""`python -m tests.realengine.interpreted PROFILE`: all that runs in Triton's interpreter, imported once.
+"""`python -m tests.realengine.interpreted PROFILE`: all checks that run in Triton's interpreter, imported once.
 
-PROFILE is that of the searches (tests/budget.py). The tests' own process would end with an access out of
-bounds. The name printed last is that of the check which failed.
+PROFILE is a hypothesis profile (tests/budget.py). The checks have their own process, because an access out of bounds
+ends it. The name printed last is that of the check that failed.
 """
 
 import os
@@ -36,7 +36,7 @@ from tests.realengine import (  # noqa: E402
 
 
 def suite() -> None:
-    """The checks that the GPU suite makes, on our kernels, in one dtype: the checks before had them all."""
+    """Run the GPU suite's checks on our kernels, in one dtype: the checks before cover all dtypes."""
     every = cases(torch.device("cpu"), dry_run=True)
     wanted = [case for case in every if case.dtype == torch.float32 and case.kernel != "draw"]
     rows = [row for case in wanted for row in check_case(case, "triton")]
@@ -45,7 +45,7 @@ def suite() -> None:
 
 
 def engine() -> None:
-    """The whole engine gives the same tokens as on torch, before any GPU; biases are in `quantised_engine`."""
+    """The whole engine gives the same tokens on our kernels as on torch, without a GPU (biases: `quantised_engine`)."""
     window = {"sliding_window": 9, "sliding_layers": 1, "sliding_at": (1,)}
     for model, attention, overlapped, shape in (
         ("qwen3", "triton", True, window),

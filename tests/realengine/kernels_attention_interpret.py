@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Decode rows, then prefill rows, as the engine hands them to the kernels."""
+    """Decode rows, then prefill rows, as the engine passes them to the kernels."""
 
     queries: Tensor
     keys: Tensor
@@ -83,7 +83,7 @@ def batch_of(shape: Shape, rows: list[tuple[int, int]], seed: int, padding: int 
 
 
 def attended(shape: Shape, batch: Batch, window: int = 0) -> Tensor:
-    """softmax(q K^T / sqrt(D)) V over what each token may see, in float64, from the definition."""
+    """Return softmax(q K^T / sqrt(D)) V over what each token may see, in float64, from the definition."""
     out = torch.empty(batch.queries.shape, dtype=torch.float64)
     group = shape.heads // shape.kv_heads
     for row, context in enumerate(batch.context.tolist()):
@@ -172,7 +172,7 @@ MULTIPROCESSORS = st.sampled_from((1, 3, 16, 132))
     st.booleans(),
 )
 def decode(shape: Shape, contexts: list[int], padding: int, multiprocessors: int, fixed: bool) -> None:
-    """Rows of many lengths, with padding rows, whole and in parts."""
+    """Decode rows of many lengths, with padding rows, in one part and in several."""
     batch = batch_of(shape, [(context, 1) for context in [1] * padding + contexts], len(contexts), padding)
     out = poisoned(batch, shape.dtype)
     rows = padding + len(contexts)
@@ -197,7 +197,7 @@ def prefill(
     shape: Shape, decodes: list[tuple[int, int]], chunks: list[tuple[int, int]], padding: int, multiprocessors: int,
     fixed: bool, tile: Tile,
 ) -> None:  # fmt: skip
-    """Whole prompts, chunks and drafts over past KV, after decode rows in the same batch, with tiles that are none."""
+    """Whole prompts, chunks and drafts over past KV, after decode rows in the same batch, with tiles that are empty."""
     batch = batch_of(shape, [*decodes, *chunks], len(chunks))
     first = len(decodes)
     out = poisoned(batch, shape.dtype)
@@ -221,7 +221,7 @@ def prefill(
 def windows(
     shape: Shape, contexts: list[int], chunks: list[tuple[int, int]], window: int, multiprocessors: int, fixed: bool
 ) -> None:
-    """Each query sees the last tokens of its past; steps of 64 that none of its row sees are not read."""
+    """Each query sees the last tokens of its past; steps of 64 tokens that no query of a row sees are not read."""
     batch = batch_of(shape, [*((context, 1) for context in contexts), *chunks], window)
     wanted = attended(shape, batch, window)
     for row, (context, length) in enumerate(zip(batch.context.tolist(), batch.query_len.tolist(), strict=True)):
@@ -238,7 +238,7 @@ def windows(
 @examples(0.8)
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16))
 def splits(contexts: list[int], programs: int, most: int) -> None:
-    """Every step of 64 tokens is in one part, no part is empty, none is longer than it must be, and all fit in."""
+    """Every step of 64 tokens is in one part; no part is empty or longer than it must be, and all parts fit in."""
     context = torch.tensor(contexts, dtype=torch.int32)
     alive = (context > 0).int()
     made = plan_splits(context, alive, None, len(contexts), 2, 1, 64, programs, most, 1)
@@ -264,7 +264,7 @@ def splits(contexts: list[int], programs: int, most: int) -> None:
 
 
 def one_long_row() -> None:
-    """A row of 16k tokens among 63 of 1k: no program reads more than one of the others does."""
+    """With a row of 16k tokens among 63 rows of 1k, no program reads more of the long row than a short row has."""
     context = torch.tensor([1024] * 31 + [16384] + [1024] * 32, dtype=torch.int32)
     made = attention_splits(context, torch.ones_like(context), 64, 32, 8, 128, 132, False)
     parts = {unit: parts for unit, _, parts, _ in made.items.tolist() if unit >= 0}
@@ -283,7 +283,7 @@ def a_chunk_over_past() -> None:
 
 
 def invariance() -> None:
-    """With fixed splits a row's result is the same bit for bit, alone and in any place of any batch."""
+    """With fixed splits a row's result is the same bit for bit, whether alone or at any place in any batch."""
     shape = Shape(6, 2, 64, 16, torch.float32, torch.float32)
     batch = batch_of(shape, [(140, 1), (1, 1), (77, 1), (200, 1)], seed=9)
     whole = poisoned(batch, shape.dtype)

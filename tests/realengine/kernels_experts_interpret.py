@@ -11,7 +11,7 @@ from tests.realengine.kernels_fused_interpret import BF16, F16, F32, FP8, close
 
 
 def layer(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[StoredWeight, Tensor]:
-    """Random weights stored as `kind` says, and what they stand for, from the definition, in float64."""
+    """Return random weights stored as `kind` says, and the float64 weights that they stand for, by definition."""
     if kind == "floats":
         weight = torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype)
         return weight, weight.double()
@@ -32,7 +32,7 @@ def layer(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Sto
 
 
 def experts() -> None:
-    """Sizes that no tile divides, experts without tokens, with many, of another rank; every way to store weights."""
+    """Sizes that no tile divides; experts with no tokens, with many, or of another rank; every way to store weights."""
     torch.manual_seed(0)
     ops = TritonOps(RANDOM["mixtral"])
     for tokens, topk, count, own, hidden, inner, dtype, kind in [

@@ -10,7 +10,7 @@ from realengine.kernels.sampling import argmax, draw, token_mask
 from realengine.models.linear import round_to_fp8
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
-# Of the error, in norm and at worst. The interpreter truncates to bf16, where a GPU rounds.
+# Limits of the error, in norm and at worst. The interpreter truncates to bf16, where a GPU rounds.
 TOLERANCE = {F32: 1e-5, F16: 2e-3, BF16: 1e-2, FP8: 0.04}
 
 
@@ -23,7 +23,7 @@ def close(out: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
 
 
 def norms() -> None:
-    """Sizes that are and are not powers of two, with a residual and without."""
+    """Sizes that are powers of two and others, with a residual and without."""
     torch.manual_seed(0)
     for tokens, size, dtype, add in [
         (3, 576, F32, True), (2, 64, F16, False), (1, 96, BF16, True), (5, 1000, BF16, False), (2, 8192, F16, True),
@@ -47,7 +47,7 @@ def silu() -> None:
 
 
 def mask() -> None:
-    """A vocabulary that fills no block and no word; rows that have no mask keep every bit."""
+    """A vocabulary that fills no block and no word; rows without a mask keep every bit."""
     torch.manual_seed(0)
     for vocab, dtype in [(2077, BF16), (96, F32)]:
         logits = torch.randn(5, vocab + 3).to(dtype)[:, :vocab]  # joined from ranks, it is a view
@@ -62,7 +62,7 @@ def mask() -> None:
 
 
 def to_fp8() -> None:
-    """Rows are rounded to e4m3 as the reference rounds what it made in a pass before; rows of zeros, too."""
+    """Rows are rounded to e4m3 as in the reference, which does so in a separate pass; rows of zeros are, too."""
     torch.manual_seed(0)
     for tokens, size, dtype in [(3, 576, F32), (2, 96, F16), (2, 1100, F32)]:
         x, residual = (torch.randn(2, tokens, size) * 3).to(dtype)
@@ -133,7 +133,7 @@ def rope() -> None:
 
 
 def greedy() -> None:
-    """In one split and in many; of equal logits the first; minus infinity where a token is forbidden."""
+    """One split and many; the first of equal logits is taken; minus infinity marks forbidden tokens."""
     torch.manual_seed(0)
     for rows, vocab, dtype in [(1, 9000, F32), (3, 5000, F16), (2, 2048, BF16), (2, 50, F32)]:
         logits = torch.randn(rows, vocab + 16).to(dtype)[:, :vocab]
@@ -147,7 +147,7 @@ def greedy() -> None:
 
 
 def drawn(logits: Tensor, rows: list[tuple[float, int, float, float]]) -> list[int]:
-    """A token for each of `rows`, which are temperature, top-k, top-p and uniform."""
+    """Return a token for each of `rows`, which have temperature, top-k, top-p and a uniform number."""
     out = torch.full((len(rows),), -1, dtype=torch.int32)
     heat, k, p, u = (torch.tensor(column) for column in zip(*rows, strict=True))
     tokens = draw(logits, heat, k.int(), p, u, out).tolist()
@@ -157,7 +157,7 @@ def drawn(logits: Tensor, rows: list[tuple[float, int, float, float]]) -> list[i
 
 
 def limits() -> None:
-    """Every combination of limits, over rows that are thinned, that cannot be, and that need not be."""
+    """Every combination of limits, over rows in which limits keep few tokens, keep impossible ones, or do nothing."""
     torch.manual_seed(0)
     rows = [
         (0.0, 5, 0.5, 0.9), (1.0, 0, 1.0, 0.5), (0.7, 1, 1.0, 0.999), (1.3, 50, 1.0, 0.25), (1.0, 0, 0.9, 0.75),
@@ -170,7 +170,7 @@ def limits() -> None:
 
 
 def shares() -> None:
-    """Tokens are drawn in proportion: a sweep of uniform numbers finds each as often as its probability says."""
+    """Tokens are drawn in proportion: over evenly spaced numbers, each is found as often as its probability says."""
     probabilities = torch.tensor([0.1, 0.0, 0.4, 0.2, 0.3])
     logits = probabilities.log().repeat(10, 1)
     uniform = [(index + 0.5) / 10 for index in range(10)]
@@ -183,7 +183,7 @@ def shares() -> None:
 
 
 def ties() -> None:
-    """All of what ties with the last that is kept is kept too; zeros of either sign tie."""
+    """All tokens that tie with the last kept one are kept; zeros of either sign tie."""
     flat = torch.zeros(4, 10_000)
     assert drawn(flat, [(0.0, 0, 1.0, 0.0), (1.0, 1, 1.0, 0.5), (1.0, 3, 0.01, 0.25), (1.0, 0, 0.5, 0.75)])[0] == 0
     for dtype in (F32, F16, BF16):

@@ -8,7 +8,7 @@ from tests.realengine.kernels_fused_interpret import BF16, F16, F32, close
 
 
 def packed() -> None:
-    """Both widths, with zero points and without, groups of every kind, inputs that fill no step, splits."""
+    """Both widths, with zero points and without, groups of every kind, inputs that fill no step, and splits."""
     draw = torch.Generator().manual_seed(0)
     for tokens, outputs, inputs, bits, group, zeros, splits, dtype, scaled in [
         (1, 64, 256, 4, 128, False, 1, F32, F32),

@@ -1,6 +1,6 @@
-"""Quantised checkpoints written straight from the formats' definitions, integer by integer, with what they stand for.
+"""Quantised checkpoints written straight from the formats' definitions, integer by integer, with their dense weights.
 
-Nothing here is the engine's: random integers, scales and zero points come first; files and dense weights follow.
+Nothing here uses the engine: random integers, scales and zero points come first; files and dense weights follow.
 """
 
 import json
@@ -19,7 +19,7 @@ LINEAR = ("_proj", "w1", "w2", "w3")  # ends of the names of linear layers
 
 
 def words(numbers: Ints, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Numbers along the last axis, in words of 32 bits: number `order[p]` of a word at bit `p * bits`."""
+    """Pack numbers along the last axis into words of 32 bits: number `order[p]` of a word is at bit `p * bits`."""
     per = 32 // bits
     rows, count = numbers.shape
     out = np.zeros((rows, -(-count // per)), dtype=np.uint32)
@@ -33,7 +33,7 @@ def words(numbers: Ints, bits: int, order: tuple[int, ...] | None = None) -> tor
 
 
 class Quantised:
-    """Random integers `[out, in]`, scales and zero points `[out, groups]`, and the weight that they stand for."""
+    """Random integers `[out, in]`, scales and zero points `[out, groups]`, and the dense weight that they stand for."""
 
     def __init__(self, draw: np.random.Generator, outputs: int, inputs: int, bits: int, group: int, zeros: bool):
         self.bits, self.group = bits, group or inputs
@@ -105,7 +105,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def scheme(config: dict[str, Any]) -> dict[str, Any]:
-    """Bits, group and zero points of a `quantization_config`, as `Quantised` takes them."""
+    """Return the bits, group and zero points of a `quantization_config`, as arguments of `Quantised`."""
     if config["quant_method"] == "compressed-tensors":
         weights = config["config_groups"]["group_0"]["weights"]
         return {"bits": weights["num_bits"], "group": weights.get("group_size", 0), "zeros": not weights["symmetric"]}
@@ -114,7 +114,7 @@ def scheme(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class Rounded:
-    """Weights near `weight` `[out, in]` in e4m3 with scales by tensor, by channel or by block, and what they are."""
+    """Weights near `weight` `[out, in]` in e4m3, with scales by tensor, channel or block, and their dense values."""
 
     def __init__(self, weight: torch.Tensor, rows: int, columns: int) -> None:
         outputs, inputs = weight.shape
@@ -164,7 +164,7 @@ FP8_FORMATS: dict[str, tuple[dict[str, Any], tuple[int, int], Any]] = {  # confi
 
 
 def write_fp8(plain: Path, quantised: Path, dense: Path, name: str, kept: str, kv: dict[str, float]) -> None:
-    """As `write`, for a format of FP8; `kv` are further scalars of each layer's attention."""
+    """Write checkpoints as `write` does, for an FP8 format; `kv` are further scalars of each layer's attention."""
     config, block, parts = FP8_FORMATS[name]
     stored: dict[str, torch.Tensor] = {}
     stood_for = {}
@@ -183,8 +183,11 @@ def write_fp8(plain: Path, quantised: Path, dense: Path, name: str, kept: str, k
 
 
 def write(plain: Path, quantised: Path, dense: Path, name: str, kept: str = "nothing", seed: int = 0) -> None:
-    """From the 16-bit or float32 folder `plain`: one whose linear layers are stored as format `name`, but for modules
-    with `kept` in their names, and one with the weights that they stand for in float32."""
+    """Write two checkpoints from the 16-bit or float32 folder `plain`: one quantised, and one with its dense weights.
+
+    The first stores linear layers in the format `name`, but for modules with `kept` in their names. The second has the
+    weights that these stand for, in float32.
+    """
     config, pack = FORMATS[name]
     draw = np.random.default_rng(seed)
     state, stood_for = load_file(plain / "model.safetensors"), {}

@@ -22,7 +22,7 @@ from tests.realengine.tiny_models import save  # noqa: E402
 pytestmark = pytest.mark.engine
 
 NGRAM = {"speculative": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}}
-TIGHT = {"num_blocks": 34, "scheduler_reserve_full_isl": False}  # some are preempted
+TIGHT = {"num_blocks": 34, "scheduler_reserve_full_isl": False}  # so tight that some requests are preempted
 ASYNC = {"async_scheduling": True}
 FP8 = {"kv_cache_dtype": "fp8"}
 TIER = {"kv_tiers": {"tiers": [{"name": "cpu", "capacity_gib": 0.003, "read_gb_s": 10, "write_gb_s": 10}]}}
@@ -61,7 +61,7 @@ def engine(folder: Path, model: str, scheduler: dict[str, Any], settings: dict[s
 
 
 def outputs(made: Engine, padded: bool) -> list[list[int]]:
-    """Of ten prompts, of which every third begins alike and every other is drawn; two arrive before each step."""
+    """Return the outputs of ten prompts; every third begins alike, every other is drawn, two arrive before a step."""
     made.runner.graph_mixed_steps(padded)  # as on a GPU
     waiting, sequences = list(range(10)), []
     while waiting or made.scheduler.requests:

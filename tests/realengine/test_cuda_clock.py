@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 
 
 class Event:
-    """Happened at `ns` of the host's clock, on a GPU whose clock runs fast by `drift`."""
+    """An event at `ns` of the host's clock, on a GPU whose clock runs fast by `drift`."""
 
     def __init__(self, ns: int, drift: float) -> None:
         self.ns, self.gpu_ms = ns, ns * (1 + drift) / 1e6

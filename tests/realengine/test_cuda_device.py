@@ -26,10 +26,9 @@ DEFAULT = "default stream"
 
 
 class FakeCuda:
-    """`torch.cuda` with one GPU. Which stream is current is a state of the thread, as in torch.
+    """A stand-in for `torch.cuda` with one GPU. The current stream is a state of the thread, as in torch.
 
-    done   what was asked for, and on which stream
-    stuck  whether events never happen
+    done: what was asked for, and on which stream. stuck: True if events never happen.
     """
 
     def __init__(self) -> None:
@@ -77,7 +76,7 @@ class FakeCuda:
         return getattr(self._thread, "stream", DEFAULT)
 
     def launch(self) -> None:
-        """A kernel, where torch would launch it."""
+        """Launch a kernel, as torch would."""
         self.done.append(("kernel", self.current))
 
     def Stream(self, device: object) -> object:

@@ -25,7 +25,7 @@ NGRAM = {"speculative": {"method": "ngram", "num_speculative_tokens": 3}}
 
 
 def started(engine: Engine, steps: int = 4) -> Engine:
-    """With requests under way, and where steps overlap one in flight."""
+    """Return an engine with requests under way and, if steps overlap, one step in flight."""
     for number, prompt in enumerate(prompts(4)):
         engine.add(WorkloadRequest(number, 0, (("", len(prompt)),), OUTPUTS), prompt)
     for _ in range(steps):
@@ -37,7 +37,7 @@ def started(engine: Engine, steps: int = 4) -> Engine:
 
 @pytest.fixture(scope="module")
 def whole() -> list[list[int]]:
-    """The tokens of a run without any error."""
+    """Return the tokens of a run without any error."""
     return run(engine_for())[0]
 
 

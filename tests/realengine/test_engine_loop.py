@@ -55,7 +55,7 @@ def prompts(count: int = 10) -> list[list[int]]:
 def run(
     engine: Engine, drawn: bool = False, forced: bool = False, stop_ids: tuple[int, ...] = ()
 ) -> tuple[list[list[int]], list[Step]]:
-    """Every prompt through the engine, two arriving before each plan; outputs and steps."""
+    """Run every prompt through the engine, two arriving before each plan; return outputs and steps."""
     waiting = list(enumerate(prompts()))
     sequences, steps = {}, []
     while waiting or engine.scheduler.requests:
@@ -211,7 +211,7 @@ def test_fp8_is_near_the_real_thing(model: str) -> None:
 
 
 def last_logits(engine: Engine) -> torch.Tensor:
-    """Logits after a prompt of 60 tokens, in float32."""
+    """Return the float32 logits after a prompt of 60 tokens."""
     seen = []
     compute = engine.runner.model.compute_logits
     engine.runner.model.compute_logits = lambda *a: seen.append(compute(*a)) or seen[-1]  # type: ignore[method-assign]

@@ -100,7 +100,7 @@ OUTPUTS = 24
 
 
 def prompts() -> list[list[int]]:
-    """Prompts of many lengths; the last three share 28 tokens, the others nothing."""
+    """Return prompts of many lengths, of which the last three share 28 tokens."""
     draw = random.Random(5)
     shared = [draw.randrange(96) for _ in range(28)]
     alone = [[draw.randrange(96) for _ in range(n)] for n in PROMPT_LENGTHS]
@@ -109,7 +109,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def wanted(models: dict[str, tuple[Path, Any]]) -> list[list[int]]:
-    """What transformers generates for each prompt."""
+    """Return what transformers generates for each prompt."""
     return greedy(models["qwen3"][1], prompts(), OUTPUTS)
 
 

@@ -54,7 +54,7 @@ def engine(deployment: Deployment) -> Engine:
 
 
 def talk(seed: int, users: int = 6, turns: int = 3) -> Workload:
-    """Conversations that begin alike, in more KV than there are blocks for."""
+    """Return conversations that begin alike, with more KV than there are blocks."""
     draw, requests = random.Random(seed), []
     for turn in range(turns):
         for user in range(users):
@@ -71,7 +71,7 @@ def talk(seed: int, users: int = 6, turns: int = 3) -> Workload:
 
 
 def outputs(engine: Engine, seed: int) -> dict[int, list[int]]:
-    """What is generated for prompts with common beginnings, of which some come again when their KV is long gone."""
+    """Return outputs for prompts with common beginnings; some return when their KV has long been evicted."""
     draw = random.Random(seed)
     said = {}
     prompts = [[draw.randrange(500) for _ in range(draw.randrange(4, 40))] for _ in range(6)]

@@ -36,7 +36,7 @@ RULES = st.builds(
 
 
 def by_definition(logits: list[float], rules: LogitRules, prompt: list[int], outputs: list[int]) -> list[float]:
-    """What vLLM's documentation says of each, token by token."""
+    """Apply each rule as vLLM's documentation defines it, token by token."""
     changed = list(logits)
     for token, number in rules.bias:
         changed[token] += number
@@ -80,8 +80,10 @@ RULED = [
 
 
 def answers(engine: Engine) -> tuple[list[list[int]], list[Any]]:
-    """Those to several prompts that run side by side, every third without rules, some drawn; and what was told of how
-    likely tokens were."""
+    """Return the answers to several prompts side by side, and the reported log-probabilities of tokens.
+
+    Every third prompt has no rules, and some answers are drawn.
+    """
     logprobs: list[Any] = []
     sequences = []
     for number, prompt in enumerate(prompts(6)):

@@ -1,4 +1,4 @@
-"""Mixtures of experts on the engine: transformers is the judge of tokens and of what each expert gets."""
+"""Mixture-of-experts models on the engine: tokens and the load of each expert must be those of transformers."""
 
 from pathlib import Path
 from typing import Any

@@ -71,7 +71,7 @@ class Odd(Plain):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path with a module, and with what an installed package would leave beside it."""
+    """Return a folder on the import path with a module, and with what an installed package would have beside it."""
     (tmp_path / "plain_attention.py").write_text(BACKEND)
     metadata = tmp_path / "plain_attention-1.0.dist-info"
     metadata.mkdir()

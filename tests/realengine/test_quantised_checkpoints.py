@@ -1,4 +1,4 @@
-"""Quantised checkpoints: a model from one answers as the model of the weights that it stands for, in float32."""
+"""Quantised checkpoints: a model from one answers as the model of its dense float32 weights."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -48,7 +48,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(folder: Path, **settings: Any) -> list[list[int]]:
-    """Greedy tokens of a few prompts at once."""
+    """Return greedy tokens of a few prompts at once."""
     engine = engine_of(folder, **settings)
     try:
         sequences = []
@@ -64,7 +64,7 @@ def answers(folder: Path, **settings: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """With a shared expert and a dense layer; with blocks of FP8 that an expert's inner size fills, and does not."""
+    """Return MoE models: with a shared expert and a dense layer; with FP8 blocks that do or do not fit experts."""
     folder = tmp_path_factory.mktemp("mixtures")
     save("mixtral", folder / "mixtral")
     save("qwen2-moe", folder / "qwen2-moe")
@@ -189,7 +189,7 @@ def test_a_mixture_on_kernels_takes_the_memory_that_is_estimated(quantization: s
 
 
 def tensors_of(thing: Any) -> dict[int, int]:
-    """Bytes of every tensor that hangs on `thing`, by where it lies."""
+    """Return the bytes of every tensor reachable from `thing`, by its place."""
     if isinstance(thing, torch.Tensor):
         return {thing.data_ptr(): thing.untyped_storage().nbytes()}
     parts = thing if isinstance(thing, (tuple, list)) else getattr(thing, "__dict__", {}).values()

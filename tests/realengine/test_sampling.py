@@ -22,7 +22,7 @@ def rows_of(seed: int, rows: int, vocab: int) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, params: list[SamplingParams], steps: list[int]) -> list[int]:
-    """One token for each row, as the engine asks for it; `steps[i]` counts row i's tokens so far."""
+    """Return one sampled token for each row, as the engine asks for it; `steps[i]` counts row i's tokens so far."""
     how = [p.draw(step) or (0.0, 0, 1.0, 0.0) for p, step in zip(params, steps, strict=True)]
     temperature, top_k, top_p, uniform = (torch.tensor(column) for column in zip(*how, strict=True))
     tokens: list[int] = draw(logits, temperature, top_k, top_p, uniform).tolist()
@@ -30,7 +30,7 @@ def sample(logits: torch.Tensor, params: list[SamplingParams], steps: list[int])
 
 
 def nucleus(logits: torch.Tensor, how: SamplingParams) -> set[int]:
-    """The tokens `how` allows, by the definition: top-k, then the fewest of those left that reach top-p."""
+    """Return the tokens that `how` allows by definition: top-k, then the fewest remaining ones that reach top-p."""
     order = logits.argsort(descending=True)
     order = order[: how.top_k or len(order)]
     probabilities = torch.softmax(logits[order].double() / how.temperature, -1)

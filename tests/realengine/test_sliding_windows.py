@@ -1,4 +1,4 @@
-"""Sliding windows on the engine: transformers is the judge of tokens, and blocks that windows have passed are free."""
+"""Sliding windows on the engine: tokens must be those of transformers, and blocks that windows have passed are free."""
 
 from pathlib import Path
 from typing import Any

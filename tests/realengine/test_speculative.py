@@ -63,7 +63,7 @@ def engine_for(speculative: dict[str, Any] | None, tensor_parallel_size: int = 1
 
 
 def prompts() -> list[list[int]]:
-    """Of few different tokens, so that there is something to look up."""
+    """Return prompts of few different tokens, so that lookup finds something to propose."""
     chance = random.Random(5)
     shared = [chance.randrange(6) for _ in range(20)]
     return [shared[: 20 * (i % 2)] + [chance.randrange(6) for _ in range(chance.randrange(1, 40))] for i in range(9)]
@@ -72,8 +72,11 @@ def prompts() -> list[list[int]]:
 def run(
     engine: Engine, stop_ids: tuple[int, ...] = (), hung_up: int | None = None
 ) -> tuple[list[list[int]], list[Step]]:
-    """Every prompt, two arriving before each step, every other drawn: outputs and steps. The client of `hung_up` does
-    so while the third step after its first token is under way, and another planned if the loop is overlapped."""
+    """Run every prompt, two arriving before each step and every other drawn; return outputs and steps.
+
+    The client of `hung_up` hangs up while the third step after its first token runs, and, if the loop overlaps, another
+    step is planned.
+    """
     waiting, sequences, steps = list(enumerate(prompts())), [], []
     while waiting or engine.scheduler.requests:
         for number, prompt in waiting[:2]:
@@ -106,7 +109,7 @@ def drafting() -> dict[bool, Engine]:
 
 
 class Foreteller:
-    """Knows what will be said, and gets each token wrong now and then."""
+    """A drafter that knows the output, and gets a token wrong now and then."""
 
     def __init__(self, outputs: list[list[int]], seed: int, right: float) -> None:
         self._outputs, self._chance, self._right = outputs, random.Random(seed), right
@@ -193,7 +196,7 @@ def test_a_draft_model_drafts_and_changes_nothing(draft, num_blocks, overlapped,
     assert any(step.plan.preempted for step in steps) == (num_blocks == 30)
 
     def goes_beyond(row: Row, step: Step) -> bool:
-        """The overlapped loop verifies as many tokens as there can be, also where the request ends before."""
+        """Return whether the overlapped loop may verify more tokens than the request has left."""
         return overlapped and row.request in step.finished
 
     drafted, accepted = (
@@ -314,7 +317,7 @@ def _drawn(logits: torch.Tensor, draws: list[Any]) -> list[int]:
 
 
 def _probabilities(logits: torch.Tensor, how: SamplingParams) -> list[float]:
-    """Temperature, then top-k, then top-p, by their definitions."""
+    """Return probabilities after temperature, then top-k, then top-p, by their definitions."""
     order = logits.argsort(descending=True)[: how.top_k or None]
     weights = torch.softmax(logits[order].double() / how.temperature, -1)
     kept = int((weights.cumsum(-1) - weights < how.top_p).sum())

@@ -13,7 +13,7 @@ from serving.deployments.config import Deployment
 
 
 class Clock:
-    """A wall and a thread clock that advance by what is done."""
+    """A wall clock and a thread clock that advance by the work that is done."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall = self.thread = 0

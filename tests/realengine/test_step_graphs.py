@@ -137,7 +137,7 @@ def test_memory_of_graphs_counts_the_mixed_ones() -> None:
 
 
 class Launches(TorchDispatchMode):
-    """Counts what a GPU would be asked to run: operations of torch that are no mere views, and Triton's kernels."""
+    """Counts what a GPU would run: torch's operations that are not only views, and Triton's kernels."""
 
     def __init__(self) -> None:
         super().__init__()

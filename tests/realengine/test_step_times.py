@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engine
 
 
 class LaunchBound(CpuDevice):
-    """Does everything the moment it is launched, as a GPU does that is faster than its host."""
+    """A device that finishes everything when it is launched, as a GPU that is faster than its host."""
 
     def __init__(self, threaded: bool) -> None:
         super().__init__(False)
@@ -33,7 +33,7 @@ class LaunchBound(CpuDevice):
 
 
 class DeviceBound(CpuDevice):
-    """Begins when the host has launched all there is and waits."""
+    """A device that begins when the host has launched everything and waits."""
 
     def __init__(self, threaded: bool) -> None:
         super().__init__(False)
@@ -91,7 +91,7 @@ def test_a_device_that_is_not_asynchronous_is_never_waiting_for_a_launch() -> No
 
 
 def touched(waiting: int, overlapped: bool, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many requests each of some steps looks at, with so many in the queue."""
+    """Return the number of requests that each of some steps looks at, with so many in the queue."""
     engine = engine_for(scheduler={"async_scheduling": overlapped})
     for number in range(6 + waiting):
         engine.add(WorkloadRequest(number, 0, (("", 6),), OUTPUTS), [number % 1000 + i for i in range(6)])

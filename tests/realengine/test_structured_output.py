@@ -46,7 +46,7 @@ ASKED = {"json": json_grammar(SCHEMA), "regex": regex_grammar("(ab|c){2,5}-[0-9]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose tokens are the printable ASCII characters, and an end."""
+    """Write a tiny model whose tokens are the printable ASCII characters and an end token."""
     from tokenizers import AddedToken, decoders, models
     from tokenizers import Tokenizer as Built
 
@@ -70,7 +70,7 @@ def engine_for(folder: Path, **scheduler: Any) -> Engine:
 
 
 def run(engine: Engine, asked: list[tuple[str, float]], tokens: int = 60) -> tuple[list[list[int]], list[Step]]:
-    """Answers to requests of these grammars and temperatures, all offered at once, and the steps."""
+    """Return the answers to requests with these grammars and temperatures, all offered at once, and the steps."""
     answers = []
     for id, (name, temperature) in enumerate(asked):
         arrived = WorkloadRequest(id, 0, (("", 5 + 7 * id),), tokens, structured=bool(name))

@@ -24,7 +24,7 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 
 def byte_level() -> Built:
-    """One token a byte, as GPT-2, Llama 3, Qwen and SmolLM fall back to."""
+    """A tokenizer with one token a byte, to which GPT-2, Llama 3, Qwen and SmolLM fall back."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     built = Built(models.BPE(vocab={letter: id for id, letter in enumerate(alphabet)}, merges=[]))
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -58,7 +58,7 @@ def folder_with(folder: Path, built: Built, **config: Any) -> Path:
 
 
 def pieces_of(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token gives until a stop string, and what the end gives."""
+    """Return the text that each token gives until a stop string, and the text that the end gives."""
     pieces = []
     for id in ids:
         pieces.append(detokenizer.push(id))
@@ -68,7 +68,7 @@ def pieces_of(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def cut(text: str, data: st.DataObject) -> tuple[list[int], Any]:
-    """`text` as tokens of random byte runs, and their decoder: a vocabulary's worst case."""
+    """Return `text` as tokens of random byte runs, and their decoder: the worst case of a vocabulary."""
     raw = text.encode()
     marks = sorted(data.draw(st.sets(st.integers(1, max(1, len(raw) - 1)))))
     runs = [raw[a:b] for a, b in zip([0, *marks], [*marks, len(raw)], strict=True)]

@@ -14,7 +14,7 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 
 
 def save_tokenizer(folder: Path) -> Path:
-    """The tokenizer's files, as transformers reads them, too."""
+    """Write a tokenizer's files, which transformers can read, too."""
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
     letters = [split.pre_tokenize_str(character)[0][0] for character in CHARACTERS]
     built = Built(models.BPE(vocab={letter: id for id, letter in enumerate(letters)}, merges=[]))
@@ -28,7 +28,7 @@ def save_tokenizer(folder: Path) -> Path:
 
 
 def save_chat_model(folder: Path) -> Any:
-    """Save the model into `folder`, and return it as transformers has it. Its likeliest token is always text."""
+    """Save the model into `folder`, and return transformers' model. Its likeliest token is always text."""
     import torch
 
     from tests.realengine.tiny_models import save

@@ -1,4 +1,4 @@
-"""Tiny random models of each family, made and judged by transformers."""
+"""Tiny random models of each family, made and run by transformers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,12 +65,12 @@ CONFIGS: dict[str, Any] = {
 
 
 def save(family: str, folder: Path, shape: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """Save a random model of `family`, of its usual shape or another, as transformers does, and return it."""
+    """Save a random model of `family`, of its usual or another shape, as transformers does, and return it."""
     torch.manual_seed(3)
     config = CONFIGS[family]()
     config.update(shape or {})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():  # biases and norms are constant at birth: make them matter
+    with torch.no_grad():  # biases and norms are constant in a new model: make them matter
         for name, weight in model.state_dict().items():
             if name.endswith("bias") or "norm" in name:
                 weight.add_(0.1 * torch.randn_like(weight))
@@ -79,7 +79,7 @@ def save(family: str, folder: Path, shape: Mapping[str, Any] | None = None, **op
 
 
 def greedy(judge: Any, prompts: Sequence[list[int]], outputs: int) -> list[list[int]]:
-    """What transformers generates for each prompt: so many tokens, the likeliest each time. All go in one batch."""
+    """Return what transformers generates greedily for each prompt, all in one batch."""
     longest = max(map(len, prompts))
     padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     there = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])

@@ -12,7 +12,7 @@ from tests.stand_in import StandIn
 
 
 class Shrinking(VllmScheduler):
-    """Says that a step has less of `name` than its rows have."""
+    """Makes one sum of a plan, `name`, smaller than its rows say."""
 
     name = ""
 
@@ -37,7 +37,7 @@ Shrinks_sampled_rows = shrinking("sampled_rows")
 
 
 class ShrinksTheSet(VllmScheduler):
-    """Many steps of the decode set are priced by its own sums."""
+    """Makes the sums of the decode set smaller, by which many steps at once are priced."""
 
     def steady_steps(self):
         steps = super().steady_steps()
@@ -53,7 +53,7 @@ class ShrinksSquares(VllmScheduler):
 
 
 class ShrinksForAMoment(VllmScheduler):
-    """Shrinks the set before a plan is made of it, and puts it right afterwards."""
+    """Makes the decode set smaller while a plan is made, and restores it afterwards."""
 
     def schedule(self):
         before, self.decodes.context = self.decodes.context, 0
@@ -116,7 +116,7 @@ class Stops(VllmScheduler):
 
 
 class StopsTheSet(VllmScheduler):
-    """The same where many steps go by at once."""
+    """Ends every answer at four tokens, where many steps are taken at once."""
 
     def skip(self, steps):
         finished = super().skip(steps)
@@ -184,7 +184,7 @@ class TakesAnother(VllmScheduler):
 
 
 class KnowsMore(VllmScheduler):
-    """Has had some of the answer before it begins."""
+    """Claims that some of the answer is known before the request begins."""
 
     def add(self, arrived, outputs=0):
         return super().add(arrived, outputs + 4)
@@ -205,7 +205,7 @@ class RaisesPriority(VllmScheduler):
 
 
 class FreesPrompts(VllmScheduler):
-    """Gives the blocks of whoever decodes back, and goes on with them."""
+    """Frees the blocks of decoding requests, and goes on with these."""
 
     def schedule(self):
         for request in self.decodes.members.values():
@@ -252,7 +252,7 @@ class Free:
 
 
 class ReplacesTheCost(VllmScheduler):
-    """Looks who calls, and gives that another cost model."""
+    """Finds its caller, and gives it another cost model."""
 
     def schedule(self):
         frame = sys._getframe()
@@ -265,7 +265,7 @@ class ReplacesTheCost(VllmScheduler):
 
 
 class ReplacesPrices(VllmScheduler):
-    """Changes what every cost model of a class says."""
+    """Replaces the step times of a class of cost models."""
 
     def schedule(self):
         TokenCost.step_ns = Free.step_ns
@@ -273,7 +273,7 @@ class ReplacesPrices(VllmScheduler):
 
 
 class ReplacesCode(VllmScheduler):
-    """The same, in the function itself."""
+    """Replaces the step times of a class of cost models, in the function itself."""
 
     def __init__(self, config, **more):
         super().__init__(config, **more)

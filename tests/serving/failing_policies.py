@@ -10,7 +10,7 @@ from tests.stand_in import StandIn
 
 
 def believing(**limits):
-    """A policy that believes in limits of its own."""
+    """Return a policy that believes in its own limits instead of the deployment's."""
 
     class Believer(VllmScheduler):
         def __init__(self, config, **more):
@@ -79,7 +79,7 @@ class NoPlan(VllmScheduler):
 
 
 class Doubles(VllmScheduler):
-    """Lists a row twice, behind the back of the scheduler it is made of."""
+    """Lists a row twice, without the knowledge of the scheduler that it is made of."""
 
     def schedule(self):
         plan = super().schedule()
@@ -127,7 +127,7 @@ class PromisesTooMuch(VllmScheduler):
 
 
 class PromisesAlone(VllmScheduler):
-    """Admits in every third step, and promises steps as if it never did."""
+    """Admits in every third step, and promises steps as if it did not."""
 
     def fill(self, plan, budget):
         left = self.serve_running(plan, budget)

@@ -1,19 +1,22 @@
 """The `vllm` policy again, written for reading: no aggregates, no leaps, every request looked at in every step.
 
-An oracle for the tests, after the policy's description: physical blocks in a plain list, a chained key per block, and
-both loops. Slow on purpose. It shares no code with `serving`.
+It is an oracle for the tests, after the policy's description: physical blocks in a plain list, a chained key per block,
+and both loops. It is slow on purpose, and shares no code with `serving`.
 """
 
 from typing import Any
 
 
 class Livelock(Exception):
-    """Requests preempt one another for ever: a thousand times without a sampled token in between."""
+    """Raised if requests preempt one another for ever: a thousand times without a sampled token."""
 
 
 class Live:
-    """One request. `tables` are physical ids by group, of which `hashed` each are registered, or never will be;
-    `junction` is where full attention found blocks to, if further than the hit."""
+    """One request.
+
+    `tables` are physical block ids by group. Of each group, `hashed` blocks are registered, or never will be.
+    `junction` is where full attention found blocks to, if that is further than the hit.
+    """
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.id = spec["id"]
@@ -62,7 +65,7 @@ class Blocks:
         return next((b for b in self.registered if self.key_of[b] == (group, key)), 0)
 
     def find(self, request: Live) -> list[list[int]]:
-        """The tables of the longest hit: whole in full attention, its last `tail` blocks behind windows."""
+        """Return the tables of the longest hit: all blocks in full attention, the last `tail` blocks for windows."""
         tables: list[list[int]] = [[] for _ in self.windows]
         most = (request.known - 1) // self.size if self.caching else 0
         blocks = [[self.first(group, self.key(request, i)) for i in range(most)] for group in range(len(tables))]
@@ -76,7 +79,7 @@ class Blocks:
         return tables
 
     def lacks(self, tables: list[list[int]], tokens: int, now: int, spare: int) -> bool:
-        """Whether blocks are lacking for a waiting request of `tokens` tokens, `now` of them in the next step."""
+        """Return whether a waiting request of `tokens` tokens, `now` of them in the next step, lacks blocks."""
         idle = sum(block != 0 and self.references[block] == 0 for table in tables for block in table)
         for length, seen in ((now, now), (tokens, min(tokens, self.most_seen * self.size))):
             blocks = [-(-(seen if window else length) // self.size) for window in self.windows]
@@ -92,7 +95,7 @@ class Blocks:
         request.tables, request.hashed = tables, len(tables[0])
 
     def hold(self, request: Live, tokens: int) -> bool:
-        """Blocks for `tokens` tokens, or False and nothing taken; those before the window are freed all the same."""
+        """Take blocks for `tokens` tokens, or none and return False; blocks before the window are always freed."""
         passed = max(request.computed - request.in_flight - self.past, 0) // self.size
         for table in (table for table, window in zip(request.tables, self.windows, strict=True) if window):
             self.drop(table[:passed])
@@ -160,7 +163,7 @@ class NaiveVllm:
             self.waiting.sort(key=lambda r: (r.priority, r.arrival, str(r.id)))  # vLLM's ids are strings
 
     def plan(self, foresees: bool = True) -> tuple[dict[Live, int], list[Live], dict[Live, bool]]:
-        """Tokens per request, the preempted, and who will be sampled.
+        """Return the tokens per request, the preempted requests, and the requests that will be sampled.
 
         A loop that does not `foresee` plans nothing after a token that has not returned.
         """
@@ -255,7 +258,7 @@ class NaiveVllm:
             budget -= n
 
     def results(self, given: dict[Live, int], samples: dict[Live, bool]) -> tuple[list[Live], list[Live]]:
-        """The step is over: who got a token, and who finished with it."""
+        """End the step: return who got a token, and who finished with it."""
         sampled, finished = [], []
         for request, n in given.items():
             if request.done:
@@ -279,7 +282,7 @@ class NaiveVllm:
 
 
 def run(recording: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Steps and results of `recording`'s workload, in the recording's format; `depth` is for loops of more than two."""
+    """Return steps and results of `recording`'s workload, in its format; `depth` is for loops of more than two."""
     config, cost = recording["config"], recording["cost"]
     overlapped = config.get("async_scheduling", False)
     depth = recording.get("depth", 2 if overlapped else 1)

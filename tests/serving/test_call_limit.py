@@ -1,4 +1,4 @@
-"""Whatever a user's code does instead of returning, wherever it is called, ends in one line."""
+"""A user's code that does anything but return, wherever it is called, ends in a one-line error."""
 
 import subprocess
 import sys

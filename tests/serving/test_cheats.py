@@ -1,4 +1,4 @@
-"""A policy cannot win by what it says of its work: whoever shrinks sums, lengths or KV ends the run in one line."""
+"""A policy cannot win by misstating its work: wrong sums, lengths or KV end the run in a one-line error."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ LIMITS = SchedulerConfig(max_num_batched_tokens=128, max_num_seqs=4, num_blocks=
 
 
 def requests() -> list[WorkloadRequest]:
-    """Made anew each time: some cheats write to them."""
+    """Return new requests, since some cheats write to them."""
     system = ("system", 70)
     prompts = [(system, (f"user{id}", 130)) if id % 3 else (("", 170),) for id in range(10)]
     return [WorkloadRequest(id, id // 4 * 99_000_000, prompts[id], 40) for id in range(10)]

@@ -1,4 +1,4 @@
-"""Clients: who waits for whom, as plain data, and the same on both clocks."""
+"""Clients that wait for answers, as plain data; they behave the same in real and simulated time."""
 
 from heapq import heappop, heappush
 from pathlib import Path
@@ -18,7 +18,7 @@ MS = 1_000_000
 
 
 def served(workload: Workload, service_ns: dict[int, int]) -> tuple[dict[int, int], dict[int, int], int]:
-    """Arrivals and ends, by id, behind servers without end, and the most requests there were at once."""
+    """Return arrivals and ends by id, behind unlimited servers, and the maximum number of requests at once."""
     clients = Clients(workload)
     arrivals: dict[int, int] = {}
     ends: dict[int, int] = {}
@@ -90,7 +90,7 @@ def test_a_repeated_run_waits_for_nobody() -> None:
 
 
 def conversations(concurrency: int | None) -> Workload:
-    """Four of three turns, each turn's prompt the conversation so far."""
+    """Return four conversations of three turns; each turn's prompt is the conversation so far."""
     requests = []
     for turn in range(3):
         for user in range(4):

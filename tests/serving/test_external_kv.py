@@ -1,6 +1,6 @@
-"""KV from outside, as a scheduler sees it: loading, keeping, failing, and that nobody waits for ever.
+"""KV from outside the engine, as a scheduler sees it: loading, keeping, failing, and that nobody waits for ever.
 
-That it decides as vLLM does, recordings say (`tests/data/oracle_features/load_*`).
+That it decides as vLLM does is tested by recordings (`tests/data/oracle_features/load_*`).
 """
 
 from random import Random
@@ -21,7 +21,7 @@ BLOCK = 4
 
 
 class Outside:
-    """Has the first `tokens` of each request, by id, and remembers what it was asked to load."""
+    """Has the first `tokens` of each request's KV, by id, and remembers what it was asked to load."""
 
     def __init__(self, tokens=None, kept=(), synchronous=False):
         self.synchronous = synchronous
@@ -64,7 +64,7 @@ def request(id, prompt, output=1):
 
 
 def step(made):
-    """Ids of the requests in the next step, which ends at once."""
+    """Return the tokens of each request in the next step, by id; the step ends at once."""
     plan = made.schedule()
     rows = {row.request.id: row.tokens for row in plan.rows()}
     if plan.tokens:
@@ -258,7 +258,7 @@ def test_a_load_leaves_the_blocks_that_prompts_under_way_have_still_to_take(prom
 
 
 def priority_deadlock(**config):
-    """Of two loads, the one that goes first lacks blocks that the other has: vLLM waits for ever, too."""
+    """Run two loads, of which the first lacks blocks that the other has; vLLM waits for ever, too."""
     outside = Outside({0: 20, 1: 16})
     made = scheduler(outside, order="priority", **config)
     made.add(WorkloadRequest(0, 0, (("a", 24),), 1, priority=1))

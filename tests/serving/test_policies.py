@@ -40,7 +40,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 def traffic(chance: random.Random, count: int, **fixed: Any) -> list[WorkloadRequest]:
-    """Requests of four tenants, two SLO classes and three priorities, in bursts; no two arrive together."""
+    """Return requests of four tenants, two SLO classes and three priorities, in bursts; no two arrive together."""
     arrival, requests = 0, []
     for id in range(count):
         arrival += chance.choice([1, 1, 2, 9, 60])
@@ -56,7 +56,7 @@ def traffic(chance: random.Random, count: int, **fixed: Any) -> list[WorkloadReq
 
 
 def tight(chance: random.Random, **fixed: Any) -> SchedulerConfig:
-    """Settings under which requests wait, are cut and are preempted."""
+    """Return settings under which requests wait, are cut and are preempted."""
     size = chance.choice([1, 3, 4, 16])
     drawn = {
         "max_num_seqs": chance.choice([2, 4, 16]),
@@ -82,7 +82,7 @@ def drive(
     depth: int = 1,
     look: Callable[[StepPlan], None] = lambda plan: None,
 ) -> list[object]:
-    """Every decision. A step takes a nanosecond; `look` is shown each plan."""
+    """Run a scheduler to its end and return every decision. A step takes a nanosecond; `look` gets each plan."""
     to_come, flying, log = deque(requests), deque[StepPlan](), list[object]()
     for now in itertools.count():
         while to_come and to_come[0].arrival_ns <= now:
@@ -235,7 +235,7 @@ def test_under_sarathi_no_decode_waits_and_chunks_get_the_rest(num_blocks: int, 
 
 
 def decodes_lost_to_chunks(policy: str) -> int:
-    """Steps that preempt a decoding request and compute a chunk of a prompt."""
+    """Count the steps that preempt a decoding request and compute a chunk of a prompt."""
     config = SchedulerConfig(
         max_num_batched_tokens=16,
         max_model_len=128,
@@ -268,7 +268,7 @@ ALONE = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64, max_model_len
 
 
 def admissions(policy: str, requests: list[WorkloadRequest], /, **more: Any) -> dict[int, int]:
-    """When each request was admitted, in order of admission."""
+    """Return when each request was admitted, in order of admission."""
     at: dict[int, int] = {}
     log = decisions(policy, SchedulerConfig(**{**ALONE.model_dump(), **more}), requests)
     for now, rows, _ in log:  # type: ignore[misc]
@@ -331,7 +331,7 @@ def test_ageing_saves_whom_strict_priority_starves() -> None:
 
 
 def feasible(jobs: list[tuple[int, int]]) -> bool:
-    """Whether unit jobs (arrival, deadline) can all begin before their deadlines: Hall's condition on intervals."""
+    """Return whether unit jobs (arrival, deadline) can all begin before their deadlines (Hall's condition)."""
     return all(
         sum(a <= arrival and deadline <= d for arrival, deadline in jobs) <= d - a
         for a, _ in jobs
@@ -362,7 +362,7 @@ def test_fcfs_misses_deadlines_that_edf_meets() -> None:
 
 
 def service(requests: Iterable[Request]) -> Counter[str]:
-    """Weighted tokens of each tenant, counted anew: prompts once they have been admitted, outputs once planned."""
+    """Return the weighted tokens of each tenant, recounted: prompts once admitted, outputs once planned."""
     counted: Counter[str] = Counter()
     for r in requests:
         admitted = r.first_hit is not None
@@ -397,10 +397,10 @@ def test_counters_are_the_service_of_each_tenant(seed: int) -> None:
 
 
 def most_apart(policy: str, config: SchedulerConfig, requests: list[WorkloadRequest]) -> int:
-    """The largest difference in service between two tenants over a time in which both had requests waiting."""
+    """Return the largest change of two tenants' difference in service while both had requests waiting."""
     scheduler = find_policy(policy)(config, shares_prefixes=False)
     everyone: dict[int, Request] = {}
-    since: dict[tuple[str, str], tuple[int, int]] = {}  # least and most one was ahead while both were backlogged
+    since: dict[tuple[str, str], tuple[int, int]] = {}  # range of the lead while both wait
     worst = 0
 
     def look(plan: StepPlan) -> None:
@@ -422,10 +422,10 @@ def most_apart(policy: str, config: SchedulerConfig, requests: list[WorkloadRequ
 
 
 def vtc_bound(config: SchedulerConfig, prompt_len: int, output_len: int) -> int:
-    """Sheng et al., theorem 4.4, over KV capacity; or over what those that run can still be given, if that is less.
+    """Return the bound of Sheng et al., theorem 4.4, over KV capacity or what running requests can still get.
 
-    Whoever is admitted had the smallest counter; until it is admitted again it gains no more than its prompt and the
-    outputs of those it has running.
+    The smaller of the two counts. An admitted tenant had the smallest counter. Until it is admitted again, it gains no
+    more than its prompt and the outputs of its running requests.
     """
     capacity = (config.num_blocks - 1) * config.block_size
     seats = config.max_num_seqs
@@ -442,7 +442,7 @@ def test_backlogged_tenants_are_served_alike(seed: int) -> None:
 
 
 def greedy(light: int = 12) -> list[WorkloadRequest]:
-    """Tenant a sends two hundred requests at once; b to d send a few each, just after."""
+    """Return two hundred requests of tenant a at once, and a few each of tenants b to d just after."""
     others = [WorkloadRequest(200 + i, 1, (("", 30),), 20, tenant="bcd"[i % 3]) for i in range(3 * light)]
     return [*(WorkloadRequest(i, 0, (("", 30),), 20, tenant="a") for i in range(200)), *others]
 
@@ -513,7 +513,7 @@ SETTINGS = {
 
 
 def engine_traffic(seed: int) -> Workload:
-    """Thirty requests within a tenth of a second, far more than the engine can run at once."""
+    """Return thirty requests within a tenth of a second, far more than the engine can run at once."""
     chance = random.Random(seed)
     requests = traffic(chance, 30)
     return Workload([replace(r, arrival_ns=r.arrival_ns * 100_000, output_len=1 + r.output_len // 3) for r in requests])

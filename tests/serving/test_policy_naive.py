@@ -43,14 +43,14 @@ def test_the_naive_program_reproduces_the_recordings(path: Path) -> None:
 
 
 def in_any_order(step: dict[str, Any]) -> dict[str, Any]:
-    """`step` as recordings have it: of those preempted, who they are."""
+    """Return `step` as recordings have it, with the preempted requests in any order."""
     return step | {"pre": sorted(step["pre"])}
 
 
 def ours(
     recording: dict[str, Any], shares: bool, check: bool = False, named: bool = False
 ) -> tuple[list[Any], list[Any]]:
-    """The same run by our scheduler, in a loop of a dozen lines; `named` gives blocks identities."""
+    """Run our scheduler on the same requests, in a loop of a dozen lines; `named` gives blocks identities."""
     config, cost = SchedulerConfig(**recording["config"]), recording["cost"]
     to_come = deque(
         sorted(
@@ -118,7 +118,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 def naive(recording: dict[str, Any]) -> Any:
-    """What the naive program decides, or None where vLLM's rules never come to an end."""
+    """Return what the naive program decides, or None where vLLM's rules never come to an end."""
     try:
         return naive_vllm.run(recording)
     except naive_vllm.Livelock:

@@ -26,7 +26,7 @@ _CONSOLE = "from tokentwin.cli import main\n\nif __name__ == '__main__':\n    ma
 
 @pytest.fixture
 def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory full of a user's own modules by the names of ours, and of two of Python's."""
+    """A working directory with a user's own modules that have the names of ours, and of two of Python's."""
     for name in (*_OURS, "pickle", "random"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working directory was run')\n")
     (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,100,10\n2,100,10\n")
@@ -64,7 +64,7 @@ def test_a_sweep_has_the_same_bytes_on_ray_whose_workers_import_nothing_else_eit
 
 
 def _run_console(folder: Path, *arguments: str) -> None:
-    """The console script, where pip puts it, and Python looks first."""
+    """Run the console script from where pip puts it, which is where Python looks first."""
     script = folder / "bin" / "tokentwin"
     script.parent.mkdir(exist_ok=True)
     script.write_text(_CONSOLE)

@@ -23,7 +23,7 @@ def scheduler(requests, **settings):
 
 
 def steps(made, count):
-    """The tokens of each request in the next steps."""
+    """Return the tokens of each request in the next steps."""
     rows = []
     for _ in range(count):
         plan = made.schedule()

@@ -25,7 +25,7 @@ SETTINGS = examples(0.4)
 class Driver:
     """Runs a scheduler with `depth` steps in flight and checks everything after every call.
 
-    In the overlapped loop a request may be in several of them as decode, in a pipeline it must not.
+    In the overlapped loop a request may decode in several steps in flight; in a pipeline it may not.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Driver:
         self.finished: list[int] = []
         self.aborted: list[int] = []
         self.admissions: list[int] = []
-        self.seen: list[tuple[int, Request, int, list[int]]] = []  # step, request and its preemptions, blocks read
+        self.seen: list[tuple[int, Request, int, list[int]]] = []  # step, request, preemptions, blocks read
 
     def add(self, arrived: WorkloadRequest) -> None:
         self.all[arrived.id] = self.scheduler.add(arrived)
@@ -117,7 +117,7 @@ class Driver:
         scheduler.pool.check(scheduler.requests.values())
 
     def check_windows(self, pool: GroupedPool, plan: StepPlan) -> None:
-        """What queries see is held until their step has returned; what none to come can see is not held."""
+        """Check that blocks that queries see are held until their step returns, and that others are not held."""
         size = self.config.block_size
         flying = {flying.seq for flying, _ in self.flying}
         self.seen = [seen for seen in self.seen if seen[0] in flying]
@@ -326,14 +326,14 @@ def test_prefill_first_never_admits_beside_decodes(num_blocks: int, reserve: boo
 
 
 def at_once(config: SchedulerConfig) -> SchedulerConfig:
-    """Without waiting for more requests, which takes a loop with a clock."""
+    """Return settings without a wait for more requests, which takes a loop with a clock."""
     return config.model_copy(update={"static_timeout_ms": 0.0})
 
 
 def leapt(
     policy: str, config: SchedulerConfig, requests: list[WorkloadRequest], leaps: bool, shares: bool = False
 ) -> list[object]:
-    """Steps between arrivals, spans of tokens and the state after each step; by leaps where the policy offers them."""
+    """Return steps between arrivals, spans of tokens and the state after each step; by leaps where offered."""
     scheduler = find_policy(policy)(at_once(config), shares_prefixes=shares)
     to_come = deque(requests)
     all_of_them: list[Request] = []
@@ -399,7 +399,7 @@ def test_skipping_steady_steps_is_taking_them_one_by_one(policy: str, seed: int)
 
 
 def conversations(requests: list[WorkloadRequest], chance: random.Random) -> list[WorkloadRequest]:
-    """The same arrivals, half of them after an earlier prompt and its answer: what decoding fills can be hit."""
+    """Return these arrivals, half of which continue an earlier prompt and its answer, to hit its blocks."""
     talks: list[WorkloadRequest] = []
     for request in requests:
         before: tuple[Segment, ...] = (("system", 9),)

@@ -1,4 +1,4 @@
-"""Files that are there in full or not at all."""
+"""Files that exist complete or not at all."""
 
 import os
 import subprocess

@@ -19,7 +19,7 @@ ENDS = ("finished", "rejected", "timed_out", "cancelled")
 
 
 def poisson(count, rate_per_s, seed=0, prompts=None, outputs=None, **more):
-    """Poisson arrivals; lognormal prompts and exponential outputs unless given. Nothing is shared."""
+    """Return Poisson arrivals, with lognormal prompts and exponential outputs unless given; nothing is shared."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(S / rate_per_s, count)).astype(int).tolist()
     prompts = np.clip(rng.lognormal(4.5, 1.0, count), 1, 700).astype(int) if prompts is None else prompts
@@ -89,7 +89,7 @@ class FleetRun:
 
 
 def assert_everything_is_accounted_for(run, offered):
-    """No request disappears, and nothing is left behind on any replica."""
+    """Assert that no request disappears, and that nothing is left behind on any replica."""
     assert [row["request_id"] for row in run.rows] == sorted(request.id for request in offered)
     assert set(run.ends) <= set(ENDS)
     assert sum(run.ends.values()) == len(offered)

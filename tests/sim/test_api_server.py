@@ -28,7 +28,7 @@ def requests(count: int, every_ns: int = 3 * MS, **about: Any) -> Workload:
 
 
 def simulated(workload: Workload, door: FrontDoor | None, **settings: Any) -> tuple[list[dict[str, Any]], ...]:
-    """Rows of requests as the server has them, as clients have them, and of steps."""
+    """Return the rows of requests as the server has them and as clients have them, and the rows of steps."""
     server, clients = TableSink(), TableSink()
     deployment = settings.pop("deployment", Deployment(scheduler=SchedulerConfig(max_num_seqs=8, num_blocks=500)))
     Cluster(deployment, COST, server, tokens=True, front_door=door, clients=clients, **settings).run(workload)

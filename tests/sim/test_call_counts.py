@@ -22,7 +22,7 @@ REQUESTS = [
 
 
 def calls(block_size: int, steps: bool = False, windows: tuple[int, ...] = (), output_len: int = 300) -> int:
-    """Calls of Python and C functions; twice as many tokens as fit are asked for, so that blocks are evicted."""
+    """Count calls of Python and C functions; requests have twice the tokens that fit, so that blocks are evicted."""
     limits = SchedulerConfig(
         max_num_batched_tokens=8192,
         max_model_len=16_384,
@@ -36,7 +36,7 @@ def calls(block_size: int, steps: bool = False, windows: tuple[int, ...] = (), o
 
 
 def calls_of_fleet(replicas: int) -> float:
-    """Calls for each of 40 requests a replica, which all get as much to do, behind a router that looks at loads."""
+    """Count calls for 40 requests a replica, all with equal work, behind a router that looks at loads."""
     limits = SchedulerConfig(max_num_batched_tokens=512, max_model_len=16_384, num_blocks=8192)
     fleet = FleetConfig.model_validate({"pools": [{"replicas": replicas}], "router": "least-requests"})
     cost = TokenCost(6_000_000, 18_000, 450)

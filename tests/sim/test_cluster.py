@@ -97,7 +97,7 @@ def test_outstanding_counts_return_to_zero():
 
 
 class LastOnly:
-    """A user's own router."""
+    """A user's own router, which always chooses the last replica."""
 
     def choose(self, request, replicas):
         return replicas[-1]

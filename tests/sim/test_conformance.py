@@ -19,7 +19,7 @@ SMALLEST = min(RECORDINGS, key=lambda path: path.stat().st_size)
 
 @pytest.fixture
 def tampered(tmp_path):
-    """The smallest recording, changed by a function, as plain JSON."""
+    """Return the smallest recording, changed by a function, as plain JSON."""
 
     def change(edit):
         recording = json.loads(gzip.decompress(SMALLEST.read_bytes()))

@@ -25,7 +25,7 @@ INSTANT = {"nic_gb_s": 1e9, "latency_us": 0, "kv_bytes_per_token": KV}
 
 
 def apart(prefills=1, decodes=1, links=None, **more):
-    """A fleet of prefill and decode replicas; `prefill` and `decode` in `more` change the two pools."""
+    """Return a fleet of prefill and decode replicas; `prefill` and `decode` in `more` change the two pools."""
     pools = [
         {"name": "p", "role": "prefill", "replicas": prefills} | more.pop("prefill", {}),
         {"name": "d", "role": "decode", "replicas": decodes} | more.pop("decode", {}),

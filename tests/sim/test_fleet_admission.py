@@ -17,24 +17,24 @@ from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, S, assert_everything_is_accounted_for, poisson
 from traces.metrics.run_metrics import RunMetrics
 
-TOKENS = 1000  # mean prompt; a token takes 1 us, so service is exponential with mean 1 ms, but for a thousandth
+TOKENS = 1000  # mean prompt tokens; a token takes 1 us, so that service is nearly exponential with mean 1 ms
 PER_TOKEN = TokenCost(0, 1000, 0)
 
 
 def single_steps(count, rho, seed=1, servers=1):
-    """Requests of one step each, exponential: the queues of the textbooks."""
+    """Return requests of one step each with exponential lengths: the queues of the textbooks."""
     prompts = np.random.default_rng(seed).geometric(1 / TOKENS, count)
     return poisson(count, servers * rho * S / (TOKENS * 1000), seed + 100, prompts=prompts, outputs=1)
 
 
 def birth_death(births, deaths):
-    """Stationary probabilities of 0, 1, ... from the rates up from each state and down from the next."""
+    """Return stationary probabilities of states 0, 1, ..., from the rates up and down between neighbours."""
     weights = np.cumprod(np.concatenate([[1.0], np.asarray(births, float) / np.asarray(deaths, float)]))
     return weights / weights.sum()
 
 
 def assert_share(happened, expected, batches=20, precision=0.1):
-    """`expected` is in the 99.9 % confidence interval of the share, by batch means."""
+    """Assert that `expected` is in the 99.9 % confidence interval of the share, by batch means."""
     means = np.array([batch.mean() for batch in np.array_split(np.asarray(happened, float), batches)])
     half = student.ppf(0.9995, batches - 1) * means.std(ddof=1) / np.sqrt(batches)
     assert half < within(precision) * expected, f"+-{half / expected:.1%} is too wide to tell"
@@ -73,7 +73,7 @@ def test_a_limit_on_the_fleet_loses_as_m_m_c_k(monkeypatch):
 
 
 class LeastWork:
-    """The replica that is free first, as a central queue would choose."""
+    """A router that chooses the replica that is free first, as a central queue would."""
 
     def choose(self, request, replicas):
         return min(replicas, key=_work)

@@ -144,7 +144,7 @@ def test_autoscalers_do_not_keep_one_another_going():
 
 
 class Idle(VllmScheduler):
-    """Has nothing done."""
+    """A policy that plans no work."""
 
     def schedule(self):
         return StepPlan(0, self.decodes, 0)

@@ -16,7 +16,7 @@ STEP = TokenCost(10 * MS, 0, 0)
 
 
 def conversation(session, turns, first_id, start_ns=0, think_ns=100 * MS, output=5):
-    """Turns in the order of their earliest arrivals."""
+    """Return the turns of a conversation in the order of their earliest arrivals."""
     return [
         WorkloadRequest(
             first_id + k,

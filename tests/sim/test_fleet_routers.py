@@ -26,7 +26,7 @@ def by_replica(run):
 
 
 class Loaded(Replica):
-    """A replica that is nothing but a load."""
+    """A replica of which only the load matters."""
 
     def __init__(self, index):
         self.index = index
@@ -136,7 +136,7 @@ def test_queues_have_the_tails_of_the_supermarket_model(router):
 
 
 def conversations(sessions=41, turns=4, shared=True):
-    """Sessions whose turns repeat all that was said; each begins with one of four system prompts if `shared`."""
+    """Return sessions whose turns repeat all that was said; each begins with one of four system prompts if `shared`."""
     requests = []
     for turn in range(turns):
         for session in range(sessions):
@@ -235,7 +235,7 @@ def test_where_every_pool_is_reserved_others_may_use_all():
 
 
 class Biased:
-    """Sends a share to the last replica, the rest to the first."""
+    """A router that sends a share to the last replica, the rest to the first."""
 
     def __init__(self, every=2):
         self._every = every

@@ -40,7 +40,7 @@ def tier(name="cpu", blocks=10_000, read=10.0, write=INSTANT, latency_us=0.0, bl
 
 
 class TieredRun:
-    """One replica with tiers (or none); what must always hold is checked whenever it plans."""
+    """One replica with tiers (or none); invariants are checked whenever it plans."""
 
     def __init__(self, requests, *tiers, policy="vllm", preemption="swap", order="fcfs", **scheduler):
         sizes = {"max_model_len": 4096, "max_num_batched_tokens": 8192, "block_size": BLOCK, "policy": order}
@@ -72,7 +72,7 @@ class TieredRun:
 
     @property
     def hits(self):
-        """Prompt tokens that each request need not compute, wherever they were."""
+        """Return the prompt tokens that each request need not compute, from whichever tier."""
         return [
             row["prefix_hit_tokens"] + sum(tokens for _, tokens in row["tier_hit_tokens"] or ()) for row in self.rows
         ]
@@ -168,7 +168,7 @@ def test_a_link_is_first_in_first_out_and_idles_only_for_lack_of_work():
 
 
 def preempting(read, preemption):
-    """Two requests that outgrow the memory together: the second loses its place once."""
+    """Return two requests that outgrow the memory together: the second is preempted once."""
     requests = [WorkloadRequest(id, id, (("", 1600),), 400) for id in (0, 1)]
     return TieredRun(requests, tier(read=read), preemption=preemption, num_blocks=231)
 
@@ -195,7 +195,7 @@ def test_what_is_swapped_in_is_not_a_prefix_hit():
 
 
 class Stack:
-    """The oracle: one LRU list of keys."""
+    """An oracle for tiers: one LRU list of keys."""
 
     def __init__(self):
         self.keys = OrderedDict()

@@ -51,7 +51,7 @@ def requests(seed, count, rate_per_s=20.0, priorities=1):
 
 
 def step_cost(seed):
-    """A calibration with arbitrary prices and a domain that some steps are outside of."""
+    """Return a calibration with arbitrary prices and a domain that some steps are outside of."""
     rng = np.random.default_rng(seed)
     nothing = dict.fromkeys(("id", "deployment", "version", "created"), "")
 
@@ -75,7 +75,7 @@ def step_cost(seed):
 def run(
     leaps, workload, cost, *, steps=False, replicas=2, router="least-tokens", policy="vllm", queue="fcfs", **scheduler
 ):
-    """What happened, the steps if they are kept, and how many steps were not leapt over."""
+    """Return what happened, the steps if they are kept, and the number of steps that were not leapt over."""
     sink = TableSink()
     cluster = Cluster(
         Deployment(policy=policy, scheduler=SchedulerConfig(policy=queue, **OF_ENGINES.get(policy, {}), **scheduler)),
@@ -102,7 +102,7 @@ def run(
 
 
 def assert_same(workload, cost, **settings):
-    """Leaping and stepping give one result; some steps were leapt over."""
+    """Assert that leaping and stepping give one result, and that some steps were leapt over."""
     simulated, leapt, _, few = run(True, workload, cost(), **settings)
     stepped_simulated, stepped, steps, many = run(False, workload, cost(), steps=True, **settings)
     assert simulated == stepped_simulated
@@ -138,7 +138,7 @@ def test_leaping_is_stepping(policy, scheduler, concurrency, overlapped, plan_ns
 
 
 def conversations(offered):
-    """Two in three go on with what another asked and got, which may not be there yet."""
+    """Return requests of which two in three continue another's prompt and answer, which may not be there yet."""
     turns = list(offered)
     for id, request in enumerate(turns):
         if id % 3:

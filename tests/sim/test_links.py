@@ -130,7 +130,7 @@ def test_transfers_end_when_exact_fluid_flows_do(flows, fabric):
 
 
 def _fluid(flows, nic, fabric):
-    """When each flow ends, by stepping from event to event with rates raised together."""
+    """Return when each flow ends, by stepping from event to event with max-min fair rates."""
     left = {number: Fraction(size) for number, (_, _, _, size) in enumerate(flows)}
     begins = {number: Fraction(at + LATENCY) for number, (at, _, _, _) in enumerate(flows)}
     now, ends = Fraction(0), {}
@@ -151,7 +151,7 @@ def _fluid(flows, nic, fabric):
 
 
 def _raised(ports_of, nic, fabric):
-    """Bytes a nanosecond of each flow: raise all that can still rise by the most that fits, until none can."""
+    """Return each flow's bytes a nanosecond: all rates that can still rise are raised together until none can."""
     rates, rising = dict.fromkeys(ports_of, Fraction(0)), set(ports_of)
     capacity = {p: Fraction(nic, S) for ports in ports_of.values() for p in ports}
     if fabric is None:

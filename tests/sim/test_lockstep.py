@@ -79,7 +79,7 @@ def test_ranks_of_two_engines_and_those_of_a_dense_model_do_not_wait_for_each_ot
 
 
 class TokenStages(TokenCost):
-    """Stages that take so long a token."""
+    """Stages that take a fixed time per token."""
 
     def __init__(self, *each_ns: int) -> None:
         super().__init__(0, sum(each_ns), 0)

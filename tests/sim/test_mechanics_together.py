@@ -106,7 +106,7 @@ class Run:
 
 
 def assert_consistent(scheduler, seen):
-    """Every request and the decode set are sound, and each block belongs to somebody who was `seen`."""
+    """Assert that every request and the decode set are consistent, and blocks belong to requests in `seen`."""
     for request in scheduler.requests.values():
         request.check()
     scheduler.decodes.check()
@@ -143,7 +143,7 @@ drafts = st.fixed_dictionaries(
 
 @st.composite
 def engines(draw, tiered=True):
-    """Settings of a replica that go together."""
+    """Return settings of a replica that are valid together."""
     kinds = ["plain", "overlapped", "stages", "overlapped stages", "drafts", "overlapped drafts"]
     with_tiers = [f"tiers {kind}" for kind in kinds]
     kind = draw(st.sampled_from([*kinds, *with_tiers] if tiered else kinds))
@@ -176,7 +176,7 @@ def engines(draw, tiered=True):
 
 @st.composite
 def pools(draw):
-    """Pools of all roles, or one that serves everything."""
+    """Return pools of all roles, or one that serves everything."""
     serve = {"name": "s", "replicas": draw(st.integers(1, 2)), "deployment": draw(engines())}
     if draw(st.booleans()):
         return [serve]
@@ -239,7 +239,7 @@ def fleets(draw):
 
 
 def requests(seed, count, shares):
-    """Bursts of them, some with a beginning in common, some the turns of a conversation."""
+    """Return bursts of requests, of which some have a beginning in common and some are turns of a conversation."""
     draw, at_ns, turns, offered = Random(seed), 0, Counter(), []
     most_ns = draw.choice([0, 3 * MS, 20 * MS])
     for id in range(count):
@@ -267,7 +267,7 @@ def requests(seed, count, shares):
 
 
 def assert_answered(row, request):
-    """All of its tokens came, one after another, or it says why not."""
+    """Assert that all tokens of a request came, one after another, or that its row says why not."""
     times_ns = row["token_times_ns"]
     if row["status"] != "finished":
         assert row["reason"] and times_ns is None

@@ -55,7 +55,7 @@ CHUNK = 64
 
 
 class StageTimes(TokenCost):
-    """`PipelinedCost`: a step's tokens do not matter, each stage has its time."""
+    """`PipelinedCost` in which each stage takes a fixed time, whatever a step's tokens."""
 
     def __init__(self, stages: list[int], transfer: int = 0, cpu: int = 0) -> None:
         super().__init__(sum(stages) + transfer * (len(stages) - 1), 0, 0, cpu)
@@ -86,7 +86,7 @@ def run(
 
 
 def prompts(count: int) -> list[WorkloadRequest]:
-    """Each fills a step, and is done with it."""
+    """Return requests that each fill a step, and end with it."""
     return [WorkloadRequest(id, 0, (("", CHUNK),), 1) for id in range(count)]
 
 
@@ -127,7 +127,7 @@ def test_the_slowest_stage_sets_the_pace(stages: list[int], transfer: int, steps
 
 
 def flow_shop(stages: list[int], transfer: int, steps: int) -> list[int]:
-    """Ends of steps by the recurrence of a flow shop; a step enters when the one that many stages before has left."""
+    """Return the ends of steps of a flow shop: a step enters when the one `stages` steps before has left."""
     done = np.zeros((steps, len(stages)), dtype=int)
     for step in range(steps):
         arrives = done[step - len(stages), -1] if step >= len(stages) else 0

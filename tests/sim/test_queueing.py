@@ -1,9 +1,9 @@
-"""The simulator is held to queueing theory, where the answer is known.
+"""The simulator is compared with queueing theory, where the answer is known.
 
-A replica with one slot is a single FCFS server, replicas behind a router that knows their backlog are M/M/c, and
-a batch whose step time is proportional to its rows is processor sharing. Samples are compared with the formula
-by batch means at 99.9 % confidence, seeds fixed; recursions and conservation laws hold to the nanosecond. Formulas:
-Kleinrock, Queueing Systems I and II (1975, 1976); Harchol-Balter, Performance Modeling and Design (2013).
+A replica with one slot is a single FCFS server. Replicas behind a router that knows their backlog are M/M/c. A batch
+whose step time is proportional to its rows is processor sharing. Samples are compared with the formula by batch means
+at 99.9 % confidence, seeds fixed; recursions and conservation laws hold to the nanosecond. Formulas: Kleinrock,
+Queueing Systems I and II (1975, 1976); Harchol-Balter, Performance Modeling and Design (2013).
 """
 
 from math import factorial
@@ -27,7 +27,7 @@ PER_TOKEN = TokenCost(0, TOKEN_NS, 0)
 
 
 def poisson(rng, count, mean_ns, prompts=1, outputs=1, priorities=0):
-    """Poisson arrivals with the given lengths (one number for all, or an array)."""
+    """Return Poisson arrivals with the given lengths (one number for all, or an array)."""
     arrivals = np.cumsum(rng.exponential(mean_ns, count)).astype(np.int64)
     lengths = (np.broadcast_to(x, count).tolist() for x in (arrivals, prompts, outputs, priorities))
     return [
@@ -71,7 +71,7 @@ class Run:
         return self.finish - self.arrival
 
     def _integrate(self):
-        """Integrate, over time, what the replicas themselves hold; between events nothing changes."""
+        """Integrate, over time, the state that the replicas themselves hold; between events nothing changes."""
         clock, replicas = self.cluster._clock, self.cluster.replicas
         event = clock.step
 
@@ -94,14 +94,14 @@ def assert_mean(values, expected, batches=20, precision=0.1):
 
 
 def erlang_c(servers, load):
-    """Probability that an arrival waits in M/M/c; `load` is lambda / mu."""
+    """Return the probability that an arrival waits in M/M/c; `load` is lambda / mu."""
     rho = load / servers
     top = load**servers / factorial(servers) / (1 - rho)
     return top / (sum(load**k / factorial(k) for k in range(servers)) + top)
 
 
 class LeastWork:
-    """Central queue, as a router: a request joins the replica that will be free first (Kiefer and Wolfowitz 1955)."""
+    """A central queue as a router: a request joins the replica that will be free first (Kiefer and Wolfowitz 1955)."""
 
     def __init__(self):
         self.free_at = {}
@@ -114,7 +114,7 @@ class LeastWork:
 
 
 class AtRandom:
-    """A fair coin of its own."""
+    """A router that chooses at random, with its own random numbers."""
 
     def __init__(self):
         self._rng = np.random.default_rng(99)

@@ -18,7 +18,7 @@ COST = TokenCost(base_ns=MS, per_token_ns=MS, per_pair_ps=0)
 
 
 class Decoding:
-    """One replica that decodes, on a clock of its own."""
+    """One replica that decodes, on its own clock."""
 
     def __init__(self, **scheduler: Any) -> None:
         settings = {"max_num_batched_tokens": 1024, "num_blocks": 101, **scheduler}

@@ -21,7 +21,7 @@ TYPES = {
 
 
 def attributes(module: str, name: str) -> dict[str, str]:
-    """Return the annotations of a class, which a compiled one does not have."""
+    """Return the annotations of a class, which a compiled class lacks."""
     body = ast.parse((SIM / f"{module}.py").read_text()).body
     (row,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
     return {

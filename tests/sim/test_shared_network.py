@@ -27,7 +27,7 @@ BYTES = 1000  # of KV a token
 
 
 class Wired(TokenCost):
-    """10 ms a step, of which the network is busy for `network` ns."""
+    """Step times of 10 ms, during which the network is busy for `network` ns."""
 
     def __init__(self, network: int) -> None:
         super().__init__(10 * MS, 0, 0)

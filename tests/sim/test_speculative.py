@@ -50,7 +50,7 @@ def arriving(count, seed=0, rate_per_s=40.0, longest=120):
 
 
 def tossed(acceptance: Coins, request: int, place: int, drafts: int) -> int:
-    """How many are accepted of `drafts` after `place` output tokens."""
+    """Return how many of `drafts` are accepted after `place` output tokens."""
     return acceptance.tossed(Request(WorkloadRequest(request, 0, (("", 1),), place + drafts), place), drafts)
 
 
@@ -124,7 +124,7 @@ def test_settings_that_say_nothing_or_too_much_are_refused(wrong):
 
 
 def decoded(config: SchedulerConfig, arrived: WorkloadRequest, policy: str = "vllm") -> list[list[tuple[int, int]]]:
-    """Each step's (tokens, drafts) rows of a request that is alone."""
+    """Return each step's (tokens, drafts) of a request that is alone."""
     scheduler = find_policy(policy)(at_once(config), shares_prefixes=False)
     request = scheduler.add(arrived)
     steps = []
@@ -262,7 +262,7 @@ def test_luck_does_not_depend_on_the_batch_or_the_policy():
 
 
 class _Leviathan:
-    """A run of the target takes `target_ns` whatever it computes; drafting is what the configuration states."""
+    """A cost in which a run of the target takes `target_ns`, whatever it computes, and drafting the configured time."""
 
     def __init__(self, target_ns: int, config: SpeculativeConfig | None) -> None:
         self.target_ns = target_ns
@@ -299,7 +299,7 @@ def test_the_speed_up_is_leviathans(k, alpha, share):
 
 @st.composite
 def driven(draw: st.DrawFn) -> tuple[str, SchedulerConfig, bool, list[WorkloadRequest]]:
-    """A policy under tight memory: its largest request always fits, hardly more."""
+    """Run a policy under tight memory, in which its largest request always fits but hardly more."""
     size = draw(st.sampled_from([1, 2, 4, 16]))
     config = SchedulerConfig(
         max_num_seqs=draw(st.sampled_from([1, 3, 8])),

@@ -1,4 +1,4 @@
-"""Requests of the warm-up are served as ever, and have no row."""
+"""Requests of the warm-up are served as usual, and have no row."""
 
 import json
 

@@ -7,5 +7,5 @@ from calibration.validation import same_weather
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A band of a validation is of 39 simulated runs, which `tests/calibration/test_weather.py` has; here of five."""
+    """Make a validation's bands from five simulated runs; `tests/calibration/test_weather.py` uses all 39."""
     monkeypatch.setattr(same_weather, "_DRAWS", 5)

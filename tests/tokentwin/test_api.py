@@ -18,7 +18,7 @@ REQUESTS = Workload([WorkloadRequest(at, at * 10**8, (("", 100 + at),), 8) for a
 
 
 def executed(cells: list[str]) -> list[object]:
-    """What the last expression of each cell gives, where it ends with one; in one namespace, as a notebook has it."""
+    """Return the value of each cell's last expression, if it ends with one; all cells share a namespace."""
     space: dict[str, object] = {}
     shown = []
     for cell in cells:

@@ -27,7 +27,7 @@ HOST = KvTiersConfig(tiers=(KvTier(name="cpu", capacity_gib=0.01, read_gb_s=10, 
 
 
 def user(n: int) -> tuple[Segment, ...]:
-    """What a user says: own words, or from the answer to the request before, which seldom has ended by then."""
+    """Return a user's prompt: own words, or words of the answer to the request before, seldom ended by then."""
     words = (f"u{n % 5}", 5 + 4 * (n % 5))
     return ((f"out:{n - 1}", 16), words) if n % 3 == 2 else (words,)
 

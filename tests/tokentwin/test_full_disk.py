@@ -32,9 +32,9 @@ COMMANDS = {
 
 @contextmanager
 def disk_of(room_bytes: int) -> Iterator[None]:
-    """Files may hold `room_bytes` each: to a command that is a disk with no more room.
+    """Limit files to `room_bytes` each, which is a full disk to a command.
 
-    Python keeps no bytecode meanwhile: it would cut that off, too, and take what is left for a module.
+    Python writes no bytecode meanwhile: it would be cut off, too, and later be taken for a module.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with patch.object(sys, "dont_write_bytecode", True), patch.dict(os.environ, PYTHONDONTWRITEBYTECODE="1"):

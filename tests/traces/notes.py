@@ -1,4 +1,4 @@
-"""Other notes in a recording than its writer made."""
+"""Recordings with other notes than their writer made."""
 
 import json
 from pathlib import Path

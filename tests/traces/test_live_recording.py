@@ -23,7 +23,7 @@ def opened(place: Place) -> LiveRecording:
 
 
 def killed(recording: LiveRecording) -> None:
-    """The system takes back what its process held."""
+    """Release what the system releases when a process is killed."""
     assert recording._writer is not None
     recording._writer._lock.close()
 

@@ -250,7 +250,7 @@ JUNK = st.sampled_from([None, "x", -1, 0, [], {}, [None], True, 1e400, "inf", [[
 
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where everything in a JSON value stands, from the top."""
+    """Return the path of every value in a JSON value."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*path, key)
         yield from paths_in(inner, (*path, key))
@@ -298,7 +298,7 @@ def test_junk_anywhere_in_a_result_is_read_or_refused_in_one_line(tmp_path: Path
 
 
 def scrape(path: Path, times: int) -> None:
-    """A snapshot of two engines: `times` x 4 requests of 100 prompt and 20 output tokens, a quarter of it cached."""
+    """Return a snapshot of two engines: `times` x 4 requests of 100 prompt (a quarter cached) and 20 output tokens."""
     lines = []
     for engine in "01":
         label = f'engine="{engine}",model_name="a {{b}}"'

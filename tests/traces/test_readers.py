@@ -38,7 +38,7 @@ SEGMENTS = (
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads a text, from a file whose name gives nothing away."""
+    """Read a text from a file whose name does not tell its format."""
 
     def read(text):
         path = tmp_path / "trace"

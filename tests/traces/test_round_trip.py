@@ -21,7 +21,7 @@ segment_names = text.filter(lambda name: not name.startswith("out:"))
 
 @st.composite
 def workloads(draw, names=segment_names, tokens=st.integers(1, 2**27), most=8):
-    """Any workload that keeps the contract, earlier outputs in its prompts included."""
+    """Return any valid workload, with earlier outputs in its prompts."""
     count = draw(st.integers(0, most))
     ids = draw(st.lists(st.integers(0, 2**62), min_size=count, max_size=count, unique=True))
     arrivals = sorted(draw(st.lists(st.integers(0, 2**62), min_size=count, max_size=count)))

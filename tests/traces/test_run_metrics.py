@@ -24,7 +24,7 @@ S = 1_000 * MS
 
 
 def requests_table(rows):
-    """Rows of `requests`; what a row leaves out has an ordinary value."""
+    """Return rows of `requests`; columns that a row leaves out have usual values."""
     usual = {
         "status": "finished",
         "prompt_tokens": 10,
@@ -42,7 +42,7 @@ def steps_table(rows):
 
 
 def finished(arrival, scheduled, first, finish, tokens, **more):
-    """A finished request, its times in milliseconds."""
+    """Return a finished request, given its times in milliseconds."""
     times = {"arrival_ns": arrival, "scheduled_ns": scheduled, "first_token_ns": first, "finish_ns": finish}
     return {**{name: ms * MS for name, ms in times.items()}, "output_tokens": tokens, **more}
 
@@ -212,7 +212,7 @@ def test_every_name_is_in_the_registry():
 
 
 def synthetic(count, rate=50.0, servers=None, service_s=0.1, seed=0):
-    """A G/D/c queue (no limit on servers: infinite), as the table of `requests`, columns at once."""
+    """Return a G/D/c queue (infinite servers if no limit is given) as the table of `requests`."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(S / rate, count)).astype(np.int64)
     service = np.full(count, int(service_s * S))
@@ -243,7 +243,7 @@ def synthetic(count, rate=50.0, servers=None, service_s=0.1, seed=0):
 
 
 def waiting_steps(table, every_s=0.05):
-    """Steps of a fixed length whose `waiting` is what the requests table implies."""
+    """Return steps of a fixed length whose `waiting` follows from the requests table."""
     arrivals, starts = np.sort(table["arrival_ns"].to_numpy()), np.sort(table["scheduled_ns"].to_numpy())
     times = np.arange(0, table["finish_ns"].to_numpy().max(), int(every_s * S))
     waiting = np.searchsorted(arrivals, times, "right") - np.searchsorted(starts, times, "right")

@@ -20,7 +20,7 @@ _TOLERANCE = 0.02  # of a log-probability
 
 
 def answer(address: tuple[str, int], case: Case) -> dict[str, Any]:
-    """Send the request of `case`, and return its status and what came, joined and without what is a server's own."""
+    """Send the request of `case`; return status and answer, joined and without values that are a server's own."""
     connection = HTTPConnection(*address, timeout=120)
     data = case.body if isinstance(case.body, bytes | None) else json.dumps(case.body).encode()
     try:
@@ -40,7 +40,7 @@ def answer(address: tuple[str, int], case: Case) -> dict[str, Any]:
 
 
 def _public(value: Any) -> Any:
-    """`value` without ids, times, wording and null."""
+    """Return `value` without ids, times, wording and null."""
     if isinstance(value, dict):
         kept = {name: one for name, one in value.items() if name not in _OWN and one is not None}
         if isinstance(kept.get("message"), str):  # of an error
@@ -50,7 +50,7 @@ def _public(value: Any) -> Any:
 
 
 def _joined(text: str) -> dict[str, Any]:
-    """The events of a stream: their order by kind, and by choice all text, tokens and log-probabilities in order."""
+    """Return the order of a stream's events by kind, and by choice all text, tokens and log-probabilities."""
     order: list[str] = []
     choices: dict[int, dict[str, Any]] = {}
     usage = None
@@ -82,7 +82,7 @@ def _kind(event: dict[str, Any]) -> str:
 
 
 def _add(whole: dict[str, Any], piece: dict[str, Any]) -> None:
-    """Append what `piece` has of text, lists and objects to `whole`."""
+    """Append the text, lists and objects of `piece` to `whole`."""
     for name, value in piece.items():
         if name == "index":
             continue
@@ -95,7 +95,7 @@ def _add(whole: dict[str, Any], piece: dict[str, Any]) -> None:
 
 
 def differences(norm: Any, ours: Any, where: str = "") -> Iterator[str]:
-    """Where `ours` is not what `norm` is, one line each."""
+    """Return the differences of `ours` from `norm`, one line each."""
     if isinstance(norm, dict) and isinstance(ours, dict):
         for name in sorted({*norm, *ours}):
             yield from differences(norm.get(name), ours.get(name), f"{where}.{name}" if where else name)
@@ -114,7 +114,7 @@ def _alike(norm: Any, ours: Any) -> bool:
 
 
 def families(exposition: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Of each of vLLM's metrics in Prometheus' text format its type, and the names of its labels."""
+    """Return the type and the label names of each of vLLM's metrics in Prometheus' text format."""
     types = dict(re.findall(r"^# TYPE (vllm:\S+) (\S+)", exposition, re.MULTILINE))
     labels: dict[str, set[str]] = {name: set() for name in types}
     for sample, pairs in re.findall(r"^(vllm:\w+)\{(.*)\} \S+$", exposition, re.MULTILINE):

@@ -25,7 +25,7 @@ TOOL = {
 
 
 class Case(NamedTuple):
-    """A request, and the names of the documented differences that it shows."""
+    """A request, and the names of the documented differences that its answer shows."""
 
     name: str
     path: str
@@ -36,13 +36,13 @@ class Case(NamedTuple):
 
 
 def completion(name: str, *differs: str, **body: Any) -> Case:
-    """A greedy completion; a value of ... leaves a default out."""
+    """Return a greedy completion request; a value of ... leaves a default out."""
     defaults = {"model": "m", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
     return Case(f"completion: {name}", COMPLETIONS, _given({**defaults, **body}), differs)
 
 
 def chat(name: str, *differs: str, **body: Any) -> Case:
-    """A greedy chat."""
+    """Return a greedy chat request."""
     messages = [{"role": "user", "content": "Name a colour."}]
     defaults = {"model": "m", "messages": messages, "max_tokens": 8, "temperature": 0}
     return Case(f"chat: {name}", CHAT, _given({**defaults, **body}), differs)

@@ -141,7 +141,7 @@ def run(core: EngineCore, kv: Any, scenario: dict[str, Any], name: str, v2: bool
 
 
 def what_workers_are_told(plan: Any) -> dict[str, Any]:
-    """Of a step, beside its tokens. Which blocks they are may differ, how many may not."""
+    """Return what workers are told of a step, except tokens; numbers of blocks are compared, but not which blocks."""
     new, cached = plan.scheduled_new_reqs, plan.scheduled_cached_reqs
     return {
         "new": {one.req_id: [one.num_computed_tokens, len(one.block_ids[0]), one.prefill_token_ids] for one in new},
@@ -158,7 +158,7 @@ def what_workers_are_told(plan: Any) -> dict[str, Any]:
 
 
 class NoModel:
-    """An executor without workers, which samples any tokens for whom the scheduler says that it samples."""
+    """An executor without workers, which returns arbitrary tokens for the requests that the scheduler samples."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -187,7 +187,7 @@ class NoModel:
 
 
 def piece_tokens(piece: list[Any], tokens: dict[str, list[int]]) -> list[int]:
-    """Of a prompt: so many tokens of a named text, or of what a request has been answered so far."""
+    """Return prompt tokens: a number of tokens of a named text, or of a request's answer so far."""
     name, count = piece
     if name.startswith("out:"):
         return tokens.get(name[4:], [])[:count]

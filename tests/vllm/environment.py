@@ -12,6 +12,6 @@ needs_vllm = pytest.mark.skipif(PYTHON is None, reason="needs vLLM in .venv-vllm
 
 
 def environment() -> dict[str, str]:
-    """For a program in it that imports this repository."""
+    """Return the environment variables of a program in it that imports this repository."""
     given = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VLLM_"))}
     return given | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -37,8 +37,11 @@ SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
 
 
 def overlap_on_cpus() -> None:
-    """Let vLLM run its overlapped loop on a CPU, where it turns that off: a step is computed at once, and so its tokens
-    need no handing on from one step in flight to the next. The scheduler and the loop are those of a GPU."""
+    """Let vLLM run its overlapped loop on a CPU, where it turns that off.
+
+    A step is computed at once there, so its tokens need no passing from one step in flight to the next. The scheduler
+    and the loop are those of a GPU.
+    """
     check = CpuPlatform.check_and_update_config.__func__
     make = CPUModelRunner.__init__
 

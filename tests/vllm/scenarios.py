@@ -1,4 +1,4 @@
-"""Random scenarios for `live_run`: what each is about is its name."""
+"""Random scenarios for `live_run`, each named by what it tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Scenario = dict[str, Any]
 
 
 def requests(chance: Random, count: int, **more: Any) -> list[dict[str, Any]]:
-    """One round: requests of three families of prompts, which share their beginnings, a few steps apart."""
+    """Return one round: requests of three families of prompts with shared beginnings, a few steps apart."""
     families = [[chance.randrange(3, 500) for _ in range(150)] for _ in range(3)]
     found, at = [], 0
     for _ in range(count):
@@ -23,7 +23,7 @@ def requests(chance: Random, count: int, **more: Any) -> list[dict[str, Any]]:
 
 
 def turns(chance: Random, of: range, **more: Any) -> list[dict[str, Any]]:
-    """The next round: each goes on with the whole sequence of one before."""
+    """Return the next round, in which each request continues the whole sequence of an earlier one."""
     found = []
     for at, number in enumerate(of):
         asked = {"prompt": [number, [chance.randrange(3, 500) for _ in range(chance.randint(1, 50))]]}
@@ -47,7 +47,7 @@ WINDOWS = {
 
 
 def scenarios(seed: int = 0) -> dict[str, Scenario]:
-    """All of them, by name."""
+    """Return all scenarios, by name."""
 
     def chance() -> Random:
         return Random(seed)

@@ -17,7 +17,7 @@ _QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 @contextmanager
 def vllm_serving(folder: Path, model: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """vLLM's API server until the context is left."""
+    """Run vLLM's API server until the context is left."""
     port = free_ports(1)
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "m", "--port", str(port), "--host", "127.0.0.1", *options]

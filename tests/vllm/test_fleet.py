@@ -28,7 +28,7 @@ SCHEDULER = {
 
 
 def traffic() -> Workload:
-    """Requests that come faster than they can be served, with three system prompts; some clients hang up."""
+    """Return requests faster than they can be served, with three system prompts; some clients hang up."""
     spec = {
         "name": "x",
         "seed": 3,

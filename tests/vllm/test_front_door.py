@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.engine, pytest.mark.vllm, needs_vllm
 
 
 class Doors(NamedTuple):
-    """Where vLLM and our server listen."""
+    """The addresses of vLLM and of our server."""
 
     vllm: tuple[str, int]
     ours: tuple[str, int]

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm]
 
 
 def scenario(seed: int, policies: list[str], **settings: Any) -> dict[str, Any]:
-    """A small workload and a configuration that presses on it. Attention on CPUs wants blocks of 32 tokens."""
+    """Return a small workload and a configuration short of memory. Attention on CPUs needs blocks of 32 tokens."""
     chance = Random(seed)
     requests: list[dict[str, Any]] = []
     step = 0

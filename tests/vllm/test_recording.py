@@ -21,7 +21,7 @@ ALL = scenarios()
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of recordings, by scenario. One process makes some of them: vLLM takes long to import."""
+    """Return a directory of recordings, by scenario. One process makes several, since vLLM takes long to import."""
     out = tmp_path_factory.mktemp("live")
     paths = []
     for name, scenario in ALL.items():

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler looks like from the recorder's side, without vLLM."""
+"""A stand-in for vLLM's scheduler as the recorder sees it, without vLLM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def request(name: str, prompt: int, max_tokens: int, hashes: list[bytes] | None = None, **more: Any) -> Any:
-    """A request that has just come."""
+    """Return a request that has just arrived."""
     made = SimpleNamespace(
         request_id=name, num_prompt_tokens=prompt, num_tokens=prompt, max_tokens=max_tokens, arrival_time=100.0,
         block_hashes=hashes or [], priority=0, use_structured_output=False, skip_reading_prefix_cache=False,
@@ -20,7 +20,7 @@ def request(name: str, prompt: int, max_tokens: int, hashes: list[bytes] | None 
 
 
 class Scheduler:
-    """As far as the recorder looks at it."""
+    """The part of vLLM's scheduler that the recorder reads."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
@@ -31,7 +31,7 @@ class Scheduler:
         return len(self.requests), 0
 
     def plan(self, tokens: dict[str, int], new: dict[str, int] | None = None, **more: Any) -> Any:
-        """A step with these tokens; `new` are requests admitted, with what was found of them."""
+        """Return a step with these tokens; `new` are admitted requests, with the number of tokens found of each."""
         for name, count in tokens.items():
             one = self.requests[name]
             one.num_computed_tokens = max(one.num_computed_tokens, (new or {}).get(name, 0)) + count
@@ -44,7 +44,7 @@ class Scheduler:
         )
 
     def outputs(self, tokens: dict[str, int], finished: dict[str, str] | None = None) -> list[Any]:
-        """What clients are sent: so many tokens each; those `finished` have this status."""
+        """Return what clients are sent: a number of tokens each; requests in `finished` have that status."""
         sent = []
         for name, count in tokens.items():
             one = self.requests[name]

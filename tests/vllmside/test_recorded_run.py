@@ -33,7 +33,7 @@ RUN = {
 
 
 class Engine:
-    """A scheduler with a recorder beside it; every look at the clock is 1 us after the one before."""
+    """A scheduler with a recorder beside it; the clock advances by 1 us at every reading."""
 
     def __init__(self, path: Path, drafts: bool = False) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What a scheduler of ours is told in vLLM, and what is refused when vLLM starts; vLLM itself is not needed."""
+"""The settings that our schedulers get in vLLM, and those that are refused when vLLM starts, without vLLM."""
 
 from types import SimpleNamespace as Object
 from typing import Any

@@ -1,4 +1,4 @@
-"""What vLLM's workers are told of each step of a scheduler of ours; vLLM itself is not needed."""
+"""What vLLM's workers receive for each step of one of our schedulers, without vLLM."""
 
 from random import Random
 

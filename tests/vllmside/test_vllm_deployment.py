@@ -17,19 +17,19 @@ from vllmside.vllm_interface import check_interface, release
 
 
 class FullAttentionSpec(SimpleNamespace):
-    """By its name."""
+    """A stand-in that is recognised by its name."""
 
 
 class SlidingWindowSpec(SimpleNamespace):
-    """By its name."""
+    """A stand-in that is recognised by its name."""
 
 
 class MambaSpec(SimpleNamespace):
-    """By its name."""
+    """A stand-in that is recognised by its name."""
 
 
 def config(**changes: Any) -> Any:
-    """As much of a `VllmConfig` as is read, with changes of `part__name`."""
+    """Return the part of a `VllmConfig` that is read, with changes named `part__name`."""
     parts: dict[str, dict[str, Any]] = {
         "scheduler_config": {
             "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_num_scheduled_tokens": None,

@@ -20,7 +20,7 @@ CAME = Arrived(0, "a", 0, 0, 3, 4, 0, False, False, ())
 
 
 class Run:
-    """Takes events, unless it is told to fail or to wait."""
+    """A run that takes events, unless it is told to fail or to wait."""
 
     def __init__(self, fails: bool = False) -> None:
         self.goes_on = True
@@ -82,7 +82,7 @@ def test_a_place_that_cannot_be_written_leaves_the_engine_alone(
 
 
 def use(recorder: EngineRecorder) -> None:
-    """What a scheduler does with it: nothing of this may raise."""
+    """Call everything that a scheduler calls; none of it may raise."""
     one: Any = request("a", 3, 4)
     recorder.arriving(one)
     assert recorder.now() == 0

@@ -1,4 +1,4 @@
-"""The hostile corpus: what is wrong, where, and what the one line about it must name.
+"""The hostile corpus: commands with something wrong, and what the one line of error must name.
 
-A `Case` is a row of it. Rows that are alike are multiplied: every field of a file by every wrong value of its type.
+A `Case` is a row of it. Similar rows are generated: every field of a file with every wrong value of its type.
 """

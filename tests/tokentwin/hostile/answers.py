@@ -1,4 +1,4 @@
-"""Saved answers with one field wrong: those of the first levels all, of the leaves below every so many."""
+"""Saved answers with one field wrong: every field of the first levels, and one in `_EVERY` of those below."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tests.command import tokentwin
 
-LONGEST = 320  # characters of the line: three of a terminal's
+LONGEST = 320  # maximum number of characters of the line: three lines of a terminal
 Content = str | bytes | Callable[[Path], object]
 
 TRAFFIC = (
@@ -22,8 +22,8 @@ PLAN = "plan t.yaml --slo 'ttft_ms p99<=900' --gpu H100 --model Llama-3.1-8B"
 class Case(NamedTuple):
     """A command line in a folder with `files` (by name: text, bytes, or what makes them), beside the trace `t.yaml`.
 
-    says    what the line must name: all of several, of which each may be one of several, divided by `|`
-    wrong   what is wrong, for who reads a failure
+    says: what the line must name; of each text, one of the alternatives divided by `|`. wrong: what is wrong, for a
+    reader of a failure.
     """
 
     command: str
@@ -46,7 +46,7 @@ def make(case: Case, folder: Path) -> None:
 
 
 def problem(case: Case, words: list[str], folder: Path) -> str:
-    """What is not as it must be: one line that names what is wrong, steers no terminal, and leaves nothing behind."""
+    """Run the case; return what is not as it must be: one line that names the fault, and no files left behind."""
     make(case, folder)
     before = files(folder)
     try:
@@ -66,7 +66,7 @@ def problem(case: Case, words: list[str], folder: Path) -> str:
 
 
 def files(folder: Path) -> set[str]:
-    """All there is, but what Python keeps of a policy's file."""
+    """Return all files in `folder`, except Python's bytecode."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 

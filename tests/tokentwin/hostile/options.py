@@ -1,4 +1,4 @@
-"""Every option of every command with values that are none of its type, where all else is right."""
+"""Every option of every command with values of a wrong type, where all else is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people found: each row was a traceback, a hang, or taken in silence once."""
+"""Mistakes that people found: each row once gave a traceback, a hang, or no error at all."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def cases() -> Iterator[Case]:
 
 
 def _whole_files() -> Iterator[Case]:
-    """What no format begins with, or only begins."""
+    """Yield whole files that no format begins with, or that only begin like one."""
     line = json.dumps(JSON_LINES["simple"])
     contents: dict[str, tuple[bytes, str]] = {
         "empty.csv": (b"", "is empty"),

@@ -1,4 +1,4 @@
-"""Documents in which one thing is wrong: a value of another type, none that means anything, or a name too many."""
+"""Documents in which one thing is wrong: a value of another type, a meaningless value, or an unknown name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING = ([[[]]], {"nothing": 1})  # where null is usual
 
 
 class Wrong(NamedTuple):
-    """What the way to the wrong value is called, and the document with it."""
+    """A document with one wrong value, and the path to it."""
 
     way: Way
     value: Any
@@ -33,12 +33,12 @@ class Wrong(NamedTuple):
 
     @property
     def names(self) -> str:
-        """What a line may call it: the field, or what that is in."""
+        """What an error may name, divided by `|`: the field, or what contains it."""
         return "|".join(str(part) for part in self.way[-3:] if isinstance(part, str))
 
 
 def wrong_documents(document: Any, skipped: Sequence[str] = (), unknown: bool = True) -> Iterator[Wrong]:
-    """`document` with each leaf, one at a time, as it must not be; `unknown`: and with a name that nobody knows."""
+    """Yield `document` with one wrong leaf at a time and, if `unknown`, with an unknown name in each mapping."""
     for way, leaf in _leaves(document):
         if any(part in skipped for part in way):
             continue
@@ -84,7 +84,7 @@ def _mappings(node: Any, way: Way = ()) -> Iterator[Way]:
 
 
 def _with(document: Any, way: Way, value: Any) -> Any:
-    """A copy, but of what lies beside the way."""
+    """Return a copy with `value` at `way`; parts beside the path are shared with `document`."""
     changed = copy(document)
     changed[way[0]] = value if len(way) == 1 else _with(document[way[0]], way[1:], value)
     return changed
