@@ -14,7 +14,7 @@ from serving.workload import Workload
 from traces.synth import parse_spec, synthesise
 
 _SEED = 7_919_000
-_NEW_TOKENS = 16  # mean output that is too short to repeat itself much
+_NEW_TOKENS = 16  # mean output length, too short for much repetition
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> l
         ("full", most, longest / 16, longest / 40),
         ("long", max(most // 4, 1), longest / 3, longest / 64),
     ]
-    if config.speculative:  # long answers repeat themselves: drafts at every step hide the cost of a row
+    if config.speculative:  # long answers repeat themselves, so every step has drafts, which hide the cost of a row
         shapes += [
             ("new-few", max(most // 4, 1), longest / 64, _NEW_TOKENS),
             ("new-full", most, longest / 64, _NEW_TOKENS),
