@@ -220,9 +220,10 @@ class Scores(Elementwise):
 class Collective:
     """A collective over `gpus` devices; `elements` is the number of 16-bit elements in a device's message.
 
-    kind    all_reduce, all_gather, reduce_scatter, all_to_all; p2p: from one device to another
-    fusible whether one kernel may do an all-reduce with the norm behind it
-    nodes   nodes that have equal shares of the devices; `link` is one device's link to the other nodes
+    kind    all_reduce, all_gather, reduce_scatter, all_to_all, or p2p (from one device to another)
+    fusible True if one kernel may do an all-reduce and the norm after it
+    nodes   number of nodes, which have equal numbers of devices
+    link    link of one device to the other nodes; None within a node
     """
 
     name: str

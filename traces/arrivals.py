@@ -55,7 +55,7 @@ class Poisson(_Renewal):
 
 
 class Gamma(_Renewal):
-    """Gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, above 1 is burstier, below is steadier."""
+    """Gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, above 1 burstier, below 1 steadier."""
 
     kind: Literal["gamma"]
     rate: Rate

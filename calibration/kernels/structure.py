@@ -40,9 +40,9 @@ _SHARP = 4.0  # exponent of the smooth maximum of two overlapped times
 class Efficiency:
     """The coefficients of a kernel's structured time on a GPU.
 
-    launch_ns       time before and after its work
-    compute, memory shares of the datasheet's rates
-    unit_ns         time of every piece of work, however small: a row of activations that has to be quantised, a wave of
+    launch_ns       time before and after the kernel's work
+    compute, memory shares of the datasheet's rates that the kernel reaches
+    unit_ns         added time of every piece of work: a row of activations that has to be quantised, or a wave of
                     thread blocks of an attention
     """
 

@@ -1,8 +1,9 @@
 """The short traces that a calibration measures.
 
-They are real traffic through the real loop, not a synthetic grid: an engine's steps in situ differ by tens of percent
-from the same shapes timed alone. Closed loops at several concurrencies visit every batch size without knowing the
-engine's speed. Lengths cover all that the deployment admits. The seed is far from anything a user would validate with.
+They are real traffic through the engine's loop and not a grid of step sizes, because steps within a run take tens of
+percent more or less than equal steps timed alone. Closed loops with several concurrencies reach every batch size, even
+though the engine's speed is not known. Lengths cover the range that the deployment admits. The seed differs from seeds
+that a user is likely to validate with.
 """
 
 from __future__ import annotations
