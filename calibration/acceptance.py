@@ -1,4 +1,4 @@
-"""The drafts in a recording of the real engine: single acceptances for a replay, and rates for a simulation."""
+"""Draft tokens in recordings of the real engine: each acceptance for a replay, and mean rates for a simulation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Numbers = NDArray[np.float64]
 
 
 class RecordedAcceptance:
-    """The drafts of a recorded run, proposed and accepted as they were recorded.
+    """The numbers of proposed and of accepted draft tokens that each step of a run recorded.
 
-    `steps` are the rows of the run in order.
+    `steps` are the rows of the run's step table in order.
     """
 
     def __init__(self, steps: list[dict[str, Any]]) -> None:
@@ -48,10 +48,11 @@ def _at(steps: list[dict[int, int | None]], step: int, id: int) -> int:
 def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> SpeculativeConfig:
     """Return `config` with the proposal and acceptance rates of `runs`, for the simulator.
 
-    The rates replace the ones in `config`. Each place of a draft then yields as many tokens on average as in the runs:
-    its acceptance rate counts only drafts that were long enough. A text that repeats itself goes on doing so, and some
-    texts never do. So the rates are also counted separately: before the first accepted draft, and after steps that
-    accepted none, some or all tokens of their draft.
+    The rates replace the ones in `config`. Each position in a draft has an acceptance rate, which counts only drafts
+    that were long enough to reach the position. In the simulation a position then yields as many tokens on average as
+    in the runs. Some texts repeat themselves for a long time, and others never do. The rates are therefore also counted
+    separately: before the first accepted draft token of a request, and after steps that accepted none, some or all
+    tokens of their draft.
 
     Raises UserError if the runs have no drafts.
     """
@@ -71,9 +72,10 @@ def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> Spe
 
 
 def with_drafts(workload: Workload, run: Recording) -> Workload:
-    """Return `workload` with the outcome of each request's drafts in `run`.
+    """Return `workload` with the accepted draft tokens of each request in `run`.
 
-    Drafts follow from texts, as output lengths do. The workload is unchanged if the run has no drafts.
+    The accepted tokens depend on the text, as output lengths do, so they are part of the workload. The workload is
+    unchanged if the run has no drafts.
     """
     drafted = _Drafted.from_recording(run)
     if not drafted.proposed.any():
@@ -87,23 +89,25 @@ def with_drafts(workload: Workload, run: Recording) -> Workload:
 
 
 def as_accepted(deployment: Deployment, runs: Sequence[Recording]) -> Deployment:
-    """Return `deployment` for the simulator: if it drafts, with the proposal and acceptance rates of `runs`."""
+    """Return `deployment` with the draft rates of `runs`, or unchanged if it does not use speculative decoding."""
     speculative = deployment.scheduler.speculative
     return deployment.rescheduled(speculative=with_acceptance(speculative, runs)) if speculative else deployment
 
 
 class _Drafted(NamedTuple):
-    """Drafts, one for each step that sampled a token for a request that went on.
+    """Drafts of a run: one for each step that sampled a token for a request and was not the request's last step.
 
-    The overlapped loop computes one more step for a request that has ended; that step verifies nothing.
+    The engine's overlapped loop computes one more step for a request that has ended. That step verifies nothing.
 
     Attributes:
         request: id of the request
-        place: output tokens that the request had at that moment
-        proposed: tokens of the draft; 0 if there was no draft
-        verified: proposed tokens that the request's next step verified, as far as the output went
-        accepted: verified tokens that were accepted
-        before: accepted tokens of the request's draft before; -1 as long as no draft had an accepted token
+        place: number of output tokens that the request had after the step
+        proposed: number of tokens of the draft; 0 if there was no draft
+        verified: number of proposed tokens that the request's next step verified; tokens past the end of the output do
+            not count
+        accepted: number of verified tokens that were accepted
+        before: number of accepted tokens of the request's previous draft; -1 until the first draft with an accepted
+            token
     """
 
     request: Numbers
@@ -135,10 +139,10 @@ class _Drafted(NamedTuple):
         return _Drafted(*(column[rows] for column in self))
 
     def rates(self, places: int) -> dict[str, tuple[float, ...]]:
-        """Return two rates for each place of a draft.
+        """Return the proposal rate and the acceptance rate of each position in a draft.
 
-        The first is the share of steps whose draft reaches the place, the second the share of accepted drafts among the
-        ones that were verified up to the place.
+        The proposal rate is the share of steps whose draft reaches the position. The acceptance rate is the share of
+        drafts that were accepted up to the position among the drafts that were verified up to it.
         """
         reached = np.arange(1, places + 1)[:, None]
         rates = (self.proposed >= reached).mean(axis=1)

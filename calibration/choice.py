@@ -1,10 +1,11 @@
 """A choice among predicted configurations that allows for the errors of predictions.
 
 An option that keeps its bounds is worth its yield; an option that breaks them is worth nothing. The choice is the
-option of greatest expected worth among the options that are likely enough to keep their bounds. The surest option sets
-what is likely enough: where nothing is sure, the surest option gives much away and is hardly surer than others.
-Everything is counted over draws from the predictive band. A draw gives the error of every option at once, because the
-options of one family (a model on a GPU) share a part of their errors.
+option with the greatest expected worth among the options that are likely enough to keep their bounds. "Likely enough"
+is relative to the option that is most likely to keep them. If no option is certain, the most likely one is hardly more
+likely than others and may have a much smaller yield. Probabilities and expectations are computed over random draws from
+the predictive bands. A draw has an error for every option, because the options of one family (a model on a GPU) share a
+part of their errors.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from calibration.steps.interval import REACH
 Floats = NDArray[np.float64]
 
 DRAWS = 2000
-COMMON = 0.2  # share of an error's variance that a family shares; lab/results/decisions.md has the measurement
-RISK = 0.1  # probability of breaking a bound that is accepted by default
+COMMON = 0.2  # share of an error's variance that a family has in common; measured in lab/results/decisions.md
+RISK = 0.1  # accepted probability of breaking a bound, by default
 
 
 class Band(NamedTuple):
-    """A figure of some options `[options]`: the prediction and both ends of its 90 % interval."""
+    """One predicted figure for every option: the prediction and the ends of its 90 % interval, each `[options]`."""
 
     low: Floats
     centre: Floats
     high: Floats
 
     def drawn(self, errors: Floats) -> Floats:
-        """Return the figure `[options, draws]` that lies `errors` standard deviations off.
+        """Return the figure `[options, draws]` at `errors` standard deviations from the prediction.
 
         The distribution is lognormal with a separate width for each sign.
         """
@@ -52,10 +53,11 @@ def errors(families: Sequence[str], common: float = COMMON, draws: int = DRAWS, 
 
 
 def share_of_best(kept: NDArray[np.bool_], yields: Floats) -> Floats:
-    """Return the share of the best yield that each option is expected to reach, `[options]`.
+    """Return the expected ratio of each option's yield to the best yield, `[options]`.
 
-    Both inputs are `[options, draws]`. The best is the greatest yield in the same draw among options that keep their
-    bounds (`kept`). An option has 0 in draws in which it breaks a bound.
+    Both inputs are `[options, draws]`. `kept` is True where an option keeps its bounds. The best yield of a draw is the
+    greatest among the options that keep their bounds in this draw. The ratio is 0 in draws in which the option breaks a
+    bound.
     """
     worth = np.where(kept, yields, 0.0)
     best = worth.max(axis=0)
@@ -66,9 +68,9 @@ def share_of_best(kept: NDArray[np.bool_], yields: Floats) -> Floats:
 def choose(holds: Floats, worth: Floats, risk: float = RISK) -> int | None:
     """Return the index of the option to take, or None if no option ever keeps its bounds.
 
-    `holds` is each option's probability of keeping its bounds and `worth` its expected worth, both `[options]`. The
-    choice is the option of greatest worth among the ones whose probability is at least 1 - `risk` times the probability
-    of the surest. More risk never lowers what the chosen option is worth where it keeps its bounds.
+    `holds` is each option's probability of keeping its bounds, and `worth` is its expected worth, both `[options]`. The
+    choice is the option with the greatest worth among the options with a probability of at least (1 - `risk`) times the
+    largest probability. A greater risk never lowers the worth of the chosen option.
     """
     if not holds.any():
         return None

@@ -1,8 +1,9 @@
 """DeepSeek-V4's attention and residual streams as operations, the way vLLM runs them (`vllm/models/deepseek_v4`).
 
-Every query attends over latent vectors, which are key and value at once: the vectors of its window, and entries that
-stand for 4 or 128 tokens each. FlashMLA pads the heads of a device to 64 or 128. The work of compressors and of the
-indexer is counted by bytes: no kernel table with a fit has it, so its times are extrapolated.
+Every query attends over latent vectors, which are key and value at once. They are the vectors of its window and
+compressed entries, each of which stands for 4 or 128 tokens. FlashMLA pads the number of heads of a device to 64 or
+128. The compressors and the indexer are in no kernel table with a fit. Their work is counted in bytes, and their times
+are marked as extrapolated.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _PADDED_HEADS = 64  # FlashMLA pads to this number or to twice as many
 def compressed_projections(
     model: ModelSpec, latent: CompressedAttention, heads: int, tokens: Amount, deployment: Deployment
 ) -> list[Operation]:
-    """Return the projections of one device with `heads` heads.
+    """Return the projections of one device that has `heads` of the model's heads.
 
-    The device has the same share of the groups through which the outputs are projected down.
+    Attention outputs are projected down in groups. The device's share of these groups is its share of the heads.
     """
     hidden, layers = model.hidden_size, model.num_layers
     groups = -(-latent.o_groups * heads // model.num_heads)
@@ -103,10 +104,10 @@ def compressed_attention(latent: CompressedAttention, heads: int, sizes: StepSiz
 def compressed_elementwise(
     latent: CompressedAttention, heads: int, hidden_size: int, streams: int, tokens: Amount, layers: int
 ) -> list[Operation]:
-    """Return the elementwise operations: norms, rotations, states of compressors, and the mixing of residual streams.
+    """Return the elementwise operations: norms, rotary embeddings, compressor states and mixing of residual streams.
 
-    Before attention and before the MLP all streams are read twice: once for the weights that mix them, and once to add
-    them up. Afterwards they are read once more and written.
+    Before attention and before the MLP all streams are read twice: once to compute the weights that mix them, and once
+    to add them up. Afterwards they are read once more and written.
     """
     own = 4.0 * (latent.q_lora_rank + latent.kv_dim)
     rotated = 4.0 * (heads * latent.qk_head_dim + latent.kv_dim)
@@ -116,7 +117,7 @@ def compressed_elementwise(
         Elementwise("rotary, KV write", tokens * (rotated + turned_back), launches=2, count=layers),
     ]
     for ratio, count in _kinds(latent):
-        if ratio:  # a token's part is written in float32 and read again for its entry
+        if ratio:  # a token's part is written in float32 and read again when its compressed entry is made
             moved, launches = 8.0 * latent.compressor_width(ratio), 2
             if ratio == SPARSE:
                 moved, launches = moved + 3.0 * latent.index_n_heads * latent.index_head_dim, 5

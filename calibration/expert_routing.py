@@ -1,8 +1,8 @@
-"""The distribution of a mixture's tokens over its experts, and its imbalance between devices that share them.
+"""The distribution of an MoE model's tokens over its experts, and the imbalance between devices that share them.
 
-A step waits for the device whose experts got the most tokens. Trained routers are more uneven than chance; the extent
-is a property of model and traffic. Chance is the imbalance that remains if every token chooses evenly and
-independently. It fades as steps grow.
+A step waits for the device whose experts got the most tokens. Random imbalance remains even if every token chooses its
+experts evenly and independently; it shrinks as steps grow. Trained routers are more uneven than that, to an extent that
+depends on the model and the traffic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serving.deployments.model_spec import ModelSpec
 
 
 def busiest_over_mean(model: ModelSpec, deployment: Deployment, tokens: Any) -> Any:
-    """Return the load of the busiest device over the mean load, in steps of `tokens` tokens that reach the experts."""
+    """Return the ratio of the busiest device's load to the mean load in steps with `tokens` tokens."""
     if deployment.expert_imbalance == "random":
         groups = model.expert_groups or 1, model.groups_per_token or 1
         devices = deployment.expert_parallel_size
@@ -27,21 +27,21 @@ def busiest_over_mean(model: ModelSpec, deployment: Deployment, tokens: Any) -> 
 
 
 def experts_touched(experts: int, topk: int, tokens: Any) -> Any:
-    """Return the mean number of a layer's experts that get a token if tokens choose `topk` evenly and independently."""
+    """Return the expected number of experts that get a token if tokens choose `topk` evenly and independently."""
     return experts * (1.0 - (1.0 - topk / experts) ** np.asarray(tokens, dtype=np.float64))
 
 
 def random_imbalance(experts: int, topk: int, devices: int, tokens: Any, groups: tuple[int, int] = (1, 1)) -> Any:
-    """Return the expected maximum over mean of the rows on each device if tokens choose `topk` of `experts` at random.
+    """Return the expected ratio of maximum to mean rows per device if tokens choose `topk` of `experts` at random.
 
     Args:
-        groups: how many groups of experts there are, and how many of them a token chooses first (DeepSeek-V3, section
-            2.1.2)
+        groups: the number of groups of experts, and the number of groups that a token chooses first (DeepSeek-V3,
+            section 2.1.2)
 
-    The number of rows that one token sends to a device is hypergeometric among the experts of its groups. Over many
-    tokens, loads are normal. Their sum is fixed, so each pair correlates by -1 / (devices - 1), and their expected
-    maximum is that of independent normals times sqrt(devices / (devices - 1)). The result is bounded by what a single
-    token and a single device allow.
+    A row is one token for one expert. The number of rows that one token sends to a device has a hypergeometric
+    distribution over the experts of the token's groups. Over many tokens the loads of devices are normal. Their sum is
+    fixed, so each pair has the correlation -1 / (devices - 1), and their expected maximum is that of independent
+    normals times sqrt(devices / (devices - 1)). The result is at most the ratio that a single token can have.
     """
     tokens = np.maximum(np.asarray(tokens, dtype=np.float64), 1.0)
     own = experts / devices
@@ -53,11 +53,11 @@ def random_imbalance(experts: int, topk: int, devices: int, tokens: Any, groups:
 
 
 def _rows_variance(experts: int, topk: int, devices: int, groups: int, chosen: int) -> float:
-    """Return the variance of the rows that one token sends to a device with several whole groups or a part of one."""
-    own, within = experts / devices, experts * chosen / groups  # experts of a device, and a token's possible ones
-    local = max(groups / devices, 1.0)  # groups of which a device has experts
+    """Return the variance of the number of rows that one token sends to one device."""
+    own, within = experts / devices, experts * chosen / groups  # experts of a device, and of the chosen groups
+    local = max(groups / devices, 1.0)  # groups that have experts on the device
     share = chosen / groups
-    spread = local * share * (1.0 - share) * (groups - local) / max(groups - 1, 1)  # variance of chosen groups
+    spread = local * share * (1.0 - share) * (groups - local) / max(groups - 1, 1)  # variance of the chosen groups
     # moments of the device's eligible experts
     first, second = own * share, (own / local) ** 2 * (spread + (local * share) ** 2)
     scale = topk / within

@@ -1,8 +1,8 @@
-"""A fit of the time that an API server and a client add, from a run that the server and its client both recorded.
+"""A fit of the time that the API server and the client add to requests, from recordings by the server and the client.
 
-The API process does one thing after another, so the measured times are work and waiting for other work. The fit knows
-when every request came and when every token was there. It searches for the prices of work that explain the times if the
-work is done in that order.
+The API process does one piece of work at a time, so a measured time is the work itself plus the wait for earlier work.
+The recordings say when every request arrived and when the engine had sampled every token. The fit finds the time of
+each kind of work (its price) for which a queue in that order best explains the measured times.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from traces.recording import Recording
 from traces.recording_notes import notes_of
 
 Floats = NDArray[np.float64]
-_FEWEST = 10  # requests
+_FEWEST = 10  # minimum number of requests
 _WORK = ("request_ns", "prompt_token_ns", "outputs_ns", "chunk_ns")
 _SCALE_NS = (1e6, 1e3, 1e6, 1e5)  # units of these prices for the search
-_USUAL_NS = 1e6  # a usual error; larger errors count less and less, because they come from the machine
+_USUAL_NS = 1e6  # a usual error; larger ones count less, because they come from disturbances of the machine
 
 
 def front_door_of(server: Recording) -> FrontDoor | None:
-    """Return the front door of a run: the noted one of a simulated run, else the one that best explains the recording.
+    """Return the front door of a run: as noted by a simulated run, else as fitted to the recording.
 
-    The result is None for a run without a front door and for too few requests. The client's part of a real front door
-    is not known.
+    A front door is the API server with the client's connection. The result is None for a run without a front door and
+    for too few requests. A fitted front door has no times of the client, which the server does not record.
     """
     noted = notes_of(server.run).get("front_door")
     if noted is not None:
@@ -47,10 +47,10 @@ def front_door_of(server: Recording) -> FrontDoor | None:
 
 
 def fit_front_door(server: Recording, client: Recording, calibration: Calibration | None = None) -> FrontDoor:
-    """Return the front door that best explains both recordings, by least squares without negative times.
+    """Return the front door that best explains both recordings, fitted by least squares with non-negative times.
 
-    vLLM's API server records nothing; its scheduler and its clients give the times. With a `calibration` of the engine,
-    the result also has what the engine lost to the API process beside it.
+    vLLM's API server records nothing, so its times come from the scheduler and the clients. With a `calibration` of the
+    engine, the result also has the time that the engine lost because the API process ran on the same machine.
 
     Raises UserError for recordings of different runs and for too few requests.
     """
@@ -73,13 +73,13 @@ def fit_front_door(server: Recording, client: Recording, calibration: Calibratio
 
 
 def _explaining(served: pa.Table, **known: Any) -> FrontDoor:
-    """Return the front door that best explains the times of the API process, with the `known` numbers besides."""
+    """Return the front door that best explains the times of the API process, with the fields of `known` added."""
     last_ns = float(np.mean(_column(served, "last_sent_ns") - _column(served, "last_text_ns")))
     return FrontDoor(**dict(zip(_WORK, _work(_Served(served)), strict=True)), last_ns=last_ns, **known)
 
 
 class _Served:
-    """The work of the API process, and three times of each request at which a part of it was done; NaN if not known."""
+    """The work of the API process, and three measured times of each request. A time is NaN if it is not known."""
 
     def __init__(self, requests: pa.Table) -> None:
         self.received_ns = _column(requests, "received_ns")
@@ -99,7 +99,7 @@ class _Served:
         self.measured_ns = np.concatenate([_column(requests, name) for name in names])
 
     def predicted_ns(self, prices: Floats) -> Floats:
-        """Return the times of `measured_ns` at these prices of work (Lindley 1952), queued as in `sim.api_server`."""
+        """Predict the times of `measured_ns` at these prices, with the queue of `sim.api_server` (Lindley 1952)."""
         request_ns, prompt_token_ns, outputs_ns, chunk_ns = prices
         came = np.concatenate([self.received_ns, self.tokens_ns + outputs_ns])
         work = np.concatenate(
@@ -114,7 +114,7 @@ class _Served:
 
 
 def _work(served: _Served) -> list[float]:
-    """Return the fitted prices of work, none below 0."""
+    """Return the fitted prices of work in nanoseconds, none of them negative."""
     from scipy.optimize import least_squares
 
     scale = np.array(_SCALE_NS)
@@ -128,11 +128,11 @@ def _work(served: _Served) -> list[float]:
 
 
 def _lost(server: Recording, calibration: Calibration) -> dict[str, float]:
-    """Return what the engine of `server` lost to the API process beside it, at the speed of the calibrated machine.
+    """Return the time that the engine lost to the API process on the same machine, at the calibrated machine's speed.
 
-    For steps, this is the wall time that other processes had, beyond what they had during the calibration. For the
-    host's work between steps, it is all time beyond the calibration's prediction in the weather of the run. A twin's
-    recording has no weather; there it is the time by which steps took longer than predicted.
+    For steps, it is the wall time that other processes took, less what they took during the calibration. For the host's
+    work between steps, it is the measured time less the calibration's prediction, at the machine's slowdown in the run.
+    The recording of a simulated run has no slowdown; there it is the time by which steps took longer than predicted.
     """
     measured = MeasuredSteps([server.steps])
     host_ns = measured.cpu @ np.array([calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES])
@@ -149,7 +149,7 @@ def _lost(server: Recording, calibration: Calibration) -> dict[str, float]:
 
 
 def _prices(times_ns: Floats, amounts: Floats) -> tuple[float, float]:
-    """Return a constant and a price per amount, neither below 0, that explain the times."""
+    """Fit the times by a constant and a price per unit of amount, neither of them negative."""
     from scipy.optimize import nnls
 
     scale = max(float(amounts.max()), 1.0)

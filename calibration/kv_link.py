@@ -1,4 +1,4 @@
-"""The speed of KV copies to host memory and back, learnt from the copies that the real engine recorded.
+"""The speed of KV copies to host memory and back, fitted to the copies that the real engine recorded.
 
 A copy takes a latency plus its bytes over the bandwidth of its direction. The fit is non-negative least squares on
 relative errors, for both directions at once, because they share the latency.
@@ -14,11 +14,11 @@ from scipy.optimize import nnls
 from serving.deployments.config import Deployment
 from traces.recording import Recording
 
-_FASTEST_GB_S = 1e6  # the rate of a direction whose copies take no longer for more bytes
+_FASTEST_GB_S = 1e6  # bandwidth of a direction in which larger copies take no longer
 
 
 def as_linked(deployment: Deployment, runs: Sequence[Recording]) -> Deployment:
-    """Return `deployment` for the simulator: its KV tier with the latency and the bandwidths of the copies in `runs`.
+    """Return `deployment` with the latency and the bandwidths of its KV tier fitted to the copies in `runs`.
 
     A direction without copies keeps its configured bandwidth.
     """

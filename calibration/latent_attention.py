@@ -1,9 +1,9 @@
 """Multi-head latent attention as operations, the way vLLM runs it (`MLACommonImpl`).
 
-Prompts expand latent vectors into keys and values of every head, and expand the vectors of their past again with every
-chunk. Then they attend as other models do. Decode rows multiply the expansion into their queries and outputs instead,
-head by head, and attend over the latent vectors. Latent vectors are key and value at once and the same for all heads,
-so every device reads all of them.
+For prompts, latent vectors are expanded into keys and values of every head, and attention is then as in other models.
+Every chunk expands the latent vectors of its past again. For decode rows, the expansion is multiplied into the queries
+and outputs of each head instead, and attention is over the latent vectors. A latent vector is key and value at once and
+the same for all heads, so every device reads all latent vectors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from serving.deployments.weight_types import DTYPE_BYTES, stored
 
 @dataclass(frozen=True)
 class HeadGemm(Gemm):
-    """A batched GEMM: `[m, k] x [k, n]` for each of `heads`."""
+    """A batched GEMM: `[m, k] x [k, n]` for each of `heads` heads."""
 
     heads: int = 1
 
@@ -44,7 +44,7 @@ class HeadGemm(Gemm):
 
 @dataclass(frozen=True)
 class LatentPrefill(PrefillAttention):
-    """Prompt attention over expanded keys of `head_dim` and values of `value_dim`, in 16 bits for every cache type."""
+    """Prompt attention over expanded keys (`head_dim`) and values (`value_dim`), in 16 bits for every KV cache type."""
 
     value_dim: int = 0
 
@@ -59,7 +59,7 @@ class LatentPrefill(PrefillAttention):
 
 @dataclass(frozen=True)
 class LatentDecode(DecodeAttention):
-    """Decode attention over latent vectors and rotated keys, `head_dim` in all, of which `value_dim` are the values."""
+    """Decode attention over latent vectors with rotated keys: `head_dim` elements, of which `value_dim` are values."""
 
     value_dim: int = 0
 
@@ -75,7 +75,7 @@ class LatentDecode(DecodeAttention):
 
 @dataclass(frozen=True)
 class SparsePrefill(LatentDecode):
-    """Attention of `rows` prompt tokens over the latent vectors that an indexer chose for each, `context` in all.
+    """Attention of `rows` prompt tokens over the latent vectors that an indexer chose, `context` for all rows together.
 
     At least `seen` latent vectors are read.
     """
@@ -90,7 +90,7 @@ class SparsePrefill(LatentDecode):
 
 @dataclass(frozen=True)
 class IndexScores:
-    """An indexer's scores of `pairs` of queries and keys (of which it reads `seen`), and the choice of the highest."""
+    """An indexer's scores of `pairs` query-key pairs, and the choice of the highest; `seen` keys are read."""
 
     name: str
     tokens: Amount
@@ -124,9 +124,9 @@ class DecodeIndexScores(IndexScores):
 def latent_projections(
     model: ModelSpec, latent: LatentAttention, heads: int, sizes: StepSizes, deployment: Deployment
 ) -> list[Operation]:
-    """Return the projections of one device with `heads` heads.
+    """Return the projections of one device that has `heads` of the model's heads.
 
-    The factors of decode rows are in the deployment's `dtype`, whatever the type of the other weights.
+    The expansion matrices that decode rows use are in the deployment's `dtype`, even if other weights are quantised.
     """
     layers, hidden, tokens = model.num_layers, model.hidden_size, sizes.tokens
     rank, kept = latent.q_lora_rank, latent.kv_dim
@@ -167,10 +167,10 @@ def latent_projections(
 def latent_attention(
     latent: LatentAttention, heads: int, sizes: StepSizes, kv_dtype: str, layers: int
 ) -> list[Operation]:
-    """Return the attention of one device with `heads` heads.
+    """Return the attention operations of one device that has `heads` of the model's heads.
 
-    Prompts attend over keys and values, decode rows over the latent vectors. With an indexer, which every device has
-    whole, prompts also attend over latent vectors, as in vLLM.
+    Prompts attend over keys and values, and decode rows over the latent vectors. In models with an indexer prompts
+    attend over latent vectors, too, as in vLLM, and every device computes the whole indexer.
     """
     if latent.index_topk:
         return _sparse_attention(latent, heads, sizes, kv_dtype, layers)
@@ -212,7 +212,7 @@ def _sparse_attention(
 
 
 def latent_elementwise(latent: LatentAttention, heads: int, tokens: Amount, layers: int) -> list[Operation]:
-    """Return the elementwise operations: norms of down-projections, rotation of queries and key, and KV write."""
+    """Return the elementwise operations: norms of down-projections, rotary embedding of queries and key, KV write."""
     down = latent.q_lora_rank + latent.kv_lora_rank
     rotated = heads * latent.qk_rope_head_dim + latent.kv_dim
     rotated += (latent.index_n_heads + 1) * latent.index_head_dim

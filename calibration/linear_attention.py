@@ -1,7 +1,7 @@
 """Layers with a gated delta net as operations: the convolution and the delta rule.
 
-Prompts go through the chunked form (Yang et al., arXiv:2412.06464, section 3.3): attention within chunks of 64 tokens,
-and one update of each head's state for a chunk. A decode row reads its states and writes them, whatever its context.
+Prompts use the chunked form (Yang et al., arXiv:2412.06464, section 3.3): attention within chunks of 64 tokens, and one
+update of each head's state per chunk. A decode row reads and writes its states, which do not grow with its context.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from calibration.operations import Amount, Operation, StepSizes
 from serving.deployments.attention import LinearAttention
 from serving.deployments.weight_types import DTYPE_BYTES
 
-_CHUNK = 64  # tokens, as in the kernels that vLLM takes
+_CHUNK = 64  # tokens, as in the kernels that vLLM uses
 
 
 @dataclass(frozen=True)
 class LinearPrefill:
-    """Linear attention of `tokens` in `rows` prompts, with the key and value heads of one device."""
+    """Linear attention of `rows` prompts with `tokens` tokens in all, for the key and value heads of one device."""
 
     name: str
     rows: Amount
@@ -42,12 +42,12 @@ class LinearPrefill:
 
     @property
     def channels(self) -> int:
-        """The channels of the convolution."""
+        """Number of channels of the convolution."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
     def flops(self) -> Amount:
-        """FLOPs: three products with the state, and within a chunk three of keys and two of values; see `_CHUNK`."""
+        """FLOPs of the convolution and the delta rule: three products with the state, and products within a chunk."""
         state = 6.0 * self.key_dim * self.value_dim
         chunk = 2.0 * _CHUNK * (3 * self.key_dim + 2 * self.value_dim)
         return self.tokens * (self.value_heads * (state + chunk) + 2.0 * self.kernel * self.channels)
@@ -60,9 +60,9 @@ class LinearPrefill:
 
     @property
     def bytes(self) -> Amount:
-        """Bytes of inputs, outputs and states, and of what the kernels of the chunked form pass to one another.
+        """Bytes of inputs, outputs and states, and of tensors that the kernels of the chunked form pass to one another.
 
-        These are decayed keys and values, a state for each chunk, and a row of the chunk.
+        These tensors are decayed keys and values, a state for each chunk, and a chunk's row of scores for each token.
         """
         moved = 2.0 * (3 * self.channels + self.value_heads * self.value_dim)
         between = self.key_dim + self.value_dim + self.key_dim * self.value_dim / _CHUNK + _CHUNK
@@ -72,9 +72,10 @@ class LinearPrefill:
 
 @dataclass(frozen=True)
 class LinearDecode(LinearPrefill):
-    """Linear attention of decode rows, `tokens` in all.
+    """Linear attention of `rows` decode rows with `tokens` tokens in all.
 
-    Each row's states are read once. They are written for every token of the row, because its drafts may be rejected.
+    Each row's states are read once. They are written for every token of the row, because its draft tokens may be
+    rejected.
     """
 
     launches: ClassVar[int] = 2
@@ -91,7 +92,7 @@ class LinearDecode(LinearPrefill):
 
 
 def linear_attention(linear: LinearAttention, tp: int, sizes: StepSizes, layers: int, dtype: str) -> list[Operation]:
-    """Return the linear attention of one device; activations are of `dtype`."""
+    """Return the linear attention operations of one device; `dtype` is the type of the activations."""
     heads = linear.linear_num_key_heads // tp, linear.linear_num_value_heads // tp
     shape = (*heads, linear.linear_key_head_dim, linear.linear_value_head_dim, linear.linear_conv_kernel_dim)
     kept = linear.mamba_ssm_dtype or dtype

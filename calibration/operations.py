@@ -1,7 +1,7 @@
-"""The operations of a step: kinds of kernels, the least FLOPs and bytes of each, and a step's sizes.
+"""The operations of a step: kinds of kernels with their minimum FLOPs and bytes, and the sizes of a step.
 
-Every size may be a number or a numpy array of the same shape, so the same code prices one step or tabulates ten
-thousand. `count` says how often an operation occurs in a step: for most, once a layer. FLOPs and bytes are those of one
+Every size may be a number or a numpy array (all of one shape), so the same code prices one step or ten thousand.
+`count` is the number of occurrences of an operation in a step, usually one per layer. FLOPs and bytes are those of one
 occurrence.
 """
 
@@ -24,10 +24,10 @@ class Operation(Protocol):
     """One kind of kernel in a step.
 
     Attributes:
-        name: its name, unique in a step: `qkv`, `decode attention`, ...
-        count: occurrences in a step
-        size: amount that flows through it (tokens, rows, elements, ...): where it is 0, the operation does not occur
-        flops, bytes: amounts of one occurrence, on one device
+        name: name such as `qkv` or `decode attention`, unique in a step
+        count: number of occurrences in a step
+        size: amount that it processes (tokens, rows, elements, ...); if it is 0, the operation does not occur
+        flops, bytes: numbers of FLOPs and bytes of one occurrence on one device
     """
 
     @property
@@ -44,12 +44,12 @@ class Operation(Protocol):
 
 @dataclass(frozen=True)
 class Gemm:
-    """A GEMM `[m, k] x [k, n]` of activations by weights, both of `dtype`; it accumulates and writes in 16 bits.
+    """A GEMM `[m, k] x [k, n]` of activations and weights, both in `dtype`, with outputs in 16 bits.
 
-    Weights in int4 and int8 meet activations in 16 bits.
+    With weights in int4 or int8, the activations are in 16 bits.
 
     Attributes:
-        width: bytes of a weight with its share of scales; 0: the bytes of `dtype`
+        width: bytes of a weight with its share of scales; 0 stands for the bytes of `dtype`
     """
 
     name: str
@@ -77,11 +77,11 @@ class Gemm:
 
 @dataclass(frozen=True)
 class PrefillAttention:
-    """Causal attention of `tokens` query tokens in `rows` prompts over `past` KV tokens and themselves.
+    """Causal attention of `rows` prompts, with `tokens` query tokens, over `past` KV tokens and themselves.
 
     Attributes:
-        pairs: query-key pairs: sum over rows of n (2c + n + 1) / 2
-        window: tokens that a query sees at most; 0 is all of them (`pairs` is then already clipped by the caller)
+        pairs: number of query-key pairs: the sum of n (2c + n + 1) / 2 over prompts of n tokens with c past tokens
+        window: maximum number of tokens that a query sees (the caller has clipped `pairs` to it); 0 stands for all
     """
 
     name: str
@@ -112,9 +112,9 @@ class PrefillAttention:
 
 @dataclass(frozen=True)
 class DecodeAttention:
-    """Attention of one query token, or `queries`, for each of `rows`, over `context` KV tokens in all.
+    """Attention of `rows` decode rows, with `queries` query tokens each, over `context` KV tokens in all.
 
-    `context` includes the query token's own KV.
+    `context` includes the KV of the query tokens themselves.
     """
 
     name: str
@@ -144,7 +144,7 @@ class DecodeAttention:
 
 @dataclass(frozen=True)
 class Experts:
-    """The routed experts of a mixture: gate, up and down GEMMs over `tokens x topk` rows, `experts / ep` a device."""
+    """The routed experts of an MoE layer: GEMMs (gate, up and down) over `tokens x topk` rows in `ep` groups."""
 
     name: str
     tokens: Amount
@@ -164,7 +164,7 @@ class Experts:
 
     @property
     def touched(self) -> Amount:
-        """Experts of this device that get a token, on average, when tokens choose evenly and independently."""
+        """Expected number of this device's experts that get a token, if tokens choose evenly and independently."""
         return experts_touched(self.experts, self.topk, self.tokens) / self.ep
 
     @property
@@ -179,10 +179,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Norms, rotary embedding, activations, sampling: `moved` bytes read and written by `launches` kernels.
+    """Norms, rotary embedding, activations or sampling: `launches` kernels that read and write `moved` bytes in all.
 
     Attributes:
-        after: the all-reduce just before it; one kernel may do both
+        after: the all-reduce just before it, with which it may be fused into one kernel
     """
 
     name: str
@@ -206,7 +206,7 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Scores(Elementwise):
-    """Scores of an attention that are written to memory and read back; `masked` FLOPs compute masked scores."""
+    """Attention scores that are written to memory and read back; `masked` is the number of FLOPs for masked scores."""
 
     masked: Amount = 0.0
     of_prompts: bool = True
@@ -218,11 +218,12 @@ class Scores(Elementwise):
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective over `gpus` devices. `elements` is the message of one device, of 16-bit elements.
+    """A collective over `gpus` devices; `elements` is the number of 16-bit elements in a device's message.
 
-    kind    all_reduce, all_gather, reduce_scatter, all_to_all; p2p: from one device to another
-    fusible whether one kernel may do an all-reduce with the norm behind it
-    nodes   nodes that have equal shares of the devices; `link` is one device's link to the other nodes
+    kind    all_reduce, all_gather, reduce_scatter, all_to_all, or p2p (from one device to another)
+    fusible True if one kernel may do an all-reduce and the norm after it
+    nodes   number of nodes, which have equal numbers of devices
+    link    link of one device to the other nodes; None within a node
     """
 
     name: str
@@ -250,7 +251,7 @@ class Collective:
 
     @property
     def sent_between_nodes(self) -> Amount:
-        """Bytes that a device sends to other nodes, if the devices of a node first share the work."""
+        """Bytes that a device sends to other nodes; the devices of a node share the work."""
         if self.kind == "p2p":
             return 2.0 * self.elements * (self.nodes > 1)
         own = 1.0 if self.kind == "all_to_all" else self.nodes / self.gpus
@@ -260,14 +261,15 @@ class Collective:
 
 @dataclass(frozen=True)
 class Exchange(Collective):
-    """Tokens on the way to their experts (kind `dispatch`) and back (`combine`), by DeepEP's kernels.
+    """The exchange of tokens to their experts (kind `dispatch`) or back (kind `combine`), by DeepEP's kernels.
 
-    `elements` is the size of a device's own tokens, of `hidden` elements each. In the mode low_latency a copy goes to
-    each of a token's `topk` experts. In the mode high_throughput one goes to each other node, and there one to each
-    device. A token's experts are on devices as even and independent choices bring them there.
+    `elements` is the number of elements of a device's own tokens, `hidden` for each token. In the mode low_latency a
+    copy of a token goes to each of its `topk` experts. In the mode high_throughput one copy goes to each other node
+    that has one of its experts, and from there one to each device. Tokens are assumed to choose experts evenly and
+    independently.
 
     Attributes:
-        fp8: whether elements are sent in 8 bits, with a scale for each 128
+        fp8: True if elements are sent in 8 bits, with a scale for every 128 elements
     """
 
     hidden: int = 1
@@ -282,7 +284,7 @@ class Exchange(Collective):
 
     @property
     def backend(self) -> str:
-        """VLLM's name of the mode."""
+        """The name that vLLM gives the mode."""
         return f"deepep_{self.mode}"
 
     @property
@@ -291,7 +293,7 @@ class Exchange(Collective):
 
     @property
     def sent_within_node(self) -> Amount:
-        """Bytes over the links of a node; with two hops, all bytes that are not for the device itself."""
+        """Bytes that a device sends over the node's links; in high_throughput mode, all bytes not for itself."""
         if self.mode == "low_latency":
             return self._sent * self.topk * (self.gpus / self.nodes - 1) / self.gpus
         return self._sent * self._met(self.gpus) * (self.gpus - 1) / self.gpus
@@ -306,17 +308,17 @@ class Exchange(Collective):
         return self.elements * (1.0 + 4.0 / 128.0 if self.fp8 else 2.0)
 
     def _met(self, places: int) -> float:
-        """Return the expected number of `places` that have an expert of a token."""
+        """Return the expected number of nodes or devices, of `places` in all, that have an expert of a token."""
         return places * (1.0 - (1.0 - 1.0 / places) ** self.topk)
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The sizes of a step, as `StepPlan` counts them; every field is a number or an array.
+    """The sizes of a step, defined as in `StepPlan`; every field is a number or an array.
 
     Attributes:
         decode_spread: standard deviation of the decode rows' contexts
-        draft_tokens: draft tokens that decode rows verify beside their own
+        draft_tokens: number of draft tokens that decode rows verify in addition to their own token
     """
 
     prefill_rows: Amount = 0
@@ -331,14 +333,14 @@ class StepSizes:
 
     @property
     def tokens(self) -> Amount:
-        """Tokens that go through the layers."""
+        """Number of tokens that go through the layers."""
         return self.prefill_tokens + self.decode_rows + self.draft_tokens
 
 
 def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int, drafts: int = 0) -> StepSizes:
-    """Return a step of `rows` decode rows after `context` tokens each and `prompts` chunks of `chunk` tokens.
+    """Return a step of `rows` decode rows with `context` tokens each and of `prompts` chunks of `chunk` tokens.
 
-    Every chunk has `past` tokens before it. Every decode row has `drafts` draft tokens to verify.
+    Every chunk follows `past` tokens of its prompt. Every decode row verifies `drafts` draft tokens.
     """
     return StepSizes(
         prefill_rows=prompts,
@@ -353,9 +355,10 @@ def uniform_step(rows: int, context: int, prompts: int, chunk: int, past: int, d
 
 
 def own_pairs(rows: Amount, tokens: Amount, past: Amount, pairs: Amount) -> Amount:
-    """Return the query-key pairs of some prompts that lie within their own chunks.
+    """Return the number of query-key pairs that lie within the chunks of some prompts.
 
-    Pasts are taken to be alike. Whatever the prompts are, pairs lie between those of equal chunks and of a single one.
+    All prompts are assumed to have equally long pasts. The result is between the pairs of equal chunks and those of a
+    single chunk, as it is for any prompts.
     """
     least = tokens * (tokens / np.maximum(rows, 1) + 1) / 2
     return np.clip(pairs - tokens * (past / np.maximum(rows, 1)), least, tokens * (tokens + 1) / 2)

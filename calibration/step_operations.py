@@ -1,6 +1,6 @@
 """A step as a list of operations, derived from the model, the deployment and the sizes of the step.
 
-The operations are those of *one* device of a tensor-parallel group, for a step's whole way through the layers.
+The operations are those of *one* device of a tensor-parallel group, for all layers.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from serving.errors import UserError
 
 
 def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
-    """Return the operations of one step on one device, or on one device of each pipeline stage, through all layers.
+    """Return the operations of a step on one device, or on one device of each pipeline stage, in all layers.
 
-    `decode_context` counts tokens before the step, as a plan does.
+    `sizes.decode_context` counts the tokens before the step, as in a plan.
     """
     tp, tokens, logits = deployment.tensor_parallel_size, sizes.tokens, sizes.sampled_rows
-    if deployment.scheduler.speculative is not None:  # a draft model takes the logits of each row's last token only
+    if deployment.scheduler.speculative is not None:  # a draft model needs the last token's logits only
         logits = logits + sizes.draft_tokens
     return [
         *_projections(model, deployment, sizes),
@@ -62,10 +62,10 @@ def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) 
 
 
 def stage_transfer(model: ModelSpec, deployment: Deployment, tokens: Amount, across: bool) -> list[Collective]:
-    """Return the transfer of a step's activations to the next pipeline stage, `across` nodes or not.
+    """Return the transfer of a step's activations to the next pipeline stage; `across` is True between nodes.
 
-    Activations are hidden states and residuals, or all residual streams. As in vLLM, each device of a tensor-parallel
-    group sends its share to its counterpart, and the receivers gather.
+    The activations are hidden states and residuals, or all residual streams. As in vLLM, each device of a
+    tensor-parallel group sends its share to its counterpart, and the receivers gather the shares.
     """
     group, carried = tensor_group(deployment), max(model.residual_streams, 2.0)
     elements = tokens * (carried * model.hidden_size)
@@ -77,7 +77,7 @@ def stage_transfer(model: ModelSpec, deployment: Deployment, tokens: Amount, acr
 
 
 def _stage_transfers(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    """Return the transfers between all stages."""
+    """Return the transfers between all pipeline stages."""
     hops, transfers = hops_between_nodes(deployment), dict[str, Operation]()
     for across in hops:
         for one in stage_transfer(model, deployment, tokens, across):
@@ -93,12 +93,12 @@ def _collective(name: str, kind: str, group: Group, elements: Amount, count: int
 
 
 def heads_per_device(model: ModelSpec, tp: int) -> tuple[int, int]:
-    """Return the query and KV heads of one device; KV heads are repeated when there are fewer than devices."""
+    """Return the numbers of query and of KV heads on one device; KV heads are copied if they are fewer than devices."""
     return -(-model.num_heads // tp), max(model.num_kv_heads // tp, 1)
 
 
 def _projections(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
-    """Return the projections of attention and of dense layers' MLPs."""
+    """Return the projections of attention and the MLPs of dense layers."""
     tp, tokens = deployment.tensor_parallel_size, sizes.tokens
     layers, hidden = model.kv_layers, model.hidden_size
     heads, kv_heads = heads_per_device(model, tp)
@@ -185,11 +185,11 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
 
 
 def scores_in_memory(attention: Operation) -> Scores:
-    """Return the extra operation of an attention that keeps its scores in GPU memory.
+    """Return the extra operation of unfused attention, which keeps its scores in GPU memory.
 
-    Two GEMMs and a softmax write and read the scores in turn. Scores and probabilities are written and read once each,
+    Unfused attention is a GEMM, a softmax and a second GEMM. Scores and probabilities are written and read once each,
     in 16 bits (Dao et al., "FlashAttention", NeurIPS 2022, algorithm 0). The scores of prompts are full rectangles, of
-    which causal attention needs about half. Prompts of a step are taken as equally long.
+    which causal attention needs about half. All prompts of a step are assumed to be equally long.
     """
     assert isinstance(attention, PrefillAttention | DecodeAttention)
     heads, dim = attention.heads, attention.head_dim
@@ -206,7 +206,7 @@ def scores_in_memory(attention: Operation) -> Scores:
 
 
 def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:
-    """Return past KV tokens and query-key pairs of the prompts, when a query sees at most `window` tokens (0: all)."""
+    """Return the past KV tokens and query-key pairs of prompts whose queries see at most `window` tokens (0: all)."""
     if not window:
         return sizes.prefill_context, sizes.prefill_pairs
     past = np.minimum(sizes.prefill_context, sizes.prefill_rows * window)
@@ -224,7 +224,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
         return []
     tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
     routed = tokens * ranks  # the ranks of a data-parallel group step together and share their experts
-    busiest = routed * busiest_over_mean(model, deployment, routed)  # the other devices wait for the busiest
+    busiest = routed * busiest_over_mean(model, deployment, routed)  # the other devices wait for the busiest device
     shape = (hidden, model.moe_intermediate_size, model.experts_per_token, model.num_experts)
     split = (1, tp * ranks) if deployment.enable_expert_parallel else (tp * ranks, 1)
     operations: list[Operation] = [
@@ -240,7 +240,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
 
 
 def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Collective | None:
-    """Return the all-reduce of attention and of the MLP of every layer, or None without tensor parallelism.
+    """Return the all-reduces after every layer's attention and MLP as one operation; None without tensor parallelism.
 
     vLLM fuses it with the norm only if tensor parallelism is the only parallelism.
     """
@@ -255,11 +255,12 @@ def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Col
 
 
 def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    """Return norms, rotary embedding with the KV write, and activation, as bytes of 16-bit activations.
+    """Return the elementwise operations: norms, rotary embedding with the KV write, and activation functions.
 
-    Without fusion they are the operations of PyTorch in transformers' `LlamaDecoderLayer`, `LlamaRMSNorm`,
-    `apply_rotary_pos_emb` and `LlamaMLP`; each reads and writes its tensors in memory. The operations of a norm are:
-    sum with the residual, to float32, square, mean, a small constant, root, product, to 16 bits, weight.
+    They read and write activations of 16 bits. Without fusion they are the PyTorch operations of transformers'
+    `LlamaDecoderLayer`, `LlamaRMSNorm`, `apply_rotary_pos_emb` and `LlamaMLP`, each of which reads and writes its
+    tensors in memory. A norm is nine operations: add the residual, cast to float32, square, take the mean, add epsilon,
+    take the inverse root, multiply, cast to 16 bits, and multiply by the weight.
     """
     tp, fused = deployment.tensor_parallel_size, deployment.fusion
     if not fused and (model.latent is not None or model.linear is not None):
@@ -317,9 +318,10 @@ def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampl
 
 
 def _exchanges(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:
-    """Return DeepEP's exchanges.
+    """Return DeepEP's exchanges of tokens and the gathering of their results.
 
-    As in vLLM, each tensor-parallel device sends a part of its tokens, and the devices gather the results.
+    As in vLLM, each device of a tensor-parallel group sends a part of the group's tokens, and the devices gather the
+    results.
     """
     tensor, (gpus, nodes, link) = tensor_group(deployment), expert_group(deployment)
     mode = deployment.all2all_backend.removeprefix("deepep_")

@@ -24,9 +24,9 @@ MEASURED, VALIDATED, INTERPOLATED, EXTRAPOLATED, UNKNOWN, ASSUMED = LEVELS = (
 
 
 class TrustLevel(IntEnum):
-    """The level of a predicted time as a number, for arrays; the greatest is the worst.
+    """The trust level of a predicted time as a number, for arrays; the greatest number is the worst level.
 
-    A sum is as good as its worst part, and an empty sum is unknown.
+    The level of a sum is that of its worst part, and the level of an empty sum is unknown.
     """
 
     UNKNOWN = -1  # no time was needed
@@ -36,12 +36,12 @@ class TrustLevel(IntEnum):
 
     @property
     def word(self) -> str:
-        """The level in `LEVELS`."""
+        """The level as a word of `LEVELS`."""
         return self.name.lower()
 
     @property
     def clause(self) -> str:
-        """The clause about a kernel: `was measured`."""
+        """A clause about a kernel at this level, such as `was measured`."""
         return {0: "was measured", 1: "lies between measured shapes", 2: "lies beyond measured shapes"}[self]
 
 
@@ -53,12 +53,12 @@ class Trust(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The place of the level in the order: 0 is the best."""
+        """The index of the level in `LEVELS`; 0 is the best level."""
         return LEVELS.index(self.level)
 
 
 def noted_trust(level: Any, reason: Any, otherwise: str) -> Trust:
-    """Return the trust that a document notes, or unknown because of `otherwise` if it notes no level that we know."""
+    """Return the trust noted in a document, or `unknown` with the reason `otherwise` if it has no valid level."""
     if level not in LEVELS:
         return Trust(UNKNOWN, otherwise)
     return Trust(level, str(reason or "no reason is recorded"))
@@ -67,7 +67,7 @@ def noted_trust(level: Any, reason: Any, otherwise: str) -> Trust:
 def trust_in_run(run: Mapping[str, Any]) -> Trust:
     """Return the trust in a recording from its row of `runs`.
 
-    A run of the real engine is measured; a simulation notes how far to trust it.
+    A run of the real engine is measured. A simulated run has a note about its trust.
     """
     if run["clock"] == "wall":
         return Trust(MEASURED, "recorded on the real engine")
@@ -79,12 +79,12 @@ def trust_in_run(run: Mapping[str, Any]) -> Trust:
 
 
 def least_certain(trusts: Iterable[Trust]) -> Trust:
-    """Return the trust in a simulation of several cost models; one that priced no step does not count beside others."""
+    """Return the trust in a simulation with several cost models; a model that priced no step does not count."""
     return max(trusts, key=lambda trust: -1 if trust.level == UNKNOWN else trust.rank)
 
 
 def weakest(trusts: Iterable[Trust], things: str) -> Trust:
-    """Return the trust in a figure of several `things` (a plural): the least certain one, with counts."""
+    """Return the trust in a figure made of several `things` (a plural noun): the worst trust, with counts by level."""
     trusts = list(trusts)
     if not trusts:
         return Trust(UNKNOWN, f"there are no {things}")

@@ -1,6 +1,6 @@
-"""Arrival processes: synthesis draws the arrival times of requests or sessions from them.
+"""Arrival processes, from which synthesis draws the arrival times of requests or sessions.
 
-A process yields times in nanoseconds, in ascending order, in chunks and without end. Rates are per second.
+A process yields endless chunks of arrival times in nanoseconds, in ascending order. Rates are per second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Arrivals(Settings, allow_inf_nan=False):
 
 
 class _Renewal(_Arrivals):
-    """A process with independent gaps of one distribution; the first request arrives after a gap."""
+    """A process whose gaps are drawn independently from one distribution; the first request arrives after a gap."""
 
     def times_ns(self, rng: np.random.Generator, chunk: int) -> Iterator[np.ndarray]:
         last = 0
@@ -55,7 +55,7 @@ class Poisson(_Renewal):
 
 
 class Gamma(_Renewal):
-    """Gamma gaps with coefficient of variation `cv`: 1 is Poisson, more is burstier, less is steadier."""
+    """Gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, above 1 burstier, below 1 steadier."""
 
     kind: Literal["gamma"]
     rate: Rate
@@ -82,8 +82,8 @@ class Constant(_Arrivals):
 class Ramp(_Arrivals):
     """A Poisson process whose rate goes from `start_rate` to `end_rate` in `over_s` seconds and stays there.
 
-    Unit-rate arrivals S are mapped through the inverse of the cumulative rate, a t + k t^2 / 2 with slope k (time
-    rescaling; Cinlar, Introduction to Stochastic Processes, 1975).
+    Arrivals at unit rate are mapped through the inverse of the cumulative rate a t + k t^2 / 2, where a is the start
+    rate and k the slope (time rescaling; Cinlar, Introduction to Stochastic Processes, 1975).
     """
 
     kind: Literal["ramp"]
@@ -108,7 +108,7 @@ class Ramp(_Arrivals):
 
 
 class Closed(_Arrivals):
-    """A closed loop: `concurrency` requests are outstanding, and the next one is released when one completes."""
+    """A closed loop: `concurrency` requests are outstanding, and when one completes, the next one is sent."""
 
     kind: Literal["closed"]
     concurrency: int = Field(ge=1, le=10**9)

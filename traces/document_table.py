@@ -1,4 +1,4 @@
-"""A table of parts of a document: a column for each plain field, with the field's unit and definition."""
+"""Arrow tables of a document's parts, with a column for each plain field and its unit and definition as metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table_of(kind: type[BaseModel], rows: Iterable[BaseModel | Mapping[str, Any]
 
 
 def _field(name: str, info: FieldInfo) -> pa.Field | None:
-    """Return the Arrow field of a model's field, or None if it is neither text, a number nor a flag."""
+    """Return the Arrow field of a model's field, or None if the field is neither text, a number nor a flag."""
     kind = info.annotation
     kinds = [one for one in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)) if one in _TYPES]
     if not kinds:

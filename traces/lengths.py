@@ -1,7 +1,7 @@
-"""Length distributions: synthesis draws token counts (and think times) from them.
+"""Length distributions, from which synthesis draws numbers of tokens and think times.
 
-All draw whole numbers of 1 or more. `min` and `max` clip after rounding, so `mean` is the mean before clipping. A plain
-number stands for `fixed`.
+Drawn lengths are integers of at least 1. They are clipped to `min` and `max` after rounding, so `mean` is the mean
+before clipping. In a spec, a plain number stands for the distribution `fixed`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Lengths(Settings, allow_inf_nan=False):
 
 
 class Fixed(_Lengths):
-    """One length for all."""
+    """A constant length."""
 
     kind: Literal["fixed"] = "fixed"
     tokens: int = Field(ge=1, le=LONGEST)
@@ -51,7 +51,7 @@ class Fixed(_Lengths):
 
 
 class Uniform(_Lengths):
-    """A uniform distribution of the whole numbers from `low` to `high`, both included."""
+    """A uniform distribution of the integers from `low` to `high`, both included."""
 
     kind: Literal["uniform"]
     low: int = Field(ge=1, le=LONGEST)
@@ -80,8 +80,8 @@ class Exponential(_Lengths):
 class Lognormal(_Lengths):
     """A lognormal distribution with mean `mean`, and either `sigma` (of the logarithm) or one percentile.
 
-    With m = exp(mu + s^2/2) and the p-quantile q = exp(mu + z s), ln(q/m) = z s - s^2/2. Of the two roots s = z -+
-    sqrt(z^2 - 2 ln(q/m)), the smallest positive one is taken.
+    The mean is m = exp(mu + s^2/2) and the p-quantile is q = exp(mu + z s), so ln(q/m) = z s - s^2/2. This has the two
+    roots s = z -+ sqrt(z^2 - 2 ln(q/m)), of which the smallest positive one is used.
     """
 
     kind: Literal["lognormal"]
@@ -122,7 +122,7 @@ class Lognormal(_Lengths):
 class Empirical(_Lengths):
     """The lengths of a trace's requests, drawn with replacement.
 
-    If `prompt` and `output` both name the same trace, the two lengths of a request stay together.
+    If `prompt` and `output` name the same trace, both lengths of a drawn request are used together.
     """
 
     kind: Literal["empirical"]

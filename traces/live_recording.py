@@ -1,6 +1,6 @@
-"""A recording that grows while requests come, and its recovery after its process was killed.
+"""A recording that is written while a server runs, and its recovery if the server's process was killed.
 
-`python -m traces.live_recording DIR` makes a recording from the journal of such a process.
+`python -m traces.live_recording DIR` makes a recording from the journal of a killed process.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _MAPS = {column.name for dataset in DATASETS.values() for column in dataset if p
 
 
 class Journal:
-    """A journal of the rows of a growing recording at `path`, so that a process that is killed loses none of them.
+    """A journal of the rows of a growing recording, so that no row is lost if the process is killed.
 
-    A Parquet file cannot be read before it is complete. A journal can: entry by entry, up to the entry that was being
-    written. It is deflated, since a step has mostly the rows of the step before. Methods raise OSError when there is no
-    more room.
+    A Parquet file cannot be read before it is complete. A journal can be read up to its last complete entry. It is
+    compressed with Deflate, because a step has mostly the same rows as the previous step. Methods raise OSError if the
+    disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Journal:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def add(self, *entry: Any) -> None:
-        """Write an entry; the operating system has it when this returns."""
+        """Write an entry. When this returns, the entry is with the operating system."""
         data = self._encode(entry)
         deflate = self._deflate
         packed = deflate.compress(len(data).to_bytes(_HEAD, "big") + data) + deflate.flush(zlib.Z_SYNC_FLUSH)
@@ -60,7 +60,7 @@ class Journal:
 
 
 def entries(path: Path) -> Iterator[list[Any]]:
-    """Yield the entries of a journal, without an entry that was not written to its end."""
+    """Yield the complete entries of a journal."""
     inflate, decode, rest = zlib.decompressobj(), msgspec.msgpack.Decoder().decode, b""
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
@@ -78,10 +78,10 @@ def entries(path: Path) -> Iterator[list[Any]]:
 class Place(NamedTuple):
     """The directory `out` of a recording, or None for no recording.
 
-    `overwrite` allows it to replace an older recording.
+    If `overwrite` is True, it may replace an older recording.
 
-    A process that was started `again` records in a directory beside the older recording: its engine has forgotten
-    everything, so its run is another.
+    If `again` is True, the process was restarted. It then records to a directory beside the older recording, because
+    its engine has no state of the older run.
     """
 
     out: str | None
@@ -89,7 +89,7 @@ class Place(NamedTuple):
     again: bool = False
 
     def open(self, run: Mapping[str, Any]) -> LiveRecording | None:
-        """Open a recording of `run`. Raises UserError if that fails; a process started `again` then has none."""
+        """Open a recording of `run`. Raises UserError on failure, or returns None if the process was restarted."""
         if self.out is None:
             return None
         try:
@@ -119,8 +119,8 @@ class Place(NamedTuple):
 def recover(path: Path) -> None:
     """Make a recording from the journal that a killed process left at `path`, if there is one.
 
-    Requests that were under way become `unfinished`, and their number of tokens is not known. Raises UserError if the
-    recording cannot be written; nothing is lost then.
+    Requests that had not ended get the status `unfinished`, and their number of tokens is unknown. Raises UserError if
+    the recording cannot be written; the journal is then kept.
     """
     journal = path / JOURNAL
     if not journal.is_file():
@@ -139,10 +139,10 @@ def recover(path: Path) -> None:
 
 
 class LiveRecording:
-    """A recording that `writer` writes while a server runs. If writing fails, serving goes on without it.
+    """A recording that `writer` writes while a server runs. If writing fails, the server runs on without a recording.
 
-    With `run`, the columns of `runs` known at the start, everything is also written to a journal. `recover` makes the
-    recording from the journal if this process is killed.
+    If `run` (the columns of `runs` known at the start) is given, everything is also written to a journal. `recover`
+    makes the recording from the journal if this process is killed.
     """
 
     def __init__(self, writer: RecordingWriter, run: Mapping[str, Any] | None = None) -> None:
@@ -166,9 +166,10 @@ class LiveRecording:
         return self._writer is not None
 
     def arrived(self, request: WorkloadRequest) -> None:
-        """Take in a request that has arrived.
+        """Note a request that has arrived.
 
-        It enters the workload once it and all earlier requests have ended, because only then are all its fields known.
+        It is written to the workload when it and all earlier requests have ended, because all its fields are then
+        known.
         """
         heappush(self._waiting, (request.arrival_ns, request.id))
         self._requests[request.id] = request
@@ -194,7 +195,7 @@ class LiveRecording:
         self._try(lambda writer: writer.add_step(**row))
 
     def close(self, **run: Any) -> None:
-        """End the recording; `run` are columns of `runs` that are known only now."""
+        """Close the recording; `run` has further columns of `runs`, which are known only now."""
         self._try(lambda writer: self._workload.close())
         self._try(lambda writer: writer.close(**run))
         self._writer = None
@@ -202,7 +203,7 @@ class LiveRecording:
             self._journal.close()
 
     def repeat(self, kind: str, row: dict[str, Any]) -> None:
-        """Take in an entry from another recording's journal."""
+        """Add an entry from another recording's journal."""
         if kind == "arrived":
             self.arrived(WorkloadRequest(**{**row, "prompt": tuple(map(tuple, row["prompt"]))}))
             return
@@ -215,7 +216,7 @@ class LiveRecording:
             self.add_step(row)
 
     def leave(self, why: str) -> None:
-        """Record the requests that have arrived and not ended as unfinished, for the reason `why`."""
+        """Record the requests that have not ended as unfinished, with the reason `why`."""
         for request in list(self._requests.values()):
             times = {"arrival_ns": request.arrival_ns, "send_ns": request.arrival_ns, "end_ns": self._last_ns}
             status = {"status": "unfinished", "reason": why, "prompt_tokens": request.prompt_len}

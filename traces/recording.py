@@ -1,10 +1,10 @@
-"""A recorded run: a directory of Parquet files that the real engine and the simulator write alike.
+"""A recorded run: a directory of Parquet files, in the same form for the real engine and the simulator.
 
-It holds `runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (the meaning of every column)
-and, if known, `workload.parquet` (the offered requests in our trace format). `traces.recording_writer` writes it.
+It has `runs.parquet` (one row), `requests.parquet`, `steps.parquet`, `columns.json` (the meaning of every column) and,
+if known, `workload.parquet` (the offered requests in our trace format). `traces.recording_writer` writes it.
 
-Columns of `runs` hold JSON objects. The entries that we read are checked when a recording is opened, since anyone may
-have written the file. Other entries are allowed and ignored.
+Some columns of `runs` have JSON objects. The entries that we read are checked when a recording is opened, because any
+program may have written the file. Other entries are allowed and ignored.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from serving.workload import Workload
 from traces.formats.parquet import ParquetReader, arrow_reason
 from traces.schema import DATASETS, arrow_schema
 
-# For a large column, Arrow's own allocator takes huge pages that nobody has touched yet. The system takes longer to
-# clear them than Arrow takes to decode the column.
+# For a large column, Arrow's own allocator uses fresh huge pages. Clearing them takes the system longer than Arrow
+# takes to decode the column.
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
     pa.set_memory_pool(pa.system_memory_pool())
 
 JOURNAL = "journal"
 WORKLOAD = "workload.parquet"
-_READERS = 2  # columns that are decoded at the same time
+_READERS = 2  # number of columns that are decoded at the same time
 
 
 class _Footer(NamedTuple):
-    """The metadata of a dataset's file: its row groups, and its schema, which was checked against ours."""
+    """The metadata of a dataset's file: its row groups, and its checked schema."""
 
     about: pq.FileMetaData
     schema: pa.Schema
 
 
 class Recording:
-    """A recording on disk. Opening it reads the one row of `runs`; other data are read when they are used."""
+    """A recording on disk. Opening it reads only the row of `runs`; other data are read when they are used."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -67,7 +67,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
-        """Return the recording in directory `path`. Raises UserError when there is none or it is damaged."""
+        """Return the recording in directory `path`. Raises UserError if there is none or it is damaged."""
         return cls(path)
 
     @cached_property
@@ -77,12 +77,12 @@ class Recording:
 
     @cached_property
     def requests(self) -> pa.Table:
-        """The dataset `requests`: one row a request, in no particular order."""
+        """The dataset `requests`: one row per request, in no particular order."""
         return self.table("requests")
 
     @cached_property
     def steps(self) -> pa.Table:
-        """The dataset `steps`: one row an engine step."""
+        """The dataset `steps`: one row per engine step."""
         return self.table("steps")
 
     @property
@@ -93,7 +93,7 @@ class Recording:
     def table(
         self, dataset: str, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
     ) -> pa.Table:
-        """Return a dataset, or only some columns or row groups of it, which is cheap: the others are never read.
+        """Return a dataset, or only some of its columns or row groups; the others are not read.
 
         A column that a later version added is null in an older recording.
         """
@@ -102,13 +102,13 @@ class Recording:
         kept = range(about.num_row_groups) if groups is None else groups
 
         def arrays(names: Sequence[str]) -> list[pa.ChunkedArray]:
-            # Row groups are small: one thread reads them in a third of the time, without the machinery for many files.
+            # Row groups are small. One thread without pre-buffering reads them in a third of the time.
             file = pq.ParquetFile(self._file(dataset), metadata=about, pre_buffer=False)
             group_table = file.read_row_groups(kept, names, use_threads=False)
             return [group_table.column(name) for name in names]
 
         read = [name for name in wanted if name in stored.names]
-        # With many groups, reading column by column halves that time, since a column that grows alone is moved less.
+        # With many groups, reading column by column halves the time, because a growing column is copied less often.
         parts = [read] if len(kept) == 1 else [[name] for name in read]
         try:
             with ThreadPoolExecutor(_READERS) as readers:
@@ -135,13 +135,13 @@ class Recording:
         return int(self._footer(dataset).about.num_rows)
 
     def most_items(self, dataset: str, column: str) -> int:
-        """Return an upper bound for the items in all lists of a column, by the file's statistics."""
+        """Return an upper bound of the number of items in all lists of a column, from the file's statistics."""
         about, _ = self._footer(dataset)
         leaf = self._leaves(dataset).index(column)
         return sum(about.row_group(at).column(leaf).num_values for at in range(about.num_row_groups))
 
     def _leaves(self, dataset: str) -> list[str]:
-        """Return the dataset's column of each Parquet leaf column; a list of structs has several leaves."""
+        """Return for each Parquet leaf column the name of its column; a list of structs has several leaves."""
         about, _ = self._footer(dataset)
         return [about.schema.column(at).path.split(".")[0] for at in range(about.num_columns)]
 
@@ -151,9 +151,9 @@ class Recording:
         return [about.row_group(at).num_rows for at in range(about.num_row_groups)]
 
     def filled(self, dataset: str, columns: Sequence[str]) -> list[str]:
-        """Return the names in `columns` that have a value in some row, by the file's statistics.
+        """Return the names in `columns` of columns with a value in some row, from the file's statistics.
 
-        A list without items is no value.
+        An empty list does not count as a value.
         """
         about, stored = self._footer(dataset)
         leaves = self._leaves(dataset)
@@ -175,7 +175,7 @@ class Recording:
         return pa.Table.from_batches(heads)
 
     def workload(self) -> Workload:
-        """Return the offered workload. Raises UserError when the recording does not hold it."""
+        """Return the offered workload. Raises UserError if the recording does not have it."""
         if not (self.path / WORKLOAD).is_file():
             remedy = f"does not hold its trace, {WORKLOAD}; give the trace it was made from"
             raise UserError("recording", str(self.path), remedy)
@@ -234,7 +234,7 @@ class _Served(BaseModel):
 
 
 class _Notes(BaseModel):
-    """The notes that are read; `traces.recording_notes` says what they mean."""
+    """The notes that we read; `traces.recording_notes` documents them."""
 
     gpu: str | None = None
     trust: dict[str, Any] | None = None
@@ -252,7 +252,7 @@ class _Hardware(BaseModel):
 
 
 class _Deployment(BaseModel):
-    """The deployment of any engine; deployments of our own are read as `Deployment`."""
+    """The fields that we read of any engine's deployment; deployments of our engine are read as `Deployment`."""
 
     model: str | None = None
     scheduler: dict[str, Any] | None = None
@@ -262,7 +262,7 @@ _OBJECTS: dict[str, type[BaseModel]] = {"deployment": _Deployment, "hardware": _
 
 
 def check_objects(run: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for a column of the row `run` that is neither empty nor an object of its model."""
+    """Raise UserError for a column of the row `run` that is neither empty nor a valid JSON object."""
     for name, model in _OBJECTS.items():
         text, field = run[name], f"{where}: {name}"
         if not text:

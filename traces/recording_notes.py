@@ -1,8 +1,8 @@
-"""The `notes` of a run, a JSON object: facts about a recording beyond its columns.
+"""The `notes` of a run: a JSON object with facts about a recording that have no column.
 
-A run of the real engine notes its `attention`, `model`, `memory`, and for a mixture `experts`: the number of experts in
-a layer (`experts`) and the number that a token goes to (`topk`). A simulated run notes how far to trust it, once this
-is known:
+A run of the real engine has `attention`, `model` and `memory`. For an MoE model it also has `experts`, with the number
+of experts in a layer (`experts`) and the number of experts per token (`topk`). A simulated run has these notes, as far
+as they are known:
 
 front_door  time that the API server in front of it took, as in `serving.front_door.FrontDoor`
 gpu         the GPU whose kernel tables timed its steps
@@ -20,7 +20,7 @@ from serving.former_names import with_present_names
 
 
 def notes_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notes of a row of `runs`; empty if it has none or they are no JSON object."""
+    """Return the notes of a row of `runs`; empty if it has none or they are not a JSON object."""
     try:
         notes = json.loads(run.get("notes") or "{}")
     except ValueError:

@@ -1,9 +1,9 @@
-"""The writer of a recording, during the run.
+"""The writer of a recording, which writes during the run.
 
-One process at a time may write to a recording's directory, and it may replace nothing but a recording. Row groups are
-written during the run, under temporary names: rows become Arrow pieces, and pieces become row groups. `close` renames
-the files, `runs.parquet` last, so a directory with that file is a complete recording. A server also keeps a journal
-there until then (`traces.live_recording`).
+Only one process at a time may write to a recording's directory, and only an older recording may be replaced. Row groups
+are written during the run to files with temporary names. Rows are collected into Arrow pieces, and pieces into row
+groups. `close` renames the files, with `runs.parquet` as the last one, so a directory with this file is a complete
+recording. Until then, a server also keeps a journal in the directory (`traces.live_recording`).
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from traces.recording import JOURNAL, WORKLOAD, Recording
 from traces.recording_notes import notes_of
 from traces.schema import COLUMNS_FILE, DATASETS, arrow_schema, columns_text, recording_columns
 
-DEPLOYMENT = "deployment.yaml"  # written with a recording of vLLM, for people to use again
+DEPLOYMENT = "deployment.yaml"  # written with a recording of vLLM, so that users can run it again
 _FORMAT = "1"
 _METADATA = ("deployment", "seed", "version", "hardware", "calibration")
-_ROW_GROUP = {"steps": 65_536}  # rows; pages read the groups of the other datasets one by one
-_COMPRESSION = {"steps": "lz4"}  # faster than zstd: numbers are packed already, so a fifth of the time is saved
+_ROW_GROUP = {"steps": 65_536}  # rows; other datasets have smaller groups, which pages read one by one
+_COMPRESSION = {"steps": "lz4"}  # saves a fifth of the time of zstd; the numbers are already packed
 _OTHER_ROW_GROUP, _GROUP_BYTES = 8192, 1 << 23  # rows with lists are large
-_PIECE = 1024  # rows kept as Python objects before they become Arrow, which is 30 times smaller
+_PIECE = 1024  # number of rows kept as Python objects before they become Arrow, which is 30 times smaller
 
 Note = Callable[[Recording], Mapping[str, Any]]
 
 
 class RecordingWriter:
-    """A writer of one recording during the run; memory is bounded by a row group.
+    """A writer of one recording during the run; at most one row group per dataset is in memory.
 
-    `run` holds the columns of `runs` that are known at the start; `version` is filled in. `keep` names the list columns
-    to write (`token_times_ns`, `row_ids`, ...): the others are null even if given; None keeps all of them. As a context
-    manager it closes the recording, or discards it after an exception or Ctrl-C. Raises UserError while another process
-    writes to the same directory.
+    `run` has the columns of `runs` that are known at the start; `version` is filled in. `keep` has the names of list
+    columns to write (`token_times_ns`, `row_ids`, ...), or is None for all; other list columns become null. As a
+    context manager it closes the recording, or discards it after an exception or Ctrl-C. Raises UserError while another
+    process writes to the same directory.
     """
 
     def __init__(
@@ -78,32 +78,32 @@ class RecordingWriter:
 
     @property
     def workload_path(self) -> Path:
-        """The path for a workload that is known only during the run; `close` finishes this file, too."""
+        """The path for a workload that is known only during the run; `close` renames this file, too."""
         return self._temporary(WORKLOAD)
 
     def add_step(self, **columns: Any) -> None:
-        """Add one row of `steps`; a column not given is null."""
+        """Add one row of `steps`; columns that are not given are null."""
         self._datasets["steps"].add(columns)
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Add many rows of `steps`: lists or arrays of one length, by column."""
+        """Add many rows of `steps`; `columns` has lists or arrays of one length, by column name."""
         self._datasets["steps"].add_columns(columns)
 
     def add_request(self, **columns: Any) -> None:
-        """Add one row of `requests`; a column not given is null."""
+        """Add one row of `requests`; columns that are not given are null."""
         self._datasets["requests"].add(columns)
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Add many rows of `requests`: lists or arrays of one length, by column."""
+        """Add many rows of `requests`; `columns` has lists or arrays of one length, by column name."""
         self._datasets["requests"].add_columns(columns)
 
     def close(
         self, status: str = "complete", duration_ns: int | None = None, note: Note | None = None, **run: Any
     ) -> None:
-        """Finish the recording: `status` is `complete` or `interrupted`.
+        """Finish the recording with the status `complete` or `interrupted`.
 
-        `duration_ns` defaults to the last step's end or request's finish; `run` sets more columns of `runs`. `note`
-        returns notes that follow from the recording, which lacks nothing else then.
+        `duration_ns` defaults to the last end of a step or finish of a request. `run` has further columns of `runs`.
+        `note` gets the recording, which is complete except for notes, and returns further notes.
         """
         if not self._open:
             return
@@ -128,7 +128,7 @@ class RecordingWriter:
         self._open = False
 
     def discard(self) -> None:
-        """Remove everything this writer wrote. An older recording in the same directory stays."""
+        """Remove everything that this writer wrote. An older recording in the same directory stays."""
         if self._open:
             self._open = False
             for dataset in self._datasets.values():
@@ -160,7 +160,7 @@ class RecordingWriter:
 
 
 class _Closing(Recording):
-    """A recording of which all but the row of `runs` is written; its files have temporary names until it is closed."""
+    """A recording before it is closed: its files have temporary names, and the row of `runs` is not yet written."""
 
     def __init__(self, path: Path, row: Mapping[str, Any]) -> None:
         self.path = path
@@ -178,7 +178,7 @@ def _temporary(directory: Path, name: str) -> Path:
 
 
 def _claim(path: Path, overwrite: bool) -> tuple[bool, DirectoryLock]:
-    """Check that `path` can take a recording, and lock it; the flag is True if the directory was made for it."""
+    """Check that `path` can have a recording, and lock it; the flag is True if the directory was made now."""
     made = not path.exists()
     if not made and not path.is_dir():
         raise UserError("recording", str(path), "is a file; choose a directory")
@@ -211,7 +211,7 @@ def _ours(name: str) -> bool:
 
 
 class _DatasetWriter:
-    """A writer of the file of dataset `name`. `keep` names the list columns to write, or None for all."""
+    """A writer of the file of dataset `name`; `keep` has the names of list columns to write, or is None for all."""
 
     def __init__(self, name: str, path: Path, metadata: Mapping[str, str], keep: Collection[str] | None) -> None:
         self.name = name
@@ -226,8 +226,8 @@ class _DatasetWriter:
         self._row_group = _ROW_GROUP.get(name, _OTHER_ROW_GROUP)
         self._path = path
         numbers = [field.name for field in self._schema if pa.types.is_integer(field.type)]
-        # No dictionary for lists: token times all differ, so theirs would take longer than everything else and be
-        # larger.
+        # Lists have no dictionary, because all token times differ: it would take longer than everything else, and the
+        # file would be larger.
         words = [field.name for field in self._schema if field.name not in lists.union(numbers)]
         self._writer = pq.ParquetWriter(
             path,
@@ -257,7 +257,7 @@ class _DatasetWriter:
             self._writer.close()
 
     def abandon(self) -> None:
-        """Close the file without finishing it: its content no longer matters, but its handle must be released."""
+        """Close the file to release its handle; its content is not needed any more."""
         self._rows, self._pieces = [], []
         with suppress(OSError):  # a file that could not be written cannot be finished either
             self._writer.close()
@@ -310,7 +310,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _check_columns(dataset: str, columns: Collection[str]) -> None:
-    """Raise KeyError for a name that is no column of `dataset`."""
+    """Raise KeyError for a name that is not a column of `dataset`."""
     unknown = sorted(set(columns) - {c.name for c in DATASETS[dataset]})
     if unknown:
         raise KeyError(f"{dataset} has no column {', '.join(unknown)}")

@@ -1,4 +1,4 @@
-"""Changes of a workload that keep the content of its requests: fewer requests, or other arrival times."""
+"""Changes of a workload's arrival times or number of requests, which keep the content of the requests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def reshaped(
     rate_scale: float | None = None,
     warm_up_s: float | None = None,
 ) -> Workload:
-    """Take the first `limit` requests of `workload`, arriving `rate_scale` times as fast, counted after `warm_up_s`.
+    """Return the first `limit` requests of `workload` at `rate_scale` times their rate, counted after `warm_up_s`.
 
-    Raises UserError if an arrival moves beyond the largest time in nanoseconds, or if no request is left to count.
+    Raises UserError if an arrival would be later than 146 years, or if all arrivals are in the warm-up.
     """
     requests = workload.requests if limit is None else list(islice(workload.requests, min(limit, sys.maxsize)))
     if rate_scale is not None:
@@ -42,8 +42,8 @@ def reshaped(
 def only(workload: Workload, requests: Iterable[WorkloadRequest]) -> Workload:
     """Return `workload` with only the given requests, in their order.
 
-    Turns are numbered again in each session. The first turn that remains waits for no answer: it comes at its arrival
-    time.
+    The turns of each session are numbered again. The first remaining turn of a session does not wait for an answer, but
+    arrives at its arrival time.
     """
     turns: Counter[str] = Counter()
     kept = []
@@ -58,9 +58,9 @@ def only(workload: Workload, requests: Iterable[WorkloadRequest]) -> Workload:
 
 
 def at_rate(workload: Workload, rate: float) -> Workload:
-    """Return `workload`, its requests in a list, with a mean gap between arrivals of 1 / `rate` seconds.
+    """Return `workload`, with its requests in a list, scaled to a mean gap between arrivals of 1 / `rate` seconds.
 
-    If all requests arrive at one time, they stay as they are. Raises UserError as `reshaped` does.
+    If all requests arrive at one time, they are unchanged. Raises UserError as `reshaped` does.
     """
     requests = list(workload.requests)
     span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 if requests else 0.0
@@ -69,13 +69,14 @@ def at_rate(workload: Workload, rate: float) -> Workload:
 
 
 def spread_ticks(workload: Workload) -> Workload:
-    """Return `workload` with the n arrivals of a tick at its start + i/n of a tick, in their order.
+    """Return `workload` with the n arrivals of each tick spread evenly over the tick, in their order.
 
-    This undoes quantised times. A trace rounded to ticks (Mooncake's are about 3 s) shows bursts that never were: 90 %
-    of its gaps are zero. The true times inside a tick are unknown; even spacing adds the least burstiness.
+    This undoes the quantisation of times. A trace that was rounded to ticks (about 3 s in Mooncake's traces) has bursts
+    that did not exist: 90 % of its gaps are zero. The true times within a tick are unknown, and even spacing adds the
+    smallest burstiness.
 
-    A tick is the median gap between distinct arrivals, or the gap to the next arrival if that is shorter. A workload in
-    which no two arrivals are equal comes back as it is.
+    A tick is the median gap between distinct arrivals, or the gap to the next arrival if that is shorter. A workload
+    without equal arrivals is returned unchanged.
     """
     requests = list(workload.requests)
     counts = Counter(request.arrival_ns for request in requests)

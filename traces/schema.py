@@ -1,8 +1,8 @@
-"""The exchange format: the columns of a recorded run.
+"""The columns of a recorded run, which are the exchange format of this project.
 
-The real engine and the simulator write the same three datasets (`runs`, `requests`, `steps`), each a Parquet file whose
-fields carry a unit and a definition. Readers do not need to know which clock wrote them. All times are integer
-nanoseconds from the start of the run. A time that never came is null.
+The real engine and the simulator write the same three datasets (`runs`, `requests`, `steps`). Each one is a Parquet
+file with the unit and the definition of every field. Readers do not need to know whether a run was real or simulated.
+All times are integer nanoseconds from the start of the run. The time of an event that did not happen is null.
 
 Names, types, units and definitions are also written as `columns.json` beside each dataset, for tools that do not read
 the metadata of Arrow fields.
@@ -37,7 +37,7 @@ class Column(NamedTuple):
 
     @property
     def field(self) -> pa.Field:
-        """The Arrow field, which carries the unit and the definition."""
+        """The Arrow field, with the unit and the definition as metadata."""
         return pa.field(self.name, self.type, metadata={"unit": self.unit, "definition": self.definition})
 
 
@@ -351,7 +351,7 @@ def arrow_schema(dataset: str, metadata: dict[str, str] | None = None) -> pa.Sch
 
 
 def described(schema: pa.Schema) -> list[dict[str, str]]:
-    """Return one entry a column: `name`, `type` (Arrow's), `unit` (empty for a count or a label) and `definition`."""
+    """Return an entry per column: `name`, Arrow `type`, `unit` (empty for a count or a label) and `definition`."""
     return [
         {
             "name": field.name,
@@ -369,7 +369,7 @@ def recording_columns() -> dict[str, list[dict[str, str]]]:
 
 
 def columns_text(datasets: Mapping[str, list[dict[str, str]]]) -> str:
-    """Return the text of `columns.json`: JSON, one line a column."""
+    """Return the text of `columns.json`, which is JSON with one line per column."""
     blocks = (
         f'  "{name}": [\n' + ",\n".join(f"    {json.dumps(column, ensure_ascii=False)}" for column in columns) + "\n  ]"
         for name, columns in datasets.items()
@@ -380,7 +380,7 @@ def columns_text(datasets: Mapping[str, list[dict[str, str]]]) -> str:
 def columns_at(path: Path) -> dict[str, list[dict[str, str]]]:
     """Return the columns of one Parquet file, or of the datasets in the directory `path`.
 
-    Raises UserError if `path` holds no Parquet file, or if a file is damaged.
+    Raises UserError if there is no Parquet file at `path`, or if a file is damaged.
     """
     if path.is_dir():
         beside = path / COLUMNS_FILE

@@ -1,8 +1,7 @@
-"""Names for the parts that prompts share, so that prompts of tokens become prompts of a workload.
+"""Names for the parts that prompts share, which turn prompts of tokens into prompts of a workload.
 
-A prefix cache identifies a block by all tokens up to its end, so equal beginnings are compared block by block. Tokens
-that were not seen before get a new name. An answer is called `out:ID`, so that the next turn of a conversation can
-quote it.
+A prefix cache identifies a block by all tokens up to its end, so prefixes are compared block by block. Tokens that were
+not seen before get a new name. An answer is named `out:ID`, so that the next turn of a conversation can refer to it.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from serving.workload import Segment
 
 Path = tuple[Segment, ...]
 
-_MOST_BLOCKS = 1 << 18  # remembered at a time, in some 100 MB; the block least recently seen is forgotten first
+_MOST_BLOCKS = 1 << 18  # maximum number of remembered blocks (100 MB); the least recently seen one is dropped first
 
 
 class SharedPrefixes:
     """Segments of prompts, by a key of each whole block of `block_size` tokens.
 
-    A key stands for all tokens up to the end of its block, and `extra_tokens` more: equal keys mean equal beginnings.
-    Tokens without keys share nothing. Of all blocks seen, the last `most_blocks` are remembered.
+    A key stands for all tokens up to the end of its block and `extra_tokens` more, so equal keys mean equal prefixes.
+    Tokens without keys share nothing. The `most_blocks` most recently seen blocks are remembered.
 
     Attributes:
-        ambiguous: blocks of answers that were seen before the answer ended: another answer says the same, or a prompt
-            that came meanwhile quotes it. They have two names, so that a simulation can find fewer prefixes
+        ambiguous: number of blocks of answers that were already known when the answer ended, from an equal answer or
+            from a prompt that quoted it earlier. They have two names, so a simulation may find fewer shared prefixes
     """
 
     def __init__(self, block_size: int, most_blocks: int = _MOST_BLOCKS, extra_tokens: int = 0) -> None:
@@ -36,7 +35,7 @@ class SharedPrefixes:
         self.ambiguous = 0
 
     def prompt(self, id: int, keys: Sequence[Hashable], length: int) -> Path:
-        """Return the segments of a prompt of `length` tokens of request `id`; equal beginnings have equal names."""
+        """Return the segments of request `id`'s prompt of `length` tokens; equal prefixes have equal segments."""
         known = blocks = 0
         path: Path = ()
         for key in keys:
@@ -44,7 +43,7 @@ class SharedPrefixes:
                 break
             path = known_path
             known, blocks = self._end(blocks), blocks + 1
-        for key in reversed(keys[:blocks]):  # blocks on which others build are forgotten last
+        for key in reversed(keys[:blocks]):  # blocks that others follow are dropped last
             self._paths.move_to_end(key)
         if known < length:
             self._remember(keys, known, path, f"p{id}", length)
@@ -52,7 +51,7 @@ class SharedPrefixes:
         return path
 
     def answered(self, id: int, prompt: Path, keys: Sequence[Hashable], length: int) -> None:
-        """Take in the whole answer to request `id`: `prompt` and answer together have `length` tokens."""
+        """Remember the complete answer to request `id`; `prompt` and answer together have `length` tokens."""
         begins = sum(tokens for _, tokens in prompt)
         self.ambiguous += sum(key in self._paths for at, key in enumerate(keys) if self._end(at) > begins)
         self._remember(keys, begins, prompt, f"out:{id}", length)
@@ -62,7 +61,7 @@ class SharedPrefixes:
         return (block + 1) * self._block_size + self._extra_tokens
 
     def _remember(self, keys: Sequence[Hashable], begins: int, path: Path, name: str, ends: int) -> None:
-        """Remember the blocks whose keys end within the segment `name`, which goes from token `begins` to `ends`."""
+        """Remember the blocks with keys that end within segment `name`, which spans tokens `begins` to `ends`."""
         first = max(begins - self._extra_tokens, 0) // self._block_size
         for at in reversed(range(first, min(ends // self._block_size, len(keys)))):
             if begins < (end := self._end(at)) <= ends:

@@ -1,6 +1,6 @@
-"""A summary of a workload: rates, burstiness, lengths, and the prefix reuse it offers.
+"""A summary of a workload: rates, burstiness, lengths, and possible prefix reuse.
 
-It takes one pass over the requests and keeps three numbers per request, so a million requests stream through.
+It reads the requests once and keeps three numbers per request, so a million requests need little memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _ROOT = 0
 
 
 class PrefixReuse:
-    """The prefixes of the requests so far.
+    """The prefixes of all requests so far, as a tree.
 
-    `hit` takes the requests in order and returns the tokens that they share with earlier ones.
+    `hit` must get the requests in order. It returns the number of tokens that a request shares with earlier ones.
     """
 
     def __init__(self) -> None:
@@ -29,19 +29,19 @@ class PrefixReuse:
         self._longest: dict[tuple[int, str], int] = {}
 
     def hit(self, request: WorkloadRequest) -> int:
-        """Return the prompt tokens of `request` that earlier requests share, then add its tokens to the cache."""
+        """Return the number of prompt tokens that `request` shares with earlier requests, and add its tokens."""
         hit, matching, node = 0, True, _ROOT
         for name, tokens in request.prompt:
-            if name == PRIVATE:  # no other request has these tokens, nor any that follow them
+            if name == PRIVATE:  # no other request shares these or the following tokens
                 return hit
             known = self._nodes.get((node, name, tokens))
             if matching:
-                # The prefixes part inside this segment, unless another request goes on from its end.
+                # The prefixes differ within this segment, unless another request continues at its end.
                 longest = self._longest.get((node, name), 0)
                 hit += min(tokens, longest)
                 matching = known is not None
             node = self._add(node, name, tokens) if known is None else known
-        # The last token of an output never goes through the model, so no cache has it.
+        # The last token of an output is never computed by the model, so no cache has it.
         self._longest[node, f"out:{request.id}"] = request.output_len - 1
         return hit
 
@@ -57,16 +57,17 @@ _MINUTE_NS = 60_000_000_000
 
 @dataclass(frozen=True)
 class WorkloadSummary:
-    """A workload in numbers. A rate or ratio is None if it has no meaning (one request, no span).
+    """The summary of a workload. A rate or ratio is None if it is undefined (one request, or no time span).
 
     Attributes:
-        prompt, output: tokens of a request
-        interarrival_cv: standard deviation of the gaps between arrivals over their mean; 1 is Poisson
-        peak_minute_ratio: requests of the busiest minute over the requests of a mean minute
-        tied_share: share of gaps that are zero, a sign of quantised timestamps
-        prefix_hit_rate: prompt tokens that an infinite cache would hold, over all prompt tokens
-        prefix_block_hit_rate: blocks of `block_size` that it would hold in full, over all blocks (a prompt's partial
-            last block counts as held with its last token)
+        prompt, output: distributions of the numbers of tokens of a request
+        interarrival_cv: coefficient of variation (standard deviation / mean) of gaps between arrivals; 1 for Poisson
+            arrivals
+        peak_minute_ratio: ratio of the requests in the busiest minute to the mean requests per minute
+        tied_share: share of gaps that are zero; a large share is a sign of quantised timestamps
+        prefix_hit_rate: share of prompt tokens that an infinite cache would have
+        prefix_block_hit_rate: share of blocks of `block_size` tokens that it would have completely (a prompt's partial
+            last block counts if its last token is in the cache)
     """
 
     name: str
@@ -98,7 +99,7 @@ class WorkloadSummary:
 
 
 def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
-    """Return the summary of `workload`. Raises UserError when it holds no requests."""
+    """Return the summary of `workload`. Raises UserError if it has no requests."""
     arrivals, prompts, outputs = array("q"), array("q"), array("q")
     tenants: dict[str, int] = {}
     slo_classes: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""Synthetic workloads from a seeded specification: the same spec gives the same requests, byte for byte.
+"""Synthetic workloads from a seeded specification; equal specs give identical requests.
 
-Every quantity (arrivals, prompt lengths, ...) has a separate random stream, spawned from the seed. Changing one
-quantity leaves the others as they were, and a longer workload begins with the shorter one. Requests are generated in
-chunks as they are read: memory does not grow with their number.
+Every quantity (arrivals, prompt lengths, ...) has a separate random stream, spawned from the seed. If one quantity is
+changed, the others stay the same, and a longer workload begins with the shorter one. Requests are generated in chunks
+when they are read, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from traces.arrivals import LATEST_NS, Arrivals, Closed
 from traces.lengths import Empirical, Lengths
 
 _CHUNK = 8192
-_MOST_REQUESTS = 1_000_000_000  # so many take hours to write
+_MOST_REQUESTS = 1_000_000_000  # writing so many takes hours
 
 
 class SystemPrompts(Settings, allow_inf_nan=False):
-    """Prompts with which requests begin and which they share; each request (or session) chooses one."""
+    """System prompts at the beginning of prompts; each request (or session) chooses one of them."""
 
     count: int = Field(ge=1, le=1_000_000, description="number of different system prompts")
     tokens: Lengths = Field(description="length of each system prompt in tokens")
@@ -44,10 +44,10 @@ class SystemPrompts(Settings, allow_inf_nan=False):
 
 
 class Sessions(Settings):
-    """Conversations: each turn's prompt is the whole conversation so far and a new user message.
+    """Conversations in which the prompt of a turn is the whole conversation so far plus a new user message.
 
-    A turn arrives `think_ms` after the arrival, or after the end, of the turn before. An open-loop trace does not know
-    when a turn ends, so think times from the arrival should be longer than answers take.
+    A turn arrives `think_ms` after the arrival or after the end of the previous turn. An open-loop trace does not know
+    when a turn ends, so think times from the arrival should be longer than the time of an answer.
     """
 
     turns: Lengths = Field(description="number of turns of a session")
@@ -62,10 +62,10 @@ class Sessions(Settings):
 
 
 class SynthSpec(Settings, allow_inf_nan=False):
-    """The specification of a workload. Exactly one of `requests` and `duration_s` sets its size.
+    """The specification of a workload. Its size is given by exactly one of `requests` and `duration_s`.
 
-    `prompt` is the length of the user's part; a system prompt and earlier turns come on top. With `sessions`,
-    `arrivals` are arrivals of sessions, and `requests` counts turns.
+    `prompt` is the length of the user's part, to which a system prompt and earlier turns are added. With `sessions`,
+    `arrivals` is the arrival process of sessions, and `requests` is the number of turns.
     """
 
     name: str = Field("synthetic", description="name of the workload")
@@ -89,7 +89,7 @@ class SynthSpec(Settings, allow_inf_nan=False):
 
     @property
     def expected_requests(self) -> float:
-        """The number of requests: `requests`, or the mean number within the duration; for a ramp, the largest."""
+        """The number of requests: `requests`, or the mean number within the duration (for a ramp, an upper bound)."""
         if self.requests is not None:
             return self.requests
         rates = (getattr(self.arrivals, name, 0.0) for name in ("rate", "start_rate", "end_rate"))
@@ -117,12 +117,12 @@ class SynthSpec(Settings, allow_inf_nan=False):
 
 
 def parse_spec(data: Any, where: str = "spec") -> SynthSpec:
-    """Parse `data` as a spec. Raises UserError with the first field that is wrong."""
+    """Parse `data` as a spec. Raises UserError with the first invalid field."""
     return parse(SynthSpec, data, where, typed=True)
 
 
 def read_spec(path: str | Path) -> SynthSpec:
-    """Read the spec in a YAML file. Raises UserError that names the file, and the first field that is wrong."""
+    """Read the spec in a YAML file. Raises UserError with the file and the first invalid field."""
     return parse_spec(read_yaml(path, "trace"), where=str(path))
 
 
@@ -157,7 +157,7 @@ class _Turn(NamedTuple):
 
 
 class _Synthetic:
-    """The requests of a spec. Iterating twice gives the same requests twice."""
+    """The requests of a spec; every iteration gives the same requests."""
 
     def __init__(self, spec: SynthSpec, sizes: dict[Path, tuple[np.ndarray, np.ndarray]]) -> None:
         self._spec = spec
@@ -165,7 +165,7 @@ class _Synthetic:
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
         spec = self._spec
-        # A new stream must go at the end; anywhere else it would change all existing workloads.
+        # A new stream must be added at the end; at any other place it would change all existing workloads.
         seeds = np.random.SeedSequence(spec.seed).spawn(8)
         rngs = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds]
         arrivals = (t for chunk in spec.arrivals.times_ns(rngs[0], _CHUNK) for t in chunk.tolist())
@@ -192,7 +192,7 @@ class _Synthetic:
     def _request_sizes(
         self, prompt_rng: np.random.Generator, output_rng: np.random.Generator
     ) -> Iterator[tuple[int, int]]:
-        """Yield (user tokens, output tokens) of one turn after another, without end."""
+        """Yield (user tokens, output tokens) of endlessly many turns."""
         prompt, output = self._spec.prompt, self._spec.output
         if isinstance(prompt, Empirical) and isinstance(output, Empirical) and prompt.path == output.path:
             prompts, outputs = self._sizes[prompt.path]
@@ -213,7 +213,7 @@ class _Synthetic:
     def _openings(
         self, length_rng: np.random.Generator, choice_rng: np.random.Generator
     ) -> Iterator[tuple[Segment, ...]]:
-        """Yield the opening of one request (or session) after another, without end: a system prompt or nothing."""
+        """Yield the opening segments (a system prompt or nothing) of endlessly many requests or sessions."""
         system = self._spec.system_prompts
         if system is None:
             yield from repeat(())
@@ -232,7 +232,7 @@ class _Synthetic:
         self, arrivals: Iterator[int], sizes: Iterator[tuple[int, int]], openings: Iterator[tuple[Segment, ...]]
     ) -> Iterator[WorkloadRequest]:
         priority, tenant, slo_class = self._spec.priority, self._spec.tenant, self._spec.slo_class
-        # The streams never end: the caller limits the number of requests.
+        # The streams never end; the caller limits the number of requests.
         for id_, arrival, (user, output), opening in zip(count(), arrivals, sizes, openings, strict=False):
             prompt = (*opening, (PRIVATE, user))
             yield WorkloadRequest(id_, arrival, prompt, output, priority, tenant, slo_class)
@@ -274,7 +274,7 @@ def _plans(
     sizes: Iterator[tuple[int, int]],
     rngs: tuple[np.random.Generator, np.random.Generator],
 ) -> Iterator[list[_Turn]]:
-    """Yield the turns of one session after another, without end."""
+    """Yield the turns of endlessly many sessions."""
     turns = _stream(lambda: sessions.turns.draw(rngs[0], _CHUNK))
     think_ms = _stream(lambda: sessions.think_ms.draw(rngs[1], _CHUNK))
     for start, length in zip(arrivals, turns, strict=False):

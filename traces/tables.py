@@ -1,4 +1,4 @@
-"""The tables that metrics read, of a recording or in memory, and their columns as numpy arrays: NaN is no value."""
+"""The tables of a recording or in memory that metrics read, and functions for their columns as numpy arrays."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _PIECE = 1 << 18
 
 
 def numbers(table: pa.Table, name: str) -> Floats:
-    """Return a numeric column as float64, NaN for null. Exact up to 2**53 ns, a hundred days."""
+    """Return a numeric column as float64, with NaN for null. It is exact up to 2**53 ns, which is 104 days."""
     return pc.cast(table.column(name), pa.float64(), safe=False).to_numpy()
 
 
 def as_stored(table: pa.Table, name: str) -> NDArray[Any]:
-    """Return a numeric column with its stored type, or as float64 if it has nulls. A copy of millions is slow."""
+    """Return a numeric column without a copy in its stored type, or as float64 if it has nulls."""
     column = table.column(name)
     return numbers(table, name) if column.null_count else column.to_numpy()
 
 
 def has_value(table: pa.Table, name: str) -> bool:
-    """Return True if some row has a value in this column, which older recordings and other engines may lack."""
+    """Return True if some row has a value in this column, which may be missing in older recordings."""
     return name in table.column_names and table.column(name).null_count < table.num_rows
 
 
 def known_or_zero(table: pa.Table, name: str) -> Floats:
-    """Return a column with 0 for unknown values, or a single 0 if no row has a value."""
+    """Return a column with 0 for null, or an array of a single 0 if no row has a value."""
     return np.nan_to_num(numbers(table, name)) if has_value(table, name) else np.zeros(1)
 
 
@@ -48,14 +48,14 @@ def known(values: Floats) -> Floats:
 
 
 def ratio(numerator: Floats | float, denominator: Floats) -> Floats:
-    """Return `numerator` / `denominator`, NaN where the denominator is not above 0."""
+    """Return `numerator` / `denominator`, with NaN for a denominator that is not above 0."""
     return np.divide(numerator, denominator, out=np.full(len(denominator), np.nan), where=denominator > 0)
 
 
 def weighted_mean(values: Floats, weights: Floats) -> float:
     """Return the mean of `values` weighted by `weights`, or the plain mean if all weights are 0.
 
-    It works in pieces, so that no array of millions of products is kept.
+    It is computed in pieces, so that there is no array of millions of products.
     """
     total = float(weights.sum())
     if not total > 0:
@@ -72,7 +72,7 @@ def over(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def gaps_ms(times: pa.ChunkedArray) -> Floats:
-    """Return the milliseconds between consecutive entries of each list of `times` (in ns), pooled in order."""
+    """Return the gaps in milliseconds between consecutive entries of each list of `times` (ns), as one array."""
     gaps = [np.empty(0)]
     for chunk in times.chunks:
         flat = chunk.flatten().to_numpy(zero_copy_only=False)
@@ -85,7 +85,7 @@ def gaps_ms(times: pa.ChunkedArray) -> Floats:
 
 
 class MemoryTables:
-    """Datasets in memory, with the interface of a recording. A dataset that is not given has no rows."""
+    """Datasets in memory with the interface of a recording. A dataset that is not given has no rows."""
 
     def __init__(self, **datasets: pa.Table) -> None:
         self._tables = {"requests": _NOTHING, "steps": _NOTHING, **datasets}
@@ -110,7 +110,7 @@ class MemoryTables:
         return [name for name in columns if has_value(self._tables[dataset], name)]
 
     def most_items(self, dataset: str, column: str) -> int:
-        """Return the number of items in all lists of a column, or a larger number."""
+        """Return an upper bound of the number of items in all lists of a column."""
         return sum(len(chunk.values) for chunk in self.table(dataset, [column]).column(0).chunks)
 
 

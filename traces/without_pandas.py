@@ -1,7 +1,7 @@
-"""Arrow without pandas, in a process of our own.
+"""Arrow without pandas in processes of our own.
 
-pyarrow imports pandas when it makes its first array, to recognise objects of pandas. The import takes longer than a
-short simulation, and a command meets no such objects. Tables still become data frames: `to_pandas` imports pandas then.
+pyarrow imports pandas when it makes its first array, to recognise pandas objects. The import takes longer than a short
+simulation, and our commands have no such objects. `to_pandas` still works; it imports pandas then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 class _Hidden:
-    """A module finder that says that there is no pandas."""
+    """A module finder for which pandas does not exist."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -21,9 +21,9 @@ class _Hidden:
 
 
 def spare_pandas() -> None:
-    """Let pyarrow look for pandas now, without success.
+    """Make pyarrow look for pandas now, without success.
 
-    A process of the user's must not call this, since the user may pass objects of pandas.
+    The process of a user must not call this, because the user may pass pandas objects.
     """
     if "pandas" in sys.modules:
         return

@@ -1,7 +1,7 @@
-"""The actions of a scheduler of vLLM's, as events that contain no tokens.
+"""The actions of a vLLM scheduler as events, which contain no tokens.
 
-This runs in the engine's loop, between two steps, so it only copies numbers; another thread works out their meaning
-(`recorded_run`). Nothing of vLLM is imported: objects are read by the attributes that vLLM gives them.
+This code runs in the engine's loop between two steps, so it only copies numbers; another thread makes a recording from
+them (`recorded_run`). Nothing of vLLM is imported; vLLM's objects are read by their attributes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _WAITS_FOR_GRAMMAR = "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"
 
 
 class Arrived(NamedTuple):
-    """A request that the scheduler has received; times are in ns from the start of the recording.
+    """A request that the scheduler has received; times are nanoseconds from the start of the recording.
 
     Attributes:
-        limit: most tokens that it may generate
-        keys: hashes of the whole blocks of its prompt, each also of everything before it
+        limit: maximum number of tokens that it may generate
+        keys: hashes of the full blocks of its prompt, each of which includes all tokens before the block
     """
 
     id: int
@@ -43,10 +43,10 @@ class Arrived(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A request that has left; `status` is vLLM's name for how. `keys` are those of all its tokens.
+    """A request that has ended with vLLM's `status`; `keys` are the hashes of its prompt and answer.
 
     Attributes:
-        returned_steps: steps that its engine had returned by then
+        returned_steps: number of steps that the engine had returned by then
     """
 
     id: int
@@ -59,20 +59,20 @@ class Ended(NamedTuple):
 
 
 class Flight:
-    """A step: as planned, and with its results once it has returned. Lists are by row, in running order.
+    """A step: its plan, and its results after it has returned. Lists are by row, in running order.
 
-    computed   tokens computed with this step
-    samples    whether the row gets output tokens
-    drafts     draft tokens of the rows that have any, by id
-    structured rows that follow a grammar
-    admitted   requests admitted, and the tokens reused from the prefix cache
-    preempted  requests preempted, and how many tokens of each were computed
-    compiled   requests that no longer wait for their grammars
-    got        requests of which clients hear, -1 for one that had ended
-    counts     output tokens of each of these
-    accepted   accepted tokens of `drafts`
-    proposed   draft tokens that the next step can verify, by id
-    stopped    requests that ended before they had all tokens that they might have
+    computed   number of tokens computed by the end of this step
+    samples    True if the row gets output tokens
+    drafts     numbers of draft tokens by request id, for rows that have any
+    structured ids of the requests that follow a grammar
+    admitted   ids of admitted requests, with the number of tokens reused from the prefix cache
+    preempted  ids of preempted requests, with the number of tokens that were computed
+    compiled   ids of requests that no longer wait for their grammars
+    got        ids of requests with output to clients; -1 for a request that had ended
+    counts     number of output tokens of each request in `got`
+    accepted   numbers of accepted tokens of `drafts`, by request id
+    proposed   numbers of draft tokens that the next step can verify, by request id
+    stopped    ids of requests that ended before their maximum number of tokens
     """
 
     __slots__ = (
@@ -116,18 +116,18 @@ class NotRecorded(Exception):
 
 
 class EngineEvents:
-    """An observer of one scheduler that hands its events to `put`, in order.
+    """An observer of one scheduler, which passes its events to `put` in order.
 
     Attributes:
-        max_model_len: limit of the server: no request has more tokens
-        block_size: tokens that one hash of `block_hashes` stands for
-        drafts: whether there are draft tokens
-        overlapped: whether the next step is planned before its drafts are known: for as many as there may be
-        numbered: whether the names of requests begin with their numbers; else they are counted
-        times_thread: whether this thread computes the steps itself, so that its CPU time is theirs
+        max_model_len: maximum number of tokens of a request
+        block_size: number of tokens of a block with one hash in `block_hashes`
+        drafts: True if the engine has speculative decoding
+        overlapped: True if a step is planned before its drafts are known, for the maximum number of them
+        numbered: True if the names of requests begin with their numbers; otherwise requests are numbered by arrival
+        times_thread: True if this thread computes the steps, so that its CPU time is that of the steps
 
-    An event is complete: a step is handed on when it has returned and, with drafts, when the next ones are proposed.
-    Times are `now()` minus `started_ns`; `started_s` is the same moment on the clock of arrivals.
+    Events are passed on when they are complete: a step when it has returned and, with speculative decoding, the next
+        drafts are proposed. Times are `now()` minus `started_ns`; `started_s` is the start on the clock of arrivals.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class EngineEvents:
         numbered: bool = False,
         now: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self.due_ns: dict[int, int] = {}  # known due times of requests that have not come
+        self.due_ns: dict[int, int] = {}  # known due times of requests that have not arrived
         self._look: Callable[[], float | None] | None = None
         self._speed: float | None = None
         self._put = put
@@ -163,13 +163,13 @@ class EngineEvents:
         self._flights: deque[tuple[Any, Flight | None]] = deque()
         self._in_flight = 0
         self._returned = 0
-        self._unsettled: list[Event] = []  # a step whose next drafts are not known yet, and the events after it
+        self._unsettled: list[Event] = []  # a step with unknown next drafts, and the events after it
         self._thread_at_plan: deque[int] = deque()
         self._thread_at_end = 0
         self._end_ns = 0
 
     def watch_speed(self, look: Callable[[], float | None]) -> None:
-        """Call `look` between steps from now on; it returns the speed of the machine."""
+        """Call `look`, which returns the speed of the machine, between steps from now on."""
         self._look, self._speed = look, look()
 
     def now(self) -> int:
@@ -208,7 +208,7 @@ class EngineEvents:
         )
 
     def _limit(self, request: Any) -> int:
-        """Return the most tokens that `request` may generate."""
+        """Return the maximum number of tokens that `request` may generate."""
         most: int = min(request.max_tokens, self._max_model_len - request.num_prompt_tokens)
         return max(most, 1)
 
@@ -217,7 +217,7 @@ class EngineEvents:
         self._preempted.append((self._ids[request.request_id], request.num_computed_tokens))
 
     def planned(self, scheduler: Any, output: Any, plan_ns: int) -> None:
-        """Note that `scheduler` began to plan at `plan_ns` (ns), and planned `output`."""
+        """Note that `scheduler` began to plan at `plan_ns`, and planned `output`."""
         self.settle()
         preempted, self._preempted = self._preempted, []
         tokens: dict[str, int] = output.num_scheduled_tokens
@@ -266,7 +266,7 @@ class EngineEvents:
                 flight.compiled.append(self._ids[name])
 
     def returning(self, output: Any, result: Any) -> Flight | None:
-        """Note the model's `result` of the plan `output`; return the step, None if the plan ran nothing."""
+        """Note the model's `result` of the plan `output`; return the step, or None if the plan ran nothing."""
         flight = None
         while self._flights:
             planned, flight = self._flights.popleft()
@@ -292,7 +292,7 @@ class EngineEvents:
         return flight
 
     def returned(self, flight: Flight, outputs: Iterable[Any]) -> None:
-        """Note that the scheduler has processed a step that was `returning`, and sends `outputs` to its clients."""
+        """Note that the scheduler has processed the step `flight` from `returning`, and sends `outputs` to clients."""
         ids, ended = self._ids, []
         for to_client in outputs:
             sent = to_client.outputs
@@ -315,7 +315,7 @@ class EngineEvents:
             self._speed = self._look()
 
     def proposing(self) -> None:
-        """Note the drafts that the step that returned last proposes; no more of them will be known."""
+        """Note the drafts proposed by the step that returned last."""
         if self._unsettled and isinstance(flight := self._unsettled[0], Flight):
             open_ = self._requests
             flight.proposed = {
@@ -325,7 +325,7 @@ class EngineEvents:
             }
 
     def settle(self) -> None:
-        """Hand on the events that waited; no more will be known about them."""
+        """Pass on the waiting events, which are now complete."""
         if self._unsettled:
             events, self._unsettled = self._unsettled, []
             for event in events:
@@ -338,7 +338,7 @@ class EngineEvents:
         return [name for name in dict.fromkeys([names] if isinstance(names, str) else names) if name in self._ids]
 
     def left(self, names: Iterable[str]) -> None:
-        """Note that requests which were `leaving` have been aborted from outside the scheduler."""
+        """Note that the requests returned by `leaving` have been aborted from outside the scheduler."""
         self._leave(names, self.now())
 
     def _leave(self, names: Iterable[str], end_ns: int) -> None:

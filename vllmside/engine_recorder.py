@@ -1,4 +1,4 @@
-"""One engine's recording: its events, the thread that writes them, and its files."""
+"""The recorder of one engine, which connects its events, the thread that writes them, and the files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vllmside.writer_thread import EventWriter, SameThread, WriterThread
 
 _LOG = logging.getLogger("vllm.tokentwin")
 _LEAST_BLOCKS = 1 << 14
-_CLOSE_S = 4.0  # vLLM kills an engine 5 s after it has asked it to end
+_CLOSE_S = 4.0  # vLLM kills an engine 5 s after it has asked the engine to end
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 def _harmless(
     note: Callable[Concatenate[EngineRecorder, P], T],
 ) -> Callable[Concatenate[EngineRecorder, P], T | None]:
-    """Make `note` do nothing without a recording, and make its errors end the recording alone."""
+    """Make `note` do nothing without a recording, and make its errors end only the recording."""
 
     @wraps(note)
     def noted(self: EngineRecorder, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -54,7 +54,7 @@ def _harmless(
 
 
 class EngineRecorder:
-    """The recording of one scheduler. Nothing here raises.
+    """The recorder of one scheduler. Its methods never raise.
 
     Attributes:
         run: columns of `runs` that are known at the start
@@ -73,20 +73,20 @@ class EngineRecorder:
 
     @property
     def due_ns(self) -> dict[int, int]:
-        """The due times of future requests (ns), by number; whoever sends requests fills it."""
+        """The due times of future requests in ns, by number; the sender of requests fills it."""
         return self._events.due_ns
 
     def watch_speed(self, speed: Callable[[], float | None]) -> None:
-        """Record with each step the result of `speed` at that moment."""
+        """Record the result of `speed` with each step."""
         self._events.watch_speed(speed)
 
     @property
     def goes_on(self) -> bool:
-        """True while the recording goes on."""
+        """True as long as the engine is recorded."""
         return self._writer.goes_on
 
     def end(self, why: str) -> None:
-        """Stop recording; what was recorded so far stays a recording."""
+        """Stop recording for the reason `why`; the recorded part stays a valid recording."""
         self._writer.end(why)
 
     @_harmless
@@ -124,7 +124,7 @@ class EngineRecorder:
 
     @_harmless
     def settle(self) -> None:
-        """Hand on what has happened so far; no more will be known about it."""
+        """Pass on the waiting events, which are now complete."""
         self._events.settle()
 
     def close(self, status: str = "complete") -> None:
@@ -142,7 +142,7 @@ class EngineRecorder:
 
 
 class _Nothing(EngineRecorder):
-    """The recorder of an engine whose recording could not begin."""
+    """A recorder that does nothing, for an engine that cannot be recorded."""
 
     goes_on = False
 
@@ -165,7 +165,7 @@ class _Nothing(EngineRecorder):
 
 
 def open_recorder(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecorder:
-    """Open the recorder of vLLM's `scheduler`; one that does nothing where recording is impossible."""
+    """Return a recorder of vLLM's `scheduler`, or one that does nothing if recording is impossible."""
     try:
         return _open(scheduler, settings, version)
     except Exception as error:
@@ -175,9 +175,9 @@ def open_recorder(scheduler: Any, settings: RecordSettings, version: str) -> Eng
 
 
 def rows_recorder(scheduler: Any, rows: RecordedRows, started_ns: int, version: str) -> EngineRecorder:
-    """Open a recorder that gives `rows` at once; times count from `started_ns` (perf_counter_ns).
+    """Open a recorder that passes its rows to `rows` at once; times are relative to `started_ns` (perf_counter_ns).
 
-    Requests are numbered by their names. An error ends the recording: `goes_on` is False then.
+    The numbers of requests are in their names. An error ends the recording, and `goes_on` is then False.
     """
     run, _ = _run_columns(scheduler, "", "", version)
     recorded = _recorded_run(scheduler, rows)
@@ -208,7 +208,7 @@ def _run_columns(
     """Return the columns of `runs` that are known at the start, and the deployment in them."""
     config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
     described = read_deployment(config, kv_cache, scheduler.block_size, release(version))
-    if (policy := getattr(scheduler, "policy_name", None)) is not None:  # a scheduler of ours, with its own settings
+    if (policy := getattr(scheduler, "policy_name", None)) is not None:  # one of our schedulers, with its own settings
         decided = {"policy": policy, "scheduler": scheduler.settings}
         described = replace(described, deployment=described.deployment.model_copy(update=decided))
     if model:
@@ -253,7 +253,7 @@ def _events(scheduler: Any, put: Callable[[Event], None], started_ns: int, numbe
 
 
 def _free_path(path: Path) -> Path:
-    """Return `path` if nothing is there, else the first free one of PATH-2, PATH-3, ..."""
+    """Return `path` if it does not exist or is an empty directory, else the first such of PATH-2, PATH-3, ..."""
     free, number = path, 1
     while free.exists() and (not free.is_dir() or any(free.iterdir())):
         number += 1
@@ -262,7 +262,7 @@ def _free_path(path: Path) -> Path:
 
 
 def _computes_here(config: Any) -> bool:
-    """Return whether the model runs in the scheduler's thread: on a CPU, in one process."""
+    """Return True if the model runs in the scheduler's thread, which it does on a CPU in one process."""
     backend = config.parallel_config.distributed_executor_backend
     return str(config.device_config.device_type) == "cpu" and backend in (None, "uni")
 

@@ -1,9 +1,9 @@
-"""A scheduler of ours inside of vLLM: `vllm serve MODEL --scheduler-cls vllmside.policy_scheduler.PolicyScheduler`.
+"""One of our schedulers in vLLM: `vllm serve MODEL --scheduler-cls vllmside.policy_scheduler.PolicyScheduler`.
 
-Our scheduler object and our KV blocks decide. vLLM's class around them keeps the records for its clients, and nothing
-of vLLM's own scheduler and KV cache manager decides anything. The object is the one that the simulator and our engine
-run, in the plain loop and in the overlapped one. Settings that it cannot follow are refused when vLLM starts
-(`scheduler_settings.py`).
+Our scheduler object and our KV block pool make all decisions. vLLM's class around them only does the bookkeeping for
+its clients; its own scheduling and KV cache manager decide nothing. The simulator and our engine run the same scheduler
+object, in the plain and in the overlapped loop. Settings that the scheduler cannot follow raise UserError when vLLM
+starts (`scheduler_settings.py`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _LABELS = ("tenant", "slo_class", "session")  # labels of a request, in its `ext
 
 
 class PolicyScheduler(Scheduler):
-    """vLLM's bookkeeping around `ours`, the scheduler that decides.
+    """vLLM's bookkeeping around `ours`, the scheduler that makes the decisions.
 
-    Raises UserError for settings that it cannot follow; in a process of vLLM's own the process ends with that one line.
+    Raises UserError for settings that the scheduler cannot follow. In a child process of vLLM, the process exits with
+    this error as its message.
     """
 
     kv_cache_manager: Any
@@ -68,8 +69,8 @@ class PolicyScheduler(Scheduler):
             sys.exit(f"tokentwin: {error}")
         self.kv_cache_manager = _OurBlocks(self, self.kv_cache_manager.coordinator)
         self._planned: deque[tuple[SchedulerOutput, StepPlan | None]] = deque()
-        self._refused: list[Any] = []  # requests whose clients do not know it yet
-        self._held_back: list[Any] = []  # requests that came, or had not begun, when vLLM admits no new ones
+        self._refused: list[Any] = []  # refused requests whose clients have not been informed
+        self._held_back: list[Any] = []  # requests without a step while vLLM admits no new ones
         self._hold = Hold()
         self._lookups = PrefixCacheStats()
         _log.info("policy %s of tokentwin decides; its settings: %s", self.policy_name, self.settings)
@@ -105,7 +106,7 @@ class PolicyScheduler(Scheduler):
 
     @staticmethod
     def _workload_request(number: int, request: Any) -> WorkloadRequest:
-        """Return `request` as a policy may know it: its answer may be as long as its `max_tokens`."""
+        """Return `request` with what a policy may know; the length of its answer is its `max_tokens`."""
         more = request.sampling_params.extra_args or {}
         labels: dict[str, Any] = {name: str(more[name]) for name in _LABELS if more.get(name) is not None}
         return WorkloadRequest(
@@ -149,12 +150,12 @@ class PolicyScheduler(Scheduler):
         return output
 
     def _plan(self, output: SchedulerOutput, before: set[str]) -> StepPlan | None:
-        """Plan a step, and write it to `output`; return None if it runs nothing. `before` were in the last step."""
+        """Plan a step into `output`; return None if it runs nothing. `before` has the requests of the last step."""
         plan = self._contract.schedule()
         if self._hold.is_over(perf_counter_ns(), self._contract.hold_ns):
             self._contract.hold_no_longer()
             plan = self._contract.schedule()
-        rows = self._rows.make_rows(plan)  # also for a plan that runs nothing, because of its preemptions
+        rows = self._rows.make_rows(plan)  # a plan that runs nothing may have preemptions
         output.preempted_req_ids = {self._preempted(request) for request in plan.preempted}
         if not plan.tokens:
             if not plan.preempted and not any(earlier for _, earlier in self._planned):
@@ -173,7 +174,7 @@ class PolicyScheduler(Scheduler):
         return str(request.request_id)
 
     def _tell(self, output: SchedulerOutput, rows: list[StepRow], before: set[str]) -> None:
-        """Write `rows` as vLLM's workers read them, and update vLLM's own counts."""
+        """Write `rows` to `output` in the form for vLLM's workers, and update vLLM's own counts."""
         cached = CachedRequestData.make_empty()
         output.scheduled_cached_reqs = cached
         for row in rows:
@@ -263,7 +264,7 @@ class PolicyScheduler(Scheduler):
                 self._add(request)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix; return False, and do nothing, while requests run."""
+        """Drop all cached prefixes; while requests run, do nothing and return False."""
         begun = self.ours.running or any(ours.preemptions for ours in self.ours.waiting)
         if begun or any(plan for _, plan in self._planned):
             _log.warning("the prefix cache is not reset while requests run")
@@ -277,15 +278,15 @@ class PolicyScheduler(Scheduler):
 
 
 class _OurBlocks:
-    """The KV cache manager for vLLM's bookkeeping, which answers from our pool; the pool allocates and frees itself."""
+    """A KV cache manager for vLLM's bookkeeping, with the numbers of our pool; it allocates and frees nothing."""
 
     def __init__(self, scheduler: PolicyScheduler, coordinator: Any) -> None:
         self._scheduler = scheduler
-        self.coordinator = coordinator  # vLLM reads the sizes of blocks there
+        self.coordinator = coordinator  # vLLM reads the block sizes from it
 
     @property
     def block_pool(self) -> _OurBlocks:
-        """The counter of blocks, as in vLLM's pool: one of them is never used."""
+        """The object with the numbers of blocks; as in vLLM's pool, one block is never used."""
         return self
 
     @property

@@ -1,6 +1,6 @@
-"""The settings of a recording.
+"""The settings of a recording, which a vLLM server gets in one of two ways.
 
-`--additional-config '{"tokentwin": {"record": "DIR"}}'`, or TOKENTWIN_RECORD=DIR in the environment.
+These are `--additional-config '{"tokentwin": {"record": "DIR"}}'` and TOKENTWIN_RECORD=DIR in the environment.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from serving.settings import Settings
 
 VARIABLE = "TOKENTWIN_RECORD"
 _KEY = "tokentwin"
-_OTHERS = ("policy", "scheduler")  # settings of a policy of ours, which has its own scheduler class
+_OTHERS = ("policy", "scheduler")  # settings of one of our policies, which has its own scheduler class
 
 
 class RecordSettings(Settings):
-    """The place of a vLLM server's recording, and the memory that it may take."""
+    """The directory and names of a vLLM server's recording, and a limit on its memory."""
 
     record: str = Field(min_length=1, description="directory of the recording")
     model: str = Field(
@@ -38,7 +38,7 @@ class RecordSettings(Settings):
 
 
 def record_settings(additional_config: object, environment: Mapping[str, str]) -> RecordSettings:
-    """Read the settings of a recording; raise UserError if they are missing or wrong."""
+    """Read the settings of a recording; raise UserError if they are missing or invalid."""
     stated: Any = additional_config.get(_KEY) if isinstance(additional_config, Mapping) else None
     settings = dict(stated) if isinstance(stated, Mapping) else {}
     for name in _OTHERS:

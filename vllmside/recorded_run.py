@@ -1,7 +1,7 @@
-"""A recording made from the events of one engine, outside that engine's loop.
+"""A recording made from the events of one engine, outside of the engine's loop.
 
-Prompts become segments by the hashes that vLLM gives to KV blocks: equal beginnings get equal names, and neither text,
-tokens nor hashes are kept. Values that a scheduler cannot know are null.
+Prompts become segments by vLLM's hashes of KV blocks: equal prefixes get equal names. Texts, tokens and hashes are not
+stored. Values that a scheduler cannot know are null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Times = partial(array, "q")
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of a request; times in ns from the start of the run."""
+    """The progress of a request; times are nanoseconds from the start of the run."""
 
     came: Arrived
     request: WorkloadRequest
@@ -44,7 +44,7 @@ class _Progress:
 
 
 class RecordedRows(Protocol):
-    """The receiver of rows: a `LiveRecording`, or a caller that waits for them."""
+    """A receiver of rows: a `LiveRecording`, or a caller that waits for them."""
 
     @property
     def goes_on(self) -> bool: ...
@@ -55,12 +55,12 @@ class RecordedRows(Protocol):
 
 
 class RecordedRun:
-    """A recording that takes events in order, and gives rows to `recording`.
+    """A converter of events, which come in order, to rows for `recording`.
 
     Attributes:
-        block_size: tokens of a block that `SharedPrefixes` knows
-        most_blocks: number of blocks that it remembers
-        lookahead: tokens after a block that its hash includes
+        block_size: number of tokens of a block with one hash
+        most_blocks: maximum number of blocks that `SharedPrefixes` remembers
+        lookahead: number of tokens after a block that its hash includes
     """
 
     def __init__(self, recording: RecordedRows, block_size: int, most_blocks: int, lookahead: int = 0) -> None:
@@ -70,7 +70,7 @@ class RecordedRun:
         self._arrival_ns = 0
         self._steps = 0
         self._end_ns = 0  # end of the last step
-        self._steady: list[int] = []  # requests that each got a token in the last steps; `_steady_ns` has their ends
+        self._steady: list[int] = []  # requests that got a token in each of the last steps, which ended at `_steady_ns`
         self._steady_ns = _Times()
 
     @property
@@ -88,7 +88,7 @@ class RecordedRun:
             self._ended(event)
 
     def close(self, duration_ns: int, status: str, notes: Mapping[str, Any]) -> None:
-        """Close the recording; requests that have not ended are `unfinished`."""
+        """Close the recording; requests that have not ended get the status `unfinished`."""
         self._spread()
         for progress in list(self._open.values()):
             self._leave(progress, "unfinished")
@@ -96,7 +96,7 @@ class RecordedRun:
         self._recording.close(status=status, duration_ns=duration_ns, notes=all_notes)
 
     def _arrived(self, came: Arrived) -> None:
-        # In a workload requests are ordered by arrival; a scheduler can receive them in another order.
+        # The requests of a workload are ordered by arrival, but a scheduler may receive them in another order.
         self._arrival_ns = max(self._arrival_ns, came.arrival_ns)
         request = WorkloadRequest(
             came.id,
@@ -113,7 +113,7 @@ class RecordedRun:
         self._recording.arrived(request)
 
     def _ran(self, flight: Flight) -> None:
-        start_ns = max(flight.planned_ns, self._end_ns)  # a step begins when the one before it has ended
+        start_ns = max(flight.planned_ns, self._end_ns)  # a step begins after the previous step has ended
         self._end_ns = flight.end_ns
         open_requests = self._open
         for id in flight.compiled:
@@ -137,9 +137,10 @@ class RecordedRun:
         self._steps += 1
 
     def _note_tokens(self, flight: Flight) -> None:
-        """Note the tokens of a step.
+        """Note the output tokens of a step.
 
-        Most steps give the same requests a token as the step before, so their times are handed on later, together.
+        Most steps give a token to the same requests as the previous step. Their token times are collected once for all
+        of these requests, and copied to each of them later.
         """
         single = flight.counts.count(1) == len(flight.counts)
         if not (single and flight.got == self._steady):
@@ -154,7 +155,7 @@ class RecordedRun:
                 self._open[id].token_times_ns.extend([flight.end_ns] * count)
 
     def _spread(self) -> None:
-        """Give each request of `_steady` the token times that they have in common."""
+        """Copy the common token times to each request of `_steady`."""
         if self._steady_ns:
             for id in self._steady:
                 if id in self._open:
@@ -246,7 +247,7 @@ class RecordedRun:
 
 
 def _client_id(name: str) -> str:
-    """Return the client's name of a request (X-Request-Id), without vLLM's words before it and random ones after it."""
+    """Return the client's name of a request (X-Request-Id), without vLLM's prefix and random suffix."""
     if (served := _SERVED_NAME.fullmatch(name)) is None:
         return name
     return served["chat"] or served["completion"]
@@ -266,7 +267,7 @@ def _by_row(flight: Flight, by_id: Mapping[int, int] | None) -> list[int | None]
 
 
 def _plan(flight: Flight) -> StepPlan:
-    """Return the amounts of a step. Decodes, nearly all rows, are counted at once."""
+    """Return the amounts of a step. Plain decode rows, which are nearly all rows, are counted together."""
     drafts = flight.drafts
     decodes, context = len(flight.ids), sum(flight.computed)
     plan = StepPlan.from_amounts()

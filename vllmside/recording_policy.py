@@ -1,4 +1,4 @@
-"""A policy of ours inside vLLM, with a recorder beside it: `PolicyScheduler` and `Recording` in one."""
+"""One of our policies in vLLM with a recorder: `PolicyScheduler` and `Recording` in one class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllmside.recording_scheduler import Recording
 
 
 class RecordingPolicyScheduler(Recording, PolicyScheduler):
-    """A recorder of our policy's decisions. Its settings are those of both, in `additional_config.tokentwin`."""
+    """Our policy with a recorder of its decisions. The settings of both are in `additional_config.tokentwin`."""
 
     def _preempted(self, ours: Request) -> str:
         self.recorder.preempting(self._known[ours.id].request)

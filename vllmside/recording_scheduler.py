@@ -1,7 +1,7 @@
-"""vLLM's own scheduler, which records its own decisions.
+"""vLLM's own scheduler with a recorder of its decisions.
 
-`--scheduler-cls vllmside.recording_scheduler.RecordingScheduler`, with either loop. The recorder decides nothing, and
-no error of it reaches the engine: the recording then ends, with one line in the log.
+Use it with `--scheduler-cls vllmside.recording_scheduler.RecordingScheduler`, in the plain or the overlapped loop. The
+recorder decides nothing, and its errors do not reach the engine: the recording ends with one line in the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Before: Any = Scheduler if TYPE_CHECKING else object
 
 
 class Recording(_Before):
-    """A recorder beside a scheduler of vLLM's; a class puts it before the scheduler."""
+    """A mixin that adds a recorder to a vLLM scheduler; it comes before the scheduler among the base classes."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = record_settings(vllm_config.additional_config, os.environ)
@@ -46,12 +46,12 @@ class Recording(_Before):
         return self._recorder
 
     def record(self, settings: RecordSettings) -> None:
-        """End the recording, and begin another one."""
+        """End the current recording, and begin another one."""
         self._recorder.close()
         self._recorder = open_recorder(self, settings, vllm.__version__)
 
     def record_rows(self, rows: RecordedRows, started_ns: int) -> EngineRecorder:
-        """End the recording, and give `rows` at once; times count from `started_ns`, on `perf_counter_ns`."""
+        """End the recording, and pass rows to `rows` from now on; `started_ns` (perf_counter_ns) is time 0."""
         self._recorder.close()
         self._recorder = rows_recorder(self, rows, started_ns, vllm.__version__)
         return self._recorder
@@ -96,7 +96,7 @@ class Recording(_Before):
 
 
 class RecordingScheduler(Recording, Scheduler):
-    """The scheduler of the plain loop or of the overlapped one, as vLLM is configured, with a recorder beside it."""
+    """vLLM's scheduler of the configured loop (plain or overlapped), with a recorder."""
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> RecordingScheduler:
         check_interface(vllm.__version__, ((Scheduler, _SCHEDULER), (SchedulerOutput, _OUTPUT)))

@@ -1,8 +1,8 @@
-"""The messages through the pipe of a process with vLLM, beside those of `realengine.parallel.replica_pipe`.
+"""Messages through the pipe of a process with vLLM, in addition to those of `realengine.parallel.replica_pipe`.
 
-The first message is `Begin`, which `About` answers. The answer to a call is the return value of the method of
-`VllmReplayer`, or an exception. While a call replays a whole workload, `Ended` also comes, and any message to the
-process stops the replay.
+The first message is `Begin`, and its answer is `About`. The answer to a call is the return value of the method of
+`VllmReplayer`, or an exception. During a call that replays a whole workload, the process also sends `Ended`, and any
+message to the process stops the replay.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class Begin(NamedTuple):
     """A message that sets up an engine.
 
     Attributes:
-        words: the options of a `vllm serve` command
-        model: what recordings call the model
+        words: options of a `vllm serve` command
+        model: name of the model in recordings
     """
 
     words: list[str]
@@ -23,6 +23,6 @@ class Begin(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A message that so many requests of the replay have ended."""
+    """A message with the number of requests of the replay that have ended."""
 
     requests: int

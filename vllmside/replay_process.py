@@ -1,7 +1,7 @@
 """A process with vLLM's engine, which replays workloads in real time and records them.
 
-`python -m vllmside.replay_process FD` in vLLM's environment. The other end of the pipe is
-`planning.measure.vllm_process.VllmProcess`; `replay_messages` has the messages.
+It is started as `python -m vllmside.replay_process FD` in vLLM's environment. The other end of the pipe is
+`planning.measure.vllm_process.VllmProcess`, and the messages are in `replay_messages`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from vllmside.replay_messages import Begin, Ended
 
 _SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
 _POLICY = "vllmside.recording_policy.RecordingPolicyScheduler"
-_SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
-_LONGEST_SLEEP_NS = 50_000_000  # interval for looking whether it shall stop
+_SPIN_NS = 500_000  # time before an arrival when sleeping ends and spinning begins
+_LONGEST_SLEEP_NS = 50_000_000  # maximum time between checks for a stop message
 _CANARY_REPEATS = 5
 
 
 class VllmReplayer:
-    """An engine of vLLM's in this process, set up by the `words` of its own command line."""
+    """A vLLM engine in this process, set up by the `words` of its command line."""
 
     def __init__(self, pipe: Connection, inbox: Inbox, words: list[str], model: str) -> None:
         self._model = model
@@ -80,7 +80,7 @@ class VllmReplayer:
         )
 
     def warm_up(self) -> None:
-        """Run steps of every size once, so that nothing is compiled or allocated later."""
+        """Run steps of several sizes, so that nothing is compiled or allocated later."""
         config = self._engine.vllm_config
         most_rows, most_tokens = config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens
         for rows in (1, 2, most_rows // 2, most_rows):
@@ -88,11 +88,11 @@ class VllmReplayer:
         self.run_dummy([min(most_tokens, config.model_config.max_model_len - 1)])
 
     def reset(self) -> None:
-        """Forget all prompts, including those that `canary` leaves in the cache."""
+        """Drop all cached prefixes, including those of `canary`."""
         self._engine.reset_prefix_cache()
 
     def run_dummy(self, sizes: list[int]) -> int:
-        """Run one step over rows of `sizes` tokens each, and return its time in ns."""
+        """Run one step with a row for each of `sizes` (in tokens), and return its time in ns."""
         for size in sizes:
             self._number += 1
             tokens = [self._chance.randrange(3, self._vocab_size) for _ in range(size)]
@@ -124,13 +124,13 @@ class VllmReplayer:
         recorder.close(status)
         self._scheduler.record(RecordSettings(record=self._aside()))
         after = self.canary()
-        list(self._inbox.take())  # a stop that came too late
+        list(self._inbox.take())  # a stop message that came too late
         return Replayed(status, replay.requests, replay.finished, replay.duration_ns, before, after)
 
     def replay(self) -> Ran:
-        """Run the requests that come until `End`, and report on them.
+        """Run the requests that arrive until `End`, and send reports on them.
 
-        The process is first `Ready`, and gets the start of the run.
+        It first sends `Ready` and gets the start time of the run.
         """
         self.reset()
         with no_cycle_search():
@@ -142,17 +142,17 @@ class VllmReplayer:
         return Ran(launching_share=None)
 
     def close(self) -> None:
-        """End the engine."""
+        """Shut the engine down."""
         self._engine.engine_core.shutdown()
         self._scratch.cleanup()
 
     def _aside(self) -> str:
-        """Return the path of the recorder while nothing is to be recorded."""
+        """Return the path for a recorder while nothing has to be recorded."""
         return str(Path(self._scratch.name) / f"aside-{self._number}")
 
 
 class _Replay:
-    """A workload on its way through the engine; times are those of its recording."""
+    """The replay of a workload through the engine; times are those of its recording."""
 
     def __init__(self, engine: LLMEngine, workload: Workload, vocab_size: int, recorder: EngineRecorder) -> None:
         requests = list(workload.requests)
@@ -169,7 +169,7 @@ class _Replay:
         self._now = recorder.now
 
     def run(self, inbox: Inbox, pipe: Connection) -> str:
-        """Replay until everything has ended, or a message comes into `inbox`; return the status of the recording."""
+        """Replay until all requests have ended or a message arrives in `inbox`; return the status of the recording."""
         while self._open or not self._offered.exhausted:
             if inbox.wait(0):
                 list(inbox.take())
@@ -220,7 +220,7 @@ class _Replay:
 
 
 class _SentRequests:
-    """Requests that come one by one, on their way through the engine, and the reports on them: `RecordedRows`."""
+    """Requests that arrive one by one and run through the engine, with reports on them (a `RecordedRows`)."""
 
     goes_on = True
 
@@ -237,21 +237,21 @@ class _SentRequests:
         self.recorder: EngineRecorder = scheduler.record_rows(self, started_ns)
 
     def arrived(self, request: WorkloadRequest) -> None:
-        """Do nothing: the other end knows what it has sent."""
+        """Do nothing, because the other end knows the requests that it has sent."""
 
     def add_request(self, row: Mapping[str, Any]) -> None:
-        """Take a row of `requests`."""
+        """Keep a row of `requests` for the next report."""
         self._requests.append({**row, "send_ns": self._send_ns.pop(row["request_id"])})
 
     def add_step(self, row: Mapping[str, Any]) -> None:
-        """Take a row of `steps`."""
+        """Keep a row of `steps` for the next report."""
         self._steps.append(dict(row))
 
     def close(self, **run: Any) -> None:
-        """Do nothing: all rows have been given."""
+        """Do nothing, because all rows have been passed on."""
 
     def run(self) -> None:
-        """Run the requests that come until `End`."""
+        """Run the requests that arrive until `End`."""
         while not self._over:
             for message in self._inbox.take():
                 self._hear(message)
@@ -259,7 +259,7 @@ class _SentRequests:
                 self._step()
             elif not self._over:
                 self._inbox.wait()
-        self.recorder.close()  # requests that have not ended are unfinished
+        self.recorder.close()  # requests that have not ended get the status `unfinished`
         self._engine.abort_request(list(self._open), internal=False)
         self._tell()
 
@@ -291,7 +291,7 @@ class _SentRequests:
         self._tell(sampled)
 
     def _tell(self, sampled: Sequence[int] = ()) -> None:
-        """Report the events: at most one step has ended, in which requests got the tokens `sampled`."""
+        """Send a report; `sampled` has a request id for every token of the step that has ended, if one has."""
         _must_go_on(self.recorder)
         requests, steps, said = self._requests, self._steps, self._said
         self._requests, self._steps, self._said = [], [], {}
@@ -318,13 +318,13 @@ def _add(engine: LLMEngine, recorder: EngineRecorder, request: WorkloadRequest, 
 
 
 def _labels(request: WorkloadRequest) -> dict[str, str]:
-    """Return what our policies know of a request beside its tokens."""
+    """Return the labels of a request that our policies know."""
     labels = {name: getattr(request, name) for name in ("tenant", "slo_class", "session")}
     return {name: value for name, value in labels.items() if value}
 
 
 def _sampling(tokens: int, structured: bool = False, labels: dict[str, str] | None = None) -> SamplingParams:
-    """Return the sampling parameters of `tokens` tokens, which no stop token ends."""
+    """Return sampling parameters for exactly `tokens` tokens, without a stop token."""
     grammar = StructuredOutputsParams(json=ENDLESS_OBJECTS) if structured else None
     return SamplingParams(
         temperature=0.0,
@@ -344,7 +344,7 @@ def main() -> None:
     with suppress(EOFError, ConnectionError):
         while True:
             asked = inbox.next()
-            if asked == "stop":  # of a replay that has ended
+            if asked == "stop":  # meant for a replay that has already ended
                 continue
             try:
                 if isinstance(asked, Begin):

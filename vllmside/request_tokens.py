@@ -10,7 +10,7 @@ from serving.request import Request
 
 
 class RequestTokens:
-    """A request of vLLM's, as our prefix cache reads it."""
+    """A vLLM request in the form that our prefix cache reads."""
 
     def __init__(self, request: Any) -> None:
         self.request = request
@@ -23,10 +23,10 @@ class RequestTokens:
 
 
 class SaltedContent(TokenContent):
-    """Contents of blocks from token ids and salts.
+    """Contents of KV blocks from token ids and salts.
 
-    As in vLLM, the first block of a request with a `cache_salt` includes the salt, and with it every prefix: requests
-    share common prefixes only if they have the same salt.
+    As in vLLM, the first block of a request with a `cache_salt` includes the salt. Requests therefore share prefixes
+    only if they have the same salt.
     """
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:

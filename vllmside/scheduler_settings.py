@@ -1,8 +1,8 @@
-"""The settings of a scheduler of ours in vLLM, from vLLM's own configuration, and the settings that it cannot follow.
+"""The settings of one of our schedulers in vLLM, from vLLM's configuration, and settings that it cannot follow.
 
-vLLM decides everything that it has a setting for. Settings that only our policies have, and the policy's name, come
-from `--additional-config '{"tokentwin": {"policy": "edf", "scheduler": {"edf_ttft_ms": {"chat": 500}}}}'`. This module
-reads vLLM's objects by their attributes and imports nothing of vLLM; some releases lack some of them.
+vLLM's own settings apply wherever it has one. Settings that only our policies have, and the policy's name, come from
+`--additional-config '{"tokentwin": {"policy": "edf", "scheduler": {"edf_ttft_ms": {"chat": 500}}}}'`. This module reads
+vLLM's objects by their attributes and imports nothing of vLLM; some releases lack some of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _LEAVE_OUT = "cannot be combined with a policy of tokentwin's; leave it out"
 def policy_and_settings(
     vllm_config: Any, kv_cache_config: Any, block_size: int, hash_block_size: int | None, version: str
 ) -> tuple[str, SchedulerConfig]:
-    """Return the policy's name, and its settings in vLLM `version`.
+    """Return the name and the settings of the policy in vLLM `version`.
 
-    Raises UserError for a setting that it cannot follow, or that is unknown.
+    Raises UserError for a setting that is unknown or that our scheduler cannot follow.
     """
     for name, value in not_carried(vllm_config, kv_cache_config, block_size, hash_block_size):
         raise UserError(name, value, _LEAVE_OUT)
@@ -79,7 +79,7 @@ def _settings(vllm_config: Any, kv_cache_config: Any, block_size: int) -> dict[s
 def not_carried(
     vllm_config: Any, kv_cache_config: Any, block_size: int, hash_block_size: int | None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield settings of vLLM that our scheduler cannot follow, with their values."""
+    """Yield name and value of vLLM's settings that our scheduler cannot follow."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     for name in ("speculative_config", "kv_transfer_config", "ec_transfer_config", "lora_config", "diffusion_config"):
         if getattr(vllm_config, name, None) is not None:
@@ -110,7 +110,7 @@ def not_carried(
 
 
 def request_not_carried(request: Any) -> str:
-    """Return in words which features of `request` our scheduler cannot follow; empty if there are none."""
+    """Return the names of features of `request` that our scheduler cannot handle; empty if there are none."""
     embedded = getattr(request, "prompt_embeds", None) is not None
     reasons = {
         "structured output": getattr(request, "structured_output_request", None) is not None,

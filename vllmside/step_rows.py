@@ -1,7 +1,7 @@
-"""A step of a scheduler of ours in the form for vLLM's workers: the changes since their last message.
+"""Steps of our schedulers in the form for vLLM's workers, with the changes since the last message.
 
-A worker keeps the block table of each request that it knows, until it hears that the request has ended. So it gets the
-whole table once, and again when the request runs after a preemption; otherwise it gets the new blocks.
+A worker keeps the block table of each known request until it gets the message that the request has ended. It therefore
+gets the whole table at first and after a preemption, and only the new blocks in other steps.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ BlockIds = tuple[list[int], ...]  # ids for each group of layers
 
 
 class StepRow(NamedTuple):
-    """One request of a step: `tokens` of it after the `start` computed before, and whether it samples.
+    """One request in a step, which computes `tokens` tokens after `start` computed ones, and samples if `samples`.
 
     Attributes:
-        outputs: output tokens planned before this step, including those that have not returned
-        blocks: its whole block tables if it is `admitted` in this step, first or `again`; else the new blocks
+        outputs: number of output tokens planned before this step, including those that have not returned
+        blocks: the whole block tables if the request is admitted in this step (`admitted`), else the new blocks
     """
 
     request: Request
@@ -34,11 +34,11 @@ class StepRow(NamedTuple):
 
 
 class StepRows:
-    """Rows of plan after plan, made before the next plan is. `tables` gives the block tables of a request."""
+    """A maker of the rows of each plan, which must be made before the next plan; `tables` returns block tables."""
 
     def __init__(self, tables: Callable[[Request], Sequence[Sequence[int]]]) -> None:
         self._tables = tables
-        self._sent: dict[int, list[int]] = {}  # lengths of the tables that workers know; none after a preemption
+        self._sent: dict[int, list[int]] = {}  # lengths of the tables that workers know; empty after a preemption
 
     def make_rows(self, plan: StepPlan) -> list[StepRow]:
         for request in plan.preempted:
@@ -54,5 +54,5 @@ class StepRows:
         return StepRow(request, start, tokens, samples, outputs, blocks, not sent, sent == [])
 
     def forget(self, id: int) -> None:
-        """Forget a request that has ended."""
+        """Drop a request that has ended."""
         self._sent.pop(id, None)

@@ -1,11 +1,11 @@
 """vLLM's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes a recording beside each.
 
-It is a program for an interpreter that can import vLLM, from release 0.20 on (the wheel without its GPU dependencies
-will do: no model runs, nothing is computed); it imports nothing of this project. A scenario is a recording without
-`steps` and `results`. The recording has none of them if this release lacks a feature of the scenario, named in `lacks`,
-or cannot go on, which `stuck` says. The rules of the virtual clock are those of docs/serving.md: planning takes no
-time, a step takes the time of the integer `cost`, arrivals up to a plan take part in it, and with two steps in flight,
-or nothing to launch, the host waits for the oldest. Set VLLM_TARGET_DEVICE=cpu.
+The program needs an interpreter that can import vLLM (release 0.20 or later), and imports nothing of this project.
+vLLM's wheel without its GPU dependencies is enough, because no model runs. A scenario is a recording without `steps`
+and `results`. The recording also lacks them if the release of vLLM lacks a feature of the scenario (named in `lacks`)
+or cannot continue (the error is in `stuck`). The rules of the virtual clock are in docs/serving.md: planning takes no
+time, and a step takes the time of the integer `cost`. Requests that arrive up to the time of a plan take part in it.
+With two steps in flight, or nothing to launch, the host waits for the oldest step. Set VLLM_TARGET_DEVICE=cpu.
 """
 
 import gzip
@@ -49,7 +49,7 @@ _STATED = (
 )  # fmt: skip
 _Config = dict[str, Any]
 
-# Settings that some releases lack, and the values that describe what those releases do anyway.
+# Settings that some releases lack, with the values that describe the behaviour of these releases.
 _WITHOUT: _Config = {
     "watermark": 0.0,
     "scheduler_reserve_full_isl": False,
@@ -61,11 +61,11 @@ _WITHOUT: _Config = {
 
 
 class Lacking(Exception):
-    """An error: the release of vLLM has no such setting."""
+    """An error for a setting that the release of vLLM does not have."""
 
 
 def _known_by(made: Callable[..., Any], settings: _Config) -> _Config:
-    """Return the settings that `made` takes; raise Lacking if another one has an effect."""
+    """Return the settings that `made` accepts; raise Lacking if any other setting has an effect."""
     names = inspect.signature(made).parameters
     for name in settings.keys() - names:
         if name not in _WITHOUT or settings[name] != _WITHOUT[name]:
@@ -74,10 +74,10 @@ def _known_by(made: Callable[..., Any], settings: _Config) -> _Config:
 
 
 def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
-    """Return vLLM's scheduler, and how many tokens after a block its hash includes."""
+    """Return vLLM's scheduler, and the number of tokens after a block that the block's hash includes."""
     drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
-    if drafts and overlaps:  # the runner that overlaps them
+    if drafts and overlaps:  # the model runner that supports drafts in the overlapped loop
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=config["max_model_len"])
     caching = config.get("enable_prefix_caching", True)
@@ -88,7 +88,7 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
         "speculative_config": _drafts(drafts, model, folder) if drafts else None,
     }
     whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
-    whole.scheduler_config.async_scheduling = overlaps  # vLLM turns it off without an executor
+    whole.scheduler_config.async_scheduling = overlaps  # without an executor, vLLM sets it to False
     cache.num_gpu_blocks = config["num_blocks"]
     scheduler = (AsyncScheduler if overlaps else Scheduler)(
         vllm_config=whole,
@@ -113,7 +113,7 @@ def _kv(config: _Config, dtype: Any) -> KVCacheConfig:
         SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
         for window in config.get("kv_groups", [0])
     ]
-    # A release without this setting keeps prefixes everywhere.
+    # A release without this setting keeps all prefixes.
     interval = {"prefix_cache_retention_interval": config.get("prefix_cache_retention_interval", 0)}
     if any(config.get("kv_groups", ())) and interval["prefix_cache_retention_interval"] is not None:
         interval = _known_by(KVCacheConfig, interval)
@@ -128,14 +128,14 @@ def _kv(config: _Config, dtype: Any) -> KVCacheConfig:
 
 
 def _limits(given: _Config, last: list[int]) -> SamplingParams:
-    """Return the sampling limits of a request; an answer that may be longer than it is ends with a stop token."""
+    """Return the sampling limits of a request; an answer shorter than `max_tokens` ends with a stop token."""
     most = given.get("max_tokens", given["output_len"])
     stops = {"stop_token_ids": last} if most > given["output_len"] else {}
     return SamplingParams(max_tokens=most, ignore_eos=True, **stops)
 
 
 def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
-    """Return how many of `proposed` drafts are accepted, each by a coin; the first would be output token `place`."""
+    """Return the number of accepted drafts of `proposed`, drawn by hashes; the first is output token `place`."""
     for k in range(proposed):
         coin = blake2b(b"%d:%d" % (int(request), place + k), digest_size=8, key=str(drafts.get("seed", 0)).encode())
         if int.from_bytes(coin.digest(), "big") >= round(drafts["acceptance_rate"] * 2**64):
@@ -158,13 +158,13 @@ class _Run:
         self._to_come = deque(requests)
         self._wanted = {str(request["id"]): request["output_len"] for request in requests}
         self._produced = dict.fromkeys(self._wanted, 0)
-        self._first_token: dict[str, int] = {}  # of each segment of a prompt
+        self._first_token: dict[str, int] = {}  # by segment name
         self._first_ns: dict[str, int] = {}
         self._finish_ns: dict[str, int] = {}
         self._hit: dict[str, int] = {}
         self._in_flight: deque[tuple[Any, dict[str, int], set[str], int]] = deque()
         self._now = 0
-        self._free_ns = 0  # time when the device has done all its steps
+        self._free_ns = 0  # time when the device has finished all its steps
         self.steps: list[_Config] = []
 
     def results(self) -> list[_Config]:
@@ -179,7 +179,7 @@ class _Run:
         ]
 
     def advance(self) -> bool:
-        """Plan a step, take one in, or wait; return False at the end. Raises RuntimeError if vLLM cannot go on."""
+        """Plan a step, process a result, or wait; return False at the end. Raises RuntimeError if vLLM is stuck."""
         self._arrive()
         if self._scheduler.requests and self._plan():
             return True
@@ -213,7 +213,7 @@ class _Run:
             self._scheduler.add_request(request)
 
     def _plan(self) -> bool:
-        """Plan a step, and launch it if it has rows. Return whether the next is planned before one is taken in."""
+        """Plan a step, and launch it if it has rows; return True if another step is planned before the next result."""
         plan = self._scheduler.schedule()
         rows = {id: int(count) for id, count in plan.num_scheduled_tokens.items()}
         preempted = sorted(plan.preempted_req_ids or [])
@@ -244,7 +244,7 @@ class _Run:
         return request.num_computed_tokens >= request.num_tokens
 
     def _take_in(self) -> None:
-        """Take in the oldest step in flight, when it has ended."""
+        """Wait for the oldest step in flight, and process its result."""
         plan, rows, samples, end = self._in_flight.popleft()
         self._now = max(self._now, end)
         sampled: dict[str, list[int]] = {id: [] for id in rows}
@@ -267,7 +267,7 @@ class _Run:
         got = {id: tokens for id, tokens in sampled.items() if tokens}
         for id, tokens in got.items():
             self._first_ns.setdefault(id, end)
-            self._produced[id] = min(self._produced[id] + len(tokens), self._wanted[id])  # later tokens are dropped
+            self._produced[id] = min(self._produced[id] + len(tokens), self._wanted[id])  # further tokens are dropped
             if self._produced[id] == self._wanted[id]:
                 self._finish_ns[id] = end
         if self._drafts and not self._overlaps:
@@ -277,7 +277,7 @@ class _Run:
 
 
 def record(scenario: _Config, folder: str, most_steps: int = 100_000) -> _Config:
-    """Record the scenario as vLLM decides it; raise RuntimeError if vLLM cannot go on."""
+    """Record vLLM's decisions in the scenario; raise RuntimeError if vLLM is stuck."""
     run = _Run(scenario, folder)
     while run.advance():
         if len(run.steps) >= most_steps:
@@ -294,7 +294,7 @@ def main() -> None:
                 recording = record(scenario, folder)
             except Lacking as error:
                 recording = scenario | {"vllm": vllm.__version__, "lacks": str(error)}
-            except Exception as error:  # vLLM refuses it or cannot end: named, and not compared
+            except Exception as error:  # vLLM refuses the scenario or is stuck: the error is stored
                 recording = scenario | {"vllm": vllm.__version__, "stuck": repr(error)}
             with gzip.open(path.with_suffix(".rec.json.gz"), "wt") as file:
                 json.dump(recording, file, separators=(",", ":"))

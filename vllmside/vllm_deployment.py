@@ -1,7 +1,7 @@
-"""The deployment of a running vLLM, from the configuration that it has resolved.
+"""The deployment of a running vLLM, read from its resolved configuration.
 
-Nothing is guessed: a setting is read, or it is left at its default and named in `unmodelled`. Nothing of vLLM is
-imported, so that any version's configuration can be read.
+Settings are never guessed. A setting that cannot be expressed keeps its default and is named in `unmodelled`. Nothing
+of vLLM is imported, so the configuration of any version can be read.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ _KV_TYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"}
 _DRAFTS = {"ngram": "ngram", "draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle", "mtp": "mtp"}
 _ALL2ALL = ("allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput")
 _DTYPES = ("float32", "bfloat16", "float16")
-_GOES_ON_AFTER_SELF = (0, 33)  # the first version in which a request that preempts itself does not end the step
+_GOES_ON_AFTER_SELF = (0, 33)  # first version in which a request that preempts itself does not end the step
 _WINDOWS = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec")
 
 
 @dataclass(frozen=True)
 class VllmDeployment:
-    """A `deployment`, and the settings of vLLM's that it cannot express, by name."""
+    """A `deployment`, and vLLM's settings that it cannot express (name -> value)."""
 
     deployment: Deployment
     unmodelled: Mapping[str, str]
 
 
 def read_deployment(config: Any, kv_cache: Any, block_size: int, version: str, model: str = "") -> VllmDeployment:
-    """Read a `VllmConfig` and a `KVCacheConfig` of vLLM `version` (0.32.0).
+    """Read a `VllmConfig` and a `KVCacheConfig` of vLLM `version` (such as 0.32.0).
 
-    `model` replaces vLLM's name of the model. Raises UserError for settings that no deployment can have together.
+    `model` replaces vLLM's name of the model. Raises UserError for a combination of settings that no deployment can
+    have.
     """
     reader = _Reader(config, kv_cache, block_size)
     stated = reader.settings()
@@ -95,7 +96,7 @@ class _Reader:
         return read
 
     def _windows(self) -> tuple[int, ...]:
-        """Return the sliding window of each group of layers (tokens); empty if all have full attention."""
+        """Return the sliding window of each group of layers in tokens; empty if all have full attention."""
         specs = [group.kv_cache_spec for group in self._kv_cache.kv_cache_groups]
         inner = [_inner(spec) for spec in specs]
         for spec in inner:
@@ -125,7 +126,7 @@ class _Reader:
         return drafts
 
     def _quantization(self) -> str:
-        """Return the quantization; `none` means as the checkpoint is stored."""
+        """Return the quantization; `none` means that the weights have the types of the checkpoint."""
         model = self._config.model_config
         stored = getattr(model.hf_config, "quantization_config", None)
         if model.quantization is None or stored:
@@ -138,7 +139,7 @@ class _Reader:
         return self._one_of("all2all_backend", str(getattr(parallel, "all2all_backend", _ALL2ALL[0])), _ALL2ALL)
 
     def _one_of(self, name: str, value: str, known: Any) -> str:
-        """Return `value` if it is `known`; else note it, and return the first known one."""
+        """Return `value` if it is in `known`; otherwise note it, and return the first known value."""
         return value if value in known else self._left(name, value, next(iter(known)))
 
     def _left(self, name: str, value: Any, instead: str) -> str:
@@ -146,7 +147,7 @@ class _Reader:
         return instead
 
     def _note_others(self) -> None:
-        """Note features that change decisions or times and that a deployment cannot express."""
+        """Note features that change decisions or times but cannot be expressed in a deployment."""
         config, parallel = self._config, self._config.parallel_config
         for name in ("lora_config", "kv_transfer_config", "ec_transfer_config"):
             if getattr(config, name, None) is not None:

@@ -14,14 +14,14 @@ _LOG = logging.getLogger("vllm.tokentwin")
 
 
 def release(version: str) -> str:
-    """Return `0.32.0` for `0.32.0+cpu` or `0.32.0.post1`."""
+    """Return the release of a version, which is `0.32.0` for `0.32.0+cpu` or `0.32.0.post1`."""
     return ".".join(version.split("+")[0].split(".")[:3])
 
 
 def check_interface(version: str, parts: Iterable[tuple[type, Iterable[str]]]) -> None:
-    """Check that classes of vLLM `version` have the named attributes that are used here.
+    """Check that classes of vLLM `version` have the attributes that are used here.
 
-    Raises UserError if one is missing, and logs a warning for a version that was never tried.
+    Raises UserError if an attribute is missing, and logs a warning for a version that was never tried.
     """
     for owner, names in parts:
         fields = {*dir(owner), *getattr(owner, "__dataclass_fields__", ())}

@@ -1,7 +1,7 @@
-"""A thread that writes a recording, so that no step waits for a disk.
+"""A thread that writes a recording, so that no step waits for the disk.
 
-The events that wait to be written are bounded. If they grow too many, or anything fails, recording ends with one line
-in the log, and the engine goes on.
+The number of waiting events is bounded. If there are too many, or if anything fails, recording ends with one line in
+the log, and the engine runs on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOG = logging.getLogger("vllm.tokentwin")  # vLLM shows logs below its own name
 
 
 class Takes(Protocol):
-    """A maker of a recording from events, as long as it can."""
+    """An object that makes a recording from events; `goes_on` is False after a failure."""
 
     @property
     def goes_on(self) -> bool: ...
@@ -27,7 +27,7 @@ class Takes(Protocol):
 
 
 class EventWriter(Protocol):
-    """A writer that hands events to `Takes`, until it is closed."""
+    """A writer that passes events to a `Takes`, until it is closed."""
 
     goes_on: bool
     closed: bool
@@ -38,7 +38,7 @@ class EventWriter(Protocol):
 
 
 class WriterThread:
-    """A writer that hands events to `run`, in order. `most_waiting` is the limit of step rows that wait."""
+    """A thread that passes events to `run` in order. `most_waiting` is the maximum number of waiting step rows."""
 
     def __init__(self, run: Takes, most_waiting: int) -> None:
         self.goes_on = True
@@ -52,7 +52,7 @@ class WriterThread:
         self._thread.start()
 
     def put(self, event: Event) -> None:
-        """Hand on `event`, unless recording has ended."""
+        """Pass on `event`, unless recording has ended."""
         if self.goes_on:
             self._put_rows += _rows(event)
             if self._put_rows - self._taken_rows > self._most_waiting:
@@ -67,9 +67,9 @@ class WriterThread:
             _LOG.error("tokentwin: the recording ends here: %s", why)
 
     def close(self, finish: Callable[[], None], timeout_s: float) -> None:
-        """Write the waiting events and `finish`; give up after `timeout_s` seconds.
+        """Write the waiting events and call `finish`; give up after `timeout_s` seconds.
 
-        The limit exists because the server is about to be killed.
+        The limit is needed because the server is about to be killed.
         """
         self.closed = True
         self._events.put(None)
@@ -94,7 +94,7 @@ class WriterThread:
 
 
 class SameThread:
-    """A writer that hands events to `run` at once, for a caller that waits for the results. Errors are the caller's."""
+    """A writer that passes events to `run` at once, for a caller that waits for results and handles errors."""
 
     def __init__(self, run: Takes) -> None:
         self.goes_on = True
@@ -102,7 +102,7 @@ class SameThread:
         self._run = run
 
     def put(self, event: Event) -> None:
-        """Hand on `event`."""
+        """Pass on `event`."""
         self._run.take(event)
 
     def end(self, why: str) -> None:
@@ -111,11 +111,11 @@ class SameThread:
         _LOG.error("tokentwin: the recording ends here: %s", why)
 
     def close(self, finish: Callable[[], None], timeout_s: float) -> None:
-        """Finish, however long it takes."""
+        """Call `finish`, without a limit of time."""
         self.closed = True
         finish()
 
 
 def _rows(event: Event) -> int:
-    """Return the memory that `event` takes, in rows of a step; a block's hash is as large as one row."""
+    """Return the memory of `event` in units of step rows; a block's hash is as large as one row."""
     return len(event.ids) if isinstance(event, Flight) else 1 + len(event.keys)

@@ -1,1 +1,1 @@
-"""Prices of kernels: tables of measured kernel times, surfaces fitted to them, and GPUs without a table."""
+"""Kernel times: surfaces fitted to tables of measured times, and estimates for GPUs without a table."""

@@ -1,11 +1,11 @@
-"""The source of a GPU's kernel times: its bundled fit, or the fits of similar GPUs applied to its datasheet.
+"""Kernel times of a GPU: from its bundled fit, or from the fits of similar GPUs applied to its datasheet.
 
-A GPU without a table gets the kernels of similar GPUs on its datasheet. Every GPU with a fit of a whole table predicts
-a time on this datasheet, with its own shares of the rates and its own surfaces. The answer is the geometric mean of
-these times, and it is marked as extrapolated throughout. The nearer a donor's datasheet is, and the better it predicts
-the few measured kernels of this GPU, the more the donor counts. The errors of fitted GPUs that were left out in turn,
-alone and with all others of their chip, say how good that is, and the widths below were chosen by them
-(`lab/benchmarks/kernel_surfaces.py`).
+A GPU without a table of measurements borrows the fits of other GPUs, its donors. Every GPU with a fit of a whole table
+is a donor. A donor's fit (its shares of the datasheet's rates and its surfaces) is applied to the datasheet of the GPU.
+The answer is the weighted geometric mean of the donors' times, and it is always marked as extrapolated. A donor weighs
+more if its datasheet is similar and if it predicts the few measured kernels of the GPU well. To measure the error of
+this method, fitted GPUs were left out in turn, alone and together with all other GPUs of their chip
+(`lab/benchmarks/kernel_surfaces.py`). The constants below were chosen by these errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from calibration.operations import Collective, DecodeAttention, Elementwise, Exp
 from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
-_SIGMA = {  # error of log time by operation: 90 % of the errors of GPUs left out in turn lie within 1.645 of it
+_SIGMA = {  # error of log time; 90 % of the errors of GPUs left out in turn lie within 1.645 times it
     Gemm: 0.25,
     PrefillAttention: 0.55,
     DecodeAttention: 0.4,
@@ -37,15 +37,15 @@ _SIGMA = {  # error of log time by operation: 90 % of the errors of GPUs left ou
     Elementwise: 0.4,
 }
 _UNTABLED_SIGMA = 0.7  # no GPU has tables of the operation
-_LEAST_NS = 1e-6  # below any time, so that a time of 0 has a logarithm
-_NEAR = 1.0  # octaves of bandwidth, rate or SMs at which a donor counts 0.61 of one with the same datasheet
-_OTHER_GENERATION = 1.0  # octaves that count for a different generation
-_RIGHT = 0.2  # root mean square error of log time at measured kernels at which a donor counts 0.61 of a perfect one
+_LEAST_NS = 1e-6  # smaller than any time, so that a time of 0 has a logarithm
+_NEAR = 1.0  # distance (octaves of bandwidth, rate or SMs) at which a donor's weight falls to 0.61
+_OTHER_GENERATION = 1.0  # octaves that a different generation adds
+_RIGHT = 0.2  # root mean square error of log time at measured kernels at which a donor's weight falls to 0.61
 
 
 @dataclass
 class TransferredKernels:
-    """`KernelTimes` of `gpu` by `donors`: fits of other GPUs, each put on `gpu`'s datasheet; `weights` sum to 1."""
+    """`KernelTimes` of `gpu` from `donors`, which are fits of other GPUs on `gpu`'s datasheet; `weights` sum to 1."""
 
     gpu: GpuSpec
     donors: tuple[KernelSurfaces, ...]
@@ -53,7 +53,7 @@ class TransferredKernels:
 
     @classmethod
     def to(cls, gpu: GpuSpec, anchors: KernelSurfaces | None = None, without: Sequence[str] = ()) -> TransferredKernels:
-        """Make kernel times from the bundled fits of whole tables, except for the GPUs `without`.
+        """Make kernel times from the bundled fits of whole tables, without the GPUs named in `without`.
 
         `anchors` is a fit of a few measured shapes of `gpu`.
         """
@@ -80,7 +80,7 @@ class TransferredKernels:
 
 
 def _likeness(gpu: GpuSpec, donor: GpuSpec) -> float:
-    """Return the logarithm of a Gaussian of the octaves between two datasheets."""
+    """Return a donor's log weight: a Gaussian of the distance between the two datasheets in octaves."""
     rates = [(g.memory_bytes_per_s, g.bf16_flop_per_s, g.sm_count) for g in (gpu, donor)]
     octaves = np.log2(rates[0]) - np.log2(rates[1])
     other = _OTHER_GENERATION * (gpu.generation != donor.generation)
@@ -88,9 +88,9 @@ def _likeness(gpu: GpuSpec, donor: GpuSpec) -> float:
 
 
 def _mean_square(anchors: KernelSurfaces, donor: KernelSurfaces) -> float:
-    """Return the mean square log of a donor's over the measured time, over all shapes and sizes of `anchors`.
+    """Return the mean square error of a donor's log times at all measured shapes and sizes of `anchors`.
 
-    Every kind of kernel counts alike.
+    Every kernel has the same weight.
     """
     squares = []
     for key, fit in anchors.fits.items():
@@ -104,9 +104,10 @@ def _mean_square(anchors: KernelSurfaces, donor: KernelSurfaces) -> float:
 
 
 def load_kernels(gpu: GpuSpec) -> KernelTimes:
-    """Return the kernel times of `gpu`: its bundled fit, or other GPUs' kernels on its datasheet, all extrapolated.
+    """Return the kernel times of `gpu` from its bundled fit, or from other GPUs' fits (all extrapolated).
 
-    A fit of a few shapes takes its other kernels from other GPUs, and weights these GPUs by its own measurements.
+    If the bundled fit has only a few shapes, other kernels come from other GPUs, weighted by their errors at these
+    shapes.
     """
     if gpu.name not in bundled_names():
         return TransferredKernels.to(gpu)

@@ -1,20 +1,20 @@
-"""The times of collectives and of exchanges of experts' tokens: closed forms of few numbers, by link and algorithm.
+"""The times of collectives and of exchanges of experts' tokens, as closed forms of a few numbers.
 
 One algorithm on g devices takes
 
     start + rank (g - 1) + bytes sent by a device / (share of the link's rate) * (g / 2)^crowding
 
-(Hockney's model, Parallel Computing 20, 1994, with a synchronisation for each further rank, and with links that devices
-share, as PCIe's are). A *one-shot* all-reduce reads every other device's whole message, a *ring* sends 2 (g - 1) / g of
-it, and a *switch* that adds (NVLS) takes it once. A kernel takes the fastest of its algorithms, so its time grows with
-bytes and devices, as the time of each algorithm does. An engine chooses its kernel like this:
+This is Hockney's model (Parallel Computing 20, 1994) with two additions: a synchronisation for each further rank, and
+crowding on links that devices share, such as PCIe. A *one-shot* all-reduce reads every other device's whole message. A
+*ring* sends 2 (g - 1) / g of the message. A *switch* that adds (NVLS) gets the message once. A kernel uses the fastest
+of its algorithms. Its time therefore never falls with more bytes or devices. An engine chooses its kernel like this:
 
-- over NVLink, up to a number of bytes: FlashInfer's all-reduce, which also does the norm behind it (Blackwell), or
-  vLLM's own (other GPUs); beyond that NCCL. The faster of the two counts where both may serve;
-- over PCIe, where devices read each other's memory: the same for pairs;
-- over PCIe, where they do not: NCCL through the host's memory, of which there are no measurements here;
-- over PCIe, among more than two devices: the time depends on the machine's board, not on the GPU. The measured board
-  of a GPU is one among several, and the error is the distance between them;
+- over NVLink, up to a limit of bytes: FlashInfer's all-reduce, which also does the norm after it (Blackwell), or vLLM's
+  own (other GPUs), where it is faster than NCCL; beyond the limit NCCL;
+- over PCIe, if devices can read each other's memory: vLLM's own all-reduce for pairs, in the same way;
+- over PCIe, if they cannot: NCCL through the host's memory, for which there are no measurements here;
+- over PCIe, among more than two devices: the time depends on the machine's board, not on the GPU. It is the mean over
+  the known boards, and its error covers their spread;
 - over several nodes: NCCL, with one time within a node and one between nodes (below).
 
 The numbers of a GPU are in `gpus/collectives.json`, made by `python -m lab.kernels.fit --forms collectives`.
@@ -26,17 +26,19 @@ DeepEP sends tokens to their experts and back. An exchange takes
 
 In its low-latency mode a token goes to each of its experts. In its high-throughput mode it goes once to each node that
 has one of its experts, and from there once to each device. The form assumes that experts are chosen evenly (`Exchange`
-counts the copies). Starts and shares of NVLink are fitted to tables of one node of each GPU, with 2,048 to 7,168
-elements a token and 1 to 10 experts. The doubling and the share of the link are fitted to a table of 1 to 8 nodes of
-H100 with InfiniBand NDR. The numbers are in `gpus/exchanges.json`, made by `python -m lab.kernels.fit --forms
-exchanges`.
+counts the copies). `start` and the share of NVLink are fitted to tables of one node of each GPU, with 2,048 to 7,168
+elements per token and 1 to 10 experts per token. `doubling` and the share of the link between nodes are fitted to a
+table of 1 to 8 nodes of H100 with InfiniBand NDR. The numbers are in `gpus/exchanges.json`, made by `python -m
+lab.kernels.fit --forms exchanges`.
 
-Between nodes the time is NCCL's own closed form of its rings and trees. In a collective of g devices on each of n
-nodes, the devices of a node share its work, and every device exchanges its share with its counterparts. Between nodes a
-ring takes some steps of a latency and the bytes that a ring sends. A tree takes 2 log2(n) steps up and down and the
-bytes of both ways. Latencies and shares of the rate are the numbers by which NCCL chooses its algorithm (`hwLat`, row
-NET, and `ncclTopoTuneModel` in NVIDIA/nccl, src/graph/tuning.cc), for its protocols for small messages (LL) and for
-large ones (Simple). The fastest counts. No two nodes were measured here, so the standard error is an estimate.
+The time of collectives between nodes is NCCL's own closed form of its rings and trees. In a collective of g devices on
+each of n nodes, the devices of a node share its work, and every device exchanges its share with its counterparts on
+other nodes. A ring takes n - 1 steps (an all-reduce twice as many), each with a latency, plus the bytes that a ring
+sends. A tree takes 2 log2(n) steps up and down, plus the bytes of both ways. Latencies and shares of the rate are the
+numbers by which NCCL chooses its algorithm (`hwLat`, row NET, and `ncclTopoTuneModel` in NVIDIA/nccl,
+src/graph/tuning.cc). They are known for the protocol for small messages (LL) and for the one for large messages
+(Simple), and the fastest combination counts. No collective between nodes was measured here, so the standard error is an
+estimate.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ INTER_NODE_SIGMA = 0.4
 
 
 class _Protocol(NamedTuple):
-    """Nanoseconds of a step from node to node, and the share of the link's rate."""
+    """An NCCL protocol: nanoseconds of a step from node to node, and the share of the link's rate that it reaches."""
 
     hop_ns: float
     share: float
@@ -72,7 +74,7 @@ _TREE = (_Protocol(5_000.0, 0.9 / 3.8), _Protocol(50_000.0, 0.9))
 
 
 def rate_between_nodes(gpu: GpuSpec, operation: Collective) -> float:
-    """Return the bytes a second that a device sends to other nodes: its share of the adapters, which are on PCIe."""
+    """Return the bytes per second that a device can send to other nodes, limited by its link and by PCIe."""
     assert operation.link is not None
     return min(operation.link.bytes_per_s, gpu.pcie_bytes_per_s)
 
@@ -96,17 +98,17 @@ def between_nodes_ns(gpu: GpuSpec, operation: Collective) -> Any:
 
 
 EXCHANGES = Path(__file__).with_name("gpus") / "exchanges.json"
-SEVERAL_NODES = ("H100", InterNodeConfig().of_a_device)  # GPU and link of the table of several nodes
+SEVERAL_NODES = ("H100", InterNodeConfig().of_a_device)  # GPU and link of the measured table with several nodes
 _HIDDEN, _TOPK = (2048, 7168), (1, 10)
 _OTHERS_SIGMA = 0.4  # an estimate for GPUs without a table
 
 
 @dataclass(frozen=True)
 class ExchangeForm:
-    """One direction in one mode.
+    """The closed form of one direction of an exchange (to the experts or back) in one of DeepEP's modes.
 
-    `error` is the standard error of its log time at measured points of one node, `error_apart` at points of several
-    nodes. The points had up to `most_tokens` tokens on a device and up to `most_nodes` nodes.
+    `error` is the standard error of log time at measured points on one node, and `error_apart` at points on several
+    nodes. The measured points had up to `most_tokens` tokens per device and up to `most_nodes` nodes.
     """
 
     start_ns: float
@@ -119,7 +121,7 @@ class ExchangeForm:
     most_nodes: float
 
     def ns(self, gpu: GpuSpec, exchange: Exchange) -> Any:
-        """Return nanoseconds, with the shape of `exchange.elements`."""
+        """Return the time of `exchange` in nanoseconds, with the shape of `exchange.elements`."""
         within = 1e9 * exchange.sent_within_node / (self.share * gpu.link_bytes_per_s)
         if exchange.link is None:
             return self.start_ns + within
@@ -130,7 +132,7 @@ class ExchangeForm:
 
 
 def exchange_time(gpu: GpuSpec, exchange: Exchange) -> Estimate:
-    """Return the time by the GPU's own form, or by the geometric mean of all other GPUs' forms.
+    """Return the time of an exchange by the GPU's own form, or else the geometric mean of all other GPUs' forms.
 
     The standard error is larger beyond the measured sizes. Raises UserError for GPUs without NVLink, for which DeepEP
     has no kernels.
@@ -157,7 +159,7 @@ def exchange_time(gpu: GpuSpec, exchange: Exchange) -> Estimate:
 
 @cache
 def read_exchanges() -> dict[str, dict[str, ExchangeForm]]:
-    """Return the forms of every GPU that has a table, by `mode/phase`."""
+    """Return the forms of every GPU that has a table, by GPU name and then by `mode/phase`."""
     data = json.loads(EXCHANGES.read_text(encoding="utf-8"))
     return {
         gpu: {key: ExchangeForm(**numbers) for key, numbers in about["forms"].items()} for gpu, about in data.items()
@@ -170,7 +172,7 @@ Algorithm = Literal["one_shot", "ring", "switch"]
 
 _MIB = 2**20
 
-# Messages up to which engines take their own all-reduce, by number of devices. The sources are vLLM's
+# Largest message (bytes) for which engines use their own all-reduce, by number of devices. The sources are vLLM's
 # all_reduce_utils.py, and vLLM's PassConfig for FlashInfer's fusion with the norm, which is on by default for
 # Blackwell.
 _HOPPER = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB // 4}
@@ -184,13 +186,13 @@ _PCIE = {2: 8 * _MIB}
 
 _HOST_SHARE = 0.26  # share of PCIe's rate, in and out of the host's memory: 16 GB/s over PCIe 5, 8 over PCIe 4
 _HOST_SIGMA = 0.35
-_NVLINK_SIGMA = 0.26  # 9 of 10 errors of GPUs left out in turn lie within 1.645 of it
+_NVLINK_SIGMA = 0.26  # 90 % of the errors of GPUs left out in turn lie within 1.645 times it
 _STAND_IN = {"p2p": "all_to_all"}  # two devices exchange halves of twice the message
 
 
 @dataclass(frozen=True)
 class Line:
-    """One algorithm; `share` is its share of the link's rate."""
+    """The closed form of one algorithm; `share` is the share of the link's rate that it reaches."""
 
     start_ns: float
     rank_ns: float
@@ -199,7 +201,7 @@ class Line:
     algorithm: Algorithm = "ring"
 
     def ns(self, operation: Collective, link_bytes_per_s: float) -> Any:
-        """Return nanoseconds, with the shape of `operation.elements`."""
+        """Return the time of `operation` in nanoseconds, with the shape of `operation.elements`."""
         gpus = operation.gpus
         message = 2.0 * np.asarray(operation.elements, dtype=np.float64)
         sent = {"one_shot": message * (gpus - 1), "ring": operation.bytes, "switch": message}[self.algorithm]
@@ -209,10 +211,10 @@ class Line:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """The fastest of some algorithms.
+    """The closed form of one kernel: the fastest of its algorithms `lines`.
 
-    `error` is the standard error of the log time at measured points. Their largest messages had `most_bytes` bytes, and
-    they had up to `most_gpus` GPUs.
+    `error` is the standard error of log time at measured points. The points had messages of up to `most_bytes` bytes
+    and up to `most_gpus` GPUs.
     """
 
     lines: Sequence[Line]
@@ -230,13 +232,14 @@ _HOST = ClosedForm((Line(8_000.0, 4_000.0, _HOST_SHARE, 0.3),), _HOST_SIGMA)
 
 @dataclass(frozen=True)
 class Collectives:
-    """Collectives of one GPU: the geometric mean of `forms`, which are its own or those of GPUs with its kind of link.
+    """Collectives of one GPU: the geometric mean of its own forms, or of the forms of GPUs with its kind of link.
 
     Attributes:
-        forms: closed forms by kernel: `nccl/all_gather`, `custom/all_reduce`, `fused/all_reduce`
-        own: whether the forms were fitted to measurements of this very GPU
-        boards: forms of other PCIe boards, empty for the way through the host's memory; they count among more than two
-            devices
+        forms: one mapping for each GPU, from kernel (such as `nccl/all_gather`, `custom/all_reduce`,
+            `fused/all_reduce`) to closed form
+        own: True if the forms were fitted to measurements of this GPU
+        boards: forms of other PCIe boards, used for more than two devices; an empty mapping is the path through the
+            host's memory
     """
 
     gpu: GpuSpec
@@ -247,7 +250,7 @@ class Collectives:
     def time(self, operation: Collective) -> Estimate:
         """Return the time of `operation`.
 
-        It is never below the link's rate, and never less for more bytes, more devices or more nodes.
+        It is never shorter than the link's rate allows, and never shorter for more bytes, more devices or more nodes.
         """
         if isinstance(operation, Exchange):
             return exchange_time(self.gpu, operation)
@@ -258,7 +261,7 @@ class Collectives:
         logs = np.array([np.log(ns) for ns, _ in estimates])
         ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(self.gpu, operation))
         error = np.array([error for _, error in estimates]).mean(axis=0)
-        if not over_nvlink(self.gpu) and len(estimates) > 1:  # one more board, like the known ones
+        if not over_nvlink(self.gpu) and len(estimates) > 1:  # an unknown board varies like the known ones
             error = np.hypot(_HOST_SIGMA, logs.std(axis=0, ddof=1) * np.sqrt(1 + 1 / len(estimates)))
         elif not self.own and self.forms[0]:
             error = np.hypot(_NVLINK_SIGMA, logs.std(axis=0))
@@ -269,13 +272,13 @@ class Collectives:
         return Estimate(ns, np.broadcast_to(error, ns.shape), level)
 
     def _counting(self, operation: Collective) -> list[Mapping[str, ClosedForm]]:
-        """Return the forms whose mean counts."""
+        """Return the forms over which `time` takes the mean."""
         return [*self.forms, *(self.boards if operation.gpus > 2 else ())]
 
     def _on_several_nodes(self, operation: Collective) -> Estimate:
         """Return the time within a node plus the time between nodes.
 
-        It is never below the time of all devices on one node.
+        It is never shorter than the time with all devices on one node.
         """
         own = -(-operation.gpus // operation.nodes)
         shared = {"all_to_all": 1 / operation.nodes, "p2p": 0.0}.get(operation.kind, 1.0) * (own > 1)
@@ -294,7 +297,7 @@ class Collectives:
         return np.exp(np.log(fitted).mean(axis=0))
 
     def fuses(self, operation: Collective) -> Any:
-        """Return whether the kernel of this all-reduce also does the norm behind it."""
+        """Return True where the kernel of this all-reduce also does the norm after it."""
         limit = taken_up_to("fused", self.gpu, operation.gpus) if operation.fusible else 0
         return 2.0 * np.asarray(operation.elements) <= limit
 
@@ -318,9 +321,10 @@ class Collectives:
 
 
 def taken_up_to(kernel: str, gpu: GpuSpec, gpus: int) -> int:
-    """Return the bytes of a message up to which engines take their `custom` or `fused` all-reduce.
+    """Return the largest message in bytes for which engines use their `custom` or `fused` all-reduce.
 
-    The limit is that of the next larger number of devices that has one, or 0 if none has.
+    Limits are known for some numbers of devices. The result is the limit of the smallest such number that is at least
+    `gpus`, or 0 if there is none.
     """
     if kernel == "fused":
         limits = _FUSED if gpu.name in FUSING else {}
@@ -330,12 +334,12 @@ def taken_up_to(kernel: str, gpu: GpuSpec, gpus: int) -> int:
 
 
 def over_nvlink(gpu: GpuSpec) -> bool:
-    """Return whether the GPUs of a node have their own links, faster than PCIe."""
+    """Return True if the GPUs of a node are connected by links that are faster than PCIe."""
     return gpu.link_bytes_per_s > gpu.pcie_bytes_per_s
 
 
 def collectives_of(gpu: GpuSpec) -> Collectives:
-    """Return the collectives of `gpu`: measured on it, on GPUs with its kind of link, or through the host's memory."""
+    """Return the collectives of `gpu`, as measured on it or on GPUs with its kind of link, else through host memory."""
     if not over_nvlink(gpu) and not gpu.peer_access:
         return Collectives(gpu, [{}], False)
     known = _bundled()

@@ -1,7 +1,7 @@
-"""Operations at a point of a surface: the inverse of `Structure.shape` and `Structure.sizes`.
+"""The operation at a point of a surface: the inverse of `Structure.shape` and `Structure.sizes`.
 
-Plots and browsers of kernel-time tables use them. A kernel's key says which kind of operation it is, and a shape and
-sizes say which operation. Names are those of tables and axes.
+Plots and browsers of kernel-time tables need this. A kernel's key gives the kind of operation, and a shape and sizes
+give the operation itself. The names of features are the labels of table columns and plot axes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
 from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention
 from serving.deployments.gpu_spec import GpuSpec
 
-NO_WINDOW = 2**17  # feature of shapes without a sliding window
+NO_WINDOW = 2**17  # value of the window feature for shapes without a sliding window
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class KernelKind:
     """One kind of kernel.
 
     Attributes:
-        title: its usual name
+        title: the usual name of the kind
         shape: names of the features that a model fixes
-        sizes: names of the features that a step brings; the last is the axis of a plot
-        operation: makes an operation from the part of the key after the slash, a shape in whole numbers, and sizes
+        sizes: names of the features that depend on the step; the last one is the x axis of a plot
+        operation: function that makes an operation from the number type (the part of the key after the slash), a shape
+            of integers, and sizes
     """
 
     title: str
@@ -107,12 +108,12 @@ KINDS = {
 
 
 def kind_of(key: str) -> KernelKind:
-    """Return the kind of a kernel, for example `gemm` for `gemm/fp8`."""
+    """Return the kind of kernel `key`; the kind of `gemm/fp8` is GEMM."""
     return KINDS[key.partition("/")[0]]
 
 
 def operation_at(key: str, shape: Sequence[float], sizes: Sequence[Any]) -> Operation:
-    """Return the operation of kernel `key` at a shape and sizes; sizes are numbers or arrays of one form."""
+    """Return the operation of kernel `key` at a shape and sizes; sizes are numbers or arrays of one array shape."""
     return kind_of(key).operation(key.partition("/")[2], *map(round, shape), *sizes)
 
 
@@ -122,9 +123,9 @@ def estimate_at(gpu: GpuSpec, key: str, fit: KernelFit, shape: Sequence[float], 
 
 
 def measured_at(gpu: GpuSpec, key: str, fit: KernelFit, number: int) -> tuple[tuple[Any, ...], Any]:
-    """Return the measurements of shape `number` at the knots of its sizes: the knots as arrays, and nanoseconds.
+    """Return the knots of the sizes as arrays, and the measured nanoseconds of shape `number` at them.
 
-    A knot at which fewer than half of the shapes were measured has NaN.
+    The time is NaN at a knot near which fewer than half of the shapes were measured.
     """
     surface = fit.surface
     sizes = np.meshgrid(*(np.exp2(axis) for axis in surface.knots), indexing="ij")

@@ -1,8 +1,8 @@
-"""The structure of a kernel's time before anything is learnt about its shape: launch, waves of tiles, bytes.
+"""The structured time of a kernel, from launches, waves of tiles and bytes, before any correction by measured ratios.
 
-Every kind of operation has a *shape* (features that a model fixes), *sizes* (features that a step brings), and a
-structured time on a GPU by three coefficients. The jumps of a kernel's time are in the structured time, so that the
-rest, which a `Surface` learns, is smooth.
+Every kind of operation has a *shape* (features that the model fixes), *sizes* (features that depend on the step), and a
+structured time on a GPU, computed with the coefficients of `Efficiency`. The jumps of a kernel's time are in the
+structured time. The ratio of measured to structured time is therefore smooth, and a `Surface` is fitted to it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from calibration.operations import DecodeAttention, Experts, Gemm, Operation, Pr
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.weight_types import DTYPE_BYTES
 
-_TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block makes
+_TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block computes
 _UNPACKING_TILES = ((16, 64), (32, 64))  # further tiles of kernels that unpack narrow weights to 16 bits (Marlin)
-_SPLITS = (1, 2, 4, 8)  # parts of the k dimension, when tiles alone would leave the device idle
-_WIDEST = 65536  # columns; a wider GEMM, such as a head, is several GEMMs side by side and no less efficient
+_SPLITS = (1, 2, 4, 8)  # numbers of parts of the k dimension, for when tiles alone would leave SMs idle
+_WIDEST = 65536  # columns; a wider GEMM, such as the LM head, is as efficient as one of this width
 _STEP_K = 64  # a tile's shortest step along k
 _QUERY_TILE = 128  # queries of a thread block of prompt attention: tokens, and the heads that share a KV head
-_NO_WINDOW = 2**17  # tokens seen without a sliding window, as a feature
-_SHARP = 4.0  # exponent by which the longer of two overlapped times wins
+_NO_WINDOW = 2**17  # value of the window feature without a sliding window
+_SHARP = 4.0  # exponent of the smooth maximum of two overlapped times
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The efficiency of a kernel on a GPU.
+    """The coefficients of a kernel's structured time on a GPU.
 
-    launch_ns       time before and after its work
-    compute, memory shares of the datasheet's rates
-    unit_ns         time of every piece of work, however small: a row of activations that has to be quantised, a wave of
+    launch_ns       time before and after the kernel's work
+    compute, memory shares of the datasheet's rates that the kernel reaches
+    unit_ns         added time of every piece of work: a row of activations that has to be quantised, or a wave of
                     thread blocks of an attention
     """
 
@@ -53,12 +53,14 @@ class Efficiency:
 
 
 class Structure(NamedTuple):
-    """The surface of one kind of operation, and the place of an operation on it.
+    """The features and the structured time of one kind of operation.
 
     Attributes:
-        key: key of an operation, `gemm/fp8`: operations of one key are one kernel, more or less
-        shape: features that a model fixes; sizes: features that a step brings, numbers or arrays
-        ns: structured time, nanoseconds
+        key: function that returns an operation's key, such as `gemm/fp8`; operations with one key run roughly the same
+            kernel
+        shape, sizes: functions that return the features that the model fixes, and the features that depend on the step
+            (numbers or arrays)
+        ns: function that returns the structured time in nanoseconds
     """
 
     key: Callable[[Any], str]
@@ -68,12 +70,12 @@ class Structure(NamedTuple):
 
 
 def structure_of(operation: Operation) -> Structure:
-    """Return the structure of an operation's kind; raise KeyError for a kind without shape, such as `Elementwise`."""
+    """Return the structure of an operation's kind; raise KeyError for a kind without one, such as `Elementwise`."""
     return _STRUCTURES[type(operation)]
 
 
 def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency, batch: int = 1) -> Any:
-    """Return a GEMM's time: SMs make tiles of the output in waves, and the last wave may be half empty."""
+    """Return a GEMM's time: SMs compute tiles of the output in waves, and the last wave may be partly empty."""
     per_flop = 1e9 * gpu.sm_count / gpu.flop_per_s(gemm.dtype) / efficiency.compute
     compute: Any = np.inf
     unpacks = DTYPE_BYTES[gemm.dtype] < 2 and not gpu.has_unit_for(gemm.dtype)
@@ -88,9 +90,9 @@ def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency, batch: int = 1) -
 
 
 def _prefill_ns(gpu: GpuSpec, attention: PrefillAttention, efficiency: Efficiency) -> Any:
-    """Return the time of prompt attention, with equal prompts in place of ragged ones.
+    """Return the time of prompt attention, with equal prompts in place of the actual prompts.
 
-    They have as many tokens, and as many pairs among themselves and with their past.
+    The equal prompts have as many tokens, and as many query-key pairs among themselves and with past tokens.
     """
     length, _ = _equal_prompts(attention)
     group = attention.heads / attention.kv_heads
@@ -103,10 +105,11 @@ def _prefill_ns(gpu: GpuSpec, attention: PrefillAttention, efficiency: Efficienc
 
 
 def _prefill_sizes(attention: PrefillAttention) -> tuple[Any, ...]:
-    """Return how many prompts without past stand for a batch, and their length.
+    """Return the number and the length of prompts without past tokens that stand for a batch.
 
-    A prompt of n tokens over a past of c has key-value loops as long as those of a prompt of n + 2c without past, and
-    as many thread blocks as its own n tokens give. Tables without past are read at these sizes.
+    The kernel loops of a prompt of n tokens with c past tokens are as long as those of a prompt of n + 2c tokens
+    without past. Its number of thread blocks depends on its own n tokens alone. The tables have no past tokens and are
+    read at these sizes.
     """
     length, past = _equal_prompts(attention)
     reach = length + 2.0 * past
@@ -118,7 +121,7 @@ def _decode_sizes(attention: DecodeAttention) -> tuple[Any, ...]:
 
 
 def _decode_ns(gpu: GpuSpec, attention: DecodeAttention, efficiency: Efficiency) -> Any:
-    """Return the time of decode attention: KV is read once, and rows of equal context stand for the batch."""
+    """Return the time of decode attention, which reads the KV once; rows of equal context stand for the batch."""
     compute = 1e9 * attention.flops / gpu.flop_per_s("bfloat16") / efficiency.compute
     waves = attention.rows * attention.kv_heads / gpu.sm_count
     return _launched(gpu, attention, efficiency, compute, waves)
@@ -127,8 +130,8 @@ def _decode_ns(gpu: GpuSpec, attention: DecodeAttention, efficiency: Efficiency)
 def _linear_ns(gpu: GpuSpec, attention: LinearPrefill | LinearDecode, efficiency: Efficiency) -> Any:
     """Return the time of linear attention.
 
-    Decode rows read and write their states. The chunks of a prompt follow one another: a thread block takes one value
-    head, and the other thread blocks idle.
+    Decode rows read and write their states. The chunks of a prompt run one after another. A thread block computes one
+    value head, and SMs without a head are idle.
     """
     blocks, idle = attention.rows * attention.value_heads, 1.0
     if isinstance(attention, LinearPrefill):
@@ -140,19 +143,19 @@ def _linear_ns(gpu: GpuSpec, attention: LinearPrefill | LinearDecode, efficiency
 
 
 def _experts_ns(gpu: GpuSpec, experts: Experts, efficiency: Efficiency) -> Any:
-    """Return the time of experts: the chosen experts' weights are read, and each expert's rows padded to a tile."""
+    """Return the time of experts: the chosen experts' weights are read, and each expert's rows are padded to a tile."""
     compute = 1e9 * experts.flops / gpu.flop_per_s(experts.dtype) / efficiency.compute
     return _launched(gpu, experts, efficiency, compute, experts.tokens)
 
 
 def _launched(gpu: GpuSpec, operation: Any, efficiency: Efficiency, compute_ns: Any, units: Any) -> Any:
-    """Return the time of a launch and `units` pieces of work, and of computing while memory is read."""
+    """Return the sum of the launch, of `units` pieces of work, and of computing overlapped with memory traffic."""
     memory_ns = 1e9 * operation.bytes / gpu.memory_bytes_per_s / efficiency.memory
     return efficiency.launch_ns + units * efficiency.unit_ns + overlapped(compute_ns, memory_ns)
 
 
 def overlapped(one: Any, other: Any) -> Any:
-    """Return the time of two kinds of work at once: about the longer of the two."""
+    """Return the time of two kinds of work that overlap, which is about the longer of the two times."""
     longer = np.maximum(np.maximum(one, other), 1e-9)
     return longer * ((one / longer) ** _SHARP + (other / longer) ** _SHARP) ** (1 / _SHARP)
 
@@ -175,9 +178,9 @@ def _linear_heads(operation: LinearPrefill) -> tuple[float, ...]:
 
 
 def _equal_prompts(operation: PrefillAttention) -> tuple[Any, Any]:
-    """Return tokens and past tokens of each of the equal prompts that stand for the prompts of `operation`."""
+    """Return the numbers of tokens and of past tokens of each of the equal prompts that stand for `operation`."""
     tokens = np.maximum(operation.tokens, 1)
-    if operation.window:  # pairs are cut off at the window, so they give no length
+    if operation.window:  # the window cuts pairs off, so they do not determine a length
         rows = np.maximum(operation.rows, 1)
         return tokens / rows, operation.past / rows
     own = own_pairs(operation.rows, operation.tokens, operation.past, operation.pairs)

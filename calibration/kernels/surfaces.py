@@ -1,17 +1,17 @@
-"""Kernel times of one GPU: structured times, corrected by surfaces that were fitted to a table of measurements.
+"""Kernel times of one GPU: structured times, corrected by surfaces fitted to a table of measurements.
 
 Every operation gets a time; a time that the tables do not cover is marked as extrapolated.
 
-A surface is smooth over the logarithms of shapes and sizes: it is the ratio of measured to structured times. A *shape*
-is what a model fixes (n and k of a GEMM, the heads of an attention), a *size* what a step brings (tokens, a batch and
-its context). Over sizes the surface is piecewise linear between knots. Over shapes it is a Gaussian process with an
-exponential kernel (Rasmussen and Williams, Gaussian Processes for Machine Learning, ch. 2 and 5.4.2). So it is honest
-away from the data: there it returns to the mean of all shapes, and its error grows to their spread.
+A surface is the ratio of measured to structured time, a smooth function of the logarithms of shapes and sizes. A
+*shape* is what the model fixes (n and k of a GEMM, the heads of an attention). A *size* is what depends on the step
+(tokens, or a batch and its context). Over sizes the surface is piecewise linear between knots. Over shapes it is a
+Gaussian process with an exponential kernel (Rasmussen and Williams, Gaussian Processes for Machine Learning, ch. 2 and
+5.4.2). Far from the data it therefore returns to the mean of all shapes, and its stated error grows to their spread.
 
-A Parquet file has the fitted kernels of one GPU: each row is a shape, and its values are bytes. Log ratios are rounded
-to 1/127 of their kernel's largest, which is well below their error. The schema's metadata has the source of the
-measurements, their licence, and the errors at points held out of the fit. Reading refuses, with its name, a file that
-is not ours, is damaged or is for another GPU.
+A Parquet file has the fitted kernels of one GPU. Each row is a shape, and its values are stored as bytes: log ratios
+are rounded to 1/127 of the kernel's largest log ratio, which is well below their error. The schema's metadata has the
+source of the measurements, their licence, and the errors at points that were held out of the fit. Reading raises
+UserError with the file's name if the file has another format, is damaged or is for another GPU.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from serving.errors import UserError
 
 Array = NDArray[np.float64]
 
-_FAR = 0.5  # share of the variance between shapes: a shape with more of it unexplained is extrapolated
-_OCTAVES = 2.0  # the learnt ratio fades at this rate beyond the last knot
+_FAR = 0.5  # a shape counts as extrapolated if more than this share of the variance between shapes is unexplained
+_OCTAVES = 2.0  # the log ratio falls to 1/e this far beyond the last knot
 
 
 class Residual(NamedTuple):
-    """The log of measured over structured time, its standard error, and a `TrustLevel`, in the form of the sizes."""
+    """The log ratio of measured to structured time, its standard error, and a `TrustLevel`, for each of some sizes."""
 
     log: Array
     sigma: Array
@@ -57,13 +57,13 @@ class Surface:
 
     Attributes:
         shapes: [shapes, features], log2
-        knots: the knots of each size, log2, increasing
+        knots: for each size, its knots in increasing order, log2
         values: [shapes, *knots] log ratios
-        support: [*knots] share of the shapes that were measured near each knot
-        scales: [features] octaves over which shapes stop resembling each other
-        nugget: variance of one shape's own peculiarity, relative to the variance between shapes
-        error: standard error of the log ratio among shapes and sizes like the measured ones, from held-out points
-        spread: the same for a shape that resembles none
+        support: [*knots] share of the shapes with a measurement near each knot
+        scales: [features] distance in octaves over which the similarity of shapes falls
+        nugget: variance that is peculiar to a single shape, relative to the variance between shapes
+        error: standard error of the log ratio at shapes and sizes like the measured ones, from held-out points
+        spread: standard error of the log ratio that a shape unlike all measured shapes has in addition
     """
 
     shapes: Array
@@ -101,7 +101,7 @@ class Surface:
 
 @dataclass(frozen=True)
 class Curve:
-    """A surface at one shape: `unknown` is the share of the variance between shapes that is not explained there."""
+    """A surface at one shape; `unknown` is the unexplained share of the variance between shapes."""
 
     surface: Surface
     values: Array
@@ -110,7 +110,7 @@ class Curve:
     measured: bool
 
     def residual(self, *sizes: Any) -> Residual:
-        """Return the residual at sizes, which are numbers or arrays and are broadcast together."""
+        """Return the log ratio at sizes, which are numbers or arrays and are broadcast together."""
         surface = self.surface
         at = [np.log2(np.maximum(size, 1e-9)) for size in np.broadcast_arrays(*sizes)]
         log = interpolate(surface.knots, self.values, at)
@@ -131,13 +131,13 @@ class Curve:
 
 
 def kernel(one: Array, other: Array, scales: Array) -> Array:
-    """Return the resemblance of shapes, 1 where they are equal: `[a, features], [b, features] -> [a, b]`."""
+    """Return the similarity of shapes, which is 1 for equal shapes: `[a, features], [b, features] -> [a, b]`."""
     differences = ((a[:, None] - b) / scale for a, b, scale in zip(one.T, other.T, scales, strict=True))
     return np.exp(-np.sqrt(sum(difference**2 for difference in differences)))
 
 
 def corners(knots: Array, at: Any) -> tuple[NDArray[np.int64], Array]:
-    """Return the knot at or below each position, and the share of the way to the next: 0..1, clamped at the ends."""
+    """Return the index of the knot at or below each position, and the fraction of the way to the next knot, 0 to 1."""
     index = np.clip(np.searchsorted(knots, at, side="right") - 1, 0, max(len(knots) - 2, 0))
     above = knots[np.minimum(index + 1, len(knots) - 1)]
     width = np.where(above > knots[index], above - knots[index], 1.0)
@@ -167,10 +167,10 @@ _SIMILAR = {
     "fp8_block": ("fp8", "bfloat16"),
     "nvfp4": ("fp8", "fp8_block", "bfloat16"),
 }
-_ELEMENTWISE_SIGMA = 0.3  # tables lack them: the GEMMs' launch and bandwidth stand in
-_STAND_IN_SIGMA = 0.4  # the surface of another type stands in
-_WHOLE = 20  # shapes of GEMMs of a whole table
-_UNTABLED_SIGMA = 0.7  # no measurement of this kind of operation at all
+_ELEMENTWISE_SIGMA = 0.3  # not in the tables; the GEMMs' launch time and bandwidth are used
+_STAND_IN_SIGMA = 0.4  # added error if the surface of another number type is used
+_WHOLE = 20  # minimum number of GEMM shapes of a whole table
+_UNTABLED_SIGMA = 0.7  # this kind of operation has no measurement at all
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class KernelFit:
 
 
 def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[float, ...] | None = None) -> Estimate:
-    """Return the times of `operation` by `fit`, at its own shape or at `shape`; never below the roofline."""
+    """Return the times of `operation` by `fit`, never below the roofline; `shape` replaces its own shape."""
     structure = structure_of(operation)
     sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
     residual = fit.surface.curve(shape or structure.shape(operation)).residual(*sizes)
@@ -195,8 +195,8 @@ class KernelSurfaces:
     """`KernelTimes` of `gpu` from `fits` by key (`gemm/fp8`, `decode/bfloat16`, ...).
 
     Attributes:
-        others: makes the kernel times of operations without a fit; without it, their structure and the GEMMs'
-            efficiency give them
+        others: function that makes the kernel times of operations without a fit; if None, their times are structured
+            times with the GEMMs' efficiency
     """
 
     gpu: GpuSpec
@@ -211,7 +211,7 @@ class KernelSurfaces:
         return self._by_type(operation, structure_of(operation).key(operation))
 
     def _by_type(self, operation: Operation, key: str) -> Estimate:
-        """Return a time by the kernel's own fit, that of a similar type, other GPUs' fits, or structure alone."""
+        """Return the time by the kernel's own fit, else a similar type's, else other GPUs' fits, else by structure."""
         fit = self.fits.get(key)
         if fit is not None:
             return fitted(self.gpu, operation, fit)
@@ -235,9 +235,9 @@ class KernelSurfaces:
         return collectives_of(self.gpu)
 
     def _elementwise(self, operation: Elementwise) -> Estimate:
-        """Return a time from the bandwidth that GEMMs reach, and launches as short as the shortest GEMM (CUDA graphs).
+        """Return a time from the memory bandwidth and the launch time of GEMMs (launches are short in CUDA graphs).
 
-        Work that the all-reduce before it also does needs no launch.
+        An operation that is fused into the all-reduce before it needs no launch.
         """
         efficiency = self._typical()
         launches: Any = operation.launches
@@ -260,12 +260,12 @@ class KernelSurfaces:
 
 
 def is_whole(kernels: KernelSurfaces) -> bool:
-    """Return whether the GPU has enough measured shapes to price other shapes by."""
+    """Return True if the GPU has enough measured GEMM shapes to predict other shapes."""
     return len(kernels.fits["gemm/bfloat16"].surface.shapes) >= _WHOLE
 
 
 def bundled(name: str) -> Path:
-    """Return the path of a GPU's fit, whether it exists or not."""
+    """Return the path of a GPU's bundled fit, even if there is no such file."""
     return Path(__file__).with_name("gpus") / f"{name}.parquet"
 
 
@@ -280,9 +280,9 @@ _METADATA = b"tokentwin"
 
 
 def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -> None:
-    """Write the fits of a GPU; the same input gives the same bytes.
+    """Write the fits of a GPU to a file; equal inputs give identical files.
 
-    `about` is kept as it is: source, versions, licence, date, held-out errors.
+    `about` is stored unchanged. It has the source, versions, licence, date and held-out errors.
     """
     table, described = _packed(kernels)
     metadata = {"format": FORMAT, "gpu": kernels.gpu.name, "kernels": described, "about": about}
@@ -293,7 +293,7 @@ def write_surfaces(path: Path, kernels: KernelSurfaces, about: dict[str, Any]) -
 
 
 def _packed(kernels: KernelSurfaces) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the rows of the file, and the metadata of each kernel."""
+    """Return the file's rows and the metadata of each kernel."""
     rows: dict[str, list[Any]] = {"kernel": [], "shape": [], "log_ratio": []}
     described: dict[str, Any] = {}
     for key, fit in kernels.fits.items():
@@ -325,7 +325,7 @@ def _packed(kernels: KernelSurfaces) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
-    """Read the fits of `gpu`; raise UserError for a file that is not of this kind, is damaged or is for another GPU."""
+    """Read the fits of `gpu`; raise UserError if the file has another format, is damaged or is for another GPU."""
     table, metadata = _read(path)
     if metadata["gpu"] != gpu.name:
         raise UserError("kernel surfaces", str(path), f"is for {metadata['gpu']}, not for {gpu.name}")
@@ -354,7 +354,7 @@ def read_surfaces(path: Path, gpu: GpuSpec) -> KernelSurfaces:
 
 
 def about_surfaces(path: Path) -> dict[str, Any]:
-    """Return the source of a file's fits and their held-out errors."""
+    """Return what `write_surfaces` got as `about`: the source of a file's fits, and their held-out errors."""
     return _read(path)[1]["about"]
 
 

@@ -1,4 +1,4 @@
-"""The contract of kernel models: the time of an operation on one GPU, and its standard error."""
+"""The interface of kernel models: the time of an operation on one GPU, and its standard error."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class KernelTimes(Protocol):
     def time(self, operation: Operation) -> Estimate:
         """Return the time of one occurrence of `operation`.
 
-        It is never below the roofline: FLOPs over peak rate, bytes over bandwidth.
+        It is never below the roofline, which is the longer of FLOPs over peak rate and bytes over bandwidth.
         """
         ...
 
 
 def floor_ns(gpu: GpuSpec, operation: Operation) -> Any:
-    """Return the roofline: no device does `operation` faster than its datasheet allows."""
+    """Return the roofline in nanoseconds: the shortest time that the datasheet allows for `operation`."""
     if isinstance(operation, Collective):
         if operation.link is not None:
             return 1e9 * operation.sent_between_nodes / operation.link.bytes_per_s
@@ -48,7 +48,7 @@ def floor_ns(gpu: GpuSpec, operation: Operation) -> Any:
 
 
 def bound_by(gpu: GpuSpec, operation: Operation, flops: float, moved_bytes: float) -> str:
-    """Return `compute`, `memory`, `link` or `network`: the roof over an operation of so many FLOPs and bytes."""
+    """Return what limits an operation at the roofline: `compute`, `memory`, `link` or `network`."""
     if isinstance(operation, Collective):
         return "link" if operation.link is None else "network"
     rate = gpu.flop_per_s(getattr(operation, "dtype", "bfloat16"))

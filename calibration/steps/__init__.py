@@ -1,1 +1,1 @@
-"""Prices of steps: cost models, their fits to measured steps, and the parts of a step's time."""
+"""Predicted times of steps: cost models, their fits to measured steps, and the parts of a step's time."""

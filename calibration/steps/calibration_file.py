@@ -1,4 +1,4 @@
-"""Calibration files: a file is written whole or not at all, and an impossible number in it is refused."""
+"""Calibration files: a file is written completely or not at all, and impossible numbers raise an error on reading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Price = Annotated[float, Field(ge=0, lt=1e12)]
 
 
 def save(calibration: Any, path: Path) -> None:
-    """Write a calibration, a dataclass; raise UserError if that fails."""
+    """Write a calibration (a dataclass) to a JSON file; raise UserError if writing fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
@@ -39,7 +39,7 @@ def read(path: Path, format: int) -> dict[str, Any]:
 
 
 def checked(kind: type[Made], data: Any, where: str) -> Made:
-    """Return `data` as a dataclass; raise UserError, in one line, that names the damaged field."""
+    """Return `data` as a dataclass; raise UserError with the name of the first invalid field."""
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:

@@ -1,10 +1,10 @@
-"""Correction of the sum of a step's parts, learnt from whole steps.
+"""Correction of the sum of a step's parts, fitted to whole steps.
 
-Kernels timed alone do not add up to a step: clocks drop under sustained load, launches leave gaps, and the engine
-computes around them. A correction multiplies each part and adds times per step, row and prompt. It is fitted to
-measured steps on log errors. A regime weighs as the root of its steps, and outliers weigh little (soft L1). Each
-multiplier is drawn towards its prior, 1 for most, so parts that the steps say nothing about stay as the kernels have
-them.
+The times of kernels measured alone do not add up to the time of a step: clocks drop under sustained load, launches
+leave gaps, and the engine computes between kernels. A correction multiplies each part by a factor, and adds times per
+step, row and prompt. It is fitted to measured steps by their log errors. Each regime (kind of step) has a weight
+proportional to the square root of its number of steps, and outliers have little weight (soft L1). Each multiplier is
+pulled towards its prior, usually 1, so a part that does not occur in the measured steps keeps the time of its kernels.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from serving.errors import UserError
 
 Floats = NDArray[np.float64]
 
-CLOCK_KNOTS = (256, 1024, 3072, 8192)  # tokens of a step at which the multiplier of `compute` is fitted
+CLOCK_KNOTS = (256, 1024, 3072, 8192)  # numbers of tokens in a step at which the multiplier of `compute` is fitted
 COMPUTE = tuple(f"compute@{tokens}" for tokens in CLOCK_KNOTS)
-WEIGHTS = ("weights", "compute", "experts", "expert compute")  # parts that depend on the type of the weights
+WEIGHTS = ("weights", "compute", "experts", "expert compute")  # parts that depend on the number type of the weights
 PROMPT_PARTS = ("compute", "expert compute", "prompt attention", "past attention")  # parts that prompts add to a step
 FACTORS = ("weights", *COMPUTE, *(part for part in PARTS if part not in ("weights", "compute")))
 ADDED = {
@@ -41,21 +41,22 @@ _OF_PROMPTS = (*COMPUTE, *PROMPT_PARTS, "prompt", "prompts only", "prompts only,
 _PRIOR = {"imbalance": 0.3}
 _ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only": 1e6, "prompts only, token": 2e3}
 _TIGHT = {"weights": 0.2, **dict.fromkeys(COMPUTE, 0.3), "decode attention": 0.3, "elementwise": 0.5}
-_LOOSE = 1.0  # standard deviation of a logarithm: other numbers may well be off by a factor of e
+_LOOSE = 1.0  # standard deviation of the logarithm of the other numbers, which may be off by a factor of e
 _RIDGE = 0.02
-_OUTLIER = 0.02  # relative error beyond which a step counts less and less
+_OUTLIER = 0.02  # relative error above which a step's weight falls
 _SMALLEST_NS = 1e-6
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Multipliers of parts, and added nanoseconds. The default changes nothing, and leaves the imbalance out.
+    """Multipliers of parts, and added nanoseconds. The default changes nothing, but drops the imbalance part.
 
     Attributes:
-        source: the steps of the fit; empty without a fit
-        sigma: remaining relative error of a step, by regime (standard deviation, robust)
-        domain: least and most tokens, decode rows and decode context of the steps of the fit
-        wider: for each weight type of more bits, its multipliers of `WEIGHTS` over those of the narrowest type
+        source: description of the steps that were fitted; empty without a fit
+        sigma: remaining relative error of a step by regime (robust standard deviation)
+        domain: minimum and maximum of the tokens, decode rows and decode context of the fitted steps, by name
+        wider: for each weight type that has more bits than the narrowest type, the ratios of its multipliers of
+            `WEIGHTS` to those of the narrowest type
     """
 
     factors: Mapping[str, Price] = field(default_factory=lambda: {name: float(name != "imbalance") for name in FACTORS})
@@ -67,7 +68,7 @@ class Correction:
 
     @property
     def by_type(self) -> TypeFactors:
-        """The multipliers of each weight type, as `step_parts` takes them; the narrowest type has an empty name."""
+        """The multipliers of each weight type in the form for `step_parts`; the narrowest type has an empty name."""
         own = {**self.factors, "compute": self.factors[COMPUTE[0]]}
         return self.wider and {
             "": own,
@@ -75,7 +76,7 @@ class Correction:
         }
 
     def scaled(self, decode: float, prompts: float) -> Correction:
-        """Return the correction with the time without prompts times `decode`, and that of prompts times `prompts`."""
+        """Return the correction with the times of prompts multiplied by `prompts`, and all other times by `decode`."""
 
         def factor(name: str) -> float:
             return prompts if name in _OF_PROMPTS else decode
@@ -87,14 +88,14 @@ class Correction:
         )
 
     def of_kernels(self) -> Correction:
-        """Return the multipliers alone.
+        """Return the correction without its added times.
 
-        The time that an engine adds per step, row and prompt it adds only once.
+        An engine adds its time per step, row and prompt only once, so further passes of a step use this correction.
         """
         return replace(self, added_ns=dict.fromkeys(ADDED, 0.0))
 
     def apply(self, parts: Mapping[str, Floats], sizes: StepSizes) -> dict[str, Floats]:
-        """Return corrected nanoseconds by part, including `host and launch`; they sum to the step."""
+        """Return the corrected nanoseconds of each part, including `host and launch`; their sum is the step's time."""
         tokens = np.asarray(sizes.tokens, dtype=np.float64)
         clock = np.interp(
             np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS), [self.factors[name] for name in COMPUTE]
@@ -119,11 +120,11 @@ def _added_amounts(sizes: StepSizes) -> dict[str, Floats]:
 
 
 def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: Floats, source: str) -> Correction:
-    """Return the correction that best explains `measured_ns` `[steps]` by `parts` of the same steps.
+    """Fit the correction that best explains `measured_ns` `[steps]` by the `parts` of these steps.
 
     Raises UserError if there are fewer than twenty steps.
     """
-    from scipy.optimize import least_squares  # takes longer to import than a short run to simulate
+    from scipy.optimize import least_squares  # its import takes longer than the simulation of a short run
 
     if len(measured_ns) < 20:
         remedy = "measured steps are too few; a correction needs at least 20, so record a longer run"
@@ -159,7 +160,7 @@ def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: F
 
 
 def _columns(parts: Mapping[str, Floats], sizes: StepSizes) -> tuple[list[str], Floats]:
-    """Return names and columns `[steps, names]` of all occurring amounts that a factor or an added time multiplies."""
+    """Return the names of the fitted numbers, and the amounts that they multiply (`[steps, names]`, not all 0)."""
     tokens = np.asarray(sizes.tokens, dtype=np.float64)
     share = _hats(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS))
     columns: dict[str, Floats] = {}
@@ -174,19 +175,19 @@ def _columns(parts: Mapping[str, Floats], sizes: StepSizes) -> tuple[list[str], 
 
 
 def _hats(at: Floats, knots: Sequence[float] | Floats) -> Floats:
-    """Return weights `[len(at), knots]` of linear interpolation, constant beyond the ends."""
+    """Return the weights `[len(at), knots]` of linear interpolation that is constant beyond the ends."""
     unit = np.eye(len(knots))
     return np.column_stack([np.interp(at, knots, unit[i]) for i in range(len(knots))])
 
 
 def _balanced(regime: NDArray[np.int64]) -> Floats:
-    """Return weights that make a regime count as the root of its steps, so that the few mixed steps count."""
+    """Return weights of steps by which a regime weighs as the root of its number of steps; mixed steps are few."""
     count = np.bincount(regime, minlength=len(REGIMES))
     return np.asarray((len(regime) * np.maximum(count[regime], 1)) ** -0.25)
 
 
 def domain_amounts(sizes: StepSizes) -> dict[str, Any]:
-    """Return the amounts that a domain bounds, by name."""
+    """Return the amounts whose range is a correction's domain, by name."""
     return {
         "tokens": sizes.tokens,
         "decode rows": sizes.decode_rows,

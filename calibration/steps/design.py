@@ -1,8 +1,9 @@
 """The short traces that a calibration measures.
 
-They are real traffic through the real loop, not a synthetic grid: an engine's steps in situ differ by tens of percent
-from the same shapes timed alone. Closed loops at several concurrencies visit every batch size without knowing the
-engine's speed. Lengths cover all that the deployment admits. The seed is far from anything a user would validate with.
+They are real traffic through the engine's loop and not a grid of step sizes, because steps within a run take tens of
+percent more or less than equal steps timed alone. Closed loops with several concurrencies reach every batch size, even
+though the engine's speed is not known. Lengths cover the range that the deployment admits. The seed differs from seeds
+that a user is likely to validate with.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from serving.workload import Workload
 from traces.synth import parse_spec, synthesise
 
 _SEED = 7_919_000
-_NEW_TOKENS = 16  # mean output that is too short to repeat itself much
+_NEW_TOKENS = 16  # mean output length, too short for much repetition
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> l
         ("full", most, longest / 16, longest / 40),
         ("long", max(most // 4, 1), longest / 3, longest / 64),
     ]
-    if config.speculative:  # long answers repeat themselves: drafts at every step hide the cost of a row
+    if config.speculative:  # long answers repeat themselves, so every step has drafts, which hide the cost of a row
         shapes += [
             ("new-few", max(most // 4, 1), longest / 64, _NEW_TOKENS),
             ("new-full", most, longest / 64, _NEW_TOKENS),

@@ -1,7 +1,7 @@
-"""The time that drafting adds to a step: the passes that propose the tokens for the next step to verify.
+"""The time that drafting adds to a step: the passes that propose tokens, which the next step verifies.
 
-As in vLLM, drafting is the end of a step. A first pass over the step's own tokens, prompts included, gives the first
-draft token of every row that sampled. Each further token takes one more pass over these rows.
+As in vLLM, drafting is at the end of a step. A first pass over all tokens of the step, including prompts, gives the
+first draft token of every row that sampled. Each further draft token takes one more pass over these rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from serving.step_plan import StepPlan
 
 
 class DraftCost(Protocol):
-    """Time of the drafting that ends a step; `step` is the time of the step without it."""
+    """Time of the drafting at the end of a step; `step` is the time of the step without drafting."""
 
     def ps(self, plan: StepPlan, step: int) -> int:
         """Return picoseconds for a plan."""
@@ -31,21 +31,21 @@ class DraftCost(Protocol):
         ...
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
-        """Return the operations of drafting, as far as they are known."""
+        """Return the operations of drafting, or none if they are not known."""
         ...
 
 
 class PassCost(CostModel, Protocol):
-    """The price of a pass of a draft model: a cost model of its operations."""
+    """A cost model of the passes of a draft model."""
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]: ...
     def operations(self, sizes: StepSizes) -> list[Operation]: ...
 
 
 class StatedDraft:
-    """Draft passes of a configured cost.
+    """Draft passes with a configured cost.
 
-    `eagle` makes one pass for each draft token, and one if nothing samples; `ngram` makes one if something samples.
+    `eagle` makes one pass for each draft token, or one if no row samples. `ngram` makes one pass if a row samples.
     Raises UserError if the configuration has no cost.
     """
 
@@ -71,7 +71,7 @@ class StatedDraft:
 
 
 class ModelDraft:
-    """A draft model, timed by the kernels that time the target. Its passes after the first are plain decode steps."""
+    """A draft model with the target model's kernel times. Its passes after the first are plain decode steps."""
 
     def __init__(self, config: SpeculativeConfig, cost: PassCost) -> None:
         self._cost = cost
@@ -99,13 +99,13 @@ class ModelDraft:
 
 
 def draft_passes(sizes: StepSizes, again: int) -> list[tuple[int, StepSizes]]:
-    """Return the first pass of a draft model, and the count of further passes with the middle one as their example."""
+    """Return count and sizes of a draft model's first pass and of its further passes (the middle one's sizes)."""
     rows = sizes.sampled_rows
     later = StepSizes(decode_rows=rows, decode_context=_context(sizes) + rows * (again - 1) / 2, sampled_rows=rows)
     return [(1, sizes), (again, later)] if again else [(1, sizes)]
 
 
 def _context(step: StepPlan | StepSizes) -> Any:
-    """Return the summed tokens before the rows that sampled; prompts that end are as long as the step's others."""
+    """Return the summed context of sampling rows; ending prompts are assumed to be as long as the step's others."""
     ending = np.maximum(step.sampled_rows - step.decode_rows, 0) / np.maximum(step.prefill_rows, 1)
     return step.decode_context + step.decode_rows + (step.prefill_context + step.prefill_tokens) * ending

@@ -1,11 +1,12 @@
-"""The evidence of measured runs about engines in general, as levels that share strength.
+"""A hierarchical model of how engines differ from their kernels, fitted to all measured runs together.
 
-Thirteen numbers say how an engine differs from its kernels. Each number of a configuration is the product of one that
-all engines share and of deviations of its engine, the engine's version, its generation of GPUs, its precision, the last
-two together, its model, and its source. Deviations are drawn towards 1. Each level has its own spread, so that an
-unmeasured deviation changes nothing and widens the band by its spread. All of them are one regularised least-squares
-problem on log errors (a linear mixed model), to which every source contributes its normal equations. So predictions
-without a source, a GPU, an engine or a model need no further simulation.
+Thirteen numbers describe how an engine differs from its kernels. For a configuration, each number is the product of a
+value that all engines share and of deviations for its engine, the engine's version, the generation of the GPU, the
+precision, generation and precision together, the model, the client, and the source (measured case). Deviations are
+pulled towards 1. Each level has its own spread. An unmeasured deviation does not change a prediction, but widens its
+band by the level's spread. The fit is one regularised least-squares problem on log errors (a linear mixed model), to
+which every source contributes its normal equations. Leaving a source, a GPU, an engine or a model out therefore needs
+no new simulation.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Floats = NDArray[np.float64]
 
 
 class Number(NamedTuple):
-    """A number (a factor, or nanoseconds): prior value, standard deviation of its logarithm, kernel family."""
+    """A fitted number (a factor or nanoseconds): prior value, standard deviation of its logarithm, kernel family."""
 
     prior: float
     spread: float
@@ -62,7 +63,7 @@ _SPREADS = np.array([number.spread for number in NUMBERS.values()])
 _FAMILIES = [number.family for number in NUMBERS.values()]
 _OF_KERNELS = ("gemm", "attention", "experts", "elementwise", "collectives")
 
-NOISE = {"tpot_ms.mean": 0.06, "ttft_ms.mean": 0.15}  # log errors that no level explains
+NOISE = {"tpot_ms.mean": 0.06, "ttft_ms.mean": 0.15}  # standard deviations of log errors that no level explains
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "engine": (*_OF_KERNELS, "host", "request"),
@@ -80,13 +81,13 @@ LEVELS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """The place of a configuration in the hierarchy; an empty name stands for something that was never measured.
+    """The position of a configuration in the hierarchy; an empty name stands for something that was never measured.
 
     Attributes:
-        gemm, experts: types of the weights of dense layers and of routed experts, if there are any
-        source: the measurement: a case, with the model, the GPU and the engine
+        gemm, experts: number types of the weights of dense layers and of routed experts; empty if there are no experts
+        source: the measured case, including its model, GPU and engine
         version: name and version of the engine
-        client: program that sent the requests and measured; empty if a server measured
+        client: program that sent the requests and measured their times; empty if the server measured them
     """
 
     engine: str
@@ -110,12 +111,12 @@ class Origin:
         return cls(name, gpu.name, gpu.generation, model.name, gemm, experts, source, version, client)
 
     def stored_as(self, dtype: str) -> Origin:
-        """Return the same origin with weights of `dtype` instead of its narrowest type."""
+        """Return this origin with weights of `dtype` instead of the narrowest weight type."""
         narrow, kept = self.experts or self.gemm, _bits(dtype)
         return replace(self, gemm=kept if self.gemm == narrow else self.gemm, experts=self.experts and kept)
 
     def effects(self, number: int) -> Iterator[tuple[str, str]]:
-        """Yield level and name of every deviation that the number has here."""
+        """Yield the level and the name of every deviation of number `number` for this origin."""
         family = _FAMILIES[number]
         precision = self.gemm if family == "gemm" else self.experts
         names = {
@@ -138,9 +139,10 @@ def _bits(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Taught:
-    """Information from the rows of one origin: normal equations in the logarithms of the numbers over their priors.
+    """The normal equations of the measured rows of one origin.
 
-    It has the information `[numbers, numbers]`, the vector `[numbers]`, and the number of rows.
+    The unknowns are the log ratios of the numbers to their priors. `information` is the matrix `[numbers, numbers]`,
+    `vector` the right-hand side `[numbers]`, and `rows` the number of rows.
     """
 
     origin: Origin
@@ -151,18 +153,18 @@ class Taught:
 
 @dataclass(frozen=True)
 class Belief:
-    """The knowledge of the numbers of one configuration: logarithms over their priors, and their covariance."""
+    """The posterior of the numbers of one configuration: log ratios to their priors, and their covariance."""
 
     logs: Floats
     covariance: Floats
 
     @property
     def values(self) -> dict[str, float]:
-        """The numbers: factors, and nanoseconds."""
+        """The values of the numbers by name, as factors or nanoseconds."""
         return dict(zip(_NAMES, (PRIORS * np.exp(self.logs)).tolist(), strict=True))
 
     def correction(self, source: str, others: Mapping[str, Belief] = MappingProxyType({})) -> Correction:
-        """Return the numbers of steps as a correction; `others` are the beliefs about weight types of more bits."""
+        """Return the numbers of steps as a correction; `others` has the beliefs for weight types with more bits."""
         value = self.values
         factors = dict(Correction().factors)
         factors.update({name: value[name] for name in factors if name in value})
@@ -174,11 +176,11 @@ class Belief:
 
     @property
     def host(self) -> HostTimes:
-        """The numbers of the CPU."""
+        """The CPU times of the host."""
         return HostTimes(self.values["host step"], self.values["host row"])
 
     def variance(self, slopes: Floats) -> Floats:
-        """Return the variance of a logarithm, given its slopes `[..., numbers]` in the logarithms of the numbers."""
+        """Return the variance of a log prediction from its slopes `[..., numbers]` in the logarithms of the numbers."""
         return np.asarray(np.einsum("...i,ij,...j->...", slopes, self.covariance, slopes))
 
 
@@ -188,10 +190,10 @@ Spreads = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Missed:
-    """Errors of a figure in the rows of one left-out origin, in standard deviations, in order.
+    """Errors of a predicted figure for one origin that was left out of the fit, in standard deviations, ascending.
 
     Attributes:
-        rows: number of rows; if they are many, `misses` are quantiles
+        rows: number of measured rows; if there are many, `misses` has quantiles of the errors
     """
 
     origin: Origin
@@ -200,15 +202,16 @@ class Missed:
     misses: Sequence[float]
 
 
-_REACHED = 0.92  # share of others' rows in the band with which the band had 9 of 10 rows of a left-out origin
+_REACHED = 0.92  # share of other origins' rows that a band must contain to contain 90 % of a left-out origin's rows
 _LEAST_REACH = 1.0  # standard deviations
-_ALIKE = 5.0  # factor on an origin's weight for each of engine, GPU and model that it shares
+_ALIKE = 5.0  # factor on an origin's weight for each of engine, GPU and model that is the same
 
 
 def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
-    """Return the standard deviations within which 9 of 10 rows of `origin` lie, judged by others (split conformal).
+    """Return the number of standard deviations that contains 90 % of an origin's rows (split conformal prediction).
 
-    An origin counts as the root of its rows, and more the more it has in common with this one.
+    It is a weighted quantile of the errors of left-out origins. The weight of an origin is the root of its number of
+    rows, times a factor for each of engine, GPU and model that it has in common with `origin`.
     """
     if not missed:
         return REACH
@@ -227,11 +230,11 @@ def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All evidence, and the spread of the deviations of each level.
+    """All normal equations, and the spread of the deviations of each level.
 
     Attributes:
-        noise: log error of a figure that no level explains
-        missed: errors of rows of sources that were left out in turn
+        noise: for each figure, the standard deviation of log errors that no level explains
+        missed: errors for sources that were left out in turn
     """
 
     taught: Sequence[Taught]
@@ -253,11 +256,11 @@ class Evidence:
         return cls(taught, data["spreads"], data["noise"], missed)
 
     def reach(self, figure: str, origin: Origin) -> float:
-        """Return the standard deviations of a 90 % band of a figure of `origin`."""
+        """Return the half-width of the 90 % band of a figure of `origin` in standard deviations."""
         return reach_of([miss for miss in self.missed if miss.figure == figure], origin)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything for JSON; of the symmetric information, the upper half row by row."""
+        """Return everything for JSON; a symmetric information matrix is stored as its upper half, row by row."""
         upper = np.triu_indices(len(_NAMES))
         taught = [
             {
@@ -272,7 +275,7 @@ class Evidence:
         return {"spreads": self.spreads, "noise": self.noise, "missed": missed, "taught": taught}
 
     def untaught(self, origin: Origin) -> str:
-        """Return the part of a configuration that no measured run taught; empty if nothing important is missing."""
+        """Return a sentence about the first part of the configuration without a measurement; empty if there is none."""
         missing = []
         for level in ("engine", "generation", "generation and precision"):
             known = {name for taught in self.taught for name in _names(taught.origin, level)}
@@ -281,12 +284,12 @@ class Evidence:
 
     @cached_property
     def posterior(self) -> tuple[dict[tuple[str, str, int], int], Floats, Floats]:
-        """The place of each effect, the means of the effects, and their covariance."""
+        """The index of each effect, the means of the effects, and their covariance."""
         places: dict[tuple[str, str, int], int] = {}
         for taught in self.taught:
             for number in range(len(_NAMES)):
                 for level, name in _effects(taught.origin, number):
-                    if name or level == "all":  # an unnamed thing is like no other
+                    if name or level == "all":  # an unnamed thing has no measured effect
                         places.setdefault((level, name, number), len(places))
         precision = np.diag([1.0 / self._spread(level, number) ** 2 for level, _, number in places])
         wanted = np.zeros(len(places))
@@ -298,7 +301,7 @@ class Evidence:
         return places, covariance @ wanted, covariance
 
     def belief(self, origin: Origin) -> Belief:
-        """Return the belief about a configuration; deviations without a measurement have the spread of their level."""
+        """Return the belief about a configuration; unmeasured deviations add the variance of their level."""
         places, means, covariance = self.posterior
         rows, columns = _design(origin, places)
         design = np.zeros((len(_NAMES), len(places)))
@@ -314,7 +317,7 @@ class Evidence:
         return Belief(design @ means, design @ covariance @ design.T + np.diag(unseen))
 
     def without(self, left_out: Callable[[Origin], bool]) -> Evidence:
-        """Return the evidence without the origins for which `left_out` is true."""
+        """Return the evidence without the origins for which `left_out` returns True."""
         missed = [part for part in self.missed if not left_out(part.origin)]
         return Evidence([part for part in self.taught if not left_out(part.origin)], self.spreads, self.noise, missed)
 
@@ -323,7 +326,7 @@ class Evidence:
 
     @property
     def log_evidence(self) -> float:
-        """Logarithm of the probability of the evidence under these spreads, up to a constant."""
+        """Logarithm of the marginal likelihood of the measurements under these spreads, up to a constant."""
         places, means, covariance = self.posterior
         _, log_det = np.linalg.slogdet(covariance)
         prior = sum(np.log(self._spread(level, number)) for level, _, number in places)
@@ -331,7 +334,7 @@ class Evidence:
 
 
 def _names(origin: Origin, level: str) -> Iterator[str]:
-    """Yield the origin's names at `level` for the numbers that its model has."""
+    """Yield the names of the origin's deviations at `level`; a dense model has none for experts."""
     for number, family in enumerate(_FAMILIES):
         if family != "experts" or origin.experts:
             yield from (name for at, name in origin.effects(number) if at == level)
@@ -343,7 +346,7 @@ def _effects(origin: Origin, number: int) -> Iterator[tuple[str, str]]:
 
 
 def _design(origin: Origin, places: Mapping[tuple[str, str, int], int]) -> tuple[Any, Any]:
-    """Return rows (numbers) and columns (effects) at which the design of an origin has a 1."""
+    """Return the rows (numbers) and columns (effects) at which the design matrix of an origin is 1."""
     ones = [
         (number, places[level, name, number])
         for number in range(len(_NAMES))

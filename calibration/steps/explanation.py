@@ -1,8 +1,8 @@
-"""The parts of a step's time: every operation with its roofline, and the correction of their sum.
+"""The explanation of a step's time: every operation with its roofline, and the corrected parts of the sum.
 
-The life of a step's tokens goes from ids over embedding, layers and logits to the ids that are sampled. Each stage is a
-tensor as it stands on one device: its shape and its bytes, without padding. Activations are of the deployment's
-`dtype`, ids are int64, and sampling is in float32, as in vLLM.
+`token_life` lists the tensors that a step's tokens pass through: ids, embeddings, layers, logits and sampled ids. Each
+stage is a tensor on one device, with its shape and bytes without padding. Activations have the deployment's `dtype`,
+ids are int64, and sampling is in float32, as in vLLM.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from serving.deployments.weight_types import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class ExplainedOperation:
-    """One kind of kernel in the step; times and amounts are sums of all its occurrences, on one device.
+    """One kind of kernel in the step; times and amounts are sums over all its occurrences on one device.
 
     Attributes:
-        utilisation: roofline time over expected time: how close to the limit of the device
-        bound: `compute`, `memory`, `link` or, between nodes, `network`
+        utilisation: ratio of roofline time to expected time; 1 is the limit of the device
+        bound: what limits it: `compute`, `memory`, `link` or, between nodes, `network`
     """
 
     name: str
@@ -51,7 +51,7 @@ class ExplainedOperation:
 
     @property
     def trust(self) -> Trust:
-        """The trust in its time."""
+        """The trust in the operation's time."""
         return Trust(self.level.word, f"{self.name} {self.level.clause}")
 
 
@@ -67,16 +67,18 @@ class Explanation:
     """An explained step.
 
     Attributes:
-        operations: every kind of kernel, with the time measured for the kernel alone
-        kernels_ns: by part, the sum of these times
-        parts_ns: by part, the time within a step of the engine, as whole steps teach it; they sum to `step_ns`
-        stages: of a pipeline, in order, else empty; with the transfers between them they sum to `step_ns`
-        host_ns: CPU time before the step, hidden in an overlapped loop
-        beyond: reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
-        interval: factors of `step_ns` between which 9 of 10 runs lie
-        level, why: how far to trust the step, and the part that is the reason
-        launches: kernels that the host launches one by one, 0 in a graph
-        launch_ns: host time of one launch; `launch_source` is the source of this number
+        operations: every kind of kernel, with the time of the kernel alone
+        kernels_ns: sum of these times by part of the step
+        parts_ns: time of each part within a step of the engine, corrected by a fit to whole steps; the sum is `step_ns`
+        stages: pipeline stages in order; empty without pipeline parallelism; with the transfers between them their sum
+            is `step_ns`
+        host_ns: CPU time before the step, which an overlapped loop hides
+        beyond: half-width of the 90 % interval of the log time that comes from extrapolated kernels alone, if all their
+            errors are alike
+        interval: factors of `step_ns` between which 90 % of runs lie
+        level, why: trust level of the step, and the name of the part that limits it
+        launches: number of kernels that the host launches one by one; 0 with CUDA graphs
+        launch_ns: host time of one launch
     """
 
     operations: list[ExplainedOperation]
@@ -97,7 +99,7 @@ class Explanation:
 def explained(
     cost: OperationCost, operation: Operation, name: str, there: NDArray[np.bool_], weight: float = 1.0
 ) -> ExplainedOperation:
-    """Return the sum of an operation over the steps where it is `there`, `weight` times."""
+    """Return the sum of an operation over the steps for which `there` is True, multiplied by `weight`."""
     gpu, estimate, times = cost.kernels.gpu, never_slower(operation, cost.kernels), weight * operation.count
 
     def total(amount: Any) -> float:
@@ -153,7 +155,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
 
 
 def _kernels_ns(cost: OperationCost, operations: list[Operation], sizes: StepSizes) -> dict[str, float]:
-    """Sum the times of the kernels of `operations` alone, by part; drafting operations come after those of the step."""
+    """Sum the kernel times of `operations` by part, without a correction; drafting operations are the last ones."""
     count = len(step_operations(cost.model, cost.deployment, sizes))
     kernels: dict[str, float] = {}
     for name, ns in parts_of(operations[:count], cost.kernels, {}):
@@ -166,7 +168,7 @@ _ID_BYTES, _FLOAT_BYTES = 8, 4
 
 
 class Stage(NamedTuple):
-    """A tensor on a token's way: it occurs `times` in a step and has `bytes` bytes in all."""
+    """A tensor that tokens pass through: it occurs `times` times in a step and has `bytes` bytes in all occurrences."""
 
     name: str
     shape: tuple[int, ...]
@@ -176,9 +178,9 @@ class Stage(NamedTuple):
 
 
 def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Stage]:
-    """Return the stages of the step of `sizes` (plain numbers), in the order in which its tokens pass them.
+    """Return the tensors of the step of `sizes` (plain numbers) in the order in which its tokens pass them.
 
-    Layers with a constant state instead of KV have no stages for their attention.
+    The attention of layers with a constant state instead of KV is left out.
     """
     tokens, sampled = int(sizes.tokens), int(sizes.sampled_rows)
     tp, dtype, cached = deployment.tensor_parallel_size, deployment.dtype, kv_dtype(deployment)

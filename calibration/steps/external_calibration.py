@@ -1,10 +1,9 @@
-"""A calibration of an engine other than ours: kernels of its GPU, a correction fitted to its logs, host times.
+"""A calibration of an engine other than ours: kernels of its GPU, a correction fitted to its logs, and host times.
 
-It comes from evidence, or from another configuration's calibration. The band of a configuration has the width of the
-numbers behind its steps, as the levels know them, times as many standard deviations as sources left out in turn needed.
-
-The file says what it was fitted to, so that a result made with it can say so, too. Without any measurement of the
-engine it is `blind`: it has kernel tables and the correction of other engines.
+It comes from evidence, or from another configuration's calibration. The width of a prediction's band is the standard
+deviation that the levels of the evidence give, times a number of standard deviations that contained the errors of
+left-out sources. The file states what it was fitted to, so that results can state it, too. A calibration is called
+blind if the engine was never measured: it has kernel tables and the correction of other engines.
 """
 
 from __future__ import annotations
@@ -42,18 +41,19 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class ExternalCalibration:
-    """The knowledge of one engine on one GPU.
+    """The calibration of one engine on one GPU.
 
     Attributes:
-        gpu, deployment: the catalogued GPU, and the deployment it was learnt with, as JSON, with the engine if known
-        correction, host: correction learnt from whole steps; CPU time between steps
-        interval: factors of the predicted time between which 9 of 10 runs lie
-        prompt_interval: the same for the time that prompts add to a step, if it is known separately
-        request_ms: time that a server and a client add to TTFT, which no simulation has; `request_interval` is its
-            interval
-        untaught: the part that no measurement taught; empty if all that matters was measured
-        residuals: held-out errors in percent by regime: steps, median, p95
-        source, created: what it was learnt from, and when
+        gpu, deployment: name of the catalogued GPU, and the measured deployment as JSON, including the engine if it is
+            known
+        correction, host: correction fitted to whole steps, and CPU time between steps
+        interval: factors of the predicted time between which 90 % of runs lie
+        prompt_interval: such factors for the time that prompts add to a step; None if they are not known separately
+        request_ms: time that a server and a client add to TTFT, which the simulation of the engine does not have;
+            `request_interval` is its 90 % interval as factors
+        untaught: sentence about an important part of the configuration that was not measured; empty if there is none
+        residuals: by regime, the number of held-out steps, and the median and p95 of their errors in percent
+        source, created: the measurements that were fitted, and the date of the fit
     """
 
     gpu: str
@@ -74,23 +74,23 @@ class ExternalCalibration:
 
     @property
     def id(self) -> str:
-        """Twelve hexadecimal digits that change with everything that a prediction depends on."""
+        """A hash of everything that a prediction depends on, as twelve hexadecimal digits."""
         known = (self.gpu, self.correction, self.host, self.step_interval)
         contents = repr((*known, dict(self.correction.wider)) if self.correction.wider else known)
         return blake2b(contents.encode(), digest_size=6).hexdigest()
 
     @property
     def step_interval(self) -> StepInterval:
-        """Both intervals, of decode steps and of prompts."""
+        """The intervals of decode rows and of prompts."""
         return StepInterval(self.interval, self.prompt_interval or self.interval)
 
     def save(self, directory: Path) -> None:
-        """Write `engine.json` into `directory`, whole or not at all."""
+        """Write `engine.json` into `directory`; a failed write leaves no partial file."""
         save(self, directory / FILE)
 
     @classmethod
     def load(cls, path: Path) -> ExternalCalibration:
-        """Read the file `path`; raise UserError if it is of another make or damaged."""
+        """Read the file `path`; raise UserError if it is damaged or has another format."""
         loaded = checked(cls, read(path, _FORMAT), str(path))
         numbers = {**loaded.correction.factors, **loaded.correction.added_ns}
         if missing := [name for name in (*FACTORS, *ADDED) if name not in numbers]:
@@ -109,7 +109,7 @@ class ExternalCalibration:
     def differs(self, deployment: Deployment) -> str:
         """Return the first setting that affects times and is different in `deployment`; empty if there is none.
 
-        If `deployment` states no release, it counts as the release that the calibration was learnt with.
+        A deployment without a release of the engine is assumed to have the release of the calibration.
         """
         then, now = self.learnt_as, deployment.engine_name
         if now.name != then.engine_name.name or now.version not in ("", then.engine_name.version):
@@ -122,7 +122,7 @@ class ExternalCalibration:
         return "an engine of another loop" if name == "scheduler" else name and f"{name} {before[name]}"
 
     def cost(self, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
-        """Return the cost model of `deployment`; if it differs from the learnt one, nothing is validated."""
+        """Return the cost model of `deployment`; if it differs from the calibrated one, no step counts as validated."""
         same = self.gpu == kernels.gpu.name and not self.differs(deployment)
         correction = self.correction if same else replace(self.correction, domain={})
         kind = PipelineCost if deployment.pipeline_parallel_size > 1 else OperationCost
@@ -131,11 +131,11 @@ class ExternalCalibration:
 
 Floats = NDArray[np.float64]
 
-_ROWS, _CONTEXT, _CHUNK = 32, 2048, 2048  # amounts of the steps that judge a configuration
+_ROWS, _CONTEXT, _CHUNK = 32, 2048, 2048  # sizes of the steps by which a configuration's parts are weighed
 
 
 def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> Floats:
-    """Return nanoseconds of each number's part at its prior, for a decode step and for a prompt `[2, numbers]`."""
+    """Return nanoseconds of each number's part at its prior, in a decode step and a prompt step, `[2, numbers]`."""
     rows = float(min(_ROWS, deployment.scheduler.max_num_seqs))
     decode = StepSizes(decode_rows=rows, decode_context=rows * _CONTEXT, sampled_rows=rows)
     pairs = _CHUNK * (_CHUNK + 1) / 2
@@ -155,7 +155,7 @@ def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) 
 def correction_of(
     evidence: Evidence, origin: Origin, belief: Belief, deployment: Deployment, gpu: GpuSpec
 ) -> Correction:
-    """Return the correction of `belief`, with the evidence's multipliers for weight types of more bits."""
+    """Return the correction of `belief`, with the evidence's multipliers for weight types that have more bits."""
     wider = wider_types(narrowest_dtype(find_model(deployment.model), deployment), gpu)
     others = {dtype: evidence.belief(origin.stored_as(dtype)) for dtype in wider}
     return belief.correction("measured runs of other engines", others)
@@ -198,11 +198,11 @@ def transferred(
     here: ExternalCalibration,
     there: ExternalCalibration,
 ) -> ExternalCalibration:
-    """Return a calibration for use with `deployment` on `gpu`, unchanged for the configuration it was learnt on.
+    """Return a calibration for `deployment` on `gpu`; it is unchanged if the deployment is the calibrated one.
 
-    At another parallel split, precision, loop, engine or release, each number is the blind one `here` times the ratio
-    of the learnt number to the blind one `there`, at the configuration it was learnt on. Its interval is then no
-    narrower than the blind one. Raises UserError for another GPU or model, because its kernels differ.
+    For another parallel split, precision, loop, engine or release, each number is multiplied by a ratio of two blind
+    numbers: that of `deployment` (`here`) to that of the calibrated configuration (`there`). The interval is then no
+    narrower than the blind one. Raises UserError for another GPU or model, because their kernels differ.
     """
     for name, was, now in (("gpu", learnt.gpu, gpu.name), ("model", learnt.learnt_as.model, deployment.model)):
         if was != now:

@@ -1,8 +1,8 @@
 """The features of a step's time, by name.
 
-They come from a plan (to predict) and from the `steps` of a recording (to fit), as the same quantities. Two parts are
-timed apart: the *step*, from launch to tokens, and the *cpu* work between steps: taking tokens in, scheduling, making
-tensors.
+The same features are computed from a plan, to predict, and from the `steps` table of a recording, to fit. Two parts are
+timed separately. The *step* lasts from the launch to the sampled tokens. The *cpu* work between steps is to take in
+tokens, to schedule and to make tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEP_FEATURES = {
     "sampling": "every step",
     "sampled_rows": "rows that get a token",
 }
-SAMPLING = slice(7, 9)  # the features of sampling, which a real engine times apart
+SAMPLING = slice(7, 9)  # the features of sampling, which a real engine times separately
 DRAFT_FEATURES = {
     "verification": "steps that verify drafts",
     "draft_tokens": "draft tokens verified",
@@ -44,7 +44,7 @@ DRAFT_FEATURES = {
     "draft_context": "KV tokens of decode rows that a draft model reads",
 }
 """What an engine with speculative decoding has beside STEP_FEATURES."""
-DRAFTING = slice(11, 15)  # the features of drafting, which a real engine times apart
+DRAFTING = slice(11, 15)  # the features of drafting, which a real engine times separately
 KNEES = (64, 128, 256, 512, 1024)
 TOKEN_FEATURES = {f"tokens_above_{knee}": f"tokens of a step, padding included, above {knee}" for knee in KNEES}
 """What a step on a GPU has beside STEP_FEATURES.
@@ -59,14 +59,15 @@ CPU_FEATURES = {
     "prefill_tokens": "prompt tokens in the step",
 }
 _ON_EITHER_SIDE = 2
-_IDLE_NS = 5_000_000  # a longer gap before the next plan means that nothing was waiting
+_IDLE_NS = 5_000_000  # a longer gap before the next plan means that the engine had no requests
 REGIMES = ("prefill", "decode", "mixed")
 
 
 def step_features(step: StepPlan | StepSizes, rows: Any, padding: Any = 0) -> tuple[Any, ...]:
     """Return STEP_FEATURES of one plan or of many steps, in order.
 
-    `rows` are the decode rows after padding, and `padding` is what a graph adds to a mixed step's tokens.
+    `rows` is the number of decode rows after padding. `padding` is the number of tokens that a graph adds to a mixed
+    step.
     """
     return (
         1,
@@ -100,7 +101,7 @@ def token_features(step: StepPlan | StepSizes, rows: Any, padding: Any = 0) -> t
 
 
 def feature_names(drafts: bool, knees: bool) -> dict[str, str]:
-    """Return the features of an engine, each with its meaning: with DRAFT_FEATURES, with TOKEN_FEATURES."""
+    """Return the features of an engine with their meanings; `drafts` and `knees` add draft and token features."""
     return STEP_FEATURES | (DRAFT_FEATURES if drafts else {}) | (TOKEN_FEATURES if knees else {})
 
 
@@ -118,21 +119,21 @@ def regimes(sizes: StepSizes) -> NDArray[np.int64]:
 def recorded_sizes(steps: pa.Table) -> StepSizes:
     """Return the steps of a recording as arrays.
 
-    The spread of decode contexts is not recorded; contexts count as equal.
+    The spread of decode contexts is not recorded, so the contexts are assumed to be equal.
     """
     return StepSizes(**{name: pc.fill_null(steps[name].cast(pa.float64()), 0.0).to_numpy() for name in AGGREGATES})
 
 
 def pads_mixed_steps(deployment: Deployment) -> bool:
-    """Return whether our engine runs mixed steps as graphs.
+    """Return True if our engine runs mixed steps as CUDA graphs.
 
-    It does on a GPU with attention that can be captured whatever a step holds.
+    It does so on a GPU, if its attention kernel can be captured for any mix of rows.
     """
     return deployment.device == "cuda" and not deployment.enforce_eager and deployment.attention in ("auto", "triton")
 
 
 def mixed_padding(step: StepPlan | StepSizes, rows: int) -> int:
-    """Return the tokens that a graph adds to a step with prompts or drafts and `rows` padded decode rows."""
+    """Return the number of padding tokens in the graph of a mixed step; `rows` is the padded number of decode rows."""
     more = int(step.prefill_tokens + step.draft_tokens)
     return padded_tokens(rows + more) - rows - more if more else 0
 
@@ -140,10 +141,10 @@ def mixed_padding(step: StepPlan | StepSizes, rows: int) -> int:
 def feature_rows(
     sizes: StepSizes, drafts: bool = False, graphs: bool | NDArray[np.bool_] = False, knees: bool = False
 ) -> Floats:
-    """Return the features that `feature_names` names, of many steps: `[steps, features]`.
+    """Return the features of many steps, `[steps, features]`, in the order of `feature_names`.
 
     Args:
-        graphs: which steps are graphs, or all
+        graphs: True for steps that run as CUDA graphs; one value, or one for each step
     """
     rows = np.array([padded(int(n)) for n in sizes.decode_rows], dtype=np.float64)
     padding = np.zeros_like(rows)
@@ -159,7 +160,7 @@ def _columns(features: tuple[Any, ...]) -> Floats:
 
 
 def sums_around(values: Floats, reach: int) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the sum of each value and its neighbours, up to `reach` on either side, and the count of summed values."""
+    """Return the sum of each value and up to `reach` neighbours on either side, and the number of summed values."""
     until = np.concatenate(([0.0], np.cumsum(values)))
     place = np.arange(len(values))
     first, last = np.maximum(place - reach, 0), np.minimum(place + reach + 1, len(values))
@@ -175,24 +176,25 @@ def by_replica(steps: pa.Table) -> list[pa.Table]:
 
 
 class MeasuredSteps:
-    """The steps of recordings as arrays, one after the other; a recording of several engines gives one after the other.
+    """The steps of recordings as arrays: recordings in order, and within each recording one engine after another.
 
     Attributes:
         features: names of the features, as `feature_names` gives them
         step, cpu: features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
-        step_ns, cpu_ns: measured times `[steps]`; cpu_ns is NaN after an idle gap, where nothing was waiting for it. A
-            step that was planned behind another, as in the overlapped loop, begins when the other ends
-        own_ns: share of step_ns that was CPU time of the computing thread `[steps]`; the wait before it has the same
-            share. All of step_ns if it is not recorded
-        speed: speed of the machine: geometric mean over the step and two steps on either side `[steps]`, because a
-            single look is too noisy; 1 if it is not recorded
-        sample_ns: share of step_ns spent sampling `[steps]`; NaN if it was not timed apart
-        draft_ns: share of step_ns spent drafting `[steps]`; NaN if nothing drafts
+        step_ns, cpu_ns: measured times `[steps]`; cpu_ns is NaN after an idle gap. In the overlapped loop a step may be
+            planned while another one runs; it then begins when the other one ends
+        own_ns: part of step_ns that was CPU time of the computing thread `[steps]`; equal to step_ns if it is not
+            recorded
+        speed: speed of the machine `[steps]`: geometric mean over the step and two steps on either side, because one
+            measurement is too noisy; 1 if it is not recorded
+        sample_ns: part of step_ns spent sampling `[steps]`; NaN if it was not timed separately
+        draft_ns: part of step_ns spent drafting `[steps]`; NaN without speculative decoding
         mask_ns: mean host time of one masked row, which cpu_ns excludes; None if no row was masked
         regime: index into REGIMES `[steps]`
         recording: index of the step's recording and engine `[steps]`
 
-    By default there are `drafts` if any recording has speculative decoding. `knees` are those of a GPU.
+    `drafts` adds draft features; the default is True if any recording has speculative decoding. `knees` adds the token
+    features of a GPU.
     """
 
     def __init__(self, tables: list[pa.Table], drafts: bool | None = None, knees: bool = False) -> None:

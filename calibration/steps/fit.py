@@ -1,11 +1,11 @@
 """The fit of a calibration to measured steps.
 
-Prices are non-negative least squares on relative errors (each step weighs 1 / its predicted time, so a decode step
-counts as much as a long prefill). Outliers are weighed down as Huber does. Weights by measured time would favour fast
-steps, and total times would come out too short. The fit takes the CPU time of the engine's thread at the machine's
-median speed, if they are recorded, and then raises prices by the share of time that other processes took. So prices are
-those of a usual moment, and the weather is known beside them. Scores are of every fifth stretch of steps, predicted by
-a fit without them.
+Prices are fitted by non-negative least squares on relative errors: the weight of a step is 1 / its predicted time, so a
+decode step counts as much as a long prefill. Weights by measured time would favour fast steps and make total times too
+short. Outliers have smaller weights (Huber). If they are recorded, the CPU time of the engine's thread and the speed of
+the machine are used: prices are fitted to CPU time at the median speed, and then raised by the share of time that other
+processes took. Prices are thus for the machine's usual slowdown, which is stored as `Weather`. Errors are stated for
+every fifth stretch of steps, predicted by a fit without these stretches.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from calibration.steps.weather import Weather
 from serving.errors import UserError
 from traces.metrics.distribution import percentiles
 
-_STRETCH = 20  # steps in a row that are held out together, because neighbours are alike
+_STRETCH = 20  # number of successive steps that are held out together, because neighbours are alike
 _HELD_OUT = 5  # one stretch in so many is held out
 _ROUNDS = 8
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
-_LEAST_ABOVE = 50  # steps above a knee; fewer say nothing about the slope there
-_LEAST_EXPECTED = 1e-3  # share of the measured time: bounds the weight of a step without a price
+_LEAST_ABOVE = 50  # minimum number of steps above a knee; with fewer the slope there cannot be fitted
+_LEAST_EXPECTED = 1e-3  # minimum predicted time as a share of the measured time, which bounds the weight of a step
 _COVERAGE = 0.9
 _EXPONENTS = tuple(n / 10 for n in range(16))
 _MOST_MISSES = 1000
-_LEAST_PARTS = 5  # recordings to leave out in turn; fewer recordings are cut into so many stretches
+_LEAST_PARTS = 5  # minimum number of recordings to leave out in turn; fewer are cut into so many stretches
 
 
 def fit(
@@ -93,17 +93,18 @@ def fit(
 
 
 def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
-    """Return predicted step times in ns."""
+    """Return the predicted time of each step in ns."""
     prices = np.array([calibration.step_prices_ps[name] / 1000 for name in steps.features])
     return steps.step @ prices
 
 
 def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, float]:
-    """Return the factors of the predicted time between which 9 of 10 whole runs lie.
+    """Return the factors of the predicted time between which 90 % of whole runs lie.
 
-    With `same_weather` the prediction knows the weather of the run. Every recording in turn is predicted from the
-    others. The error of the total time of its steps is the error of one more run, by Student's t for so few of them.
-    Errors of single steps average out over a run, but this error does not.
+    With `same_weather`, the prediction uses the machine's slowdown that was measured in the run. Each recording in turn
+    is predicted by a fit to the others, which gives the error of its total time. The interval is that of the error of
+    one more run (Student's t, because there are few recordings). Errors of single steps average out over a run, but
+    this error does not.
     """
     part = steps.recording
     if part[-1] + 1 < _LEAST_PARTS:
@@ -124,7 +125,7 @@ def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, f
 
 
 def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) -> dict[str, Residuals]:
-    """Return relative errors by regime; regimes without steps are left out."""
+    """Return the relative errors of each regime that has steps."""
     of_regime = {}
     for index, name in enumerate(REGIMES):
         mine = regime == index
@@ -143,7 +144,7 @@ def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) ->
 
 
 def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
-    """Return one row for each step: regime, measured and predicted time, and sizes of the step."""
+    """Return a table of the steps with their regime, measured time, predicted time and sizes."""
     column = {name: steps.step[:, i] for i, name in enumerate(steps.features)}
     return pa.table(
         {
@@ -158,7 +159,7 @@ def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
 
 
 def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weather]:
-    """Return prices of the steps' features in the weather of the `used` steps, and that weather."""
+    """Return the prices of the features, fitted to the `used` steps, and the slowdown of the machine in these steps."""
     taken = float(steps.step_ns[used].sum() / steps.own_ns[used].sum())
     speed = float(np.median(steps.speed[used]))
     best: tuple[float, Floats, Weather] | None = None
@@ -174,19 +175,19 @@ def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weath
 
 
 def _misses(steps: MeasuredSteps, predicted: Floats, weather: Weather) -> tuple[float, ...]:
-    """Return log errors of the last steps around their mean, enough to draw from.
+    """Return log errors of the last steps relative to their mean, for random draws.
 
-    The interval has the error of the run's mean.
+    The error of the mean is left out, because the interval has it.
     """
     misses = np.log(steps.step_ns / (predicted * weather.slowdown(steps)))[-_MOST_MISSES:]
     return tuple(np.round(misses - np.log(np.exp(misses).mean()), 3).tolist())
 
 
 def step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Return prices of the steps' features for `times_ns`.
+    """Return the prices of the features, fitted to the times `times_ns` of the `used` steps.
 
-    Sampling and drafting are priced by their own times if these were measured, and the other features by the remaining
-    time.
+    The prices of sampling and drafting are fitted to their own times if these were measured. The prices of the other
+    features are fitted to the remaining time.
     """
     features, rest_ns = steps.step[used], times_ns[used]
     prices = np.zeros(features.shape[1])
@@ -202,11 +203,11 @@ def step_prices(steps: MeasuredSteps, times_ns: Floats, used: NDArray[np.bool_])
 
 
 def _prices(features: Floats, times: Floats) -> Floats:
-    """Return non-negative prices `[features]` in ns that minimise relative errors, robustly (reweighted in rounds)."""
-    from scipy.optimize import nnls  # imports slowly, as scipy.stats does
+    """Return non-negative prices `[features]` in ns that minimise relative errors (robust, iteratively reweighted)."""
+    from scipy.optimize import nnls  # slow import, as is scipy.stats
 
     scale = np.maximum(np.abs(features).max(axis=0), 1.0)
-    least = np.maximum(_LEAST_EXPECTED * times, 1.0)  # a step that drafts nothing has a time of 0
+    least = np.maximum(_LEAST_EXPECTED * times, 1.0)  # the drafting of a step without drafts takes 0
     expected, weights = np.maximum(times, 1.0), np.ones_like(times)
     prices = np.zeros(features.shape[1])
     for _ in range(_ROUNDS):

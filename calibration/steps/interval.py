@@ -1,7 +1,7 @@
-"""The common error of all steps of a run.
+"""The error that all steps of a run have in common.
 
-Errors of single steps average out over a run; an error that an engine, a model and a GPU share does not. Engines miss
-the time of decode rows and the time that prompts add by different factors, so there are two.
+Errors of single steps average out over a run, but an error that depends on the engine, the model and the GPU does not.
+Predictions of decode rows and of prompts are off by different factors, so each has its own interval.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from serving.figures import shown_band
 
 Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1, lt=1e3)]]
 
-REACH = 1.645  # standard deviations of a normal's 90 % interval
+REACH = 1.645  # half-width of a normal distribution's 90 % interval in standard deviations
 
 
 def factors_of(reach: float) -> Factors:
-    """Return the factors that lie `reach` from 1 in their logarithms."""
+    """Return the factors exp(-`reach`) and exp(`reach`)."""
     return exp(-reach), exp(reach)
 
 
 class StepInterval(NamedTuple):
-    """Factors of the predicted times between which 9 of 10 runs lie.
+    """Factors of the predicted times between which 90 % of runs lie.
 
     Attributes:
-        decode: for the time of decode rows: reads of weights and KV, launches and CPU time
-        prompts: for the time that prompts add: GEMMs and experts where they compute, attention of prompts
+        decode: factors for the time of decode rows, which is reads of weights and KV, launches and CPU time
+        prompts: factors for the time that prompts add, which is compute-bound GEMMs and experts, and attention of
+            prompts
     """
 
     decode: Factors = (1.0, 1.0)
     prompts: Factors = (1.0, 1.0)
 
     def of_step(self, share: float) -> Factors:
-        """Return the factors of a step in which prompts take `share` of the time."""
+        """Return the factors of a step in which prompts take the share `share` of the time."""
         low, high = (p * share + d * (1.0 - share) for d, p in zip(self.decode, self.prompts, strict=True))
         return low, high
 
     def __str__(self) -> str:
-        """Return both intervals in words, in percent."""
+        """Return a sentence with both intervals in percent."""
         decode, prompts = (f"{shown_band(100 * (low - 1), 100 * (high - 1))} %" for low, high in self)
         text = f"9 of 10 runs within {decode} of the predicted time"
         return text if self.decode == self.prompts else f"{text} of decode rows and {prompts} of that of prompts"
@@ -51,7 +52,7 @@ SURE = StepInterval()
 
 
 def factor_at(known: Factors, share: float) -> float:
-    """Return the factor below which the time stays in `share` (0 to 1) of the runs: lognormal, by the `known` ends."""
+    """Return the quantile `share` (0 to 1) of a lognormal factor whose 90 % interval is `known`."""
     fast, slow = known
     normal = NormalDist()
     reach = normal.inv_cdf(max(share, 1 - share)) / normal.inv_cdf(0.95)
@@ -59,6 +60,6 @@ def factor_at(known: Factors, share: float) -> float:
 
 
 def widened(known: Factors, reach: float) -> Factors:
-    """Return the interval with a further, independent error of `reach` in the logarithm."""
+    """Return the interval widened by a further, independent error of `reach` in the logarithm."""
     low, high = (hypot(log(factor), reach) for factor in known)
     return exp(-low), exp(high)

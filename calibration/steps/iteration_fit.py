@@ -1,11 +1,11 @@
-"""A calibration from a per-iteration log: the fitted correction, and its errors on steps that it has not seen.
+"""A calibration from a per-iteration log: the fitted correction, and its errors on held-out steps.
 
-Neighbouring steps are alike, so a whole stretch of time is held out: the fit has the first and the last third of the
-log, and the middle third is scored.
+Neighbouring steps are alike, so a whole stretch of time is held out: a fit to the first and the last third of the log
+is scored on the middle third.
 
-A per-iteration log has a row for each engine step, as aiconfigurator's collector writes them for vLLM. The columns
-count prompts and decodes of a step and their KV tokens, and its latency. The log does not say how a step's prompt
-tokens divide over its prompts; the first chunks of a step continue the last ones of the step before.
+A per-iteration log has a row for each engine step, as written by aiconfigurator's collector for vLLM. The columns are
+the numbers of prompts and of decode rows, their KV tokens, and the step's latency. The log does not say how the prompt
+tokens of a step are divided among its prompts, so the prompts are assumed to be equal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COLUMNS = (
 
 
 class StepLog(Settings):
-    """The entry for a log in a case file."""
+    """The entry of a per-iteration log in a case file."""
 
     format: Literal["iteration-log"]
     file: str
@@ -52,7 +52,7 @@ class StepLog(Settings):
 
 @dataclass(frozen=True)
 class IterationLog:
-    """Measured steps in time order: sizes of each `[steps]`, and its time in ns."""
+    """Measured steps in order of time: their sizes and their times in ns, `[steps]`."""
 
     sizes: StepSizes
     measured_ns: NDArray[np.float64]
@@ -61,13 +61,13 @@ class IterationLog:
         return len(self.measured_ns)
 
     def take(self, chosen: NDArray[np.bool_]) -> IterationLog:
-        """Return the steps where `chosen` is true."""
+        """Return the steps for which `chosen` is True."""
         fields = {name: value[chosen] if np.ndim(value) else value for name, value in vars(self.sizes).items()}
         return IterationLog(StepSizes(**fields), self.measured_ns[chosen])
 
 
 def read_iteration_log(path: str | Path) -> IterationLog:
-    """Read a CSV (or .csv.gz) log; raise UserError that names the file and its fault."""
+    """Read a CSV (or .csv.gz) log; raise UserError with the file's name if it is not valid."""
     try:
         table = csv.read_csv(Path(path))
     except (OSError, pa.ArrowInvalid) as error:
@@ -105,7 +105,7 @@ _STRETCHES = 5
 
 @dataclass(frozen=True)
 class StepErrors:
-    """Absolute errors of held-out steps of one regime, in percent of the measured, and their signed mean by time."""
+    """Errors of one regime's held-out steps in percent: absolute errors, and the error of their total time (bias)."""
 
     steps: int
     median_pct: float
@@ -114,25 +114,25 @@ class StepErrors:
 
 
 class PricedLog:
-    """A log with the parts of every step, so that a correction can be fitted to some steps and scored on others."""
+    """A log with the uncorrected parts of every step; a correction can be fitted to some steps and scored on others."""
 
     def __init__(self, log: IterationLog, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> None:
         self.log = log
         self.parts = step_parts(model, deployment, kernels, log.sizes)
 
     def fit(self, chosen: NDArray[np.bool_], source: str) -> Correction:
-        """Fit a correction to the steps where `chosen` is true."""
+        """Fit a correction to the steps for which `chosen` is True."""
         log = self.log.take(chosen)
         parts = {name: ns[chosen] for name, ns in self.parts.items()}
         return fit_correction(parts, log.sizes, log.measured_ns, source)
 
     def predict(self, correction: Correction, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return predicted nanoseconds of the chosen steps."""
+        """Return the predicted nanoseconds of each chosen step."""
         parts = {name: ns[chosen] for name, ns in self.parts.items()}
         return np.sum(list(correction.apply(parts, self.log.take(chosen).sizes).values()), axis=0)
 
     def score(self, correction: Correction, chosen: NDArray[np.bool_]) -> dict[str, StepErrors]:
-        """Return errors by regime of the chosen steps; regimes without steps are left out."""
+        """Return the errors of the chosen steps for each regime that has steps."""
         log = self.log.take(chosen)
         predicted, regime = self.predict(correction, chosen), regimes(log.sizes)
         errors = {}
@@ -174,7 +174,7 @@ def calibrate_from_log(
         gpu=gpu,
         deployment=deployment.model_dump_json(),
         correction=priced.fit(everything, source),
-        host=HostTimes(),  # a log's latency is from step to step, so it includes CPU time that is not hidden
+        host=HostTimes(),  # a logged latency is the time from step to step, so it includes visible CPU time
         interval=_interval(priced),
         source=source,
         created=created,
@@ -183,7 +183,7 @@ def calibrate_from_log(
 
 
 def _interval(priced: PricedLog) -> tuple[float, float]:
-    """Return the interval of the total time of a fifth of the log that is predicted from the others."""
+    """Return the interval of total times, from fifths of the log that were predicted from the other fifths."""
     stretch = np.arange(len(priced.log)) * _STRETCHES // len(priced.log)
     logs = []
     for index in range(_STRETCHES):

@@ -1,8 +1,8 @@
-"""The host's launches in a step that runs kernel by kernel: their number, and the least time of each.
+"""Kernel launches by the host in steps without a CUDA graph: their number, and the host time of each.
 
-While the device works on one kernel, the host launches the next, so launches cost nothing as long as the device is the
-slower of the two. A step of little work waits for the host: it takes as long as its launches do. A CUDA graph has one
-launch for all kernels, and measured steps include it.
+While the device runs one kernel, the host launches the next, so launches add no time as long as the device is slower
+than the host. A step with little work takes as long as its launches. A CUDA graph has one launch for all kernels, and
+measured step times include it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from traces.tables import numbers
 
-_FEW_TOKENS = 64  # tokens of a step that can be waiting for its launches
-_FEWEST = 10  # steps of each kind, eager and graph, that are needed
-_SLOWER = 1.1  # eager steps over graphs; with a smaller ratio the host was not the limit
-_QUIET = 10  # percentile of the steps that nothing else held up
+_FEW_TOKENS = 64  # maximum number of tokens in a step that may be limited by its launches
+_FEWEST = 10  # minimum number of eager steps and of graph steps
+_SLOWER = 1.1  # minimum ratio of eager to graph times; with a smaller one the host was not the limit
+_QUIET = 10  # percentile of step times that stands for undisturbed steps
 
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """Host time per kernel, with all that an engine does around a launch; `ns` is None if it is not known.
+    """Host time per kernel, including all work of the engine around a launch; `ns` is None if it is not known.
 
     Attributes:
-        sigma: standard error of its logarithm
-        source: the measurement, or the reason why there is none
+        sigma: standard error of the logarithm of the time
+        source: description of the measurement, or the reason why there is none
     """
 
     ns: Price | None
@@ -44,7 +44,7 @@ class LaunchCost:
     source: str
 
     def scaled(self, factor: float) -> LaunchCost:
-        """Return the cost `factor` times as long, if it is known."""
+        """Return the cost multiplied by `factor`; an unknown cost is unchanged."""
         return self if self.ns is None else replace(self, ns=self.ns * factor)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ UNKNOWN = LaunchCost(None, 0.0, "nobody looked at its launches")
 
 
 def launches(operations: Iterable[Operation]) -> Any:
-    """Return the kernels of a step of `operations`: one for each occurrence, or the operation's own number."""
+    """Return the number of kernels that a step of `operations` launches."""
     return sum(
         np.where(np.asarray(operation.size) > 0, operation.count * getattr(operation, "launches", 1), 0)
         for operation in operations
@@ -71,7 +71,7 @@ def launches(operations: Iterable[Operation]) -> Any:
 
 
 def launching_ps(launching_ns: Callable[[StepSizes], Any]) -> dict[tuple[bool, bool, bool], int]:
-    """Return picoseconds of a step's launches, by whether it has decode rows, prompts and samples."""
+    """Return the picoseconds of a step's launches; the keys say if it has decode rows, prompts and sampled rows."""
     table = {}
     for decodes, prompts, samples in product((False, True), repeat=3):
         rows, chunk = float(decodes), float(prompts)
@@ -81,10 +81,10 @@ def launching_ps(launching_ns: Callable[[StepSizes], Any]) -> dict[tuple[bool, b
 
 
 def measured_launches(steps: pa.Table, deployment: Deployment, where: str) -> LaunchCost:
-    """Return the launch cost from the dataset `steps` of our own engine on a GPU, which marks eager steps and graphs.
+    """Return the launch cost from the `steps` table of our own engine, which marks eager steps and CUDA graphs.
 
-    Eager steps of few tokens take the time of their launches if graphs of as many kernels took less. The time of a
-    kernel is then the 10th percentile of step time over kernels. `where` names the machine.
+    Eager steps with few tokens are limited by their launches if graphs with as many kernels took less time. The time
+    per kernel is then the 10th percentile of step time divided by the number of kernels. `where` names the machine.
     """
     if deployment.device != "cuda":
         return LaunchCost(None, 0.0, "a CPU launches no kernels")

@@ -1,7 +1,7 @@
-"""The steps that a cost model priced, and so the trust in a result.
+"""Observers of the steps that a cost model priced, from which the trust in a result follows.
 
-An observed cost model prices exactly as the one behind it, and notes the sizes of each plan. They are judged later, in
-blocks and as arrays, by the rules for recordings. It never changes a price.
+An observer returns exactly the prices of the cost model behind it, and notes the sizes of each step. Noted sizes are
+judged later, as blocks of arrays, by the rules for recordings.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _BLOCK = 4096 * len(AGGREGATES)
 
 @runtime_checkable
 class JudgedCost(CostModel, Protocol):
-    """A cost model that knows how sure it is of the steps that it has priced."""
+    """A cost model that states the trust in the steps that it has priced."""
 
     def ends(self) -> tuple[JudgedCost, JudgedCost]:
-        """Return the cost model at the fast and the slow end of its 90 % interval.
+        """Return the cost models at the fast and at the slow end of the 90 % interval.
 
         It holds for steps like those priced so far.
         """
         ...
 
     def at_share(self, share: float) -> JudgedCost:
-        """Return the cost model with times below which steps stay in `share` (0 to 1) of the runs.
+        """Return the cost model with step times at the quantile `share` (0 to 1) of the interval.
 
         It holds for steps like those priced so far. Without a known interval the result is the cost model itself.
         """
@@ -62,19 +62,19 @@ class JudgedCost(CostModel, Protocol):
 
 
 class _Observed:
-    """The common part of observers: it prices by `pure`, and notes aggregates until there is a block of them."""
+    """The common part of observers: prices come from `pure`, and noted sizes are counted in blocks."""
 
     def __init__(self, pure: CostModel) -> None:
         self.pure = pure
-        self._noted = array("q")  # AGGREGATES, step after step
-        self._leaps: dict[int, int] = {}  # number of decode steps that a row stands for, if several
+        self._noted = array("q")  # the AGGREGATES of one step after another
+        self._leaps: dict[int, int] = {}  # index of a noted row that stands for several decode steps -> their number
 
     def at_share(self, share: float) -> Self:
-        """Return the cost model at `share`; see `JudgedCost`."""
+        """Return the observed cost model at the quantile `share`; see `JudgedCost`."""
         raise NotImplementedError
 
     def ends(self) -> tuple[Self, Self]:
-        """Return the cost model at both ends; see `JudgedCost`."""
+        """Return the observed cost models at both ends of the interval; see `JudgedCost`."""
         return self.at_share(0.05), self.at_share(0.95)
 
     def cpu_ns(self, plan: StepPlan) -> int:
@@ -98,7 +98,7 @@ class _Observed:
             self._count_noted()
 
     def _count_noted(self) -> None:
-        """Count the noted steps."""
+        """Count the noted steps and clear the notes."""
         if not self._noted:
             return
         rows = np.array(self._noted, dtype=np.float64).reshape(-1, len(AGGREGATES))
@@ -111,24 +111,24 @@ class _Observed:
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         """Count the priced `sizes`.
 
-        Where `steps` is more than one, all decode rows grew by a token from step to step; such steps are pure decode
-        steps.
+        An entry with `steps` above 1 stands for so many pure decode steps, in which every row's context grows by a
+        token per step.
         """
         raise NotImplementedError
 
 
 class ObservedOperations(_Observed):
-    """An observer of kernels: it keeps the longest context by decode rows, and prompts by powers of two."""
+    """An observer of a cost model of operations: it keeps the longest context by decode rows, and prompt sizes."""
 
     pure: OperationCost
 
     def __init__(self, pure: OperationCost) -> None:
         super().__init__(pure)
-        self.known_interval: StepInterval | None = None  # interval to use instead of the one of steps priced here
+        self.known_interval: StepInterval | None = None  # if set, replaces the interval of the steps priced here
         self._judged: tuple[list[StepSizes], StepInterval] | None = None  # corners, and the interval of such steps
-        self._longest: dict[int, float] = {}  # context, by decode rows
-        self._decode_steps: Counter[int] = Counter()  # steps, by decode rows
-        self._prompts: Counter[tuple[int, int, int]] = Counter()  # exponents: prompts, tokens of each, past of each
+        self._longest: dict[int, float] = {}  # total context by number of decode rows
+        self._decode_steps: Counter[int] = Counter()  # number of steps by number of decode rows
+        self._prompts: Counter[tuple[int, int, int]] = Counter()  # exponents of 2: prompts, tokens, past of each
 
     def network_ns(self, tokens: int) -> int:
         return self.pure.network_ns(tokens)
@@ -140,7 +140,7 @@ class ObservedOperations(_Observed):
 
     @property
     def interval(self) -> StepInterval:
-        """The interval of the steps, wider than the known one where kernels lie beyond the measured ones."""
+        """The interval of the priced steps, widened if their kernels lie beyond the measured ones."""
         if self.known_interval is not None:
             return self.known_interval
         self._count_noted()
@@ -150,9 +150,9 @@ class ObservedOperations(_Observed):
         return self._judged[1]
 
     def trust(self) -> Trust:
-        """Return the trust in the least certain step, and the part that is the reason.
+        """Return the trust in the most uncertain step, with the part that is the reason.
 
-        A negligible share of steps beyond measured ones does not count; a larger share is named.
+        A negligible share of extrapolated steps does not count; a larger share is stated.
         """
         self._count_noted()
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
@@ -185,14 +185,14 @@ class ObservedOperations(_Observed):
         self._prompts.update(map(tuple, exponents.tolist()))
 
     def _kinds(self) -> list[tuple[float, float, float]]:
-        """Return the kinds of prompt steps: prompts, tokens of each, and tokens behind each."""
+        """Return each kind of prompt step as number of prompts, tokens per prompt and past tokens per prompt."""
         return [(2.0**i, 2.0**j, 2.0**k - 1.0) for i, j, k in self._prompts]
 
     def _corners(self) -> list[StepSizes]:
-        """Return steps that no priced step went beyond.
+        """Return steps that are at least as large as every priced step.
 
-        One has the most decode rows, all at the longest context. The other has the most and longest prompts on the
-        longest past.
+        One has the maximum number of decode rows, all with the longest context. The other has the maximum number of
+        prompts, all with the maximum length and past.
         """
         corners = []
         if self._longest:
@@ -233,7 +233,7 @@ class ObservedPipeline(ObservedOperations):
 
 
 class ObservedPrices(_Observed):
-    """An observer of a calibration of our own engine: it counts the steps outside the measured domain, by feature."""
+    """An observer of our own engine's calibration; it counts the steps outside the measured domain by feature."""
 
     pure: StepCost
 
@@ -242,7 +242,7 @@ class ObservedPrices(_Observed):
         self._steps = 0
         self._outside = np.zeros(
             (len(REGIMES), len(pure.calibration.features)), dtype=np.int64
-        )  # steps, by the first feature that is outside
+        )  # number of steps by the first feature outside the domain
 
     def at_share(self, share: float) -> Self:
         known = self.pure.calibration
@@ -276,7 +276,7 @@ class ObservedPrices(_Observed):
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         self._steps += int(steps.sum())
         last = StepSizes(**{**vars(sizes), "decode_context": sizes.decode_context + sizes.decode_rows * (steps - 1)})
-        inside = ~(self._beyond(sizes).any(axis=1) | self._beyond(last).any(axis=1))  # steps between, too
+        inside = ~(self._beyond(sizes).any(axis=1) | self._beyond(last).any(axis=1))  # as are steps between
         rest, counts = np.flatnonzero(~inside), steps[~inside].astype(np.int64)
         one_by_one = {name: np.repeat(np.broadcast_to(v, steps.shape)[rest], counts) for name, v in vars(sizes).items()}
         after = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -292,7 +292,7 @@ class ObservedPrices(_Observed):
 
 
 class ObservedOwn(_Observed):
-    """An observer of a user's own cost model, of which only its own statements are known."""
+    """An observer of a user's own cost model, whose accuracy is known only from what it states itself."""
 
     pure: OwnCost
 
@@ -305,11 +305,11 @@ class ObservedOwn(_Observed):
         return Trust(UNKNOWN, f"the cost model {self.pure.name} was not made here, and {said}")
 
     def _note(self, plan: StepPlan) -> None:
-        """Count no step, because the domain in which this model was measured is not known."""
+        """Count nothing, because the domain in which this model was measured is not known."""
 
 
 def observed(cost: OperationCost | StepCost | OwnCost) -> ObservedOperations | ObservedPrices | ObservedOwn:
-    """Return `cost` in its observer, which has timed no step yet."""
+    """Return a new observer of `cost`, with no priced steps."""
     if isinstance(cost, PipelineCost):
         return ObservedPipeline(cost)
     if isinstance(cost, OperationCost):

@@ -1,9 +1,9 @@
-"""The cost model made of operations, fast enough for the simulator.
+"""The cost model that is a sum of operations, made fast enough for the simulator by tables.
 
-Times that depend on the number of tokens (GEMMs, experts, norms, collectives) and on sampled rows are tabulated once,
-in numpy. Decode attention is piecewise linear in the context for each number of rows. Prompt attention is interpolated
-over a grid of prompts, lengths and pasts. Tables are sampled from the same corrected parts that `explain` shows.
-`StepPrices` sums them up.
+Times that depend on the number of tokens (GEMMs, experts, norms, collectives) or of sampled rows are tabulated once
+with numpy. Decode attention is piecewise linear in the context for each number of rows. Prompt attention is
+interpolated over a grid of numbers of prompts, lengths and past tokens. The entries of the tables are the corrected
+parts that `explain` shows. `StepPrices` adds them up.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from serving.deployments.model_spec import ModelSpec, check_vocabulary, draft_mo
 from serving.step_plan import StepPlan
 from serving.step_prices import Cell, DecodeRows, PromptCells, StepPrices
 
-_GRAPH_TOKENS = 512  # steps of up to so many tokens run as CUDA graphs, padded to their bucket
+_GRAPH_TOKENS = 512  # steps with up to this number of tokens run as CUDA graphs, padded to a bucket
 _DECODE_PARTS = ("decode attention",)
 _PROMPT_PARTS = ("prompt attention", "past attention")
 _ADDED = "host and launch"
 WAITING = "waiting for launches"
 _SHARED = ("experts", "dispatch", "combine")  # operations over the tokens of all data-parallel ranks
-_AT_ONCE = 64  # numbers of rows whose curves are made together
-_MOST_SCALED = 8  # scaled cost models that are kept; their tables take about 1 MB each
+_AT_ONCE = 64  # number of curves (one for each number of rows) that are made together
+_MOST_SCALED = 8  # maximum number of scaled cost models that are kept; each has about 1 MB of tables
 
 Tables = dict[object, dict[str, NDArray[np.float64]]]
 
 
 @dataclass(frozen=True)
 class HostTimes:
-    """CPU time of an engine between two steps; an overlapped loop hides it behind the step that runs.
+    """CPU time of an engine between two steps, which an overlapped loop hides behind the running step.
 
     Attributes:
-        step_ns: time per step: scheduling, making tensors, sampling on the host, sending tokens out
+        step_ns: time per step, for scheduling, making tensors, sampling on the host and sending tokens
         row_ns: time per request in the step
-        launches: time per kernel that the host launches, if steps do not run as graphs
+        launches: time per kernel launch, for steps that do not run as CUDA graphs
     """
 
     step_ns: Price = 0.0
@@ -70,7 +70,7 @@ class HostTimes:
         return self.launches.ns or 0.0
 
     def scaled(self, factor: float, launching: float | None = None) -> HostTimes:
-        """Return times `factor` times as long; a launch is `launching` times as long, if it is given."""
+        """Return the times multiplied by `factor`; `launching` replaces it for the launch time, if given."""
         launches = self.launches.scaled(factor if launching is None else launching)
         return HostTimes(self.step_ns * factor, self.row_ns * factor, launches)
 
@@ -79,10 +79,10 @@ class OperationCost:
     """`CostModel` of a model on a GPU: kernel times of its operations, corrected by measured steps.
 
     Attributes:
-        known_interval: common error of all steps in 9 of 10 runs, where kernels were measured
-        untaught: the part that no measured run taught; empty if all that matters was measured
-        stages: cost models of the stages of a pipeline, in order; empty without one
-        tables: uncorrected parts behind its tables, for sharing with models that differ in factors alone
+        known_interval: 90 % interval of the error that all steps of a run have in common, for measured kernels
+        untaught: sentence about an important part of the configuration that was not measured; empty if there is none
+        stages: cost models of the pipeline stages in order; empty without pipeline parallelism
+        tables: uncorrected parts by table name, shared with cost models that differ only in factors
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class OperationCost:
         self._most_tokens = max(scheduler.max_num_batched_tokens, self._most_rows)
         self._longest = scheduler.max_model_len
         speculative = scheduler.speculative
-        self._drafts = speculative.num_speculative_tokens if speculative else 0  # tokens of a decode row in a step
+        self._drafts = speculative.num_speculative_tokens if speculative else 0  # draft tokens of a decode row
         self._drafting = self._draft_cost()
         self._most_logits = self._most_rows * (1 + self._drafts)
         self._added = {name: round(1000 * ns) for name, ns in self.correction.added_ns.items()}
@@ -115,18 +115,18 @@ class OperationCost:
         self._curves: dict[int, DecodeRows] = {}
         self._prompts = _PromptGrid(self)
         self._eager = deployment.enforce_eager
-        self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # refuses what has no price
+        self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # raises if there is no price
         self.stages = self._stages()
 
     def _stages(self) -> list[OperationCost]:
         return []
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name != "_prices"}  # sums of tables
+        kept = {name: value for name, value in vars(self).items() if name != "_prices"}  # made from the tables
         return kept | {"_tables": {}}
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
-        """Return corrected nanoseconds of a step, or of many, by part: the definition that the tables sample."""
+        """Return corrected nanoseconds of each part of one step or many. The tables are made from these parts."""
         parts = self.own_parts(sizes)
         if self.deployment.enforce_eager:
             parts[WAITING] = self.waiting_ns(sizes, sum(parts.values()))
@@ -135,9 +135,9 @@ class OperationCost:
         return parts
 
     def own_parts(self, sizes: StepSizes, table: object = None) -> dict[str, NDArray[np.float64]]:
-        """Return the parts without the drafting that ends the step and without waiting for the host.
+        """Return the corrected parts without the drafting at the end of the step and without waits for the host.
 
-        With a `table` the uncorrected times of these sizes are kept under its name.
+        If `table` is given, the uncorrected times of these sizes are kept under this name.
         """
         raw = self._tables.get(table)
         if raw is None:
@@ -147,12 +147,12 @@ class OperationCost:
         return self.correction.apply(raw, sizes)
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
-        """Return how long a step of `device_ns` waits for the host, which launches its kernels without a graph."""
+        """Return the time that a step of `device_ns` waits for the host, which launches every kernel separately."""
         launching = self.host.launch_ns * launches(step_operations(self.model, self.deployment, sizes))
         return np.maximum(launching - device_ns, 0.0)
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
-        """Return the operations of a step of `sizes` on one device, with the drafting that ends it."""
+        """Return the operations of a step of `sizes` on one device, including the drafting at its end."""
         own = step_operations(self.model, self.deployment, sizes)
         return own + self._drafting.operations(sizes) if self._drafting else own
 
@@ -175,13 +175,13 @@ class OperationCost:
         return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
 
     def scaled(self, decode: float, prompts: float, launching: float | None = None) -> OperationCost:
-        """Return the cost model with decode, prompt and, if given, launch times multiplied by these factors."""
+        """Return the cost model with decode, prompt and (if given) launch times multiplied by these factors."""
         factors = decode, prompts, launching
         if factors not in self._scaled:
             if len(self._scaled) == _MOST_SCALED:
                 del self._scaled[next(iter(self._scaled))]
             made = self.correction.scaled(decode, prompts), self.host.scaled(decode, launching)
-            tables = None if self.correction.wider else self._tables  # factors decide which type is the cheapest
+            tables = None if self.correction.wider else self._tables  # the fastest weight type depends on the factors
             alike = type(self)(self.model, self.deployment, self.kernels, *made, untaught=self.untaught, tables=tables)
             self._scaled[factors] = alike
         return self._scaled[factors]
@@ -219,7 +219,7 @@ class OperationCost:
 
     @cached_property
     def _network_ns(self) -> list[int]:
-        """Return, by tokens, the time of the bytes that collectives send between nodes, at the rate of the link."""
+        """Return a list of nanoseconds by number of tokens: the time of bytes between nodes at the link's rate."""
         tokens, gpu = np.arange(self._most_tokens + 1, dtype=np.float64), self.kernels.gpu
         busy = np.zeros_like(tokens)
         for operation in step_operations(self.model, self.deployment, StepSizes(prefill_tokens=tokens)):
@@ -239,7 +239,7 @@ class OperationCost:
 
     @cached_property
     def _shared_ps(self) -> list[int]:
-        """The part of `_dense_ps` that depends on the tokens of all data-parallel ranks, by a rank's mean tokens."""
+        """The part of `_dense_ps` that depends on the tokens of all data-parallel ranks, by mean tokens per rank."""
         sizes = StepSizes(prefill_tokens=self._run_tokens)
         operations = step_operations(self.model, self.deployment, sizes)
         shared = [operation for operation in operations if operation.name.startswith(_SHARED)]
@@ -251,7 +251,7 @@ class OperationCost:
 
     @cached_property
     def _run_tokens(self) -> NDArray[np.float64]:
-        """The tokens that run, by the tokens of a step: as many as the graph has, if it is one."""
+        """The number of computed tokens, by number of tokens in the step; a graph also computes padding."""
         run = np.arange(self._most_tokens + 1)
         if not self.deployment.enforce_eager:
             buckets = np.array([padded(int(n)) for n in run[: _GRAPH_TOKENS + 1]])
@@ -292,9 +292,10 @@ class OperationCost:
         return self._curves[rows]
 
     def _make_rows(self, many: range) -> None:
-        """Make the curves of several numbers of rows in one go, which is fast in numpy.
+        """Make the curves of several numbers of rows together, which is fast in numpy.
 
-        A row is priced with a whole draft to verify. Its KV, which takes the time, is read once in any case.
+        Every row is assumed to verify a whole draft. Reading its KV takes most of the time, and the KV is read only
+        once.
         """
         lengths = np.unique(np.round(np.geomspace(1, max(self._longest, 2), 48)).astype(np.int64))
         rows = np.array(many)[:, None]
@@ -318,14 +319,14 @@ def _picoseconds(ns: NDArray[np.float64]) -> list[int]:
 
 
 class _PromptGrid:
-    """Picoseconds of prompt attention at powers of two of prompts, their length and their past."""
+    """Log picoseconds of prompt attention on a grid of powers of two: number of prompts, length and past tokens."""
 
     def __init__(self, cost: OperationCost) -> None:
         self._cost = cost
         self._corners: dict[tuple[int, int, int], float] = {}
 
     def cell(self, i: int, j: int, k: int) -> Cell:
-        """Return the coefficients of the trilinear form between eight corners, in the distances from the lowest."""
+        """Return the coefficients of the trilinear interpolation between the eight corners of a cell."""
         near, far = (self._face(i, j, k + step) for step in (0, 1))
         a, b, c, d = near
         e, f, g, h = (beyond - here for here, beyond in zip(near, far, strict=True))
@@ -336,7 +337,7 @@ class _PromptGrid:
         return low, up - low, right - low, both - up - right + low
 
     def _at(self, i: int, j: int, k: int) -> float:
-        """Return the log picoseconds at a corner: 2^i prompts of 2^j tokens, 2^k - 1 tokens behind each."""
+        """Return the log picoseconds at a corner: 2^i prompts of 2^j tokens with 2^k - 1 past tokens each."""
         if (i, j, k) not in self._corners:
             scheduler = self._cost.deployment.scheduler
             most, longest = scheduler.max_num_batched_tokens.bit_length(), scheduler.max_model_len.bit_length()

@@ -1,10 +1,10 @@
-"""The parts of a step's time, by name; each is the sum of like operations.
+"""The named parts of a step's time, each of which is the sum of similar operations.
 
-Parts are the units that a correction scales. GEMMs are split at the time that they would take for one token, experts at
-the time for as many tokens as reach nearly all experts. Up to there weights are read, and beyond it tensor cores work.
-Engines miss the two by different factors (a long prompt runs at the clock that the power limit leaves, a decode step
-does not). Attention of prompts is split into attention to their own chunk and to their past. `imbalance` is the time
-that uneven decode rows add; see `imbalance_ns`.
+A correction has a factor for each part. The time of a GEMM is split into the time that it takes for one token, which is
+spent reading weights, and the rest, which is spent computing. The time of experts is split in the same way, at the
+number of tokens that reach nearly all experts. The two need different factors, because a long prompt runs at a clock
+that the power limit reduces, and a decode step does not. Attention of prompts is split into attention to their own
+chunk and to their past. `imbalance` is the time that decode rows of unequal context add; see `imbalance_ns`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ PARTS = {
     "collectives": "communication between devices",
 }
 _BUCKETS = np.array((0, *DECODE_BUCKETS))
-_SATURATED = 2.0  # choices for each expert, of which all but a share of exp(-2) then have a token
-_WAVE_SHARE = 0.5  # up to half a wave of thread blocks, attention splits rows and balances by itself
-_INVARIANT_CUTS = 16  # cuts of each row by our own kernels
-_WAVES_MORE = 1.5  # waves more, after which further rows fill the gaps
+_SATURATED = 2.0  # mean choices per expert at which all experts but a share of exp(-2) have a token
+_WAVE_SHARE = 0.5  # waves of thread blocks up to which kernels split rows so that blocks have equal work
+_INVARIANT_CUTS = 16  # number of pieces into which our own kernels cut each row
+_WAVES_MORE = 1.5  # number of further waves, after which more rows fill the gaps
 
 
 TypeFactors = Mapping[str, Mapping[str, float]]
@@ -71,9 +71,9 @@ def step_parts(
     sizes: StepSizes,
     factors: TypeFactors | None = None,
 ) -> dict[str, NDArray[np.float64]]:
-    """Return nanoseconds of every part that the step has, uncorrected; shapes are those of `sizes`.
+    """Return the uncorrected nanoseconds of every part of the step, in the array shape of `sizes`.
 
-    With `factors` no operation is slower after the correction than with weights of more bits.
+    With `factors`, an operation takes the fastest weight type after correction: its own, or one with more bits.
     """
     parts: dict[str, Any] = {}
     for name, ns in parts_of(step_operations(model, deployment, sizes), kernels, factors or {}):
@@ -85,7 +85,7 @@ def step_parts(
 def parts_of(
     operations: Iterable[Operation], kernels: KernelTimes, factors: TypeFactors
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield nanoseconds of every operation in a step, all its occurrences, under the part that it belongs to."""
+    """Yield part name and nanoseconds of every operation, for all its occurrences in a step."""
     for operation in operations:
         parts = _split(operation, never_slower(operation, kernels).ns, kernels)
         if factors and isinstance(operation, Gemm | Experts):
@@ -97,7 +97,7 @@ def parts_of(
 def _cheapest(
     operation: Gemm | Experts, parts: list[tuple[str, Any]], kernels: KernelTimes, factors: TypeFactors
 ) -> list[tuple[str, Any]]:
-    """Return the fastest after correction: the operation as it is, or with weights of more bits."""
+    """Return the parts of the operation, or of it with weights of more bits, whichever is faster after correction."""
     own = factors[""]
     least = sum(own[name] * ns for name, ns in parts)
     for dtype, theirs in factors.items():
@@ -118,9 +118,9 @@ _NARROW = ("fp8", "fp8_block", "int8", "int4", *_FOUR_BITS)
 
 
 def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
-    """Return the time of an operation, which in a narrower type is never longer than in a wider one.
+    """Return the time of an operation, which is never longer than with a wider weight type.
 
-    An engine that has the slower kernel would take the other.
+    An engine whose kernel for the narrower type is slower would use the kernel for the wider type.
     """
     time = kernels.time(operation)
     if not isinstance(operation, Gemm | Experts):
@@ -133,9 +133,9 @@ def never_slower(operation: Operation, kernels: KernelTimes) -> Estimate:
 
 
 def wider_types(dtype: str, gpu: GpuSpec) -> tuple[str, ...]:
-    """Return types of more bits that are computed no faster.
+    """Return the weight types with more bits than `dtype` whose arithmetic is no faster.
 
-    Types of 4 bits are computed in 16 bits on a GPU without a unit for them.
+    On a GPU without 4-bit units, types of 4 bits are computed in 16 bits.
     """
     if dtype in _FOUR_BITS and gpu.fp4_flop_per_s:
         return "fp8", "fp8_block", "bfloat16"
@@ -143,7 +143,7 @@ def wider_types(dtype: str, gpu: GpuSpec) -> tuple[str, ...]:
 
 
 def _split(operation: Operation, ns: Any, kernels: KernelTimes) -> list[tuple[str, Any]]:
-    """Return the parts that one occurrence of `operation`, of `ns` nanoseconds, belongs to."""
+    """Split the `ns` nanoseconds of one occurrence of `operation` into parts."""
     if isinstance(operation, Gemm):
         weights = np.minimum(ns, never_slower(replace(operation, m=1), kernels).ns)
         return [("weights", weights), ("compute", ns - weights)]
@@ -179,12 +179,13 @@ def _without_past(operation: PrefillAttention) -> PrefillAttention:
 
 
 def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: StepSizes) -> Any:
-    """Return the possible extra time of unequal decode rows over equal ones: the unit of the part `imbalance`.
+    """Return the extra time if decode rows have unequal contexts: the part `imbalance` before its factor.
 
-    A thread block walks one row's KV of one head, at its share of the bandwidth. While blocks are few, kernels split
-    rows and the work evens out. When they fill the device, a row that is one standard deviation longer keeps its block
-    busy for that much longer after the others. Kernels of latent attention divide all rows' KV evenly. Ours do so, too:
-    they cut a step's rows at one length (docs/kernels.md), or in the batch-invariant mode each row into 16.
+    A thread block reads one row's KV of one head, at its share of the bandwidth. If there are few blocks, kernels split
+    rows, and all blocks have equal work. If the blocks fill the device, a row that is one standard deviation longer
+    keeps its block busy for that much longer than the others. Kernels of latent attention divide the KV of all rows
+    evenly. Our own kernels do so, too: they cut the rows of a step into pieces of one length (docs/kernels.md), or in
+    the batch-invariant mode each row into 16 pieces.
     """
     ours = deployment.attention in ("triton", "hybrid")
     if model.latent is not None or (ours and not deployment.batch_invariant):
@@ -193,7 +194,7 @@ def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: 
     head_bytes = 2.0 * DTYPE_BYTES[kv_dtype(deployment)] * model.head_dim * model.full_layers
     ns_per_token = 1e9 * head_bytes * gpu.sm_count / gpu.memory_bytes_per_s
     rows = np.asarray(sizes.decode_rows)
-    if not deployment.enforce_eager:  # a graph launches the blocks of its bucket
+    if not deployment.enforce_eager:  # a graph launches the thread blocks of its bucket
         rows = np.where(rows <= _BUCKETS[-1], _BUCKETS[np.searchsorted(_BUCKETS, np.minimum(rows, _BUCKETS[-1]))], rows)
     cuts = _INVARIANT_CUTS if ours else 1
     waves = rows * cuts * kv_heads / gpu.sm_count

@@ -1,9 +1,9 @@
-"""The cost model of an engine whose layers are on several pipeline stages.
+"""The cost model of an engine with pipeline parallelism.
 
-As an `OperationCost` it prices a step that has the pipeline to itself: all layers, and the transfers between stages.
-Each stage is also an `OperationCost`, of a model with that stage's layers; equal stages share one. Only the last stage
-has a head and a sampler. It also has the times that a correction adds by step, row and prompt, because the CPU waits
-for its results: the other stages' CPUs run ahead of their GPUs.
+As an `OperationCost` it prices a step that is alone in the pipeline: all layers, and the transfers between stages. Each
+stage is also an `OperationCost`, for a model with the stage's layers; equal stages share one. Only the last stage has
+an LM head and a sampler. The times that a correction adds per step, row and prompt are also on the last stage, because
+only its results make the CPU wait. The CPUs of the other stages run ahead of their GPUs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PipelineCost(OperationCost):
 
     @cached_property
     def _places(self) -> list[int]:
-        """The place of the first equal stage, for each stage."""
+        """For each stage, the index of the first stage that is equal to it."""
         return [self.stages.index(stage) for stage in self.stages]
 
     def stages_ns(self, plan: StepPlan) -> list[int]:
@@ -46,7 +46,7 @@ class PipelineCost(OperationCost):
         return [alike[place] for place in self._places]
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
-        """Return the summed waits of the stages, because every stage has its own host."""
+        """Return the sum of the stages' waits for their hosts; every stage has its own host."""
         return sum(stage.waiting_ns(sizes, sum(stage.own_parts(sizes).values())) for stage in self.stages)
 
     def step_ns(self, plan: StepPlan) -> int:
@@ -69,7 +69,7 @@ class PipelineCost(OperationCost):
 
     @cached_property
     def _hop_ns(self) -> dict[bool, list[int]]:
-        """Nanoseconds of one hop, by whether it leaves the node, and by tokens."""
+        """Nanoseconds of one transfer between stages: True or False for between nodes or within one, then by tokens."""
         tokens = np.arange(self._most_tokens + 1, dtype=np.float64)
         hops_ns = {}
         for across in dict.fromkeys(self._hops):
@@ -80,7 +80,7 @@ class PipelineCost(OperationCost):
 
 
 class _EarlyStage(OperationCost):
-    """A stage before the last, on which nothing is sampled."""
+    """A stage before the last one, which samples no tokens."""
 
     def own_parts(self, sizes: StepSizes, table: object = None) -> dict[str, NDArray[np.float64]]:
         return super().own_parts(_unsampled(sizes), table)

@@ -1,4 +1,4 @@
-"""A cost model for an engine that was never measured here: kernels of its GPU, and lessons from other engines."""
+"""A cost model for an engine that was never measured here, from its GPU's kernels and measurements of other engines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def predicted_cost(
     calibration: ExternalCalibration | None = None,
     launches: LaunchCost = PUBLISHED,
 ) -> OperationCost:
-    """Return the cost model of `deployment` on `gpu`, by `calibration` or, blind, by the bundled evidence.
+    """Return the cost model of `deployment` on `gpu`, from `calibration` or else from the bundled evidence (blind).
 
-    `launches` replaces the launch cost if it was measured. Raises UserError for a GPU or a model that is not known, for
-    heads that cannot be split, and for a calibration of another GPU or model.
+    If `launches` was measured, it replaces the launch cost. Raises UserError for an unknown GPU or model, for heads
+    that cannot be split over the devices, and for a calibration of another GPU or model.
     """
     model = find_model(deployment.model)
     check_heads(model, deployment.tensor_parallel_size)
@@ -48,9 +48,9 @@ def predicted_cost(
 
 
 def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
-    """Return twelve hexadecimal digits that change with everything that a prediction depends on.
+    """Return a hash of everything that a prediction depends on, as twelve hexadecimal digits.
 
-    These are the calibration, the evidence, the kernel tables, and the datasheet of a user's own GPU.
+    It covers the calibration, the evidence, the kernel tables, and the datasheet of a user's own GPU.
     """
     digest = blake2b((calibration.id if calibration else "").encode() + _bundled_bytes(), digest_size=6)
     spec = find_gpu(gpu)
@@ -64,7 +64,7 @@ def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
 
 @cache
 def kernels(gpu: str) -> KernelTimes:
-    """Return the kernel times of a GPU by its name or its file; they are read once."""
+    """Return the kernel times of a GPU, given by its name or its file; they are read only once."""
     return load_kernels(find_gpu(gpu))
 
 
@@ -74,9 +74,9 @@ def blind(
     without: Callable[[Origin], bool] | None = None,
     client: str = "",
 ) -> ExternalCalibration:
-    """Return what measured runs of other engines teach about `deployment` on `gpu`.
+    """Return the calibration of `deployment` on `gpu` from measured runs of other engines.
 
-    `without` picks the origins whose evidence is left out.
+    Evidence from origins for which `without` returns True is left out.
     """
     model, spec = find_model(deployment.model), find_gpu(gpu)
     known = bundled_evidence()
@@ -90,7 +90,7 @@ def blind(
 
 @cache
 def bundled_evidence() -> Evidence:
-    """Return the evidence that `lab.external.teaching` learnt."""
+    """Return the evidence that `lab.external.teaching` made."""
     return Evidence.read(json.loads(_bundled_bytes()))
 
 

@@ -1,8 +1,7 @@
 """The step time of a whole run: by part, by operation, and by kind of step.
 
-The times are measured if an engine timed its operations. Otherwise they come from a sample of steps, evenly spaced, of
-each regime: a cost model of operations says what their time is made of, and the regime's recorded time is shared out
-accordingly.
+The times are measured if the engine timed its operations. Otherwise a cost model of operations predicts the parts of an
+evenly spaced sample of each regime's steps. The recorded time of the regime is then divided in these proportions.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from calibration.steps.step_trust import NEGLIGIBLE
 from serving.step_plan import AGGREGATES
 from traces.tables import numbers
 
-SAMPLE = 600  # steps of a regime, which give shares of a part to a percent or two
+SAMPLE = 600  # maximum number of sampled steps per regime; shares are then accurate to 1 or 2 percentage points
 PREDICTED_COLUMNS = ("start_ns", "end_ns", *AGGREGATES)
 MEASURED_COLUMNS = ("start_ns", "end_ns", "prefill_rows", "decode_rows", "forward_ns", "sample_ns", "op_ns")
 SAMPLING, REST_OF_MODEL, MODEL = "sampling", "rest of the model", "model"
@@ -38,8 +37,8 @@ class RunExplanation:
 
     Attributes:
         parts_ns: nanoseconds by regime and part; their sum is the recorded time of the steps
-        operations: kernels by regime, of all steps together, as in `explanation`
-        steps: number of steps behind the shares
+        operations: kernels by regime, summed over all steps, as in `explanation`
+        steps: number of sampled steps
     """
 
     parts_ns: PartTimes
@@ -48,15 +47,16 @@ class RunExplanation:
 
     @property
     def telling(self) -> list[ExplainedOperation]:
-        """Operations whose error can change the trust in the whole, as in one step; all of them if there are none."""
+        """Operations with an error that is not negligible for the whole; all operations if there are none."""
         whole = sum(sum(parts.values()) for parts in self.parts_ns.values())
         return [o for o in self.operations if o.sigma * o.ns >= NEGLIGIBLE * whole] or self.operations
 
 
 def explain_run(cost: OperationCost, steps: pa.Table) -> RunExplanation:
-    """Explain a run by a cost model, from the columns `PREDICTED_COLUMNS` of the dataset `steps`.
+    """Explain a run by a cost model, from the columns `PREDICTED_COLUMNS` of its table `steps`.
 
-    The spread of decode contexts is not recorded. Contexts count as equal, so there is no part `imbalance`.
+    The spread of decode contexts is not recorded. The contexts are assumed to be equal, so there is no part
+    `imbalance`.
     """
     took = numbers(steps, "end_ns") - numbers(steps, "start_ns")
     regime = _regime(steps)
@@ -81,7 +81,7 @@ def explain_run(cost: OperationCost, steps: pa.Table) -> RunExplanation:
 def measured_parts(steps: pa.Table) -> PartTimes | None:
     """Return the times that the engine measured, from `MEASURED_COLUMNS`; None if no step has times of its parts.
 
-    They are by operation if operations were timed, else the model and sampling.
+    The parts are the operations if these were timed, else the model and sampling.
     """
     forward = numbers(steps, "forward_ns")
     timed = np.isfinite(forward)
@@ -110,7 +110,7 @@ def _operation_totals(column: pa.ChunkedArray) -> dict[str, float]:
 
 
 def _kernels(cost: OperationCost, sizes: StepSizes, regime: Regime, weight: float) -> Iterator[ExplainedOperation]:
-    """Yield each operation of a regime's steps, `weight` times its amount in the sampled steps."""
+    """Yield each operation of a regime's sampled steps, with amounts multiplied by `weight`."""
     for operation in step_operations(cost.model, cost.deployment, sizes):
         there = np.broadcast_to(np.asarray(operation.size) > 0, np.shape(sizes.decode_rows))
         if there.any():

@@ -1,8 +1,8 @@
-"""A calibrated cost model: named prices, their measured domain, and their errors.
+"""A calibrated cost model: the price of each feature, the measured domain, and the errors.
 
-A step's time is a sum of non-negative prices per feature (launch, padded rows, KV read, prompt tokens, attention pairs,
-sampling). The CPU time between steps is another sum. Sums are integers, in picoseconds, so a run of decode steps costs
-the same whether taken one by one or in a leap.
+A step's time is the sum of its features (launch, padded rows, KV read, prompt tokens, attention pairs, sampling), each
+multiplied by a non-negative price. The CPU time between steps is another such sum. Sums are integers in picoseconds, so
+a sequence of decode steps takes the same time if it is simulated step by step or at once.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _CONTEXT = ("decode_context", "draft_context")
 
 @dataclass(frozen=True)
 class Residuals:
-    """Errors of predicted steps in percent of the measured time: held-out steps of one regime.
+    """Errors of the predicted times of one regime's held-out steps, in percent of the measured time.
 
-    A calibration's errors are of CPU time at the machine's speed at that moment, if its recordings have them.
+    A calibration states errors of CPU time at the machine's speed in each step, if its recordings have both.
     `quantiles_pct` are signed errors (predicted - measured) / measured at 5, 25, 50, 75 and 95 %.
     """
 
@@ -65,15 +65,15 @@ class Calibration:
     """The calibration of an engine, and the measurements behind it.
 
     Attributes:
-        step_prices_ps, cpu_prices_ps: price per unit of each feature, picoseconds; of DRAFT_FEATURES with drafts only,
-            of TOKEN_FEATURES on GPUs only
+        step_prices_ps, cpu_prices_ps: price per unit of each feature in picoseconds; DRAFT_FEATURES have prices only
+            with speculative decoding, and TOKEN_FEATURES only on GPUs
         domain: smallest and largest measured value of each step feature, by regime
         residuals: held-out error by regime
-        mask_ps: price of the mask for one token of a structured answer; None if no token had one
-        interval: factors of the predicted time between which 9 of 10 runs lie
-        weather: the machine's weather that the prices contain; None in an older calibration
-        noise: the canary's times and other measures of the machine's calm
-        launches: host time to launch a kernel, from steps that were no graphs
+        mask_ps: time of the grammar mask for one row in picoseconds; None if no row had one
+        interval: factors of the predicted time between which 90 % of runs lie
+        weather: the slowdown of the machine that the prices include; None in an older calibration
+        noise: times of the reference step and other measures of disturbance of the machine
+        launches: host time of a kernel launch, from steps without CUDA graphs
     """
 
     id: str
@@ -100,7 +100,7 @@ class Calibration:
 
     @property
     def knees(self) -> bool:
-        """True if the price of a token depends on how many there are in a step."""
+        """True if the price of a token depends on the number of tokens in its step."""
         return any(name in self.step_prices_ps for name in TOKEN_FEATURES)
 
     @property
@@ -110,16 +110,16 @@ class Calibration:
 
     @property
     def features(self) -> dict[str, str]:
-        """The features that a step's time depends on, each with its meaning."""
+        """The features that a step's time depends on, with their meanings."""
         return feature_names(self.drafts, self.knees)
 
     def save(self, directory: Path) -> None:
-        """Write `calibration.json` into `directory`, whole or not at all."""
+        """Write `calibration.json` into `directory`; a failed write leaves no partial file."""
         save(self, directory / FILE)
 
     @classmethod
     def load(cls, directory: str | Path) -> Calibration:
-        """Read the file of `directory`; raise UserError if there is none or it is of another make."""
+        """Read `calibration.json` in `directory`; raise UserError if it is missing or has another format."""
         path = Path(directory) / FILE
         calibration = checked(cls, read(path, _FORMAT), str(path))
         missing = [f for f in calibration.features if f not in calibration.step_prices_ps]
@@ -130,14 +130,14 @@ class Calibration:
 
 
 class StepCost:
-    """The cost model of a calibration; steps outside the measured domain are priced all the same.
+    """The cost model of a calibration. It also prices steps outside the measured domain.
 
-    An engine that was calibrated with CUDA graphs may serve as a `deployment` without: a step takes as long as before,
-    or as its launches do.
+    An engine that was calibrated with CUDA graphs may have a `deployment` without them. A step then takes its
+        calibrated time or the time of its launches, whichever is longer.
 
     Attributes:
-        pads: whether mixed steps run as graphs
-        launching: whether its host launches kernels one by one that were calibrated as graphs
+        pads: True if mixed steps run as CUDA graphs
+        launching: True if the host launches kernels one by one, although the calibration was made with graphs
     """
 
     def __init__(self, calibration: Calibration, deployment: Deployment | None = None) -> None:
@@ -157,7 +157,7 @@ class StepCost:
         self._mask_ps = MASK_NS * 1000 if calibration.mask_ps is None else calibration.mask_ps
 
     def scaled(self, factor: float, launching: float | None = None) -> StepCost:
-        """Return the cost with every price multiplied by `factor`, and a launch's by `launching` if it is given."""
+        """Return the cost model with prices multiplied by `factor`, and the launch cost by `launching` if given."""
         known = self.calibration
         made = replace(
             known,

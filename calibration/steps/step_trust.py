@@ -1,9 +1,10 @@
-"""The trust in a step's time: of one step, or of the many steps of a map of a deployment.
+"""The trust in the predicted time of steps.
 
-A step is as sure as the worst kernel that matters in it. A kernel matters if its standard error is not negligible
-beside the step.
+The trust in a step is that in its most uncertain kernel that matters. A kernel matters if its standard error is not
+negligible compared with the time of the step.
 
-Steps may lie outside the domain that a calibration of our own engine measured: these are named, with their distance.
+For a calibration of our own engine, the functions here find the steps outside the measured domain, and their distance
+from it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from traces.recording import Recording
 
 
 def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each feature of each step lies outside its measured range in the regime.
+    """Return True for each feature of each step that lies outside its measured range in the step's regime.
 
-    Features and answer are `[steps, features]`.
+    `features` and the result are `[steps, features]`.
     """
     out = np.ones(features.shape, dtype=bool)  # every feature is outside in a regime that was not measured
     for index, name in enumerate(REGIMES):
@@ -46,9 +47,9 @@ def beyond(calibration: Calibration, features: Floats, regime: NDArray[np.int64]
 
 
 def first_reason(calibration: Calibration, out: NDArray[np.bool_], regime: NDArray[np.int64]) -> str:
-    """Return what puts most steps outside, `query-key pairs of prompts, in mixed steps`; empty if none is outside.
+    """Return the most frequent reason why steps are outside the domain; empty if none is outside.
 
-    `out` is the answer of `beyond`.
+    An example is `query-key pairs of prompts, in mixed steps`. `out` is the result of `beyond`.
     """
     outside = np.flatnonzero(out.any(axis=1))
     if not len(outside):
@@ -59,7 +60,7 @@ def first_reason(calibration: Calibration, out: NDArray[np.bool_], regime: NDArr
 
 
 def factor_beyond(ranges: Mapping[str, tuple[float, float]], amounts: Mapping[str, Floats]) -> Floats:
-    """Return how many times beyond the nearest measured value the farthest of `amounts` is; 1 inside.
+    """Return the largest ratio by which an amount exceeds its measured range; 1 inside the ranges.
 
     The amounts are arrays of one shape.
     """
@@ -71,7 +72,7 @@ def factor_beyond(ranges: Mapping[str, tuple[float, float]], amounts: Mapping[st
     return np.maximum.reduce(np.broadcast_arrays(*factors))
 
 
-NEGLIGIBLE = 0.01  # share of the step: a part with a smaller standard error does not change the trust in it
+NEGLIGIBLE = 0.01  # share of the step's time; a kernel with a smaller standard error does not matter
 _AT_ONCE = 100_000  # steps
 
 
@@ -80,10 +81,11 @@ class StepTrust(NamedTuple):
 
     Attributes:
         kernels: `TrustLevel` of the worst kernel that matters
-        worst: index of this kernel in `names`; -1 if no kernel matters
-        covered: whether measured steps cover the step
-        sigma: standard error of the logarithm of its kernels' time, if all kernels were off alike
-        beyond: reach of a 90 % interval in the logarithm from kernels beyond measured ones alone, all off alike
+        worst: index in `names` of the worst kernel that matters; -1 if no kernel matters
+        covered: True if measured steps cover the step
+        sigma: standard error of the logarithm of the kernels' total time, if the errors of all kernels are alike
+        beyond: half-width of the 90 % interval of the log time from extrapolated kernels alone, if their errors are
+            alike
     """
 
     kernels: NDArray[np.int64]
@@ -99,13 +101,13 @@ class StepTrust(NamedTuple):
         return np.where(self.covered, TrustLevel.VALIDATED, np.maximum(self.kernels, TrustLevel.INTERPOLATED))
 
     def worst_alone(self) -> StepTrust:
-        """Return the trust in the first among the least certain steps."""
+        """Return the trust in the most uncertain step alone."""
         at = [int(self.level.argmax())]
         return self._replace(**{name: of[at] for name, of in self._asdict().items() if name != "names"})
 
 
 def step_trust(cost: OperationCost, sizes: StepSizes) -> StepTrust:
-    """Return how well the steps of `sizes` (arrays of one shape) are known."""
+    """Return the trust in the steps of `sizes` (arrays of one shape)."""
     parts = cost.parts(sizes)
     step_ns = np.sum(list(parts.values()), axis=0)
     shape = step_ns.shape
@@ -149,11 +151,11 @@ def stacked(steps: Sequence[StepSizes]) -> StepSizes:
     return StepSizes(*np.array([astuple(step) for step in steps], dtype=np.float64).T)
 
 
-NEGLIGIBLE_STEPS = 0.01  # share of steps beyond the measured ones that does not change the trust in a run
+NEGLIGIBLE_STEPS = 0.01  # share of extrapolated steps up to which a run does not count as extrapolated
 
 
 def run_level(levels: NDArray[np.int64], weights: Floats) -> TrustLevel:
-    """Return how far to trust a run of steps of these levels; `weights` say how often each step occurs."""
+    """Return the trust level of a run with steps of these levels; `weights` has the number of times each occurs."""
     worst = TrustLevel(int(levels.max()))
     if worst < TrustLevel.EXTRAPOLATED:
         return worst
@@ -162,9 +164,9 @@ def run_level(levels: NDArray[np.int64], weights: Floats) -> TrustLevel:
 
 
 def trust_within(cost: OperationCost, corners: Sequence[StepSizes]) -> Trust:
-    """Return how far to trust the steps within these `corners` (of plain numbers), and the reason.
+    """Return the trust in all steps that are no larger than `corners` (steps of plain numbers).
 
-    No step is less certain than the corners.
+    No such step is more uncertain than the most uncertain corner.
     """
     if not corners:
         return Trust(UNKNOWN, "no step was priced")
@@ -172,7 +174,7 @@ def trust_within(cost: OperationCost, corners: Sequence[StepSizes]) -> Trust:
 
 
 def worst_trust(cost: OperationCost, steps: StepTrust) -> Trust:
-    """Return how far to trust the least certain of the steps, and the part that is the reason."""
+    """Return the trust in the most uncertain of the steps, with the part that is the reason."""
     if steps.covered.all():
         return Trust(VALIDATED, f"measured steps cover it ({cost.correction.source})")
     if cost.untaught:
@@ -185,7 +187,7 @@ def worst_trust(cost: OperationCost, steps: StepTrust) -> Trust:
 
 
 def interval_of(cost: OperationCost, corners: Sequence[StepSizes]) -> StepInterval:
-    """Return the interval of the steps within `corners`: the known interval, wider for kernels beyond measured ones."""
+    """Return the interval of steps no larger than `corners`: the known one, widened for extrapolated kernels."""
     beyond = {False: 0.0, True: 0.0}  # error of decode steps, and of steps with prompts
     if corners:
         sizes = stacked(corners)
@@ -196,7 +198,7 @@ def interval_of(cost: OperationCost, corners: Sequence[StepSizes]) -> StepInterv
 
 
 class Beyond(NamedTuple):
-    """The part of a run beyond the measured domain: shares of its steps, and of their time."""
+    """The part of a run outside the measured domain, as a share of its steps and as a share of their time."""
 
     steps: float
     time: float
@@ -210,7 +212,7 @@ class Beyond(NamedTuple):
 
 
 def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
-    """Return the share beyond measurements of the steps in a recording; None if it has no steps."""
+    """Return the extrapolated part of a recording; None if it has no steps."""
     out, took_ns = [], []
     for steps in recording.pieces("steps", ["start_ns", "end_ns", *AGGREGATES], _AT_ONCE):
         out.append(step_trust(cost, recorded_sizes(steps)).level >= TrustLevel.EXTRAPOLATED)
@@ -219,7 +221,7 @@ def recorded_beyond(cost: OperationCost, recording: Recording) -> Beyond | None:
 
 
 def _covered(cost: OperationCost, sizes: StepSizes) -> NDArray[np.bool_]:
-    """Return whether the amounts of each step lie within those of the steps that the correction was fitted to."""
+    """Return True for each step whose amounts lie within the domain that the correction was fitted to."""
     domain = cost.correction.domain
     amounts = {name: np.asarray(values) for name, values in domain_amounts(sizes).items()}
     inside = [(values >= domain[name][0]) & (values <= domain[name][1]) for name, values in amounts.items() if domain]

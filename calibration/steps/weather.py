@@ -1,9 +1,9 @@
-"""The weather of a machine: things that slow an engine beside its own work, and that no model can predict.
+"""The weather of a machine: slowdowns of an engine that have causes outside of it and cannot be predicted.
 
-There are two. Other processes run in its place: the part of the wall time that is not CPU time of the thread was taken.
-And CPU time itself is longer while memory, caches or clocks are slower; the recorded `speed` shows it. The weather of a
-step never depends on that step's own duration: the time taken is that of its neighbours, and speed is measured before
-and after it.
+There are two kinds. Other processes take the CPU: their share is the wall time that is not CPU time of the engine's
+thread. And the CPU time itself is longer if memory, caches or clocks are slower, which the recorded `speed` shows. The
+weather of a step does not depend on the step's own duration: the share of other processes comes from the neighbouring
+steps, and the speed is measured before and after the step.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from calibration.steps.features import Floats, MeasuredSteps, sums_around
 from calibration.steps.interval import REACH
 from serving.figures import shown_percent, shown_share
 
-_STRETCH = 10  # steps whose errors are drawn together
-_NEIGHBOURS = 5  # steps on each side that say how much time others take
+_STRETCH = 10  # number of successive steps whose errors are drawn together
+_NEIGHBOURS = 5  # number of steps on each side from which the share of other processes is computed
 
 
 @dataclass(frozen=True)
 class Weather:
-    """The weather that a calibration's prices contain.
+    """The weather of the calibration, which its prices include.
 
     Attributes:
-        taken: wall time over CPU time of the steps
+        taken: ratio of wall time to CPU time of the steps
         speed: median recorded speed
-        exponent: a step takes (speed / its speed) ** exponent times as long
-        interval: factors of the predicted time between which 9 of 10 runs lie, once their own weather is known
-        misses: logarithm of measured over predicted time of each measured step in its own weather, in order: the error
-            of a single step that the weather around it does not explain
+        exponent: the CPU time of a step is proportional to (`speed` / speed of the step) ** `exponent`
+        interval: factors of the predicted time between which 90 % of runs lie if their weather is known
+        misses: log ratio of measured to predicted time of each measured step in order, with its weather known; the
+            error of a single step that the weather around it does not explain
     """
 
     taken: float
@@ -40,17 +40,17 @@ class Weather:
     misses: tuple[float, ...] = ()
 
     def slowness(self, steps: MeasuredSteps) -> Floats:
-        """Return the factor by which each step's CPU time is longer than at the calibration's speed `[steps]`."""
+        """Return the ratio of each step's CPU time to that at the calibration's speed, `[steps]`."""
         return (self.speed / steps.speed) ** self.exponent
 
     def own_ns(self, predicted_ns: Floats, steps: MeasuredSteps) -> Floats:
-        """Return each step's CPU time `[steps]` at the machine's speed then, where prices predict `predicted_ns`."""
+        """Return each step's CPU time `[steps]` at its machine speed, given the time `predicted_ns` by prices."""
         return predicted_ns / self.taken * self.slowness(steps)
 
     def slowdown(self, steps: MeasuredSteps) -> Floats:
-        """Return the factor on the calibration's prices at each step `[steps]`.
+        """Return the factor by which each step is slower than the calibration predicts, `[steps]`.
 
-        It is rounded to six decimals, because more depend on the CPU.
+        It is rounded to six decimals, because further decimals differ between CPUs.
         """
         taken = np.empty(len(steps))
         for index in range(steps.recording[-1] + 1):
@@ -59,10 +59,10 @@ class Weather:
         return np.round(taken / self.taken * self.slowness(steps), 6)
 
     def drawn(self, slowdown: Floats, rng: np.random.Generator) -> Floats:
-        """Draw another `slowdown` `[steps]` that this weather could as well have meant.
+        """Draw a random variation of `slowdown` `[steps]` from the errors of predictions with known weather.
 
-        All of it is off by a factor of the interval, and each step by a miss. Misses are drawn in stretches, because
-        neighbours are alike (moving-block bootstrap, Künsch 1989).
+        All steps are multiplied by one factor drawn from the interval, and each step by a factor of `misses`. The
+        latter are drawn in stretches, because neighbours are alike (moving-block bootstrap, Künsch 1989).
         """
         misses = np.array(self.misses or (0.0,))
         stretches = -(-len(slowdown) // _STRETCH)
@@ -72,7 +72,7 @@ class Weather:
         return np.round(slowdown * np.exp(spread * rng.standard_normal() + misses[places]), 6)
 
     def clause(self, steps: MeasuredSteps) -> str:
-        """Return a clause about the weather of `steps`."""
+        """Return a clause that describes the weather of `steps`."""
         others = 1 - steps.own_ns.sum() / steps.step_ns.sum()
         low, high = np.percentile(steps.speed, (5, 95))
         return (
@@ -82,5 +82,5 @@ class Weather:
 
 
 def _of_neighbours(times: Floats) -> Floats:
-    """Return the sum over the steps around each step, without the step; a single step gives itself."""
+    """Return for each step the sum over its neighbours without itself; for a single step, the step itself."""
     return times if len(times) == 1 else sums_around(times, _NEIGHBOURS)[0] - times

@@ -1,8 +1,8 @@
 """90 % bands on the results of a simulation.
 
-The time of a whole run's steps is uncertain by a factor that all of them share; errors of single steps average out. So
-the run is simulated again with every step at the lower and at the upper end of the interval. Queueing amplifies a few
-percent in service: near saturation the band opens by itself.
+The step times of a run are uncertain by one factor for all steps; errors of single steps average out. The run is
+therefore simulated again with all step times at the lower and at the upper end of their interval. Queueing amplifies
+errors of step times, so the band is wide near saturation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run_metrics(
     fleet: FleetConfig | None = None,
     pools: Sequence[PricedPool] | None = None,
 ) -> RunMetrics:
-    """Return the metrics of a simulated run and keep nothing else of it.
+    """Simulate a run and return its metrics; its recording is not kept.
 
     See `sim.cluster.Cluster` for the arguments.
     """
@@ -55,16 +55,16 @@ def run_metrics(
 
 
 def bands(central: RunMetrics, ends: Iterable[RunMetrics]) -> dict[str, dict[str, Band]]:
-    """Return the band of every statistic of every latency, and of the throughputs under `value`.
+    """Return the band of each latency's statistics, and of each throughput (under the name `value`).
 
-    A band spans the simulations of the centre and both ends, because the centre need not come out between the ends. If
-    `ends` makes its runs lazily, only one of them is in memory at a time.
+    A band covers the values of the centre and of both ends, because the centre is not always between the ends. If
+    `ends` is a generator, only one of its runs is in memory at a time.
     """
     return _bands(chain((central,), ends), outside=0)
 
 
 def drawn_bands(runs: Sequence[RunMetrics]) -> dict[str, dict[str, Band]]:
-    """Return the bands of `runs` that were drawn: they leave out a twentieth of the runs at either end."""
+    """Return the 90 % bands over randomly drawn `runs`: 5 % of the runs are left out at either end."""
     return _bands(runs, outside=len(runs) // 20)
 
 

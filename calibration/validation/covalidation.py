@@ -1,12 +1,14 @@
-"""Rungs 1 to 3: comparisons of one policy on two clocks.
+"""Rungs 1 to 3 of the validation ladder: comparisons of the simulated with the real engine.
 
-Rung 1, decisions: they must be identical. Rung 2, steps: predicted times against measured ones, by regime, on runs that
-the calibration has not seen. Rung 3, the run: latencies and throughputs of the simulated run against the real ones,
-beside the *floor*: the difference between repeats of the real run. No simulator can be closer than that.
+Rung 1 compares decisions, which must be identical. Rung 2 compares predicted step times with measured ones by regime,
+on runs that were not used for the calibration. Rung 3 compares latencies and throughputs of the simulated run with the
+real ones. It also states the *floor*, which is the difference between repeats of the real run. No simulator can be
+closer than the floor.
 
-Rungs 2 and 3 are climbed twice. Blind is what a planner gets. In the same weather the simulator knows how slow the
-machine was at each moment of the real run, so the remaining error is the twin's own. The simulator always knows which
-drafts were proposed and accepted, and output lengths: both follow from texts, which it does not have.
+Rungs 2 and 3 are computed twice. The blind comparison has the errors that a planner would get. In the comparison with
+the same weather, the simulator knows how slow the machine was at each moment of the real run, so the remaining error is
+that of the simulator itself. The simulator always knows the output lengths and the proposed and accepted drafts,
+because they depend on texts, which it does not have.
 """
 
 from __future__ import annotations
@@ -54,10 +56,10 @@ THROUGHPUTS = ("request_throughput", "output_throughput", "total_throughput")
 
 
 def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | Path, created: str) -> ValidationReport:
-    """Compare a simulation with recordings of the same workload on the real engine, and return the report.
+    """Compare a simulation with recordings of its workload on the real engine, and return the report.
 
-    Writes `report.json`, `step_residuals.parquet` and the recording `simulated` into `out`. Raises UserError when the
-    recordings are not of one workload and deployment, or not of the calibrated deployment.
+    Writes `report.json`, `step_residuals.parquet` and the recording `simulated` into `out`. Raises UserError if the
+    recordings have different workloads or deployments, or another deployment than the calibration.
     """
     if not real:
         raise UserError("real", None, "give at least one recording of the real engine")
@@ -172,9 +174,9 @@ def _run_errors(
 
 
 def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: Sequence[InWeather]) -> list[RunRow]:
-    """Return the rows with the results in the weather of each real run.
+    """Return the rows with results simulated in the weather of each real run added.
 
-    The floor is the distance between the errors of the runs.
+    Their floor is the difference between the errors of the runs.
     """
     measured = [_numbers(metrics) for metrics in real]
     simulated = [_numbers(run.central) for run in same]
@@ -196,14 +198,14 @@ def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: S
 
 
 def _covered(numbers: Iterable[tuple[float | None, float | None, float | None]]) -> float | None:
-    """Return the share of middle numbers between their ends; None if no ends are known."""
+    """Return the share of middle numbers that lie between the outer numbers of their row; None if there are none."""
     known = [[number for number in row if number is not None] for row in numbers]
     inside = [row[0] <= row[1] <= row[2] for row in known if len(row) == 3]
     return sum(inside) / len(inside) if inside else None
 
 
 def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
-    """Return the verdict: one sentence with the numbers that a reader asks for first."""
+    """Return the verdict: one sentence with the main errors."""
     chosen = [next(r for r in rows if (r.metric, r.stat) == (metric, "p50")) for metric in LATENCIES]
     verdict = _clause([(row, row.error_pct, row.floor_pct) for row in chosen])
     if chosen[0].weather_error_pct is not None:
@@ -216,9 +218,9 @@ def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
 
 
 def _clause(errors: Sequence[tuple[RunRow, float | None, float | None]]) -> str:
-    """Return errors of statistics with their noise.
+    """Return a clause with the errors of statistics and their noise.
 
-    An error below the noise says nothing, so its figure is left out.
+    An error below the noise means nothing, so its value is left out.
     """
     parts, within = [], []
     for row, error_pct, floor_pct in errors:

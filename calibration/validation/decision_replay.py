@@ -1,14 +1,14 @@
-"""Rung 1: a check that engine and simulator decide alike.
+"""Rung 1 of the validation ladder: a check that engine and simulator make the same decisions.
 
-The simulator gets the engine's measured step times. Every decision of the recorded run must come out again: each step's
-requests with their tokens, every preemption, every prefix hit. Times are given, not compared, and so are drafts and
-their acceptance, because they follow from tokens. Of several engines, each is replayed with the requests that it had,
-and the router's choices are replayed separately.
+The simulator gets the engine's measured step times, and must make every decision of the recorded run again: the
+requests of each step with their numbers of tokens, every preemption and every prefix hit. Times are inputs and are not
+compared. Drafts and their acceptance are also inputs, because they depend on tokens. If there are several engines, each
+one is replayed with its own requests, and the router's choices are replayed separately.
 
-The router gets what it knew then, in the order in which it learnt it: the requests, the tokens and the ends that it had
-heard of when each request came.
+The replayed router gets the same information as the real one, in the same order: the requests, tokens and ends of
+requests of which it had been informed when each request arrived.
 
-Transfers between KV tiers end when the recorded ones did.
+Transfers between KV tiers end at the recorded times.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from sim.router import find_router
 from sim.run_log import RunLog, TableSink
 from traces.recording import Recording
 
-_UNUSED_NS = 10**9  # delay after the last plan; no decision depends on later transfers
+_UNUSED_NS = 10**9  # delay after the last plan of transfers without a recorded end; no decision depends on them
 
 
 class RecordedTiers(TieredKv):
-    """The tiers of one engine.
+    """The KV tiers of one engine, with recorded transfer times.
 
-    `steps` are the rows of its steps; they say which transfers had ended before each plan, plans that ran nothing
-    included.
+    `steps` are the rows of its step table. They have the transfers that had ended before each plan, including plans
+    that ran nothing.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ _Event = tuple[int, int, int, dict[str, Any]]  # time, kind, request id, and the
 
 @dataclass(frozen=True)
 class RouteReplay:
-    """Counts of requests and of those that went where they had gone; `first_difference` names the first other."""
+    """Numbers of all and of identically routed requests; `first_difference` describes the first difference."""
 
     routes: int
     identical: int
@@ -98,7 +98,7 @@ class RouteReplay:
 
 
 def replay_routes(recording: Recording, deployment: Deployment) -> RouteReplay:
-    """Choose again for every request; raise UserError if a recording does not say what its router knew."""
+    """Repeat the routing of every request; raise UserError if the router's information was not recorded."""
     fleet, run = deployment.fleet, recording.run
     events = _events(recording)
     if fleet is None or not events:
@@ -123,7 +123,7 @@ def replay_routes(recording: Recording, deployment: Deployment) -> RouteReplay:
             chosen = cast(RoutedReplica, router.choose(request, ready))
             replica.takes(
                 id, request.prompt_len, request.output_limit
-            )  # whatever was chosen now, that is where it went
+            )  # the request goes where it went in the recording
             routes += 1
             identical += chosen is replica
             if chosen is not replica and difference is None:
@@ -132,7 +132,7 @@ def replay_routes(recording: Recording, deployment: Deployment) -> RouteReplay:
 
 
 def _events(recording: Recording) -> list[_Event]:
-    """Return everything the router learnt; nothing, if that was not recorded."""
+    """Return all events of which the router was informed; empty if they were not recorded."""
     steps = recording.table("steps", ["replica", "end_ns", "heard_ns"]).to_pylist()
     heard_ns = {(row["replica"], row["end_ns"]): row["heard_ns"] for row in steps}
     columns = ["request_id", "replica", "arrival_ns", "send_ns", "heard_ns", "token_times_ns"]
@@ -156,11 +156,11 @@ _TIERED = ("loaded_ids", "released_ids", "kv_attempts", "kv_attempts_in_flight")
 
 @dataclass(frozen=True)
 class DecisionReplay:
-    """Counts of steps, requests and routes that came out identical.
+    """Numbers of steps, requests and routes, and of those that were identical in the replay.
 
     Attributes:
-        routes: requests that the router of several engines sent to one of them
-        first_difference: a description of the first other one, or None
+        routes: number of requests that a router sent to one of several engines
+        first_difference: description of the first difference, or None
     """
 
     steps: int
@@ -177,17 +177,18 @@ class DecisionReplay:
 
 
 class GivenTimes:
-    """The cost model of a replay: every plan is made, and every step ends, when the recorded one did.
+    """The cost model of a replay: every plan is made and every step ends at the recorded time.
 
     Attributes:
         plans_ns: time at which each step was planned
-        in_flight: steps under way at that time: 0, or 1 in the overlapped loop
+        in_flight: number of steps that were running at that time: 0, or 1 in the overlapped loop
         end_ns: end of the last step
-        tried: for each step, plans before it that could run nothing: their times, and the steps under way then
-        left: for each request that its client gave up: the time, and how many steps had returned then
+        tried: for each step, the plans before it that could run nothing, as (time, number of steps running then)
+        left: for each request that its client cancelled, the time and the number of steps that had returned by then
 
-    A plan is made as soon as an earlier step ends, so these ends follow from the plans. With no step in flight, the
-    step before has ended; with one, the step before that one. Two ends that one plan waited for are a nanosecond apart.
+    A plan is made as soon as an earlier step ends, so the ends of steps follow from the plans. If no step is in flight,
+    the previous step has just ended. If one is in flight, the step before it has just ended. If a plan waited for two
+    ends, they are a nanosecond apart.
     """
 
     def __init__(
@@ -225,21 +226,21 @@ class GivenTimes:
                 next_ns, _ = plans[number + 1][0]
                 self._cpu_ns[number] = next_ns - plans_ns[number]  # the next step is planned at once
                 start = max(next_ns, free)
-            elif plans_ns[number] + 1 in left_ns:  # the next plan is tried only then, in vain
+            elif plans_ns[number] + 1 in left_ns:  # the next plan is made only then, and runs nothing
                 self._cpu_ns[number] = 1
                 start = max(plans_ns[number] + 1, free)
             self._step_ns[number] = end - start
             free = end
 
     def next_plan_ns(self, now_ns: int) -> int:
-        """Return when the first step from now on was planned; a time long after all of them if there is none."""
+        """Return the time of the first plan from `now_ns` on; if there is none, a time long after all plans."""
         at = bisect_left(self._plans_ns, now_ns)
         return self._plans_ns[at] if at < len(self._plans_ns) else now_ns + _NEVER_NS
 
     def left_ns(self, time_ns: int, returned: int) -> int:
-        """Return when the replay takes off a request that its client gave up at `time_ns`, after `returned` steps.
+        """Return when the replay removes a request that its client cancelled at `time_ns`, after `returned` steps.
 
-        The time is before the next plan, and after the last one or the end of the step before.
+        The time is before the next plan, and after the last plan or the end of the previous step.
         """
         at = bisect_left(self._seen, (time_ns, 0))
         if at < len(self._seen) and self._seen[at][1] <= returned:
@@ -260,7 +261,7 @@ class GivenTimes:
 
 
 def replay_decisions(recording: Recording) -> DecisionReplay:
-    """Replay one recorded real run; raise UserError if it lacks the steps' rows."""
+    """Replay one recorded real run; raise UserError if the rows of its steps were not recorded."""
     deployment = recorded_deployment(recording)
     drafted = DRAFT_COLUMNS if deployment.scheduler.speculative is not None else ()
     tiered = _TIERED if deployment.kv_tiers is not None else ()
@@ -287,7 +288,7 @@ def replay_decisions(recording: Recording) -> DecisionReplay:
 
 
 def worst(replays: Sequence[DecisionReplay]) -> DecisionReplay:
-    """Return all replays as one: counts added up, the first difference kept."""
+    """Combine the replays into one: sums of their counts, and the first difference."""
     return DecisionReplay(
         steps=sum(r.steps for r in replays),
         identical=sum(r.identical for r in replays),
@@ -345,18 +346,18 @@ def _replay_engine(
 
 
 def _attempts(step: dict[str, Any]) -> list[tuple[int, int]]:
-    """Return plans before a recorded step that ran nothing: their times, and the steps under way then."""
+    """Return the plans before a recorded step that ran nothing, as (time, number of steps running then)."""
     times_ns = [one["plan_ns"] for one in step.get("kv_attempts") or ()]
     return list(zip(times_ns, step.get("kv_attempts_in_flight") or [0] * len(times_ns), strict=True))
 
 
 def recorded_deployment(recording: Recording) -> Deployment:
-    """Return the deployment that a recording was made with."""
+    """Return the deployment of a recording."""
     return parse(Deployment, json.loads(recording.run["deployment"]), where=f"{recording.run['run_id']}.deployment")
 
 
 def _left(had: pa.Table, steps: Sequence[dict[str, Any]]) -> dict[int, tuple[int, int]]:
-    """Return when clients gave up their requests, by id, and how many steps had returned then."""
+    """Return by request id when clients cancelled requests, and the number of steps that had returned by then."""
     ends_ns = sorted(step["end_ns"] for step in steps)
     left = {}
     for row in had.to_pylist():
@@ -372,11 +373,11 @@ def _left(had: pa.Table, steps: Sequence[dict[str, Any]]) -> dict[int, tuple[int
 def _as_seen(
     workload: Workload, had: pa.Table, plans: Any, left_ns: Mapping[int, int]
 ) -> tuple[Workload, dict[int, int]]:
-    """Return the requests that an engine `had`, in the order in which its scheduler saw them, and the planning times.
+    """Return an engine's requests `had` in the order in which its scheduler saw them, and when it saw them.
 
-    At a planning time the scheduler also saw compiled grammars, and at `left_ns` requests that their clients gave up.
-    It did not see requests that came after the last plan and never ended. An engine need not have had every turn of a
-    conversation, so turns stand alone.
+    The scheduler sees new requests and compiled grammars at planning times, and cancelled requests at `left_ns`. It
+    never saw requests that arrived after the last plan and did not end. One engine may not have had every turn of a
+    conversation, so turns are replayed as independent requests.
     """
     rows = {row["request_id"]: row for row in had.to_pylist()}
     for row in rows.values():

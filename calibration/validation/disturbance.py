@@ -1,9 +1,9 @@
-"""The calm of the machine while the real engine was recorded.
+"""A check whether the machine was disturbed while the real engine was recorded.
 
-If recordings have the machine's weather, no run counts as disturbed: it is simulated in its own weather. For others
-there are two signs of calm. The canary, a fixed reference step timed before and after every run, took as long each
-time. And few steps took much longer than a calibration of this engine predicts. Errors of a disturbed run are partly
-the machine's.
+If the recordings have the machine's weather, no run counts as disturbed, because it is simulated in its own weather.
+Otherwise a machine was undisturbed if two conditions hold: the canary (a fixed reference step, timed before and after
+every run) always took about the same time, and few steps took much longer than a calibration of the engine predicts.
+Errors of a disturbed run are partly due to the machine.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from serving.figures import shown_band, shown_percent, shown_share
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 
-_SLOW = 1.25  # a step that took so much longer than predicted was held up by something
-_SLOW_SHARE = 0.03  # a larger share of such steps marks the runs as disturbed
+_SLOW = 1.25  # ratio of measured to predicted time above which a step was disturbed
+_SLOW_SHARE = 0.03  # share of such steps above which the runs count as disturbed
 
 
 Side = tuple[Sequence[Recording], Calibration | None]
 
 
 class Disturbance(NamedTuple):
-    """A verdict on the runs, disturbed or not, and the evidence for it; the evidence is empty if there is none."""
+    """True if the runs were disturbed, and a sentence of evidence, which may be empty."""
 
     disturbed: bool
     evidence: str
 
 
 def disturbance(sides: Sequence[Side]) -> Disturbance:
-    """Judge recordings of the real engine that were made together, each side with its calibration if there is one."""
+    """Check recordings of the real engine that were made together; a side has recordings and a calibration or None."""
     steps = [run.steps for runs, _ in sides for run in runs if run.steps.num_rows]
     weathers = [calibration and known_weather(runs, calibration) for runs, calibration in sides]
     if steps and all(weathers):
@@ -56,7 +56,7 @@ def calibrated_deployment(calibration: Calibration) -> Deployment:
 
 
 def canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
-    """Return the largest relative distance between canaries of the same engine, and a clause about it."""
+    """Return the largest relative difference between canary times of one engine, and a clause about it."""
     times_ns: dict[str, list[int]] = defaultdict(list)
     for engine, ns in _canaries(sides):
         times_ns[engine].append(ns)
@@ -69,7 +69,7 @@ def canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
 
 
 def _canaries(sides: Sequence[Side]) -> Iterator[tuple[str, int]]:
-    """Yield every canary with a key of all that decides its time on a calm machine."""
+    """Yield a key and a time of every canary; canaries with one key take equal times on an undisturbed machine."""
     for runs, calibration in sides:
         if calibration is not None:
             for ns in calibration.noise.get("canary_ns", []):
@@ -85,7 +85,7 @@ def _engine(deployment: Deployment) -> str:
 
 
 def _held_up(sides: Sequence[Side]) -> tuple[float, str]:
-    """Return the share of steps that took too long, among the steps that a calibration predicts, and a clause."""
+    """Return the share of disturbed steps among those that a calibration predicts, and a clause about it."""
     slow = total = 0
     for runs, calibration in sides:
         if calibration is None:

@@ -1,8 +1,8 @@
-"""The balance of a mixture's experts in real runs, beside the assumption of the cost model of operations.
+"""The balance of an MoE model's experts in real runs, compared with the assumption of the cost model of operations.
 
-The cost model takes each token to choose evenly and independently. From this follow the number of experts that a step
-reads (`Experts.touched`) and, under `expert_imbalance: random`, how much more than the mean the busiest device has to
-do.
+The cost model assumes that each token chooses its experts evenly and independently. The number of experts that a step
+reads (`Experts.touched`) follows from this. With `expert_imbalance: random`, the ratio of the busiest device's load to
+the mean load follows, too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ assert set(_TOKENS) <= set(AGGREGATES)
 
 
 def expert_balance(runs: Sequence[Recording]) -> ExpertBalance | None:
-    """Return the balance over all `runs` of one mixture; None for a dense model, or if load was not recorded.
+    """Return the balance over all `runs` of one MoE model; None for a dense model, or if loads were not recorded.
 
-    Imbalance weighs a step by its tokens, as the time that experts compute does.
+    Steps are weighted by their number of tokens in the mean imbalance, because compute time is proportional to it.
     """
     mixture = notes_of(runs[0].run).get("experts")
     columns = [run.table("steps", [*_TOKENS, "experts_hit", "expert_imbalance"]) for run in runs]

@@ -1,6 +1,6 @@
-"""A validation report, as `tokentwin validate` writes it: `report.json` and `step_residuals.parquet`.
+"""A validation report, which `tokentwin validate` writes as `report.json` and `step_residuals.parquet`.
 
-All code that shows or exports a report reads it here, so it never meets a report that it cannot show.
+All code that shows or exports a report reads it with this module, which checks it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from traces.document_table import table_of
 REPORT = "report.json"
 RESIDUALS = "step_residuals.parquet"
 _RESIDUAL_COLUMNS = ["regime", "measured_ns", "predicted_ns"]
-_MOST_NOISE_PCT = 50.0  # real runs that differ by more say nothing about a simulated one
+_MOST_NOISE_PCT = 50.0  # real runs that differ by more cannot be compared with a simulated run
 
 
 class Replay(Part):
-    """Rung 1: the decisions that the simulator, given the recorded times, took identically."""
+    """Rung 1: the decisions that the simulator made identically at the recorded times."""
 
     steps: int = fact("recorded steps")
     identical: int = fact("steps that were decided identically")
@@ -39,7 +39,7 @@ class Replay(Part):
 
     @property
     def exact(self) -> bool:
-        """True if everything was decided alike."""
+        """True if all decisions are identical."""
         return self.first_difference is None
 
 
@@ -54,7 +54,7 @@ class Regime(Part):
 
 
 class StepRung(Part):
-    """Rung 2, by regime: the time on the wall; and the CPU time of the engine's thread, at the machine's speed then."""
+    """Rung 2 by regime: wall time, and CPU time of the engine's thread at the machine's measured speed."""
 
     regimes: dict[str, Regime] = fact("errors of wall-clock step time, by regime", default={})
     same_weather: dict[str, Regime] = fact(
@@ -63,7 +63,7 @@ class StepRung(Part):
 
 
 class DeviceLoad(Part):
-    """A mixture's tokens on the devices that could share its experts."""
+    """The distribution of an MoE model's tokens, if a number of devices shared its experts."""
 
     devices: int = fact("devices that share a layer's experts evenly")
     imbalance: Number = fact(
@@ -75,7 +75,7 @@ class DeviceLoad(Part):
 
 
 class ExpertBalance(Part):
-    """The balance of a mixture's experts in the real runs, beside the cost model's assumption."""
+    """The balance of an MoE model's experts in the real runs, compared with the cost model's assumption."""
 
     steps: int = fact("recorded steps")
     experts: int = fact("experts of a layer")
@@ -89,7 +89,7 @@ class ExpertBalance(Part):
 
 
 class RunFigures(Part):
-    """One statistic of one metric: simulated, real, and what it is held against."""
+    """One statistic of one metric: its simulated and real values, errors, floors and bands."""
 
     metric: str = fact("a metric of the glossary")
     stat: str = fact("statistic of the metric; `value` if the metric has only one")
@@ -115,7 +115,7 @@ class RunFigures(Part):
 
 
 class RunRow(RunFigures):
-    """Rung 3: simulated against real, with the band of rung 5."""
+    """Rung 3: a simulated and a real statistic, with the band of rung 5."""
 
     @property
     def noisy(self) -> bool:
@@ -124,21 +124,21 @@ class RunRow(RunFigures):
 
     @property
     def covered(self) -> bool | None:
-        """True if the band holds the real number; None when unknown, or noisy."""
+        """True if the band contains the real number; None if it is unknown or noisy."""
         if self.real is None or self.low is None or self.high is None or self.noisy:
             return None
         return self.low <= self.real <= self.high
 
     @property
     def within_floor(self) -> bool | None:
-        """True if the error is no larger than the difference between repeats; None when unknown, or noisy."""
+        """True if the error is no larger than the difference between repeats; None if it is unknown or noisy."""
         if self.error_pct is None or self.floor_pct is None or self.noisy:
             return None
         return abs(self.error_pct) <= abs(self.floor_pct)
 
     @property
     def in_weather(self) -> RunRow | None:
-        """The row with the results in the weather of the real runs; None if they are not known."""
+        """The row with the results simulated in the weather of the real runs; None if there are none."""
         if self.weather_error_pct is None:
             return None
         return RunRow(
@@ -154,7 +154,7 @@ class RunRow(RunFigures):
 
 
 class RunRung(Part):
-    """Rungs 3 and 5."""
+    """Rungs 3 and 5: statistics of the run, and their bands."""
 
     rows: tuple[RunRow, ...] = fact("by metric and statistic", default=())
     covered: Number = fact("share of the real numbers that lie in their band", "fraction", default=None)
@@ -162,7 +162,7 @@ class RunRung(Part):
 
 
 class Rungs(Part):
-    """The rungs of the ladder; a rung that was not climbed is null."""
+    """The rungs of the validation ladder; a rung that was not computed is null."""
 
     replay: Replay | None = fact("rung 1, decisions", default=None)
     step: StepRung | None = fact("rung 2, step times", default=None)
@@ -171,14 +171,14 @@ class Rungs(Part):
 
 
 class Recordings(Part):
-    """The places of the runs, relative to the report."""
+    """The paths of the recordings, relative to the report."""
 
     real: tuple[str, ...] = fact("recordings of the real engine", default=())
     simulated: str | None = fact("the simulated run", default=None)
 
 
 class ValidationReport(Document):
-    """The answer to a validation."""
+    """The report of a validation."""
 
     what: ClassVar[str] = "a validation report"
     where: ClassVar[str] = REPORT
@@ -203,11 +203,11 @@ class ValidationReport(Document):
 
     @property
     def weather_rows(self) -> tuple[RunRow, ...]:
-        """The rows in the weather of the real runs; empty if it is not known."""
+        """The rows with results in the weather of the real runs; empty if the weather is not known."""
         return tuple(same for row in self.rows if (same := row.in_weather))
 
     def worst_error_pct(self) -> float:
-        """Return the largest error of the run in absolute value; 0 without any."""
+        """Return the largest absolute error of the run in percent; 0 if there is none."""
         return max((abs(row.error_pct) for row in self.rows if row.error_pct is not None), default=0.0)
 
     @property
@@ -220,7 +220,7 @@ class ValidationReport(Document):
         return table_of(_Row, ({**dict(r), "covered": r.covered, "within_floor": r.within_floor} for r in rows))
 
     def report(self) -> Iterator[Line | Table]:
-        """Yield the rungs that were climbed, and the verdict."""
+        """Yield the computed rungs and the verdict."""
         replay, steps, run = self.rungs.replay, self.rungs.step, self.rungs.run
         if replay is not None:
             yield from map(Line, _decisions(replay))
@@ -250,7 +250,7 @@ class ValidationReport(Document):
         yield Line(self.verdict, "headline")
 
     def figures(self, title: str = "") -> Table:
-        """Return the figures of rung 3: real and simulated, blind and, if known, in the same weather."""
+        """Return the table of rung 3: real and simulated values, blind and (if known) in the same weather."""
         columns = [
             Column("metric", METRIC),
             Column("stat"),
@@ -286,7 +286,7 @@ class _Row(RunFigures):
 
 
 def load_report(directory: Path) -> ValidationReport:
-    """Read the report in `directory`; raise UserError, in one line, if it is missing or damaged."""
+    """Read the report in `directory`; raise a one-line UserError if it is missing or damaged."""
     name = f"{directory.name}/{REPORT}"
     try:
         data = parse_json((directory / REPORT).read_bytes())
@@ -298,9 +298,9 @@ def load_report(directory: Path) -> ValidationReport:
 
 
 def load_residuals(directory: Path, whole: bool = False) -> pa.Table | None:
-    """Return regime, measured and predicted time of each held-out step, or with `whole` all columns.
+    """Return regime, measured time and predicted time of each held-out step, or all columns if `whole` is True.
 
-    The result is None when the report has no residuals.
+    The result is None if the report has no residuals.
     """
     path = directory / RESIDUALS
     if not path.is_file():
@@ -313,7 +313,7 @@ def load_residuals(directory: Path, whole: bool = False) -> pa.Table | None:
 
 
 def resolve(directory: Path, recording: str) -> Path:
-    """Return the path of a recording that the report names: beside the report, or relative to the working directory."""
+    """Return the path of a recording named in the report, relative to the report or else to the working directory."""
     beside = directory / recording
     return beside if beside.exists() else Path(recording)
 

@@ -1,7 +1,7 @@
-"""The simulator in the weather of a real run: as slow at each moment as the machine was then.
+"""Simulations in the weather of a real run: at each moment they are as slow as the machine was.
 
-It knows how much time other processes took and how fast the machine was, and nothing else of the run: see
-`calibration.steps.weather`.
+The simulator gets the share of time that other processes took and the speed of the machine, but no step times of the
+run. See `calibration.steps.weather`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from sim.priced_pool import plain_fleet
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
-_DRAWS = 39  # number of draws; the second and the last but one are the ends of a 90 % band
-_FACTORS = 0.001, 1000.0  # a machine that slept for an hour is no slower than this
+_DRAWS = 39  # number of draws; the second and the second last are the ends of a 90 % band
+_FACTORS = 0.001, 1000.0  # limits of a slowdown, even for a machine that slept for an hour
 _FOREVER_S = 1e9
 
 
 class InWeather(NamedTuple):
-    """A run simulated in a real one's weather, and the 90 % band of each of its statistics, by metric and name."""
+    """A run simulated in the weather of a real run, and the 90 % band of each statistic, by metric and name."""
 
     central: RunMetrics
     band: Mapping[str, Mapping[str, Band]]
 
 
 def known_weather(runs: Sequence[Recording], calibration: Calibration) -> Weather | None:
-    """Return the calibration's weather; None if it, or a recording, lacks the machine's speed."""
+    """Return the calibration's weather; None if the calibration or a recording lacks the machine's speed."""
     has_speeds = all("speed" in run.steps.column_names and not run.steps["speed"].null_count for run in runs)
     return calibration.weather if has_speeds else None
 
@@ -55,9 +55,9 @@ def in_weather_of(run: Recording, calibration: Calibration, weather: Weather) ->
 
 
 def slowed_fleet(run: Recording, weather: Weather, begin_s: float = 0.0) -> FleetConfig:
-    """Return the engines of `run` with a slowdown from the start of each step to the start of the next.
+    """Return a fleet with the slowdowns of `run`, each from the start of a step to the start of the next one.
 
-    Time 0 is `begin_s` of the run.
+    Time 0 of the fleet is `begin_s` seconds after the start of the run.
     """
     return _slowed(run, weather.slowdown(MeasuredSteps([run.steps])), begin_s)
 

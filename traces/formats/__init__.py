@@ -1,1 +1,1 @@
-"""The formats of traces: how they are read, and written."""
+"""Readers and writers of trace formats."""

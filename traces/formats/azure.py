@@ -1,7 +1,7 @@
-"""Azure LLM inference traces: CSV of TIMESTAMP, ContextTokens, GeneratedTokens.
+"""Azure LLM inference traces: CSV files with the columns TIMESTAMP, ContextTokens and GeneratedTokens.
 
 https://github.com/Azure/AzurePublicDataset, 2023 (100 ns timestamps, CRLF) and 2024 (with a UTC offset). The traces
-hold no prompts, so every prompt is private. The first arrival is time 0.
+have no prompts, so the prompts are assumed to share nothing. The first arrival is time 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class AzureReader:
-    """Reads the public traces of Azure: CSV with a timestamp and two numbers of tokens."""
+    """A reader of Azure's public traces: CSV files with a timestamp and two numbers of tokens per request."""
 
     name = "azure"
 

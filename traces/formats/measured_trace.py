@@ -1,7 +1,7 @@
-"""Reports of load generators, read as traces: the requests that they sent, and when.
+"""Reports of load generators, read as traces of the requests that were sent.
 
-In a report of several runs, `report.json#2` names one run. Prompts are private, because no report says which tokens
-they share.
+If a report has several runs, `report.json#2` is the run with index 2. Prompts share no tokens, because no report states
+which tokens they share.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LOG = logging.getLogger("tokentwin")
 
 
 class MeasuredTraceReader:
-    """A reader of the requests in one format of measured runs.
+    """A trace reader for one format of measured runs.
 
     Attributes:
         name: the name of the format
         marks: names of fields that a report has within its first 64 KiB
-        runs: a function that reads the runs in a report
+        runs: function that reads the runs in a report
     """
 
     def __init__(self, name: str, marks: Sequence[str], runs: Callable[[Path], list[MeasuredRun]]) -> None:
@@ -36,14 +36,14 @@ class MeasuredTraceReader:
         self._runs = runs
 
     def matches(self, head: bytes) -> bool:
-        """Return True if a file that begins with `head` is such a report."""
+        """Return True if a file that begins with `head` is a report in this format."""
         return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and all(mark in head for mark in self._marks)
 
     def read(self, path: Path, number: int | None = None) -> Workload:
-        """Return the requests of run `number` in the report, from 0; the number may be left out if there is one run.
+        """Return the requests of the run with index `number`; the index may be left out if there is only one run.
 
-        Logs a warning about missing data, such as requests that failed. Raises UserError for a report that is damaged
-        or too short.
+        Logs a warning about missing data, such as failed requests. Raises UserError if the report is damaged or has too
+        few runs.
         """
         runs = self._runs(path)
         if number is None and len(runs) > 1:
@@ -61,7 +61,7 @@ def _choices(path: Path, runs: Sequence[MeasuredRun]) -> str:
     return ", ".join(numbered)
 
 
-# The functions import their formats late: what computes figures of runs takes longer to import than a short simulation.
+# The functions import their formats late, because these imports take longer than a short simulation.
 
 
 def _bench_serve(path: Path) -> list[MeasuredRun]:

@@ -1,7 +1,7 @@
-"""Mooncake traces: JSON lines of timestamp (ms), input_length, output_length and hash_ids of 512-token blocks.
+"""Mooncake traces: JSON lines with timestamp (ms), input_length, output_length and hash_ids of 512-token blocks.
 
 https://github.com/kvcache-ai/Mooncake. Equal ids mean equal blocks after equal prefixes. The last block may be partial.
-Timestamps of the published traces are quantised to ticks of about 3 s. The reader leaves them as they are, and
+Timestamps of the published traces are quantised to ticks of about 3 s. The reader does not change them;
 `traces.reshape.spread_ticks` spreads them.
 """
 
@@ -20,7 +20,7 @@ _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 class MooncakeReader:
-    """A reader of Mooncake traces: block 7 becomes the segment `("h7", 512)`. See `TraceReader`."""
+    """A reader of Mooncake traces. The block with id 7 becomes the segment `("h7", 512)`. See `TraceReader`."""
 
     name = "mooncake"
 
@@ -49,10 +49,11 @@ def _segments(row: Row) -> Iterator[Segment]:
 
 
 def write_mooncake(workload: Workload, path: str | Path) -> None:
-    """Write `workload` as a Mooncake trace. Equal prefixes keep equal ids in whole blocks; unequal prefixes never do.
+    """Write `workload` as a Mooncake trace. Whole blocks get equal ids if and only if their prefixes are equal.
 
-    The trace loses arrivals below the millisecond (rounded down), ids (a request is its line), priority, tenant, SLO
-    class, name, concurrency, and the part that prompts share inside a block that differs further on.
+    The format cannot store everything. Arrivals are rounded down to milliseconds, and request ids become line numbers.
+    Priority, tenant, SLO class, name and concurrency are lost, as are shared tokens at the start of a block that
+    differs further on.
     """
     hashes = _ChainedHashes()
     with Path(path).open("w", encoding="utf-8") as file:
@@ -69,9 +70,8 @@ def write_mooncake(workload: Workload, path: str | Path) -> None:
 class _ChainedHashes:
     """The ids of blocks, numbered in order of appearance as in the published traces.
 
-    A block is identified by its parent block and its pieces `(segment, first token, tokens)`. The pieces name its
-    tokens uniquely: a segment in a prompt always starts at its token 0, so two different lists of pieces are never the
-    same tokens.
+    A block is identified by its parent block and its pieces `(segment, first token, number of tokens)`. A segment in a
+    prompt always starts at its token 0, so different lists of pieces are always different tokens.
     """
 
     def __init__(self) -> None:

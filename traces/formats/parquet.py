@@ -1,8 +1,8 @@
-"""The trace format of this project: one Parquet file, one row a request, exact in every field.
+"""The trace format of this project: a Parquet file with one row per request, which stores every field exactly.
 
-Files are read and written in row groups, so a million requests stream through in bounded memory. The prompt is a list
-of `{segment, tokens}`. The schema metadata says how the requests are offered (name, concurrency, whether prefixes are
-shared), because a file of no requests has metadata too.
+Files are read and written in row groups, so a million requests need little memory. The prompt is a list of `{segment,
+tokens}`. Fields of the whole workload (name, concurrency, and whether prefixes are shared) are in the schema's
+metadata, because a file without requests has metadata, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from traces.arrivals import LATEST_NS, TOO_LATE
 from traces.lengths import LONGEST
 
 MAGIC = b"PAR1"
-_PRIORITIES = 2**31  # limit for either sign; recordings hold 32 bits
+_PRIORITIES = 2**31  # limit of the absolute value; recordings have 32 bits
 ROW_GROUP = 8192
 
 _WORKLOAD = b"tokentwin.workload"
@@ -64,7 +64,7 @@ _LATER = {
 
 
 def arrow_reason(error: Exception) -> str:
-    """Return the reason of a failure with a file, without the details of the system call that pyarrow adds."""
+    """Return the reason of a file error, without the details of the system call that pyarrow adds."""
     return reason(error).partition(" Detail:")[0].strip(" .\n")
 
 
@@ -77,7 +77,7 @@ class ParquetReader:
         return head.startswith(MAGIC)
 
     def read(self, path: Path) -> Workload:
-        """Return the workload in `path`: checked here in full, then read row group by row group on each use."""
+        """Return the workload in `path`. The file is checked completely now, and read by row groups on each use."""
         try:
             file = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
@@ -116,7 +116,7 @@ class _StoredRequests:
 
 
 def write_parquet(workload: Workload, path: str | Path) -> None:
-    """Write `workload` to `path` in row groups of 8192. The file reads back equal in every field."""
+    """Write `workload` to `path` in row groups of 8192 rows. Reading the file returns an equal workload."""
     how = workload.concurrency, workload.shares_prefixes, workload.warm_up_ns
     with WorkloadWriter(path, workload.name, *how) as writer:
         for request in workload.requests:
@@ -124,9 +124,9 @@ def write_parquet(workload: Workload, path: str | Path) -> None:
 
 
 class WorkloadWriter:
-    """A writer of a workload, request by request in the order `(arrival_ns, id)`.
+    """A writer of a workload's requests, which come one by one in the order `(arrival_ns, id)`.
 
-    `close`, or leaving the context, ends the file.
+    `close` or the end of the context completes the file.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class WorkloadWriter:
 
 
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most one row group's size, with this format's columns only: others are not unpacked."""
+    """Yield batches of at most `ROW_GROUP` rows, with only the columns of this format."""
     return file.iter_batches(
         batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in SCHEMA.names]
     )
@@ -204,7 +204,7 @@ def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
 
 
 def _about(path: Path, schema: pa.Schema) -> dict:
-    """Return the workload's metadata, after checking that the file is a trace of this project."""
+    """Check that the file is a trace of this project, and return the workload's metadata."""
     stored = (schema.metadata or {}).get(_WORKLOAD)
     if stored is None:
         remedy = "is a Parquet file, but not a tokentwin trace; the trace of a recording is its workload.parquet"
@@ -227,7 +227,7 @@ def _about(path: Path, schema: pa.Schema) -> dict:
 
 
 def _check(path: Path, file: pq.ParquetFile) -> None:
-    """Check every row against the rules of a workload, in one vectorised pass over all columns but the names."""
+    """Check every row against the rules of a workload, in one vectorised pass over the file."""
     seen = 0
     last = (-1, -1)
     ids: list[np.ndarray] = [np.array([], np.int64)]
@@ -268,7 +268,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
 
 
 class _Rows:
-    """A batch of a file that is being checked. It knows the position of its rows, so errors can name the wrong row."""
+    """A batch of rows to check. It knows the position of the rows in the file, so errors can name a row."""
 
     def __init__(self, path: Path, first: int, batch: pa.RecordBatch) -> None:
         self._path = path
@@ -276,7 +276,7 @@ class _Rows:
         self._batch = batch
 
     def refuse(self, wrong: np.ndarray, name: str, values: np.ndarray, remedy: str) -> None:
-        """Raise UserError about the first row where `wrong` holds, if there is one."""
+        """Raise UserError about the first row where `wrong` is True, if there is one."""
         if wrong.any():
             row = int(np.argmax(wrong))
             raise UserError(f"{self._path}: row {self._first + row}: {name}", int(values[row]), remedy)
@@ -289,7 +289,7 @@ class _Rows:
                 raise UserError(f"{self._path}: row {self._first + row}: {name}", None, "must not be null")
 
     def numbers(self, name: str, least: int, most: int | None = None) -> np.ndarray:
-        """Return a column of integers; raises UserError if one is null, below `least` or above `most`."""
+        """Return a column of integers; raise UserError if a value is null, below `least` or above `most`."""
         self.refuse_nulls(name)
         values: np.ndarray = self._batch.column(name).to_numpy(zero_copy_only=False)
         self.refuse(values < least, name, values, f"must be at least {least}")
@@ -298,7 +298,7 @@ class _Rows:
         return values
 
     def check_max_tokens(self, outputs: np.ndarray) -> None:
-        """Check that `max_tokens`, where it is given, is not below the length of the output."""
+        """Check that `max_tokens` is at least the length of the output in rows that have it."""
         if "max_tokens" not in self._batch.schema.names:
             return
         limits = pc.fill_null(self._batch.column("max_tokens"), LONGEST).to_numpy(zero_copy_only=False)

@@ -1,7 +1,7 @@
-"""Rows of a text trace, CSV or JSON lines, plain or gzipped; every row knows its line number.
+"""Rows of text traces (CSV or JSON lines, plain or gzipped), with their line numbers.
 
-A reader asks a row for a field by name and type. A wrong field raises one UserError that names the file, the line and
-the field. Numbers are decimal, never binary floats, so times are exact.
+A reader gets a field of a row by name and type. An invalid field raises a UserError with the file, the line and the
+field. Numbers are decimal and never binary floats, so times are exact.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _LOG = logging.getLogger("tokentwin")
 _LOGGED = 10_000  # lines; about a second of reading
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
-# A trace gzips to about a tenth of its size. Data that Deflate packed a thousandfold is no trace and would unpack for
-# very long.
+# Gzip compresses traces to about a tenth of their size. Data that was compressed a thousandfold is not a trace, and
+# unpacking it would take very long.
 _SMALL_BYTES = 8 << 20
 _MOST_PACKED = 100
 _LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 blocks
@@ -40,7 +40,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; a JSON escape ca
 
 
 class Row:
-    """A line of a trace: `fields` has the values of the file, strings in a CSV and JSON values otherwise."""
+    """A line of a trace. The values in `fields` are strings for CSV, and JSON values for JSON lines."""
 
     def __init__(self, path: Path, line: int, fields: Mapping[str, Any], typed: bool = False) -> None:
         self._typed = typed  # True: a string does not count as a number
@@ -63,7 +63,7 @@ class Row:
         return self.integer(field, 1, most=LONGEST)
 
     def integer(self, field: str, least: int, default: int | None = None, most: int = _LARGEST) -> int:
-        """Return a whole number from `least` to `most`; `default` if the field is absent or an empty CSV cell."""
+        """Return an integer from `least` to `most`; `default` if the field is absent or an empty CSV cell."""
         value = self.fields.get(field, "")
         if value == "" and default is not None:
             return default
@@ -73,7 +73,7 @@ class Row:
         return self._in_range(field, value, int(number), least, most)
 
     def time_ns(self, field: str, unit_ns: int) -> int:
-        """Return a time of 0 to 146 years, given in units of `unit_ns`, rounded to the nanosecond."""
+        """Return a time in nanoseconds (0 to 146 years), from a field in units of `unit_ns`."""
         value = self.fields.get(field, "")
         number = round(self._number(field, value) * unit_ns)
         if number > LATEST_NS:
@@ -81,7 +81,7 @@ class Row:
         return self._in_range(field, value, number, 0, _LARGEST)
 
     def instant_ns(self, field: str) -> int:
-        """Return an ISO 8601 date and time in nanoseconds since 1970; UTC if it states no offset."""
+        """Return an ISO 8601 date and time as nanoseconds since 1970; without an offset it is in UTC."""
         text = self.text(field)
         match = _INSTANT.fullmatch(text)
         try:
@@ -140,9 +140,9 @@ def _second_ns(second: str, offset: str) -> int:
 
 
 def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
-    """Return the first `size` bytes of a file, unpacked if it is gzipped.
+    """Return the first `size` bytes of a file's content, which is unpacked if the file is gzipped.
 
-    Raises UserError about `what` if the file cannot be read.
+    Raises UserError about the thing `what` if the file cannot be read.
     """
     try:
         with _open(path) as file:
@@ -204,7 +204,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 class _Unpacked(io.RawIOBase):
-    """The unpacked content of a gzipped file. Raises OSError if it was packed more than any trace."""
+    """The unpacked content of a gzipped file. Raises OSError if the compression ratio is too high for a trace."""
 
     def __init__(self, path: Path) -> None:
         self._packed = path.open("rb")
@@ -247,7 +247,7 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def workload_of(path: Path, requests: list[WorkloadRequest]) -> Workload:
-    """Return the workload of a trace's ordered requests, named after its file. Raises UserError if there are none."""
+    """Return the workload of a trace's sorted requests, named after the file. Raises UserError if there are none."""
     if not requests:
         raise UserError("trace", str(path), "holds no requests")
     return Workload(requests, name=path.name.split(".")[0], shares_prefixes=shares_prefixes(requests))

@@ -1,10 +1,10 @@
 """The simple format, for traces made by hand or by a script: CSV with a header, or JSON lines.
 
-Fields: `arrival_s`, `arrival_ms`, `arrival_ns` or `timestamp` (one of them); `prompt_tokens`; `output_tokens`; and
-optionally `id` (default: the number of the line, from 0), `tenant`, `priority`, `slo_class`, and `max_tokens`, for an
-answer that a stop token ended earlier. JSON lines may give `prompt` instead of `prompt_tokens`: segments `[["sys0",
-400], ["", 35]]`, in which the empty name is private tokens and `["out:12", 80]` the first 80 output tokens of request
-12.
+The required fields are one of `arrival_s`, `arrival_ms`, `arrival_ns` and `timestamp`, and `prompt_tokens` and
+`output_tokens`. Optional fields are `id` (default: the index of the line, from 0), `tenant`, `priority`, `slo_class`,
+and `max_tokens` (the limit of an answer that ended earlier with a stop token). JSON lines may have `prompt` instead of
+`prompt_tokens`. It is a list of segments, such as `[["sys0", 400], ["", 35]]`. An empty name stands for private tokens,
+and `["out:12", 80]` stands for the first 80 output tokens of request 12.
 
 A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then time
 0.
@@ -26,12 +26,12 @@ _REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_clas
 
 
 class SimpleCsvReader:
-    """Reads CSV with a header that names the fields of a request."""
+    """A reader of CSV files with a header that names the fields of a request."""
 
     name = "simple CSV"
 
     def matches(self, head: bytes) -> bool:
-        """Return True for text whose first line has a comma: an error can then name what is wrong with the header."""
+        """Return True for text with a comma in its first line, so that an error can name a wrong header."""
         return b"\x00" not in head and b"," in head.lstrip().splitlines()[0]
 
     def read(self, path: Path) -> Workload:
@@ -39,7 +39,7 @@ class SimpleCsvReader:
 
 
 class SimpleJsonReader:
-    """Reads a JSON object a line, with the fields of a request."""
+    """A reader of JSON lines: one object with the fields of a request per line."""
 
     name = "simple JSON lines"
 
@@ -60,14 +60,14 @@ def _workload(path: Path, rows: Iterable[Row]) -> Workload:
         where[request.id] = row
         requests.append(request)
     requests = _from_first_timestamp(requests, where)
-    # A script that merges logs need not sort them; requests with equal arrivals are in the order of their ids.
+    # The lines need not be sorted, because scripts merge logs. Requests with equal arrivals are ordered by id.
     requests.sort(key=lambda request: (request.arrival_ns, request.id))
     _check_outputs(requests, where)
     return workload_of(path, requests)
 
 
 def _from_first_timestamp(requests: list[WorkloadRequest], where: dict[int, Row]) -> list[WorkloadRequest]:
-    """Return `requests` with arrivals counted from the earliest timestamp, if the trace has timestamps."""
+    """Return `requests` with arrivals relative to the earliest timestamp, if the trace has timestamps."""
     timed = [_TIMESTAMP in where[request.id].fields for request in requests]
     if not any(timed):
         return requests

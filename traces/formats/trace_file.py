@@ -1,8 +1,8 @@
-"""One way to read any trace, and to write any workload.
+"""Functions that read a trace of any format, and write a workload in any format.
 
-The content of a file decides its format, never its name. A format is a small class with the three members of
-`TraceReader`, listed in `READERS`. All readers promise requests sorted by `(arrival_ns, id)`, unique ids, times of 0 or
-more, and lengths of 1 or more. A format to write is a function listed in `WRITERS`.
+The format of a file is recognised by its content and never by its name. A format for reading is a small class with the
+three members of `TraceReader`, listed in `READERS`. All readers guarantee requests sorted by `(arrival_ns, id)`, unique
+ids, times of 0 or more, and lengths of 1 or more. A format for writing is a function listed in `WRITERS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUFFIXES = {".parquet": "parquet", ".jsonl": "mooncake"}
 
 
 class TraceReader(Protocol):
-    """A trace format. `matches` sees the first 64 KiB, unpacked if the file is gzipped."""
+    """A trace format for reading. `matches` gets the first 64 KiB of the (unpacked) content."""
 
     name: str
 
@@ -35,11 +35,11 @@ class TraceReader(Protocol):
         """Return True if a file that begins with `head` is in the format."""
 
     def read(self, path: Path) -> Workload:
-        """Return the workload in the file. Raises UserError that names file, line and field."""
+        """Return the workload in the file. Raises UserError with file, line and field if it is invalid."""
 
 
-# The formats are tried in this order. The simple formats come last: they take anything that looks like their kind of
-# text, so that an error names a misspelt field rather than refuses the whole file.
+# The formats are tried in this order. The simple formats come last because they match any text of their kind. An error
+# can then name a misspelt field.
 READERS: tuple[TraceReader, ...] = (
     ParquetReader(),
     AzureReader(),
@@ -55,8 +55,8 @@ READERS: tuple[TraceReader, ...] = (
 def read_workload(path: str | Path) -> Workload:
     """Read the workload in a trace file of any known format, or the workload of a recording.
 
-    `report.json#2` is run 2 of a report that holds several. Raises a one-line UserError when the file cannot be read,
-    has no known format, or breaks the rules of its format.
+    `report.json#2` is the run with index 2 of a report with several runs. Raises a one-line UserError if the file
+    cannot be read, has no known format, or is not valid in its format.
     """
     path, run = _numbered_run(Path(path))
     if path.is_dir():
@@ -80,7 +80,7 @@ def read_workload(path: str | Path) -> Workload:
 
 
 def _numbered_run(path: Path) -> tuple[Path, int | None]:
-    """Split `report.json#2` into the file and the number of the run."""
+    """Split a path such as `report.json#2` into the file and the index of the run."""
     file, mark, number = str(path).rpartition("#")
     if path.exists() or not mark or not number.isascii() or not number.isdigit():
         return path, None
@@ -88,10 +88,10 @@ def _numbered_run(path: Path) -> tuple[Path, int | None]:
 
 
 def write_workload(workload: Workload, path: str | Path, format: str | None = None, overwrite: bool = False) -> None:
-    """Write `workload` to the file `path`, in full or not at all.
+    """Write `workload` to the file `path`; a failed write leaves no partial file.
 
-    `format` is a key of `WRITERS`; by default the name decides, `.parquet` or `.jsonl` (Mooncake). Raises
-    UserError if the file exists and `overwrite` is not set, or if it cannot be written.
+    `format` is a key of `WRITERS`. By default the format follows from the file's suffix, `.parquet` or `.jsonl`
+    (Mooncake). Raises UserError if the file exists and `overwrite` is False, or if it cannot be written.
     """
     path = Path(path)
     name = format or _SUFFIXES.get(path.suffix)

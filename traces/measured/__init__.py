@@ -1,5 +1,5 @@
-"""Measured runs of engines nobody here wrote: what was offered to them, and what was observed.
+"""Measured runs of other engines: the offered workload and the observed figures.
 
-A format is a small class that reads files as their tool wrote them into `MeasuredRun`s. It never smooths, drops or
-corrects a measurement: what is doubtful about a run is said in its `caution`.
+A format is a small class that reads the files of a tool into `MeasuredRun`s. It never smooths, drops or corrects a
+measurement. Doubts about a run are stated in its `caution`.
 """

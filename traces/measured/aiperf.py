@@ -1,7 +1,7 @@
-"""A run of NVIDIA's AIPerf: `profile_export.jsonl`, a row a request, beside `profile_export_aiperf.json`.
+"""A run of NVIDIA's AIPerf: `profile_export.jsonl` (a row per request) beside `profile_export_aiperf.json`.
 
-https://github.com/ai-dynamo/aiperf, `docs/tutorials/working-with-profile-exports.md`. Starts are epoch nanoseconds,
-latencies milliseconds from the request's own start. A phase of type `concurrency` is a closed loop.
+https://github.com/ai-dynamo/aiperf, `docs/tutorials/working-with-profile-exports.md`. Start times are nanoseconds since
+the epoch, and latencies are milliseconds from the request's own start. A phase of type `concurrency` is a closed loop.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MS_NS = 10**6
 
 
 class AiPerf(Settings):
-    """One run, in the folder that AIPerf calls its artifact directory; warm-up requests are left out.
+    """One run in AIPerf's artifact directory `folder`; warm-up requests are left out.
 
-    `shared_prefix_tokens` is how many tokens its prompts begin with alike.
+    `shared_prefix_tokens` is the number of tokens at the start of all prompts that are equal.
     """
 
     format: Literal["aiperf"] = "aiperf"
@@ -31,7 +31,7 @@ class AiPerf(Settings):
     shared_prefix_tokens: int = Field(0, ge=0)
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. TTFT and E2E are the client's; lengths are what it counted, or was told."""
+        """See `MeasuredFormat`. TTFT and E2E are the client's. It counted the lengths or got them from the server."""
         folder = data / self.folder
         path = folder / "profile_export.jsonl"
         rows = [row for row in map(_flat, json_rows(path)) if row.text("benchmark_phase") == "profiling"]
@@ -57,7 +57,7 @@ class AiPerf(Settings):
 
 
 def _flat(row: Row) -> Row:
-    """Return the row with the fields of its metadata, and the values of its metrics, by their names."""
+    """Return the row with the fields of its metadata and the values of its metrics as plain fields."""
     objects: list[dict[str, Any]] = []
     for name in ("metadata", "metrics"):
         value = row.fields.get(name)
@@ -81,7 +81,7 @@ def _observed(id_: int, row: Row, start_ns: int) -> Observed:
 
 
 def _load(report: JsonFile) -> tuple[int | None, float | None]:
-    """Return the slots of a closed loop, or the rate of a client that sends by the clock; neither for a schedule."""
+    """Return (concurrency of a closed loop, rate of a client with a send rate); None for what does not apply."""
     phases = report.get("input_config.phases")
     for at, phase in enumerate(phases if isinstance(phases, list) else []):
         path = f"input_config.phases.{at}"

@@ -1,8 +1,9 @@
 """Results of `vllm bench serve --save-result`, with or without `--save-detailed`.
 
-Detailed results hold each request's prompt and output length, TTFT and the gaps between its tokens, in seconds; newer
-ones also when each was sent. Without start times, arrivals are drawn as the client draws them: gamma gaps of the
-given burstiness at the request rate, all at once when it is infinite. Without details every request has mean lengths.
+Detailed results have each request's prompt and output length, TTFT and gaps between tokens in seconds. Newer versions
+also have the send times. Without these, arrivals are drawn as by the client: gamma-distributed gaps with the given
+burstiness at the request rate, or all at time 0 if the rate is infinite. Without details every request has the mean
+lengths.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from traces.measured.run import MeasuredRun, Observed, figures_of_requests
 _LATENCIES = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "e2el_ms": "e2e_ms"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 
-_LONGEST_S = 1e6  # of a gap between tokens
+_LONGEST_S = 1e6  # maximum gap between tokens
 
 
 class BenchServe(Settings):
-    """One run a file. `shared_prefix_tokens` is `--random-prefix-len`; `seed` draws arrivals that were not saved."""
+    """Files with one run each. `shared_prefix_tokens` is `--random-prefix-len`; `seed` is for unsaved arrivals."""
 
     format: Literal["bench-serve"] = "bench-serve"
     files: tuple[str, ...] = Field(min_length=1)
@@ -35,7 +36,7 @@ class BenchServe(Settings):
     seed: int = 0
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. A run is called as its file. TTFT and E2E are the client's and include HTTP."""
+        """See `MeasuredFormat`. A run has the name of its file. TTFT and E2E are the client's and include HTTP."""
         return [self._run(name, JsonFile(data / name)) for name in self.files]
 
     def _run(self, name: str, file: JsonFile) -> MeasuredRun:
@@ -49,7 +50,7 @@ class BenchServe(Settings):
         first = min(arrivals[i] for i in served)
         offered = sorted((round(1e9 * (arrivals[i] - first)), i) for i in served)
         limit = file.get("max_concurrency")
-        closed = limit is not None and math.isinf(rate)  # each was sent when another ended: not a time to replay
+        closed = limit is not None and math.isinf(rate)  # such send times are not replayed
         requests = [
             WorkloadRequest(i, 0 if closed else at, self._prompt(lengths[i][0]), lengths[i][1]) for at, i in offered
         ]
@@ -75,7 +76,7 @@ class BenchServe(Settings):
 
 
 def _lengths(file: JsonFile) -> list[tuple[int, int]]:
-    """Prompt and output tokens of each request, (0, 0) where it failed."""
+    """Return the prompt and output tokens of each request; (0, 0) if it failed."""
     if file.get("input_lens") is None:
         count = int(file.number("completed", 1, MANY))
         totals = file.number("total_input_tokens", 1), file.number("total_output_tokens", 1)
@@ -88,7 +89,7 @@ def _lengths(file: JsonFile) -> list[tuple[int, int]]:
 
 
 def _starts(file: JsonFile) -> list[float]:
-    """When each request was sent, in seconds; empty where that was not saved."""
+    """Return the send time of each request in seconds; empty if the times were not saved."""
     if file.get("start_times") is None:
         return []
     starts = file.numbers("start_times")
@@ -103,7 +104,7 @@ def _rate(file: JsonFile) -> float:
 
 
 def _drawn(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Gamma gaps of mean 1 / rate and shape `burstiness`; 1 is a Poisson process."""
+    """Draw arrival times with gamma-distributed gaps of mean 1 / `rate` and shape `burstiness` (1: Poisson process)."""
     if math.isinf(rate):
         return [0.0] * count
     draw = random.Random(seed)
@@ -117,7 +118,7 @@ def _drawn(count: int, rate: float, burstiness: float, seed: int) -> list[float]
 def _observed_figures(
     file: JsonFile, offered: Sequence[tuple[int, int]], lengths: Sequence[tuple[int, int]]
 ) -> dict[str, float]:
-    """Latency figures from the requests themselves; none without details."""
+    """Return latency figures computed from the requests; empty without details."""
     if file.get("ttfts") is None or file.get("itls") is None:
         return {}
     ttfts, itls = file.numbers("ttfts", 0, _LONGEST_S), file.get("itls")
@@ -133,7 +134,7 @@ def _observed_figures(
 
 
 def _stated_figures(file: JsonFile) -> dict[str, float]:
-    """Figures that the client computed itself."""
+    """Return the figures that the client computed itself."""
     stated = {
         f"{ours}.{statistic}": file.number(f"{theirs_of}_{theirs}")
         for theirs, ours in _LATENCIES.items()

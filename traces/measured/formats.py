@@ -1,4 +1,4 @@
-"""The formats of measured runs, by the name a case file gives."""
+"""The formats of measured runs, by their names in case files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FORMATS = {
 
 
 def measured_format(settings: Mapping[str, Any], where: str) -> MeasuredFormat:
-    """Return the format that `settings` names, with the rest of them as its fields; `module:Class` is a user's own.
+    """Return the format named in `settings`, with the other settings as its fields; `module:Class` is a user's own.
 
-    Raises UserError, which begins with `where`, for an unknown name or field.
+    Raises UserError for an unknown name or field; its message begins with `where`.
     """
     name = settings.get("format")
     if not isinstance(name, str):

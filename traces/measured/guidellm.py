@@ -1,7 +1,7 @@
-"""What GuideLLM reports as `kind=json`: a run for each benchmark, request by request.
+"""Reports of GuideLLM with `kind=json`, which have a run for each benchmark, with its requests.
 
-https://github.com/vllm-project/guidellm. Starts are epoch seconds, latencies are from a request's own start. The
-strategies `synchronous` and `concurrent` are closed loops.
+https://github.com/vllm-project/guidellm. Start times are seconds since the epoch, and latencies are from the request's
+own start. The strategies `synchronous` and `concurrent` are closed loops.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from traces.measured.run import MeasuredRun, Observed, run_of_requests
 
 
 class GuideLlm(Settings):
-    """The benchmarks in one file; `shared_prefix_tokens` is how many tokens the prompts of each begin with alike."""
+    """The benchmarks in one file; a benchmark's prompts share their first `shared_prefix_tokens` tokens."""
 
     format: Literal["guidellm"] = "guidellm"
     file: str
     shared_prefix_tokens: int = Field(0, ge=0)
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. A run is called by its number and strategy. TTFT and E2E are the client's."""
+        """See `MeasuredFormat`. A run's name is its index and strategy. TTFT and E2E are the client's."""
         report = JsonFile(data / self.file)
         benchmarks = report.get("benchmarks")
         if not isinstance(benchmarks, list) or not benchmarks:
@@ -58,7 +58,7 @@ class GuideLlm(Settings):
 
 
 def _slots(report: JsonFile, path: str, strategy: str) -> int | None:
-    """Slots of a closed loop; None for a strategy that sends by the clock."""
+    """Return the concurrency of a closed loop; None for a strategy that sends at given times."""
     if strategy == "synchronous":
         return 1
     return int(report.number(f"{path}.config.strategy.streams", 1, MANY)) if strategy == "concurrent" else None

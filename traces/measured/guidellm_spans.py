@@ -1,9 +1,9 @@
-"""Phases of a GuideLLM sweep, as vLLM's own OpenTelemetry spans saw them: `server_requests.csv`.
+"""Phases of a GuideLLM sweep, recorded by vLLM's own OpenTelemetry spans in `server_requests.csv`.
 
-One row a request: arrival at the server, prompt and output tokens, TTFT and end-to-end latency in seconds, and the
-phase. The prompts of a phase share their first tokens; the next phase has others. Each phase is a run of its own, since
-one ends before the next begins. A synchronous or concurrent phase is a closed loop: it sends when an answer is there.
-A file without phases is one run, sent by the clock.
+A row per request has the arrival at the server, prompt and output tokens, TTFT and end-to-end latency in seconds, and
+the phase. The prompts of a phase share their first tokens with each other, but not with other phases. Each phase is a
+separate run, because it ends before the next phase begins. A synchronous or concurrent phase is a closed loop. A file
+without phases is one run with given arrival times.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SECOND_NS = 10**9
 
 
 class GuideLlmSpans(Settings):
-    """A sweep in one file; `shared_prefix_tokens` is how many tokens the prompts of a phase begin with alike."""
+    """A sweep in one file; the prompts of a phase share their first `shared_prefix_tokens` tokens."""
 
     format: Literal["guidellm-spans"] = "guidellm-spans"
     file: str
     shared_prefix_tokens: int = Field(0, ge=0)
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. Times count from arrival at the server; HTTP and the client are not in them."""
+        """See `MeasuredFormat`. Times are from the arrival at the server, without HTTP and the client."""
         path = data / self.file
         phases: dict[str, list[Row]] = {}
         for row in csv_rows(path):
@@ -47,7 +47,7 @@ class GuideLlmSpans(Settings):
 
 
 def _concurrency(row: Row) -> int | None:
-    """Slots of a closed loop; None for a phase that sends by the clock."""
+    """Return the concurrency of a closed loop; None for a phase that sends at given times."""
     kind, _, slots = row.text("phase_kind").partition("@")
     if kind == "synchronous":
         return 1

@@ -1,8 +1,9 @@
 """Stages of kubernetes-sigs/inference-perf: one `stage_N_lifecycle_metrics.json` for each request rate.
 
-Only distributions are published, so the workload is rebuilt from the load's settings: a constant rate, prompts of one
-length, and a cap on the requests in flight. Latencies are the client's, in seconds; its TTFT includes HTTP. "Output
-length" there is text tokenised again and gaps are per streamed chunk, so TPOT is (E2E - TTFT) / (tokens - 1).
+The files have only distributions, so the workload is rebuilt from the settings of the load: a constant rate, prompts of
+one length, and a maximum number of requests in flight. Latencies are the client's in seconds, including HTTP. The
+tool's output length is from text that was tokenised again, and its gaps are between streamed chunks. TPOT is therefore
+computed as (E2E - TTFT) / (tokens - 1).
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 
 
 class InferencePerf(Settings):
-    """The stages in one folder, and how its client was set up.
+    """The stages in one folder, and the settings of the client.
 
     Attributes:
-        max_in_flight: most requests the client has outstanding: workers x concurrency of a worker
-        shared_prefixes, users, shared_prefix_tokens: the `shared_prefix` data: that many system prompts of that many
-            tokens, each asked by that many users in turn; the rest of a prompt is its user's own
+        max_in_flight: maximum number of outstanding requests of the client: workers x concurrency of a worker
+        shared_prefixes, users, shared_prefix_tokens: settings of `shared_prefix` data: number of system prompts, number
+            of users of each (who take turns), and tokens of a system prompt; the rest of a prompt belongs to its user
+            alone
     """
 
     format: Literal["inference-perf"] = "inference-perf"
@@ -40,7 +42,7 @@ class InferencePerf(Settings):
     shared_prefix_tokens: int = Field(0, ge=0)
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. A run is a stage, called `stage N`."""
+        """See `MeasuredFormat`. A run is a stage and is named `stage N`."""
         folder = data / self.folder
         stages = {int(match[1]): path for path in folder.glob("stage_*") if (match := _STAGE.fullmatch(path.name))}
         if not stages:

@@ -1,4 +1,4 @@
-"""A JSON file of a measurement, and the numbers at its dotted paths: `successes.latency.request_latency.mean`."""
+"""A JSON file of a measurement, with values at dotted paths such as `successes.latency.request_latency.mean`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from serving.data_file import parse_json
 from serving.errors import UserError
 from traces.formats.rows import read_head
 
-MOST = 9e9  # in seconds it still fits 64 bits of nanoseconds
-MANY = 10**8  # tokens of a request, requests of a run
-_LARGEST = 1 << 30  # bytes; a detailed result of a million requests is below
+MOST = 9e9  # as seconds, it fits into 64 bits of nanoseconds
+MANY = 10**8  # maximum tokens of a request, and requests of a run
+_LARGEST = 1 << 30  # bytes; a detailed result of a million requests is smaller
 
 
 class JsonFile:
-    """An object read from `path`, plain or gzipped. Raises UserError when it is none."""
+    """The JSON object in the file `path`, plain or gzipped. Raises UserError if the file has no JSON object."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class JsonFile:
         return self._checked(path, self.get(path), least, most)
 
     def numbers(self, path: str, least: float = 0.0, most: float = MOST) -> list[float]:
-        """Return an array of such numbers."""
+        """Return an array of numbers from `least` to `most` at a dotted path."""
         values = self.get(path)
         if not isinstance(values, list):
             raise self.error(path, values, "must be an array")

@@ -1,10 +1,10 @@
-"""A running vLLM, from two scrapes of its `/metrics`: the requests in between, and how long they took.
+"""A measured run of vLLM from two scrapes of its `/metrics`: the requests between them, and their latencies.
 
-The scrapes hold sums and histograms, no requests. So the workload is made to have their means: Poisson arrivals at the
-rate at which requests ended, prompt and output lengths drawn within their buckets, and as much shared prefix as the
-prefix cache found. Counters and histograms only grow, so the difference of two snapshots is a window. Of the latencies
-only means are figures, since percentiles are known no closer than a bucket. The text format is Prometheus's:
-https://prometheus.io/docs/instrumenting/exposition_formats/.
+The scrapes have sums and histograms, but no requests. The workload is therefore made to have the same means: Poisson
+arrivals at the rate at which requests ended, prompt and output lengths drawn within their buckets, and a shared prefix
+that gives the measured hit rate of the prefix cache. Counters and histograms only grow, so the difference of two
+snapshots is what happened between them. Only the means of latencies are figures, because percentiles are known only to
+within a bucket. The text format is Prometheus's: https://prometheus.io/docs/instrumenting/exposition_formats/.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Samples = Mapping[str, Mapping[float | None, float]]  # name -> upper bound of t
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts by bucket: `bounds` are upper ends, the last infinite; `counts` are of each bucket alone."""
+    """A histogram: `bounds` are the buckets' upper ends (the last is infinite), `counts` are not cumulative."""
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
@@ -51,26 +51,26 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """Exact: the sum is kept beside the buckets."""
+        """The mean, which is exact because the sum is stored in addition to the buckets."""
         return self.total / self.count
 
 
 class Window:
-    """What happened between two snapshots of one engine; samples of all label sets are added up."""
+    """The differences between two snapshots of one engine; samples with different labels are added up."""
 
     def __init__(self, before: Path, after: Path) -> None:
         self._after_path = after
         self._before, self._after = read_samples(before), read_samples(after)
 
     def counter(self, name: str) -> float:
-        """By how much a counter grew. Raises UserError when it is not there or went down."""
+        """Return the growth of a counter. Raises UserError if it is missing or decreased."""
         return self._growth(name, None)
 
     def has(self, name: str) -> bool:
         return name in self._after
 
     def histogram(self, name: str) -> Histogram:
-        """Return the values of a histogram."""
+        """Return a histogram of the values between the snapshots."""
         bucket = f"{name}_bucket"
         bounds = sorted(bound for bound in self._after.get(bucket, {}) if bound is not None)
         if not bounds or not math.isinf(bounds[-1]):
@@ -93,7 +93,7 @@ class Window:
 
 
 def read_samples(path: Path) -> Samples:
-    """Every sample of a snapshot, added up over its labels but `le`. Raises UserError that names the line."""
+    """Return a snapshot's samples, summed over all labels except `le`. Raises UserError with an invalid line."""
     samples: dict[str, dict[float | None, float]] = {}
     try:
         lines = read_head(path, _LARGEST).decode("utf-8").splitlines()
@@ -122,7 +122,7 @@ def _number(path: Path, line: int, text: str) -> float:
 
 
 class Prometheus(Settings):
-    """Two snapshots of one engine, `window_s` seconds apart."""
+    """Two snapshots of one engine that were taken `window_s` seconds apart."""
 
     format: Literal["prometheus"] = "prometheus"
     before: str
@@ -131,7 +131,7 @@ class Prometheus(Settings):
     seed: int = 0
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. TTFT counts from arrival at the API server."""
+        """See `MeasuredFormat`. TTFT is from the arrival at the API server."""
         window = Window(data / self.before, data / self.after)
         prompts = window.histogram("vllm:request_prompt_tokens")
         outputs = window.histogram("vllm:request_generation_tokens")
@@ -156,12 +156,12 @@ class Prometheus(Settings):
 
 
 def _first(window: Window, names: tuple[str, ...]) -> Histogram:
-    """Return the first of several names, newest first, that the engine exports."""
+    """Return the first histogram of `names` (newest name first) that the engine exports."""
     return window.histogram(next((name for name in names if window.has(f"{name}_bucket")), names[0]))
 
 
 def _shared_share(window: Window) -> float:
-    """Share of the looked-up prompt tokens that the prefix cache had; 0 where it is off."""
+    """Return the hit rate of the prefix cache in tokens; 0 if the cache is off."""
     hits, queries = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
     if not (window.has(hits) and window.has(queries)) or not window.counter(queries):
         return 0.0
@@ -169,9 +169,9 @@ def _shared_share(window: Window) -> float:
 
 
 def _drawn(histogram: Histogram, count: int, draw: random.Random) -> list[int]:
-    """`count` lengths, evenly spread in their buckets, then scaled so that their mean is the histogram's.
+    """Draw `count` lengths uniformly within their buckets, and scale them to the mean of the histogram.
 
-    The open last bucket is taken to be as wide as all before it.
+    The infinite last bucket is assumed to be as wide as all buckets before it together.
     """
     values = []
     low = 0.0

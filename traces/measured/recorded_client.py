@@ -1,4 +1,4 @@
-"""What `tokentwin bench --url` recorded: a run of any server, as its client saw it."""
+"""Client recordings of runs of any server, made by `tokentwin bench --url`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from traces.recording import Recording
 
 
 class RecordedClient(Settings):
-    """One run a folder. Several of one workload are repeats, which tell how far such runs are apart."""
+    """Folders with one run each. Runs of the same workload are repeats, whose differences are the noise floor."""
 
     format: Literal["recording"] = "recording"
     folders: tuple[str, ...] = Field(min_length=1)
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. Lengths of prompts and answers are as the server counted them."""
+        """See `MeasuredFormat`. Lengths of prompts and answers are those counted by the server."""
         runs = [_run(Recording.load(data / folder)) for folder in self.folders]
         return [replace(run, floor_pct=_floor_pct([r for r in runs if sent(r) == sent(run)])) for run in runs]
 
 
 def sent(run: MeasuredRun) -> list[tuple[int, int]]:
-    """Return the requests that the client sent, and when: repeats share them."""
+    """Return the ids and arrival times of a run's requests, which are equal for repeats."""
     return [(request.id, request.arrival_ns) for request in run.workload.requests]
 
 
@@ -63,7 +63,7 @@ def _columns(recording: Recording) -> pa.Table:
 
 
 def _as_served(request: WorkloadRequest, row: Mapping[str, Any]) -> WorkloadRequest | None:
-    """Return the request with its real lengths; None if it never got to an engine."""
+    """Return the request with its real lengths; None if no engine processed it."""
     prompt = _cut(request.prompt, row["prompt_tokens"])
     if row["status"] == "finished":
         return replace(request, prompt=prompt, output_len=row["output_tokens"])
@@ -73,7 +73,7 @@ def _as_served(request: WorkloadRequest, row: Mapping[str, Any]) -> WorkloadRequ
 
 
 def _cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
-    """Return a prompt as long as the server counted it: cut, or with private tokens at its end."""
+    """Return a prompt with the length that the server counted, by cutting it or appending private tokens."""
     kept, left = [], tokens
     for name, count in prompt:
         if left > 0:
@@ -83,7 +83,7 @@ def _cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
 
 
 def _offered_per_s(workload: Workload) -> float | None:
-    """Return the requests per second that the client meant to send; None if it waited for answers."""
+    """Return the offered requests per second; None if the client waited for answers."""
     arrivals = [request.arrival_ns for request in workload.requests]
     waits = workload.concurrency is not None or any(request.think_ns is not None for request in workload.requests)
     if waits or len(arrivals) < 2 or arrivals[-1] <= arrivals[0]:
@@ -92,7 +92,7 @@ def _offered_per_s(workload: Workload) -> float | None:
 
 
 def _floor_pct(repeats: Sequence[MeasuredRun]) -> dict[str, float]:
-    """`spread_pct` of each figure; nothing of a single run."""
+    """Return `spread_pct` of each figure; empty for a single run."""
     floors = {}
     for name in repeats[0].figures:
         floor = spread_pct([run.figures[name] for run in repeats if name in run.figures])
@@ -102,6 +102,6 @@ def _floor_pct(repeats: Sequence[MeasuredRun]) -> dict[str, float]:
 
 
 def spread_pct(repeats: Sequence[float]) -> float | None:
-    """How far apart they are, in percent of their mean; None of a single one."""
+    """Return the range of repeated values in percent of their mean; None for a single value."""
     centre = mean(repeats)
     return 100 * (max(repeats) - min(repeats)) / centre if len(repeats) > 1 and centre else None

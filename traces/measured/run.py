@@ -1,8 +1,8 @@
-"""One measured run: the workload that was offered, and the figures that were observed.
+"""A measured run: the offered workload and the observed figures.
 
-A figure is a number of the run under one name on both clocks: `ttft_ms.mean`, `tpot_ms.p90`, `request_throughput`,
-`makespan_s`. Runs measured request by request become a table with the schema of a recording, so that the same lines
-compute the figures of the measured run and of the simulated one.
+A figure is a number of the run, such as `ttft_ms.mean`, `tpot_ms.p90`, `request_throughput` or `makespan_s`. Measured
+and simulated runs have the same names of figures. A run with measurements of each request becomes a table with the
+schema of a recording, so its figures are computed by the same code as those of a simulated run.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from traces.schema import arrow_schema
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p99")
 RATES = ("request_throughput", "output_throughput")
-KEEPS_UP = 0.95  # share of the offered rate below which a run is saturated
+KEEPS_UP = 0.95  # a run is saturated if its throughput is below this share of the offered rate
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A workload and what an engine made of it.
+    """A workload, and the figures that were measured when an engine served it.
 
     Attributes:
-        figures: what was observed, by the names that `figures` gives a simulated run
-        settings: fields of the deployment that the measurement itself states; they override the case's
-        gpu: the GPU that the measurement itself states, likewise
-        group: what to report it under, when a file holds many runs: the model, the concurrency, ...
-        floor_pct: how far repeats of the very same run are apart, in percent, by figure; where there are repeats
-        caution: what a reader should know before blaming the prediction; empty when nothing
-        engine: what served it, and its version, where the measurement says so: vllm, sglang, trtllm
-        client: what sent the requests, where the measurement says so
-        skipped: why it cannot be simulated; empty when it can
-        most_workers: where prefill and decode are apart on workers that nobody counts: how many of a kind to try; else
-            0
-        by_client: the latencies are a client's: HTTP, tokenising and the client itself are in them
-        or_workload: what the client may have sent instead, where nobody says: its TTFT then says little of the engine
-        offered_per_s: requests per second the client meant to send, where it had a rate
-        lengths: nominal prompt and output tokens, where all requests have about the same
+        figures: measured figures, with the names from the function `figures`
+        settings: fields of the deployment that the measurement states; they override those of the case
+        gpu: GPU that the measurement states; it overrides that of the case
+        group: names and values by which runs are grouped in a report, such as the model or the concurrency
+        floor_pct: range of each figure over repeats of the run, in percent of its mean; empty without repeats
+        caution: doubts about the measurement that explain a part of prediction errors; empty if there are none
+        engine: name and version of the engine (vllm, sglang, trtllm), if the measurement states it
+        client: program that sent the requests, if the measurement states it
+        skipped: reason why the run cannot be simulated; empty if it can
+        most_workers: maximum number of prefill and of decode workers to try, if they are separate and their numbers are
+            not stated; else 0
+        by_client: True if a client measured the latencies, which then include HTTP, tokenising and the client itself
+        or_workload: another workload that the client may have sent, if the measurement does not state which; TTFT then
+            says little about the engine
+        offered_per_s: offered requests per second, if the client had a rate
+        lengths: nominal prompt and output tokens, if they are about equal for all requests
     """
 
     name: str
@@ -66,15 +67,15 @@ class MeasuredRun:
 
 
 class MeasuredFormat(Protocol):
-    """A format of measured runs; its fields, a pydantic model's, are what a case file says about the files."""
+    """A format of measured runs: a pydantic model with the fields that a case file states about the files."""
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """Return the runs in the files, which lie under `data`. Raises UserError that names the file and the field."""
+        """Return the runs in the files under `data`. Raises UserError with the file and the field if one is invalid."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One request as it was measured; times in nanoseconds from the start of the run."""
+    """The measurements of one request; times are nanoseconds from the start of the run."""
 
     id: int
     prompt_tokens: int
@@ -87,10 +88,11 @@ class Observed:
 def run_of_requests(
     name: str, observed: Sequence[Observed], slots: int | None, shared_prefix_tokens: int = 0, **fields: Any
 ) -> MeasuredRun:
-    """Return a run measured request by request, whose prompts begin with as many tokens that they share.
+    """Return a run from measurements of its requests; the prompts share their first `shared_prefix_tokens` tokens.
 
-    `slots` is the size of a closed loop: it sends when an answer is there, so that its times are not replayed. None is
-    a client that sends by the clock. `fields` are further fields of `MeasuredRun`.
+    `slots` is the concurrency of a closed loop. Such a client sends a request when an answer is complete, so its send
+        times are not replayed. `slots` is None for a client that sends at given times. `fields` are further fields of
+        `MeasuredRun`.
     """
 
     def sent(request: Observed) -> WorkloadRequest:
@@ -105,14 +107,14 @@ def run_of_requests(
 
 
 def figures_of_requests(requests: Sequence[Observed], offered_per_s: float | None = None) -> dict[str, float]:
-    """Return the figures of a run measured request by request."""
+    """Return the figures of a run from measurements of its requests."""
     rows = [{**vars(request), "request_id": request.id, "status": "finished"} for request in requests]
     table = pa.Table.from_pylist(rows, schema=arrow_schema("requests"))
     return figures(RunMetrics(table), offered_per_s)
 
 
 def figures(metrics: RunMetrics, offered_per_s: float | None = None) -> dict[str, float]:
-    """Every figure the run has: latencies in ms, rates per second, `makespan_s`, and `saturated` (1 or 0)."""
+    """Return all figures of a run: latencies in ms, rates per second, `makespan_s`, and `saturated` (1 or 0)."""
     values = {
         f"{name}.{statistic}": float(getattr(metrics.distribution(name), statistic))
         for name in LATENCIES
@@ -128,5 +130,5 @@ def figures(metrics: RunMetrics, offered_per_s: float | None = None) -> dict[str
 
 
 def saturated(per_s: float, offered_per_s: float) -> float:
-    """1 when fewer requests were completed per second than `KEEPS_UP` of the offered ones, else 0."""
+    """Return 1 if the throughput is below the share `KEEPS_UP` of the offered rate, else 0."""
     return float(per_s < KEEPS_UP * offered_per_s)

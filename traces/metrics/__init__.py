@@ -1,1 +1,1 @@
-"""The metrics of a recorded run, and the figures that they are reported in."""
+"""The metrics of a recorded run, and the statistics in which they are reported."""

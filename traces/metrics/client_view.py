@@ -1,6 +1,6 @@
-"""The times of a server and of its clients in one table, in which the time of a request adds up without a gap.
+"""Tables with the times of a server and of its clients, so that the phases of a request add up to its whole time.
 
-Only durations are taken from the client's recording, so the two recordings need no common clock.
+Only durations are used from the client's recording, so the two recordings need no common clock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from traces.recording_notes import notes_of
 
 
 def as_clients_saw(requests: pa.Table) -> pa.Table:
-    """Return `requests` with the times that their clients saw, where an API server recorded them.
+    """Return `requests` with times as seen by clients, in rows with times of an API server.
 
-    A request then begins when the API server received it, and its first and last token count when they were text. The
-    time when each token was text is not recorded, so `token_times_ns` remains the engine's.
+    A request's arrival is then the time when the API server received it, and its first and last token times are the
+    times when the tokens were text. The times of the other tokens as text are not recorded, so `token_times_ns` has the
+    engine's times.
     """
     for name, seen in (("arrival", "received"), ("first_token", "first_text"), ("finish", "last_text")):
         at = requests.schema.get_field_index(f"{name}_ns")
@@ -28,12 +29,13 @@ def as_clients_saw(requests: pa.Table) -> pa.Table:
 
 
 def seen_from_outside(served: pa.Table, sent: pa.Table, steps: pa.Table) -> pa.Table:
-    """Return `served`, which vLLM's scheduler recorded, with the times of its API server as far as clients know them.
+    """Return `served`, recorded by vLLM's scheduler, with times of the API server as far as they are known.
 
-    `sent` has the clients' rows of the same requests, and `steps` the engine's. The API server has a request at vLLM's
-    `arrival_ns`. The engine looks for requests between steps, so that `queued_ns` says when it had one only if no step
-    ran meanwhile; else `arrival_ns` is null. A token counts as text when its client has it. To relate the two clocks,
-    the quickest first token is taken to have reached its client at once.
+    `sent` has the clients' rows of the same requests, and `steps` has the engine's steps. The API server received a
+    request at vLLM's `arrival_ns`. The engine looks for new requests between steps. `queued_ns` is therefore the time
+    when the engine got the request only if no step was running; otherwise the new `arrival_ns` is null. The time of a
+    token as text is the time when the client got it. To relate the two clocks, the fastest first token is assumed to
+    take no time to its client.
     """
     received_ns = served.column("arrival_ns")
     ends_ns, plans_ns = (steps.column(name).to_numpy() for name in ("end_ns", "plan_ns"))
@@ -57,7 +59,8 @@ def seen_from_outside(served: pa.Table, sent: pa.Table, steps: pa.Table) -> pa.T
 def matched(server: Recording, client: Recording) -> tuple[pa.Table, pa.Table]:
     """Return the rows of `server` and of `client` for the requests that both recorded, in the order of the server.
 
-    Raises UserError if they share no request, or if the server is a twin that did not run at speed 1.
+    Raises UserError if they have no request in common, or if the server is a simulated engine that did not run at speed
+    1.
     """
     speed = (notes_of(server.run).get("served") or {}).get("speed", 1.0)
     if speed != 1.0:

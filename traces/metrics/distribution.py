@@ -1,4 +1,4 @@
-"""The figures that are reported of many values: mean, spread, and percentiles that are values which occurred."""
+"""Statistics of many values: mean, spread, and percentiles, each of which is one of the values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from traces.tables import Floats, known
 
 PERCENTILES = (50, 90, 95, 99)
-_PIECE = 1 << 16  # values: so many differences from the mean fit a cache
+_PIECE = 1 << 16  # number of values whose differences from the mean fit into a CPU cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Distribution:
 
     @classmethod
     def from_values(cls, values: NDArray[Any], spent: bool = False) -> Distribution:
-        """Return the distribution of `values`; NaN means no value and is left out.
+        """Return the distribution of `values` without NaN.
 
-        With `spent`, the order of `values` may be changed: millions of them then need no copy.
+        If `spent` is True, the order of `values` may be changed, which saves a copy.
         """
         values = known(np.asarray(values, dtype=np.float64))
         if not len(values):
@@ -48,7 +48,7 @@ class Distribution:
 
 
 def percentiles(values: NDArray[Any], ranks: tuple[int, ...], spent: bool = False) -> list[float]:
-    """Return exact nearest-rank percentiles: p*q* of n sorted values is number ceil(q n / 100), counted from 1."""
+    """Return exact nearest-rank percentiles: percentile q of n sorted values is value ceil(q n / 100), from 1."""
     at = [max(-(-q * len(values) // 100), 1) - 1 for q in ranks]
     ordered = values if spent else values.copy()
     ordered.partition(sorted(set(at)))
@@ -58,7 +58,7 @@ def percentiles(values: NDArray[Any], ranks: tuple[int, ...], spent: bool = Fals
 def _squares(values: Floats, mean: float) -> float:
     """Return the sum of squared differences from the mean.
 
-    The values are halved where numpy halves a sum, so the result equals that of `std` to the bit.
+    The values are split at the same points as in numpy's sums, so the result is bit for bit that of `std`.
     """
     if len(values) > _PIECE:
         half = len(values) // 2 // 8 * 8
@@ -70,8 +70,8 @@ def _squares(values: Floats, mean: float) -> float:
 def ecdf(values: NDArray[Any], points: int = 400) -> tuple[Floats, Floats]:
     """Return at most `points` of the values in ascending order, with the percentage of all values that are no larger.
 
-    This is the empirical distribution; NaN is left out. Half of the points are spread evenly over the ranks, and half
-    crowd towards the largest values, so that the tail keeps its detail.
+    This is the empirical distribution without NaN. Half of the points are spread evenly over the ranks. The other half
+    are denser towards the largest values, to show the tail in detail.
     """
     ordered = np.sort(values[~np.isnan(values)])
     n = len(ordered)

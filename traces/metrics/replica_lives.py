@@ -1,7 +1,8 @@
-"""The lives of a recorded run's replicas: replica counts over time, and the GPU time that was paid for.
+"""Numbers of replicas over time in a recorded run, and the GPU time that was paid for.
 
-A replica occupies its GPUs from its start to its end, so cold starts, drains and recoveries are paid for; it takes
-requests from the time it is ready. Works on the column `replica_lives` of the dataset `runs`.
+A replica occupies its GPUs from its start to its end, so cold starts, drains and recoveries are paid for. It takes
+requests from the time when it is ready. The functions take the column `replica_lives` of the dataset `runs`, which has
+start, ready and end times of each replica.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ Lives = Sequence[Mapping[str, Any]]
 
 
 def gpu_hours(lives: Lives, duration_ns: int) -> float:
-    """Return the GPU hours paid for, of all replicas, up to the end of the run."""
+    """Return the GPU hours that all replicas were paid for until the end of the run."""
     return sum(_end(life, duration_ns, life["started_ns"]) * life["gpus"] for life in lives) / 3.6e12
 
 
 def cost_usd(lives: Lives, duration_ns: int, usd_per_gpu_hour: Mapping[str, float | None]) -> float | None:
-    """Return the dollars for the GPU hours of `lives`, by the price of each pool.
+    """Return the cost in dollars of the GPU hours of `lives`, at the prices of their pools.
 
-    None if a pool with a replica has no price.
+    The result is None if a pool with a replica has no price.
     """
     usd = 0.0
     for pool in dict.fromkeys(life["pool"] for life in lives):
@@ -32,12 +33,12 @@ def cost_usd(lives: Lives, duration_ns: int, usd_per_gpu_hour: Mapping[str, floa
 
 
 def serving_ns(lives: Lives, duration_ns: int) -> int:
-    """Return the nanoseconds in which replicas could serve, summed over the replicas."""
+    """Return the nanoseconds during which replicas were ready, summed over the replicas."""
     return sum(_end(life, duration_ns, life["ready_ns"]) for life in lives if life["ready_ns"] is not None)
 
 
 def unserved_ns(lives: Lives, duration_ns: int) -> int:
-    """Return the nanoseconds without a ready replica, after the first one was ready; `lives` are of one pool."""
+    """Return the nanoseconds without a ready replica after the first one was ready; `lives` is for one pool."""
     timeline = [change for change in replica_counts(lives) if change["time_ns"] < duration_ns]
     began = next((at for at, change in enumerate(timeline) if change["ready"]), len(timeline))
     times = [*(change["time_ns"] for change in timeline), duration_ns]
@@ -45,7 +46,7 @@ def unserved_ns(lives: Lives, duration_ns: int) -> int:
 
 
 def replica_counts(lives: Lives) -> list[dict[str, Any]]:
-    """Return a row for each change: `time_ns`, `pool`, and the pool's replicas `paid` for and `ready` from then on."""
+    """Return a row for each change: `time_ns`, `pool`, and the pool's new numbers of `paid` and `ready` replicas."""
     changes: dict[tuple[int, str], list[int]] = {}
     for life in lives:
         for name, paid, ready in (("started_ns", 1, 0), ("ready_ns", 0, 1)):

@@ -1,11 +1,11 @@
-"""The metrics of a recorded run, computed in the same way whichever clock wrote the recording.
+"""The metrics of a recorded run, computed in the same way for real and for simulated runs.
 
-All work is done on Arrow columns with numpy: no Python loop runs over requests, tokens or steps, so a million requests
-take about a second. A recording's columns are read when they are needed, and few of them are kept. Names and
-definitions come from the registry (`serving.metrics`).
+Metrics are computed from Arrow columns with numpy. No Python loop runs over requests, tokens or steps, so a million
+requests take about a second. Columns of a recording are read when they are needed, and few of them are kept in memory.
+Names and definitions of metrics are in the registry (`serving.metrics`).
 
-Percentiles are exact order statistics by nearest rank, never interpolated. Latencies cover finished requests only; all
-other requests stay in the denominator of SLO attainment.
+Percentiles are exact order statistics by nearest rank and are never interpolated. Latencies are those of finished
+requests; all other requests still count in the denominator of SLO attainment.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _SPANS = {  # start and end of each metric, as times of a request
     "detokenise_ms": ("finish_ns", "last_text_ns"),
     "stream_ms": ("last_text_ns", "last_sent_ns"),
 }
-_PIECE = 1 << 12  # requests whose token times are read at a time
-_AT_ONCE = 1 << 16  # a recording of no more requests and steps is read in one go, which is faster
-_SUMMED = 1 << 16  # requests at a time: clearing temporaries of a million takes longer than using them
+_PIECE = 1 << 12  # number of requests whose token times are read at once
+_AT_ONCE = 1 << 16  # a recording with at most so many requests and steps is read at once, which is faster
+_SUMMED = 1 << 16  # number of requests at once, because clearing temporaries of a million takes longer than using them
 _READ = {
     name: [column.name for column in columns if column.name not in ("row_ids", "row_tokens")]
     for name, columns in DATASETS.items()
@@ -58,11 +58,11 @@ _READ = {
 
 
 class RunMetrics:
-    """The metrics of one run, from its dataset `requests` and, if kept, `steps`; or from a recording.
+    """The metrics of one run, from its tables `requests` and (if there is one) `steps`, or from a recording.
 
-    `slo` bounds request metrics, e.g. `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all bounds. `gpus` is the
-    number of provisioned GPUs, `work` the work of a step on them. An unknown metric is None (scalars) or empty
-    (distributions).
+    `slo` has upper bounds of request metrics, for example `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all
+    bounds. `gpus` is the number of provisioned GPUs, and `work` is the work of a step on them. Metrics that are not
+    known are None (scalars) or empty (distributions).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RunMetrics:
     def from_recording(
         cls, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
     ) -> RunMetrics:
-        """Return the metrics of a recording. MFU and MBU refer to `peak`, or else to the GPU that the run names."""
+        """Return the metrics of a recording. MFU and MBU are relative to `peak`, or else to the GPU of the run."""
         run, work = recording.run, StepWork.from_run(recording.run, peak)
         if any(recording.rows(dataset) > _AT_ONCE for dataset in _READ):
             return cls(recording, None, run, slo, None, work)
@@ -115,10 +115,10 @@ class RunMetrics:
         return self._datasets.table("requests", [name]).column(0)
 
     def values(self, name: str) -> Floats:
-        """Return a metric's values: one for each request, gap or step, NaN where there is no value.
+        """Return a metric's values, one for each request, gap or step; a missing value is NaN.
 
-        Request metrics come in the order of the requests table, step metrics in that of the steps table. Raises
-        UserError when `name` is not a distribution.
+        Values of request metrics are in the order of the table `requests`, and values of step metrics in that of the
+        table `steps`. Raises UserError if `name` is not a distribution.
         """
         if name not in DISTRIBUTIONS:
             metric(name)
@@ -135,7 +135,7 @@ class RunMetrics:
     def distribution(self, name: str) -> Distribution:
         """Return mean, std, min, max, count and nearest-rank percentiles of a metric; every step counts once.
 
-        Values that `values` has not been asked for are not kept.
+        Values are kept only if `values` has returned them.
         """
         if name in STEP_METRICS:
             return self._steps.summary(name, self._columns.get(name)).distribution
@@ -181,7 +181,7 @@ class RunMetrics:
         return self._numbers[name]
 
     def _numbers_of(self, name: str) -> Floats:
-        """Return a column of the requests as floats, without keeping it: for a column that is needed only once."""
+        """Return a column of the requests as floats without keeping it, because it is needed only once."""
         if not self._datasets.filled("requests", [name]):
             return np.full(self._count, np.nan)
         return numbers(self._datasets.table("requests", [name]), name)
@@ -189,11 +189,11 @@ class RunMetrics:
     # Steps
 
     def at_steps(self, rows: NDArray[np.int64]) -> StepMetrics:
-        """Return the metrics of some steps, given by their rows in the steps table; MFU and MBU are left out."""
+        """Return the metrics of the steps in some `rows` of the steps table, without MFU and MBU."""
         return self._steps.at_rows(rows)
 
     def step_mean(self, name: str, weigh: bool = True) -> float | None:
-        """Return a step metric's mean, weighted by the duration of the steps or, without `weigh`, unweighted."""
+        """Return a step metric's mean, weighted by the duration of the steps if `weigh` is True."""
         if name not in STEP_METRICS:
             raise UserError("step metric", name, f"is not a known step metric; choose one of {', '.join(STEP_METRICS)}")
         summary = self._steps.summary(name, self._columns.get(name))
@@ -207,7 +207,7 @@ class RunMetrics:
 
     @cached_property
     def window_ns(self) -> tuple[int, int] | None:
-        """First intended arrival and last finish; None when nothing finished."""
+        """First intended arrival and last finish; None if no request finished."""
         arrivals, finishes = self._request("arrival_ns"), self._request("finish_ns")
         if not np.isfinite(arrivals).any() or not np.isfinite(finishes[self.finished]).any():
             return None
@@ -215,12 +215,12 @@ class RunMetrics:
 
     @property
     def window_s(self) -> float | None:
-        """Length of the measurement window in seconds; None when it is empty."""
+        """Length of the measurement window in seconds; None if it is empty."""
         first, last = self.window_ns or (0, 0)
         return (last - first) / 1e9 if last > first else None
 
     def meets_slo(self) -> NDArray[np.bool_]:
-        """Return a mask of the requests that finished and met every bound; TPOT binds only from the second token on."""
+        """Return a mask of the requests that finished and met every bound; a single token meets any bound of TPOT."""
         good = self.finished.copy()
         for name, bound in self.slo.items():
             values = self.values(name)
@@ -231,7 +231,7 @@ class RunMetrics:
         return good
 
     def scalars(self) -> dict[str, Any]:
-        """Return every run metric by name, None where the recording does not have it; saturation is the verdict."""
+        """Return every run metric by name; None if the recording does not have it. Saturation is the verdict's word."""
         return dict(self._scalars)
 
     @cached_property
@@ -291,7 +291,7 @@ class RunMetrics:
         return bool(self._datasets.filled("requests", ["tier_hit_tokens"]))
 
     def jain_fairness(self) -> float | None:
-        """Return Jain's index of the tenants' service up to the last arrival."""
+        """Return Jain's index of the service that tenants got until the last arrival."""
         if not self._count:
             return None
         served = self.finished & (self._request("finish_ns") <= np.fmax.reduce(self._request("arrival_ns")))
@@ -304,13 +304,13 @@ class RunMetrics:
         return {str(c["values"]): c["counts"] for c in sorted(counts, key=lambda c: -c["counts"])}
 
     def busy(self) -> float | None:
-        """Return the share of the measurement window in which a step is under way, averaged over the replicas."""
+        """Return the share of the measurement window in which a step was running, averaged over the replicas."""
         if not self._steps.count or self.window_s is None:
             return None
         return float(known(self._steps.under_way_ms).sum() / 1e3 / self.window_s / self._replicas)
 
     def _used(self, name: str) -> float | None:
-        """Return MFU or MBU over the measurement window and all GPUs; waiting for requests counts as unused."""
+        """Return MFU or MBU over the measurement window and all GPUs, including idle time."""
         return over(self._steps.used_s(name), self.window_s and self.window_s * self._replicas)
 
     def internal_fragmentation(self) -> float | None:
@@ -328,18 +328,18 @@ class RunMetrics:
 
     @property
     def looked_up_tokens(self) -> float:
-        """Prompt tokens of every request that was admitted."""
+        """Number of prompt tokens of all admitted requests."""
         return float(np.nansum(self._request("prompt_tokens")[self._admitted]))
 
     def prefix_hit_rate(self) -> float | None:
-        """Return the hit tokens divided by the prompt tokens of every admitted request."""
+        """Return the ratio of prefix-hit tokens to prompt tokens, over all admitted requests."""
         hits = self._numbers_of("prefix_hit_tokens")[self._admitted]
         return over(float(np.nansum(hits)), self.looked_up_tokens)
 
     def speculation(self) -> dict[str, Any]:
-        """Return the figures of speculative decoding, None if no draft token was verified.
+        """Return the figures of speculative decoding; they are None if no draft token was verified.
 
-        Every request counts, finished or not.
+        Finished and unfinished requests count.
         """
         drafts, proposed, accepted = (
             int(np.nansum(self._numbers_of(name))) for name in ("drafts", "draft_tokens", "accepted_tokens")
@@ -351,7 +351,7 @@ class RunMetrics:
         }
 
     def tier_hit_rates(self) -> dict[str, float]:
-        """Return tokens loaded from each KV tier over the prompt tokens of admitted requests; empty without tiers."""
+        """Return for each KV tier its loaded tokens / prompt tokens of admitted requests; empty without tiers."""
         if not self._tiered:
             return {}
         hits = self._column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
@@ -362,8 +362,8 @@ class RunMetrics:
     def _in_system(self) -> TimesInSystem:
         """The time that each request spent in the system.
 
-        An unfinished request stays to the end of the window. A request that left without its last token counts until it
-        left, if that time is recorded.
+        An unfinished request stays until the end of the window. A request that left without its last token stays until
+        the recorded time of leaving.
         """
         arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
         ends = np.where(np.isnan(ends), self._numbers_of("end_ns"), ends)
@@ -376,18 +376,18 @@ class RunMetrics:
 
     @property
     def outstanding(self) -> tuple[Floats, Floats]:
-        """Arrivals and ends in nanoseconds, both sorted, of every request that was in the system."""
+        """Sorted arrival times and sorted end times, in nanoseconds, of all requests that were in the system."""
         return self._in_system.outstanding
 
     def concurrency(self) -> tuple[float | None, int | None]:
-        """Return the requests outstanding: time-weighted mean over the measurement window, and peak."""
+        """Return the mean number of outstanding requests over the measurement window, and the maximum."""
         return self._in_system.concurrency(self.window_ns)
 
     @cached_property
     def saturation(self) -> Saturation | None:
-        """The verdict on whether the run keeps up with its arrivals, by the glossary's rule; None if too few arrive."""
+        """The verdict whether the run keeps up with its arrivals (rule in the glossary); None for too few arrivals."""
         scheduled = self._request("scheduled_ns")
-        counted = np.isfinite(scheduled) | ~self.finished  # a client does not know when its requests were scheduled
+        counted = np.isfinite(scheduled) | ~self.finished  # recordings of clients lack scheduling times
         return saturation_of(*self.outstanding, partial(self._in_system.waiting_share, scheduled, counted))
 
     @cached_property
@@ -397,16 +397,16 @@ class RunMetrics:
 
     @cached_property
     def _replicas(self) -> float:
-        """The number of replicas: the mean over the run if their lives are recorded."""
+        """The number of replicas; the mean over the run if their start and end times are recorded."""
         if self._lives and self._duration_ns:
             return serving_ns(self._lives, self._duration_ns) / self._duration_ns
         return float(self._run.get("replicas") or 1)
 
 
 def _jain_index(tenants: pa.ChunkedArray, tokens: Floats) -> float | None:
-    """Return how evenly tenants were served, as Jain's index of the `tokens` that each tenant's requests got.
+    """Return Jain's fairness index of the tenants' service, from the `tokens` of each request.
 
-    The source is Jain, Chiu and Hawe 1984. None if there are fewer than two tenants.
+    The source is Jain, Chiu and Hawe 1984. The result is None if there are fewer than two tenants.
     """
     names = pc.dictionary_encode(tenants.combine_chunks())
     if len(names.dictionary) < 2:
@@ -416,15 +416,16 @@ def _jain_index(tenants: pa.ChunkedArray, tokens: Floats) -> float | None:
 
 
 def _empty_share(requests: dict[str, Floats], config: SchedulerConfig) -> float | None:
-    """Return the share of reserved KV memory that holds no token: of the token-time of one run's requests.
+    """Return the share of reserved KV memory that holds no token, averaged over memory and time.
 
-    It follows from when requests ran and how long they were. Tokens are assumed to come evenly: the prompt's from its
-    first step to its first token, the output's from there to the last token. With pages, half a block less half a token
-    is then empty on average. A contiguous reservation is empty beyond its tokens.
+    It is computed from the times and lengths of requests. Tokens are assumed to be stored evenly over time: those of
+    the prompt between the request's first step and its first token, and those of the output from there to the last
+    token. With paged KV, (block size - 1) / 2 tokens of a request's last block are then empty on average. In a
+    contiguous reservation, all space beyond the tokens is empty.
 
     `requests` has the columns `prompt_tokens`, `output_tokens`, `scheduled_ns`, `first_token_ns` and `finish_ns`. A
-    request that lacks one does not count. None if no request has all of them, and for models in which some layers do
-    not keep every token.
+    request that lacks one of them does not count. The result is None if no request has all of them, and for models in
+    which some layers do not keep every token.
     """
     if config.kv_groups or config.state_blocks:
         return None
@@ -437,7 +438,7 @@ def _empty_share(requests: dict[str, Floats], config: SchedulerConfig) -> float 
 
 
 def _token_time(columns: Floats, config: SchedulerConfig) -> tuple[float, float]:
-    """Return the space that requests used and the space reserved for them, in tokens times nanoseconds."""
+    """Return the used and the reserved KV memory of requests, in tokens times nanoseconds."""
     prompts, outputs, scheduled, first, last = columns
     prefill, decode = first - scheduled, last - first
     used = prompts / 2 * prefill + (prompts + (outputs - 1) / 2) * decode

@@ -1,6 +1,6 @@
-"""The requests in the system over time, and a verdict on whether a run keeps up with its arrivals.
+"""The number of requests in the system over time, and a verdict whether a run keeps up with its arrivals.
 
-The verdict is by the slope of the backlog; its rule is in the glossary, under saturation.
+The verdict depends on the slope of the backlog. Its rule is in the glossary, under saturation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from traces.tables import Floats
 
 _BINS = 16
-FEWEST = 20  # requests; with fewer, there is no verdict
-PILING_UP = 0.1  # share of the arrivals that piles up when a run is overloaded
-_GROWING = 0.02  # the same share for a backlog that grows: a burst near the end makes a line rise by less
+FEWEST = 20  # minimum number of requests for a verdict
+PILING_UP = 0.1  # minimum share of the arrivals by which the backlog of an overloaded run grows
+_GROWING = 0.02  # minimum share for a growing backlog; a burst near the end gives a smaller slope
 _LEAST_T, _MOST_T = 1.9599, 4.3027  # Student's t at 97.5 %, with infinite degrees of freedom and with two
 
 
 class TimesInSystem:
-    """Arrival and end of each request, in nanoseconds; NaN where it is not known."""
+    """Arrival and end time of each request in nanoseconds; NaN if a time is not known."""
 
     def __init__(self, arrivals: Floats, ends: Floats) -> None:
         self._arrivals = arrivals
@@ -32,12 +32,12 @@ class TimesInSystem:
 
     @cached_property
     def outstanding(self) -> tuple[Floats, Floats]:
-        """Arrivals and ends, both sorted, of the requests for which both are known."""
+        """Sorted arrival times and sorted end times of the requests for which both are known."""
         inside = np.isfinite(self._arrivals) & np.isfinite(self._ends)
         return np.sort(self._arrivals[inside]), np.sort(self._ends[inside])
 
     def concurrency(self, window_ns: tuple[int, int] | None) -> tuple[float | None, int | None]:
-        """Return the requests at a time: time-weighted mean over the window, and peak; None where unknown."""
+        """Return the mean number of requests in the system over the window, and the maximum; None if not known."""
         arrivals, ends = self.outstanding
         if window_ns is None or not len(arrivals):
             return None, None
@@ -50,10 +50,10 @@ class TimesInSystem:
         return float((ends.sum() - arrivals.sum()) / (last - first)), peak
 
     def waiting_share(self, scheduled: Floats, counted: NDArray[np.bool_], begin: float, end: float) -> float:
-        """Return the share of their time that requests arriving between `begin` and `end` wait for their first step.
+        """Return the share of time spent waiting for the first step, of requests that arrive from `begin` to `end`.
 
-        `counted` marks the requests that count: their first step is known. `scheduled` is NaN for a request without a
-        step.
+        `scheduled` has the start of each request's first step, or NaN for a request without a step. `counted` is True
+        for requests for which it is known whether and when they had a first step.
         """
         inside = (self._arrivals >= begin) & (self._arrivals < end) & np.isfinite(self._ends) & counted
         waits = np.fmin(scheduled, self._ends) - self._arrivals
@@ -70,14 +70,14 @@ class Trend(NamedTuple):
 
     @property
     def half(self) -> float:
-        """Half of the 95 % interval of the slope."""
-        from scipy.special import stdtrit  # imports slowly
+        """Half-width of the 95 % interval of the slope."""
+        from scipy.special import stdtrit  # slow import
 
         return float(stdtrit(self.freedom, 0.975)) * self.error if self.error else 0.0
 
     @property
     def rises(self) -> bool:
-        """True if the 95 % interval lies above zero; mostly decided without scipy."""
+        """True if the 95 % interval of the slope lies above zero; most cases need no import of scipy."""
         slope, error = self.slope, self.error
         return slope > _MOST_T * error or (slope > _LEAST_T * error and slope > self.half)
 
@@ -93,10 +93,10 @@ class Saturation:
 
 
 def saturation_of(arrivals: Floats, ends: Floats, waiting_share: Callable[[float, float], float]) -> Saturation | None:
-    """Return the verdict for requests that came and left at these sorted times (ns); None when too few arrive.
+    """Return the verdict for requests with these sorted arrival and end times (ns); None for too few arrivals.
 
-    `waiting_share(begin, end)` returns the share of their time that requests arriving from `begin` to `end` wait for
-    their first step.
+    For requests that arrive from `begin` to `end`, `waiting_share(begin, end)` returns the share of their time that
+    they wait for their first step.
     """
     if len(arrivals) < FEWEST or arrivals[-1] <= arrivals[0]:
         return None
@@ -114,7 +114,7 @@ def saturation_of(arrivals: Floats, ends: Floats, waiting_share: Callable[[float
 
 
 def growth(arrivals: Floats, leaves: Floats) -> Trend:
-    """Return the growth per second of the number of requests that have arrived and not left.
+    """Return the growth per second of the backlog, which is the number of requests that have arrived and not left.
 
     `arrivals` and `leaves` are sorted and in nanoseconds. The first quarter of the arrival period is left out, by the
     glossary's rule for saturation.
@@ -126,12 +126,12 @@ def growth(arrivals: Floats, leaves: Floats) -> Trend:
 
 
 def _filled(first: float, last: float) -> float:
-    """Return the time at which a system that began empty counts as filled."""
+    """Return the time when a system that began empty is assumed to be filled."""
     return first + (last - first) / 4
 
 
 def _integral(times: Floats, until: Floats) -> Floats:
-    """Return for each t in `until` the integral up to t of the number of `times` (sorted) that have passed."""
+    """Return for each t in `until` the integral until t of the number of sorted `times` that have passed."""
     origin = until[0]
     shifted = times - origin
     sums = np.concatenate([[0.0], np.cumsum(shifted)])
@@ -141,10 +141,10 @@ def _integral(times: Floats, until: Floats) -> Floats:
 
 
 def _trend(x: Floats, y: Floats) -> Trend:
-    """Return the trend of the least-squares line, with fewer degrees of freedom for correlated residuals.
+    """Return the trend by least squares; correlated residuals reduce the degrees of freedom.
 
-    Residuals of a fitted line look less correlated than they are, by (2 + 4 r) / n (Kendall 1954 for a mean; a line
-    takes one degree of freedom more).
+    The correlation r of a fitted line's residuals is too small by (2 + 4 r) / n (Kendall 1954 for a mean; a line has
+    one more degree of freedom).
     """
     n = len(x)
     centred = x - x.mean()
@@ -161,5 +161,5 @@ def _trend(x: Floats, y: Floats) -> Trend:
 
 
 def _product(x: Floats, y: Floats) -> float:
-    """Return the inner product of two vectors, without BLAS, which adds in another order on each CPU."""
+    """Return the inner product of two vectors without BLAS, whose order of additions differs between CPUs."""
     return float(np.einsum("i,i->", x, y))

@@ -1,13 +1,14 @@
-"""The metrics of the steps of a recorded run: one value a step, in the order of the dataset `steps`.
+"""The metrics of the steps of a recorded run: one value per step, in the order of the table `steps`.
 
-A run has many steps, so columns are read in pieces, and memory holds no more than two numbers of each step.
+A run may have many steps, so columns are read in pieces, and at most two numbers per step are in memory.
 
-MFU and MBU are the share of a device's peak that a step uses, from the model's shapes and a datasheet, on either clock.
-The work counted is the model's, not the kernels': padding, recomputed scores and activations in memory count as lost
-utilisation. FLOPs are 2 for each weight that a token meets and 4 x heads x head size for each query-key pair (Chowdhery
-et al., "PaLM", 2022, appendix B, without the backward pass). Bytes are the weights, read once a step, and the KV that
-its rows attend to or write (Agarwal et al., "LLM Inference Performance Engineering: Best Practices", Databricks 2023).
-Left out: a draft model, states of linear attention, norms, the embedding's rows.
+MFU and MBU are the shares of a device's peak FLOPs and memory bandwidth that a step uses. They are computed from the
+model's shapes and a datasheet, for real and for simulated runs. The counted work is that of the model and not of the
+kernels: padding, recomputed scores and memory traffic of activations count as lost utilisation. FLOPs are 2 for each
+weight that a token meets and 4 x heads x head size for each query-key pair (Chowdhery et al., "PaLM", 2022, appendix B,
+without the backward pass). Bytes are the weights, which are read once per step, and the KV that the step's rows attend
+to or write (Agarwal et al., "LLM Inference Performance Engineering: Best Practices", Databricks 2023). Draft models,
+states of linear attention, norms and rows of the embedding are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from traces.tables import Datasets, Floats, MemoryTables, as_stored, known, know
 
 FLOPS_OF = ["prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "sampled_rows", "draft_tokens"]
 BYTES_OF = ["prefill_rows", "prefill_tokens", "prefill_context", "decode_rows", "decode_context", "draft_tokens"]
-_OUR_NAMES = {"smollm2": "SmolLM2-135M"}  # names of the real engine for models of the catalogue
+_OUR_NAMES = {"smollm2": "SmolLM2-135M"}  # the real engine's name of a model -> name in the catalogue
 STEP_METRICS = ("step_ms", "batch_tokens", "running", "waiting", "kv_usage", "kv_pressure", "mfu", "mbu")
 _COLUMNS = {  # columns that each metric is computed from
     "step_ms": ["start_ns", "end_ns"],
@@ -50,15 +51,15 @@ _COLUMNS = {  # columns that each metric is computed from
     "mfu": FLOPS_OF,
     "mbu": BYTES_OF,
 }
-_RARE_COLUMNS = ["stages_ns", "draft_tokens", "longest_free_blocks"]  # null throughout in most runs
-_PIECE = 1 << 18  # steps at a time: touching memory for millions takes longer than the sums
+_RARE_COLUMNS = ["stages_ns", "draft_tokens", "longest_free_blocks"]  # columns that are null in all rows of most runs
+_PIECE = 1 << 18  # number of steps at once, because memory for millions takes longer to touch than to sum
 
 
 class StepWork:
     """The work of the steps of one engine, and the peak of all its GPUs together.
 
     Attributes:
-        flop_per_s, bytes_per_s: datasheet peaks, of dense GEMMs in the type of the weights and of memory
+        flop_per_s, bytes_per_s: datasheet peaks of dense GEMMs in the weights' number type, and of memory
     """
 
     def __init__(self, model: ModelSpec, deployment: Deployment, gpu: GpuSpec) -> None:
@@ -68,9 +69,10 @@ class StepWork:
 
     @classmethod
     def from_run(cls, run: Mapping[str, Any], peak: GpuSpec | None = None) -> StepWork | None:
-        """Return the work of a row of `runs`, against `peak` or else the GPU that it ran on or that timed it.
+        """Return the work of a row of `runs`, relative to the GPU `peak` or else the GPU of the run.
 
-        None if the GPU or the model is not known, as on a CPU, and for a fleet whose pools are not all alike.
+        The GPU of a simulated run is the one whose kernel times were used. The result is None if the GPU or the model
+        is not known (as on a CPU), and for a fleet with different pools.
         """
         gpu = peak or _gpu_of(run)
         if gpu is None:
@@ -84,7 +86,7 @@ class StepWork:
         return None if any(pool.deployment or pool.gpu for pool in pools) else cls(model, deployment, gpu)
 
     def flops(self, steps: pa.Table) -> Floats:
-        """Return the FLOPs of each step, over all devices."""
+        """Return the FLOPs of each step on all devices together."""
         model, ranks = self._model, self._deployment.data_parallel_size
         head = model.vocab_size * model.hidden_size
         body = model.active_parameters - model.embedding_parameters
@@ -113,7 +115,7 @@ class StepWork:
         return np.asarray(ranks * (2.0 * body * tokens + 2.0 * head * logits + per_pair * attended))
 
     def moved_bytes(self, steps: pa.Table) -> Floats:
-        """Return the bytes of memory that each step reads and writes, over all devices."""
+        """Return the bytes that each step reads and writes in the memory of all devices."""
         model, deployment = self._model, self._deployment
         ranks = deployment.data_parallel_size
         rows, drafts = numbers(steps, "decode_rows"), known_or_zero(steps, "draft_tokens")
@@ -140,13 +142,13 @@ class StepWork:
         return np.asarray(weights + ranks * kv)
 
     def _taken(self, projection: str, parameters: int, layers: int) -> float:
-        """Return the bytes of a layer's `parameters` in `layers` layers, in the types that they are stored in."""
+        """Return the bytes of a layer's `parameters` in `layers` layers, in their stored number types."""
         kept = stored(self._model, self._deployment, projection, layers)
         return parameters * sum(part.layers * part.width for part in kept)
 
 
 def _clipped(model: ModelSpec, seen: Floats, queries: Floats, pairs: Floats, prompts: Floats) -> Floats:
-    """Return the query-key pairs of a layer of full attention, which an indexer bounds."""
+    """Return the query-key pairs of a layer of full attention; an indexer limits the pairs of a query."""
     most = float(model.latent.index_topk) if model.latent is not None else 0.0
     return np.minimum(seen, queries * most) + np.minimum(pairs, prompts * most) if most else seen + pairs
 
@@ -154,8 +156,9 @@ def _clipped(model: ModelSpec, seen: Floats, queries: Floats, pairs: Floats, pro
 def attended_pairs(latent: CompressedAttention, ratio: int, pairs: Any, queries: Any) -> Any:
     """Return the query-key pairs of a layer of compressed attention with this compression ratio.
 
-    `pairs` are the pairs of `queries` with all tokens before them. A query attends to the tokens in the window and to
-    entries of `ratio` tokens; a sparse layer's indexer chooses some of these entries.
+    `pairs` is the number of pairs of the `queries` with all tokens before them. A query attends to the tokens in the
+    window and to compressed entries, each of which stands for `ratio` tokens. In a sparse layer an indexer chooses some
+    of these entries.
     """
     within = np.minimum(pairs, queries * float(latent.sliding_window))
     if not ratio:
@@ -164,7 +167,7 @@ def attended_pairs(latent: CompressedAttention, ratio: int, pairs: Any, queries:
 
 
 def _gpu_of(run: Mapping[str, Any]) -> GpuSpec | None:
-    """Return the catalogued GPU that timed a simulated run, or the one whose name fits CUDA's name of a real device."""
+    """Return the catalogued GPU of a simulated run, or the one whose name fits the CUDA name of a real device."""
     if run["clock"] == "virtual":
         return gpus().get(str(notes_of(run).get("gpu")))
     device = str(json.loads(run["hardware"] or "{}").get("gpu", ""))
@@ -173,14 +176,14 @@ def _gpu_of(run: Mapping[str, Any]) -> GpuSpec | None:
 
 
 class StepSummary(NamedTuple):
-    """The distribution of a metric over the steps, and its mean weighted by step duration (None without values)."""
+    """A metric's distribution over the steps, and its mean weighted by step duration (None without values)."""
 
     distribution: Distribution
     by_time: float | None
 
 
 class StepMetrics:
-    """The metrics of the dataset `steps`. Without `work`, MFU and MBU are not known."""
+    """The metrics of the table `steps`. Without `work`, MFU and MBU are not known."""
 
     def __init__(self, run: Datasets, num_blocks: float | None, work: StepWork | None = None) -> None:
         self._run = run
@@ -198,7 +201,7 @@ class StepMetrics:
         return self._run.filled("steps", _RARE_COLUMNS)
 
     def values(self, name: str) -> Floats:
-        """Return the values of one of STEP_METRICS; NaN where a step has none."""
+        """Return the values of one of STEP_METRICS; a missing value is NaN."""
         if name == "step_ms":
             return self._step_ms
         return self._used(name) if name in ("mfu", "mbu") else self._made(name)
@@ -230,12 +233,12 @@ class StepMetrics:
                 return as_stored(steps, name)
 
     def at_rows(self, rows: NDArray[np.int64]) -> StepMetrics:
-        """Return the metrics of the steps in these rows alone, without MFU and MBU."""
+        """Return the metrics of only the steps in `rows`, without MFU and MBU."""
         steps = self._run.table("steps", self._columns(*STEP_METRICS[:-2])).take(pa.array(rows))
         return StepMetrics(MemoryTables(steps=steps), self._num_blocks)
 
     def summary(self, name: str, values: Floats | None = None) -> StepSummary:
-        """Return the summary of one of STEP_METRICS; `values` are its values, if the caller has them."""
+        """Return the summary of one of STEP_METRICS; `values` has its values if the caller knows them."""
         if name not in self._summaries:
             spent = values is None and name != "step_ms"
             made = self.values(name) if values is None else values
@@ -253,16 +256,16 @@ class StepMetrics:
         return self._summaries[name]
 
     def used_s(self, name: str) -> float | None:
-        """Return the seconds that all GPUs would need for all steps at their peak of FLOPs (`mfu`) or memory (`mbu`).
+        """Return the seconds that all steps would take at the peak FLOPs (`mfu`) or bandwidth (`mbu`) of all GPUs.
 
-        None if the work or the peak is not known.
+        The result is None if the work or the peak is not known.
         """
         if name not in self._seconds:
             self.summary(name)
         return self._seconds[name]
 
     def _used(self, name: str) -> Floats:
-        """Return the share of the GPUs' peak that each step used, and note the seconds for `used_s`."""
+        """Return the share of the GPUs' peak that each step used, and store the seconds for `used_s`."""
         shares, at, work = np.full(self.count, math.nan), 0, self._work
         seconds = None
         for piece in self._run.pieces("steps", self._columns(name), _PIECE) if work is not None else ():
@@ -282,9 +285,9 @@ class StepMetrics:
 
     @cached_property
     def under_way_ms(self) -> Floats:
-        """The time of each step in which no earlier step of its replica was still under way.
+        """The milliseconds of each step during which no earlier step of its replica was still running.
 
-        Steps of a replica start and end in order; they overlap only in a pipeline.
+        Steps of a replica start and end in order, and overlap only with pipeline parallelism.
         """
         if "stages_ns" not in self._rare:
             return self._step_ms
@@ -297,7 +300,7 @@ class StepMetrics:
         return own / 1e6
 
     def pipeline_bubble(self) -> float | None:
-        """Return the idle share of stage time while a step is under way; None without stages.
+        """Return the share of time that pipeline stages are idle while a step is running; None without stages.
 
         Source: Huang et al., "GPipe", 2019.
         """
@@ -309,7 +312,7 @@ class StepMetrics:
         return 1.0 - worked / 1e6 / float(np.nansum(stages * self.under_way_ms))
 
     def external_fragmentation(self) -> float | None:
-        """Return 1 - longest free run / free blocks, weighted by step duration; None if KV is paged."""
+        """Return the mean of 1 - (longest contiguous run of free blocks) / (free blocks); None if KV is paged."""
         if "longest_free_blocks" not in self._rare:
             return None
         free = self._num_blocks - self._column("used_blocks")

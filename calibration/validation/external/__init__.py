@@ -1,5 +1,5 @@
-"""Measured runs of other engines, a user's own or published ones, simulated and compared.
+"""Comparisons of simulations with measured runs of other engines, which are published or a user's own.
 
-A case file describes the engine, the run and the measurement. Nothing here is fitted on a run that is then reported as
-predicted.
+A case file describes the engine, the run and the measurement. No run is reported as predicted if anything was fitted to
+it.
 """

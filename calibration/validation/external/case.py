@@ -1,7 +1,7 @@
-"""A case file: the engine that ran, the place of its measurement, and the error that a prediction may have.
+"""A case file describes an engine that ran, its measurement, and the maximum error of a prediction.
 
 A new measured run of a known format needs only a case file. Settings of the engine have the names of a deployment file.
-vLLM's defaults at that version are written out, since the measurements do not say them.
+vLLM's defaults at the engine's version are written out, because the measurements do not state them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Column = Literal["blind", "anchored"]
 
 
 class Target(Settings):
-    """A bound on the error of one figure, in percent of the measured.
+    """A bound on the error of one figure, in percent of the measured value.
 
     Attributes:
-        over: `each`: every single run must keep it; `median`: the median of the absolute errors over the runs must keep
+        over: `each` if every run must keep the bound, or `median` if the median of the runs' absolute errors must keep
             it
-        runs: names of the runs that it is about; empty means every run that is scored
+        runs: names of the runs that the target is about; empty for every scored run
     """
 
     figure: str
@@ -50,12 +50,12 @@ class Target(Settings):
 
 
 class Anchor(Settings):
-    """The run that the *anchored* column is fitted on, and the figure that each parameter reproduces.
+    """The run that the *anchored* column is fitted to, and the figure that is reproduced by each parameter.
 
     Attributes:
         decode: factor on the time of decode steps
         prefill: factor on the time that prompts add to a step
-        overhead: milliseconds outside the engine (HTTP, tokeniser, client) on each request
+        overhead: milliseconds outside the engine (HTTP, tokeniser, client) that are added to each request
     """
 
     run: str
@@ -95,7 +95,7 @@ class Case(Settings):
 
     @property
     def is_of_steps(self) -> bool:
-        """True if the measurement is a log of iterations rather than of requests: see `external.steps`."""
+        """True if the measurement is a log of iterations and not of requests; see `external.steps`."""
         return self.measured.get("format") == "iteration-log"
 
     @property
@@ -103,10 +103,9 @@ class Case(Settings):
         return measured_format(self.measured, f"{self.name}.measured")
 
     def deployment_of(self, run: MeasuredRun) -> tuple[Deployment, bool]:
-        """Return the deployment of a run, and whether the number of KV blocks is known rather than to be estimated.
+        """Return the deployment of a run, and True if its number of KV blocks is stated (else it has to be estimated).
 
-        Settings of the measurement override the case file. Steps are priced as those of the run's engine, or else the
-        case's.
+        Settings in the measurement override the case file. The engine is that of the run, or else that of the case.
         """
         engine = EngineName.read(run.engine or self.engine)
         stated = merged({"device": "cuda", **self.deployment, "engine": str(engine)}, dict(run.settings))
@@ -115,9 +114,9 @@ class Case(Settings):
 
 
 def origin_of(case: Case, run: MeasuredRun, deployment: Deployment) -> Origin:
-    """Return the origin of runs; raise UserError for a GPU or a model that is not known.
+    """Return the origin of a run; raise UserError for an unknown GPU or model.
 
-    Logs of one model on one GPU are one source, however they are divided.
+    All iteration logs of one model on one GPU are one source, even if they are in several cases.
     """
     known = find_gpu(run.gpu or case.gpu)
     measured_as = case.measured["format"] if case.is_of_steps else case.name
@@ -133,10 +132,10 @@ def case_of_recordings(
     router: str,
     within_pct: float | None,
 ) -> Case:
-    """Return the case of runs that `tokentwin bench --url` recorded of one server.
+    """Return the case of runs of one server that `tokentwin bench --url` recorded.
 
-    The default `deployment` is the one that the first recording names. `within_pct` bounds the error of every mean and
-    rate. Raises UserError for a deployment that is not known, or has a fleet.
+    The default `deployment` is the one in the first recording. `within_pct` is the bound on the error of every mean and
+    rate. Raises UserError if the deployment is unknown or has a fleet.
     """
     first = Recording.load(folders[0])
     said = (
@@ -167,18 +166,18 @@ def case_of_recordings(
 
 
 def load_case(path: Path) -> Case:
-    """Read a case file; raise UserError that names the file and the field."""
+    """Read a case file; raise UserError with the file and the field if it is invalid."""
     case = parse(Case, read_yaml(path, "case"), where=path.name)
     if not case.is_of_steps:
-        _ = case.format  # refuses unknown formats and fields before anything runs
+        _ = case.format  # raises UserError for unknown formats and fields before anything runs
     return case
 
 
 def load_cases(folder: Path, refused: dict[str, UserError] | None = None) -> list[Case]:
     """Return the case files of `folder`, in the order of their file names.
 
-    A wrong file goes to `refused`, under its name, and the others are read. Raises UserError for a folder without case
-    files, and without `refused` for a wrong file.
+    If `refused` is given, the error of an invalid file is stored there under the file's name, and the other files are
+    read. Otherwise an invalid file raises UserError. A folder without case files always does.
     """
     paths = sorted(folder.glob("*.yaml"))
     if not paths:

@@ -1,7 +1,7 @@
-"""A calibration file from a case with an anchor: the lesson of one measured run of an engine, kept for simulations.
+"""A calibration file from a case with an anchor: the correction fitted to one measured run, kept for simulations.
 
-The anchor's factor on decode steps multiplies the time of steps without prompts, and its factor on prompts the time
-that prompts add. Milliseconds outside the engine are left out: a simulation has no client.
+The anchor's factor on decode steps multiplies the time of steps without prompts, and its factor on prompts multiplies
+the time that prompts add. Milliseconds outside the engine are left out, because a simulation has no client.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 
 _FIGURES = ("tpot_ms.mean", "e2e_ms.mean")
-_LEAST = 0.02  # no single run teaches better than this
+_LEAST = 0.02  # minimum standard error of a calibration from a single run
 
 
 def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
-    """Return the calibration of the engine of a scored case; raise UserError if the case has no anchor."""
+    """Return the calibration of a scored case's engine; raise UserError if the case has no anchor."""
     case, correction = result.case, result.correction
     if case.anchor is None or correction is None:
         remedy = "is missing; name the run to learn from, and the figures to reproduce"
@@ -45,7 +45,7 @@ def learnt_from(result: CaseResult, created: str) -> ExternalCalibration:
 
 
 def _intervals(result: CaseResult) -> dict[str, Any]:
-    """Return intervals from the errors of the anchored column on the other runs; nothing if there are none."""
+    """Return the intervals from the anchored column's errors on the other runs; empty if there are none."""
     errors = [row.error_pct("anchored") for row in result.rows if row.figure in _FIGURES]
     logs = [log(1 + error / 100) for error in errors if error is not None and error > -100]
     if not logs:

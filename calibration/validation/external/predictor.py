@@ -1,6 +1,6 @@
-"""The interface between rung 4 and cost models: it turns a case, a GPU and a deployment into a cost model.
+"""The interface between rung 4 and cost models, which makes the cost model for a run of a case.
 
-The blind column has kernels of the GPU, and lessons from measured runs of *other* sources.
+The blind column has kernels of the GPU, and a correction fitted to measured runs of *other* sources.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from traces.measured.run import MeasuredRun
 
 
 class Prediction(NamedTuple):
-    """A new cost model, and the engine's KV blocks for a case that does not state them.
+    """A cost model, and the estimated number of KV blocks for a case that does not state it.
 
     Attributes:
-        request_ms: time that a server and a client add to TTFT: centre between the ends of a 90 % interval
+        request_ms: milliseconds that a server and a client add to TTFT: lower end of the 90 % interval, centre, upper
+            end
     """
 
     cost: JudgedCost
@@ -43,7 +44,7 @@ Raises UserError for an unknown GPU or model.
 def blind(case: Case, run: MeasuredRun, deployment: Deployment) -> Prediction:
     """Return the prediction for a run; see `Predictor`.
 
-    Raises UserError also if the engine could not have started for want of memory.
+    Also raises UserError if the engine's GPU memory is too small for it to start.
     """
     gpu = run.gpu or case.gpu
     capacity = kv_capacity(find_model(deployment.model), find_gpu(gpu), deployment)
@@ -57,9 +58,9 @@ def blind(case: Case, run: MeasuredRun, deployment: Deployment) -> Prediction:
 def _blind(
     source: str, gpu: str, deployment_json: str, client: str
 ) -> tuple[OperationCost, tuple[float, float, float]]:
-    """Return cost model and request times of a deployment.
+    """Return the cost model and the request times of a deployment.
 
-    They are cached, because tables take time to make, and many runs have the same deployment.
+    They are cached, because making tables takes time and many runs have the same deployment.
     """
     deployment = Deployment.model_validate_json(deployment_json)
     known = blind_calibration(gpu, deployment, lambda origin: origin.source == source, client)

@@ -1,4 +1,4 @@
-"""The report of scored cases as plain data and as the cells of tables; long cases are summed up by group."""
+"""The report of scored cases as plain data and as cells of tables; long cases are summarised by group."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from calibration.trust import LEVELS
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from serving.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
 
-MANY = 20  # runs beyond which a case is summed up instead of listed
-FEW = 5  # runs of a group, below which it has no median of its own
+MANY = 20  # number of runs above which a case is summarised instead of listed
+FEW = 5  # minimum number of runs of a group with a median of its own
 
 
 def as_dict(results: Sequence[CaseResult]) -> dict[str, Any]:
-    """Return the report, as `--format json` prints it."""
+    """Return the report in the form that `--format json` prints."""
     return {"met": all(verdict.met for o in results for verdict in o.verdicts), "cases": [_case(o) for o in results]}
 
 
@@ -70,7 +70,7 @@ LEVEL_HEADER = ("trust", "figures", "median error", "in their interval")
 
 
 def level_rows(results: Sequence[CaseResult]) -> Iterator[tuple[str, ...]]:
-    """Yield the latencies of all runs by how far they can be trusted, as cells under `LEVEL_HEADER`."""
+    """Yield errors of the latencies of all runs by trust level, as cells under `LEVEL_HEADER`."""
     for level in LEVELS:
         rows = [row for o in results for row in o.rows if "_ms" in row.figure and o.levels[row.run] == level]
         if rows:
@@ -103,7 +103,7 @@ def group_header(result: CaseResult) -> tuple[str, ...]:
 
 
 def group_rows(result: CaseResult) -> Iterator[tuple[str, ...]]:
-    """Yield medians of the absolute error, over all runs and over each group of several runs."""
+    """Yield medians of the absolute error over all runs, and over each group with enough runs."""
     groups: dict[tuple[str, str], list[str]] = {("all", ""): [run.name for run in result.runs]}
     for key in dict.fromkeys(key for run in result.runs for key in run.group):
         for value in sorted({run.group.get(key, "") for run in result.runs}, key=lambda v: (v.isdigit() * len(v), v)):

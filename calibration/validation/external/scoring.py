@@ -1,18 +1,18 @@
-"""Simulations of the measured runs of a case, beside the measured figures.
+"""Simulations of the measured runs of a case, and comparisons with the measured figures.
 
-*Blind* is the predictor alone. *Anchored* has its correction fitted on the case's anchor run, which is then left out of
-every score. The interval has the figures at the ends of the predictor's 90 % interval of step times, so near saturation
-it opens as wide as it should. It includes a client's time if the latencies are a client's, and both workloads if two
-are possible. A rate is known to one request of those counted.
+The column *blind* is the predictor alone. The column *anchored* has a correction that is fitted to the case's anchor
+run, which is then left out of every score. The interval spans the figures simulated at the ends of the predictor's 90 %
+interval of step times. If a client measured the latencies, the interval also has the uncertainty of the client's time.
+If two workloads are possible, it covers both. The interval of a rate is wider by one request of those counted.
 
-The correction of the anchored column is two factors and a constant. One factor multiplies decode steps, the other the
-time that prompts add to a step; a constant outside the engine is added to each request. Each reproduces one figure of
-the anchor run, by repeated simulation of that run.
+The correction of the anchored column is two factors and a constant. One factor multiplies decode steps, and the other
+one multiplies the time that prompts add to a step. The constant is a time outside the engine that is added to each
+request. Each of the three is fitted to one figure of the anchor run, by simulating this run repeatedly.
 
-A run that prefills and decodes on separate workers may not state their counts: then it gets the fewest that keep pace.
-A closed loop of C requests finishes C of them in the time of their output tokens, so decode workers set a rate, and
-prefill workers must make first tokens as fast (rate matching, as NVIDIA's AIConfigurator sizes such fleets). The
-measured times choose nothing.
+A run that prefills and decodes on separate workers may not state their numbers. It then gets the smallest sufficient
+numbers. A closed loop of C requests finishes C of them in the time of their output tokens. The decode workers thus set
+a rate, and the prefill workers must make first tokens at this rate (rate matching, as NVIDIA's AIConfigurator sizes
+such fleets). The measured times are not used for this choice.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from traces.measured.run import RATES, MeasuredRun, figures
 def matched_workers(run: MeasuredRun, deployment: Deployment, prediction: Prediction) -> tuple[int, int]:
     """Return the numbers of prefill and decode workers.
 
-    They are the fewest decode workers that can have all requests at once, and the fewest prefill workers that keep
-    their pace. Raises UserError if more than `run.most_workers` of a kind would be needed.
+    The number of decode workers is the smallest that can hold all requests at once. The number of prefill workers is
+    the smallest that reaches the rate of the decode workers. Raises UserError if more than `run.most_workers` of one
+    kind would be needed.
     """
     assert run.lengths is not None and run.workload.concurrency is not None
     (prompt, output), requests = run.lengths, run.workload.concurrency
@@ -74,7 +75,7 @@ _CLOSE = 1e-4  # relative difference at which the anchor's figures count as repr
 
 @dataclass(frozen=True)
 class Correction:
-    """Two factors, `decode` and `prefill`, and `overhead_ms`, milliseconds on each request's TTFT and E2E."""
+    """The factors `decode` and `prefill`, and the milliseconds `overhead_ms` added to each request's TTFT and E2E."""
 
     decode: float = 1.0
     prefill: float = 1.0
@@ -82,9 +83,9 @@ class Correction:
 
 
 class Corrected:
-    """A cost model with its decode steps scaled by one factor and the time that prompts add by another.
+    """A cost model in which decode steps are multiplied by one factor, and the time that prompts add by another.
 
-    Factors are of the CPU time and the step together; the CPU keeps its share, scaled as decode steps are.
+    The factors apply to the sum of CPU time and step time. The CPU time is multiplied by the factor of decode steps.
     """
 
     def __init__(self, cost: CostModel, correction: Correction) -> None:
@@ -110,11 +111,11 @@ class Corrected:
 def fit_correction(
     anchor: Anchor, measured: Mapping[str, float], simulate: Callable[[Correction], Mapping[str, float]]
 ) -> Correction:
-    """Return the correction with which `simulate` reproduces the anchor run's figures that `anchor` names.
+    """Return the correction with which `simulate` reproduces the figures of the anchor run named in `anchor`.
 
-    Factors and the constant are adjusted in turn, each by the error of its own figure. Latencies of an unloaded run are
-    nearly proportional to them, so this converges in a few rounds. Raises UserError for a figure that the anchor run
-    does not have.
+    In every round, each factor and the constant is adjusted by the error of its own figure. Latencies of an unloaded
+    run are nearly proportional to them, so this converges in a few rounds. Raises UserError for a figure that the
+    anchor run does not have.
     """
     fitted = {name: figure for name in ("decode", "prefill", "overhead") if (figure := getattr(anchor, name))}
     for name, figure in fitted.items():
@@ -139,7 +140,7 @@ def fit_correction(
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of one run. `anchored` and `floor_pct` are None if they do not exist."""
+    """One figure of one run. `anchored` is None without an anchor, and `floor_pct` is None without repeats."""
 
     run: str
     figure: str
@@ -156,7 +157,7 @@ class Row:
         return self.low <= self.measured <= self.high
 
     def error_pct(self, column: str = "blind") -> float | None:
-        """Return the error in percent of the measured; a wrong zero is 100 % off."""
+        """Return the error in percent of the measured value; it is 100 % if only the measured value is 0."""
         predicted = self.blind if column == "blind" else self.anchored
         if predicted is None:
             return None
@@ -167,7 +168,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a target: the worst or the median absolute error in percent, and the run that it belongs to."""
+    """The verdict on a target: the largest or the median absolute error in percent, and the name of its run."""
 
     target: Target
     error_pct: float
@@ -180,7 +181,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A scored case; `levels` say how far to trust each run, and `trust` is that in the least certain one."""
+    """A scored case; `levels` has the trust level of each run, and `trust` is the trust in the most uncertain run."""
 
     case: Case
     rows: Sequence[Row]
@@ -191,7 +192,7 @@ class CaseResult:
     levels: Mapping[str, str]
 
     def median_error_pct(self, figure: str, runs: Sequence[str]) -> float | None:
-        """Return the median absolute error of a figure over some runs, as predicted blind."""
+        """Return the median absolute error of a figure's blind predictions over some runs."""
         names = set(runs)
         known = [row.error_pct() for row in self.rows if row.figure == figure and row.run in names]
         errors = [abs(error) for error in known if error is not None]
@@ -199,7 +200,7 @@ class CaseResult:
 
 
 def score(case: Case, data: Path, predictor: Predictor) -> CaseResult:
-    """Simulate the runs of `case`, whose files lie under `data`; raise UserError for any fault in a file."""
+    """Simulate the runs of `case`, with its files in `data`; raise UserError for any fault in a file."""
     ready = [_ready(case, run, predictor) for run in case.format.read(data)]
     correction = _fit(case, ready)
     rows = []
@@ -222,9 +223,9 @@ def simulated_figures(
     replicas: int = 1,
     router: str = "round-robin",
 ) -> dict[str, float]:
-    """Return the simulated figures of `run`; `overhead_ms` outside the engine precedes each request's queueing.
+    """Return the simulated figures of `run`; `overhead_ms` is time outside the engine, before each request queues.
 
-    Raises UserError when the engine would reject requests that the measured one served.
+    Raises UserError if the simulated engine rejects requests that the measured one served.
     """
     if deployment.fleet is None:  # the workload is one rank's share
         deployment = deployment.model_copy(update={"data_parallel_size": 1})
@@ -250,7 +251,7 @@ def simulated_figures(
 
 @dataclass(frozen=True)
 class _Ready:
-    """A run with everything that its simulation needs."""
+    """A run with all inputs of its simulation."""
 
     case: Case
     run: MeasuredRun
@@ -265,7 +266,7 @@ class _Ready:
         return self._figures(self.run, Corrected(cost, correction), correction.overhead_ms)
 
     def at_ends(self) -> list[dict[str, float]]:
-        """Return the figures at both ends of the interval, for every workload that the run may have been.
+        """Return the figures at both ends of the interval, for every workload that the run may have had.
 
         The interval depends on the run's steps, so the run must be simulated at the centre first.
         """
@@ -278,7 +279,7 @@ class _Ready:
 
     @property
     def _outside_ms(self) -> tuple[float, float, float]:
-        """Milliseconds of a client's TTFT that no simulation has: least, centre, most."""
+        """Milliseconds that a client adds to TTFT: lower end of the 90 % interval, centre, upper end."""
         return self.prediction.request_ms if self.run.by_client else (0.0, 0.0, 0.0)
 
     def _figures(self, run: MeasuredRun, cost: CostModel, overhead_ms: float = 0.0) -> dict[str, float]:
@@ -340,7 +341,7 @@ def _rows(ready: _Ready, correction: Correction | None) -> list[Row]:
 
 
 def _judge(case: Case, target: Target, rows: Sequence[Row], scored: Sequence[str]) -> Verdict:
-    """Return the verdict on one target; raise UserError if nothing was measured for it."""
+    """Return the verdict on one target; raise UserError if its figure was not measured."""
     wanted = target.runs or scored
     errors = {}
     for row in rows:

@@ -1,7 +1,7 @@
-"""Rung 4, step by step: another engine's iterations, predicted from kernels and from iterations before and after.
+"""Rung 4 for steps: predictions of another engine's iterations, compared with its log.
 
-*Blind* knows nothing of this engine. *Anchored* has its correction fitted on the first and the last third of the log in
-time; both are scored on the middle third.
+The column *blind* uses no measurement of this engine. The column *anchored* has a correction fitted to the first and
+the last third of the log. Both are scored on the middle third.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
 
 
 def score_steps(case: Case, data: Path) -> CaseResult:
-    """Score a log under `data`; raise UserError if it cannot be read, or has no regime that a target is about."""
+    """Score a log in `data`; raise UserError if it cannot be read or lacks the regime of a target."""
     run = MeasuredRun(case.name, Workload([]), {})
     deployment, _ = case.deployment_of(run)
     log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
@@ -57,7 +57,7 @@ def score_steps(case: Case, data: Path) -> CaseResult:
 def _rows(
     measured: NDArray[np.float64], columns: dict[str, NDArray[np.float64]], regime: NDArray[np.int64]
 ) -> Iterator[Row]:
-    """Yield percentiles of the step times of every regime, and their sum, in each column."""
+    """Yield the percentiles and the sum of step times for every regime, in each column."""
     for index, name in enumerate(REGIMES):
         mine = regime == index
         if not mine.any():
@@ -80,7 +80,7 @@ def _judge(case: Case, target: Target, errors: dict[str, StepErrors]) -> Verdict
 
 
 def _corners(sizes: StepSizes) -> list[StepSizes]:
-    """Return the step of the most decode context, and the step of the most query-key pairs."""
+    """Return the step with the maximum decode context, and the step with the maximum number of query-key pairs."""
     arrays = {name: np.asarray(value) for name, value in vars(sizes).items()}
     tops = (int(np.argmax(arrays[name])) for name in ("decode_context", "prefill_pairs"))
     return [StepSizes(**{name: float(values[top]) for name, values in arrays.items()}) for top in tops]
