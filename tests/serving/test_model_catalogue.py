@@ -183,7 +183,7 @@ def test_the_verb_lists_and_inspects() -> None:
         (["Qwen3-32B", "--gpu", "H300"], "gpu: 'H300'"),
         (["Qwen3-32B", "--tp", "3"], "tensor_parallel_size: 3"),
         (["Qwen3-32B", "--quantization", "int3"], "options.quantization: 'int3'"),
-        (["Qwen3-32B", "--gpu", "L4"], "has no room for KV blocks beside Qwen3-32B's weights"),
+        (["Qwen3-32B", "--gpu", "L4"], "has no room for KV blocks beside the weights of Qwen3-32B"),
     ],
 )
 def test_the_verb_refuses_in_one_line(arguments: list[str], says: str) -> None:
