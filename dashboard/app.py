@@ -13,7 +13,7 @@ from dashboard.palette import REAL, SIMULATED
 
 
 def _icon() -> Image.Image:
-    """Return the icon, one orange and one blue circle: the browser would fetch a named icon from another server."""
+    """Return the icon, an orange and a blue circle; a browser would fetch a named icon from another server."""
     icon = Image.new("RGBA", (64, 64))
     draw = ImageDraw.Draw(icon)
     draw.ellipse((20, 12, 60, 52), fill=REAL)

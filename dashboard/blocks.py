@@ -1,6 +1,6 @@
 """The building blocks of pages: titles, figures, tables, and messages about a wrong file or input.
 
-A page has one badge, which says how far to trust its numbers. The heading of each figure gives the reason on hover.
+A page has one badge with the trust in its numbers. The heading of each figure gives the reason on hover.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def heading(
     small: bool = False,
     marked: bool = False,
 ) -> None:
-    """Draw a heading that says on hover how far to trust the figures below it; a `small` one is bold text, for a card.
+    """Draw a heading that shows on hover the trust in the figures below it.
 
-    A `marked` heading has the badge of the page beside it.
+    A `small` heading is bold text, for a card. A `marked` heading has the badge of the page beside it.
     """
     trusted = f"{level_badge(trust.level)} {sentence(verbatim(trust.reason))}" if trust else None
     help = "\n\n".join(filter(None, (help, trusted))) or None
@@ -98,7 +98,7 @@ def figure(
     marked: bool = False,
     **events: Any,
 ) -> Any:
-    """Draw a plot under its heading, as one block, and return what Streamlit says was selected in it.
+    """Draw a plot under its heading, as one block, and return the selection in it, as Streamlit reports it.
 
     The heading goes to `place` if it is given, such as a column beside the inputs of the figure. The caller then keeps
     both in one container. `menu` is Plotly's configuration, `events` are arguments of `st.plotly_chart`. A `marked`
@@ -112,7 +112,7 @@ def figure(
 def table(table: Table, **how: Any) -> None:
     """Draw a table of a report, whose numbers can be sorted. `how` are arguments of `st.dataframe`."""
     texts = table.texts(page=True)
-    if table.sentences:  # which a frame cuts off
+    if table.sentences:  # a data frame would cut them off
         st.table([dict(zip(table.titles, row, strict=True)) for row in texts], hide_index=True)
         return
     cells, formats = {}, {}
@@ -186,7 +186,7 @@ def fold(title: str) -> Any:
 
 
 def choosing(parameter: str, ids: Sequence[Any], key: str) -> dict[str, Any]:
-    """Return arguments that make a table's rows selectable: the query parameter becomes the id of the selected row."""
+    """Return arguments that make a table's rows selectable; `parameter` in the URL becomes the selected row's id."""
 
     def selected() -> None:
         rows = st.session_state[key].selection.rows
@@ -197,9 +197,9 @@ def choosing(parameter: str, ids: Sequence[Any], key: str) -> dict[str, Any]:
 
 
 def mistake(error: UserError | str, runs: Path | None = None) -> None:
-    """Show what is wrong with a file or an input: one line, letter by letter, with paths relative to `runs`.
+    """Show the error of a file or an input in one line without Markdown, with paths relative to `runs`.
 
-    The page does not tell where the directory of runs lies on the server.
+    The page does not show where the directory of runs is on the server.
     """
 
     def relative(text: object) -> object:

@@ -1,4 +1,4 @@
-"""The bundled results that pages show until there are others: `samples/demo`, `/compared`, `/external`, `/run`.
+"""The bundled results that pages show if there are no others: `samples/demo`, `/compared`, `/external`, `/run`.
 
 `samples/answers.json` has the answers to the questions with which the pages open. `docs/dashboard-internals.md` says
 how they are made.
@@ -34,7 +34,7 @@ def bundled_recordings() -> dict[str, Path]:
 
 
 def bundled_pair() -> dict[str, Path]:
-    """Return the real engine's recordings of two policies on the same arrivals, by name: a directory of runs each."""
+    """Return the real engine's recordings of two policies on the same arrivals: directories of runs, by name."""
     return {f"bundled pair/{side}": PAIR / side for side in "ab"}
 
 
@@ -44,7 +44,7 @@ def bundled_pair_on_vllm() -> dict[str, Path]:
 
 
 def sample_diagnosis(run: Path = RUN_SAMPLE) -> DiagnoseRequest:
-    """Return the diagnosis of `run` that the Run page asks for the bundled run when it opens."""
+    """Return the request for a diagnosis of `run`, by default of the bundled run as on the Run page."""
     return DiagnoseRequest(run=str(run.resolve()), gpu=RUN_GPU)
 
 

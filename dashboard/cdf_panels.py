@@ -24,7 +24,7 @@ Curve = tuple[Values, Values]
 
 
 class Line(NamedTuple):
-    """Distributions by metric (values, and the percent of requests that do not exceed them), and their line's look."""
+    """Distributions by metric, and their look; a curve has values, and the percent of requests up to them."""
 
     curves: Mapping[str, Curve]
     name: str
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int) -> go.Figure:
-    """Draw a panel for each metric that has values. Axes end past every p99, but no straggler flattens the rest.
+    """Draw a panel for each metric that has values. Axes show every p99, but may leave out extreme values.
 
     Curves are in milliseconds; an axis that reaches 10,000 ms is in seconds (`axis_ms`).
     """

@@ -38,7 +38,7 @@ _KEPT = "deployment-*.json"
 
 
 def read_text(text: str) -> Deployment:
-    """Return the deployment that the text describes. Raises UserError if it is none, or names what is not bundled."""
+    """Return the deployment in the text. Raises UserError if it is invalid, or names something that is not bundled."""
     if len(text.encode()) > MOST_KB * 1000:
         raise UserError(WHERE, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; at most {MOST_KB} kB are allowed")
     try:
@@ -56,7 +56,7 @@ def read_text(text: str) -> Deployment:
 
 
 def _check_shape(text: str) -> None:
-    """Raise UserError for text that takes a parser long, or more memory than the text has characters."""
+    """Raise UserError for text that would take a parser much time, or much more memory than the text itself."""
     depth = 0
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken):

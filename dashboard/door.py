@@ -1,9 +1,9 @@
-"""Checks before the pages: who may ask, under which host name, and what a browser may do with the answer.
+"""Checks of every request before the pages see it: the password, the host name, and the origin.
 
-DNS rebinding: a page of another site can let its own name point here, and then read the answers as its own. So a host
-name that is not served is refused; an address made of digits belongs to no site. A browser says from whose page a
-request comes (`Origin`). That must be a name of this server, too, which also keeps Streamlit from asking the internet
-for the address of this machine.
+Host names are checked because of DNS rebinding: another site can let its own name point to this server, and then its
+pages can read the answers. So a host name that is not served is refused. A numeric address is accepted, because it
+belongs to no site. A browser states the site whose page makes a request (`Origin`). It must also be a name of this
+server. This also prevents that Streamlit asks the internet for the address of this machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ASKS = {"www-authenticate": 'Basic realm="tokentwin", charset="UTF-8"'}
 class Door:
     """ASGI middleware that checks every request.
 
-    `names` are the host names that are served besides `localhost`; with a `password` it asks for that first.
+    `names` are the host names that are served besides `localhost`. If there is a `password`, it must be given first.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = (), password: str = "") -> None:
@@ -99,7 +99,7 @@ class Door:
 
 
 def _security_headers() -> dict[str, str]:
-    """Return headers by which scripts, connections and pictures come from this server, and no other site frames a page.
+    """Return headers that allow only scripts, connections and pictures of this server, and no frames on other sites.
 
     Streamlit and Plotly write styles into elements; Streamlit's one script in the page is allowed by its hash.
     """

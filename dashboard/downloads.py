@@ -1,4 +1,4 @@
-"""The menu of downloads, the same on every page: each runs `tokentwin export` when its button is clicked."""
+"""The menu of downloads, which is the same on every page. A click does what `tokentwin export` does."""
 
 from __future__ import annotations
 

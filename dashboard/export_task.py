@@ -1,4 +1,4 @@
-"""A table of a long recording, written to a file by a job, because a page may not take so long."""
+"""A table of a long recording, written to a file by a job, because it would take too long for a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way from a fleet of a plan to its recording: the fleet is simulated once, and the recording then opened."""
+"""The recording of a fleet of a plan: the fleet is simulated once, and then its recording is opened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIMULATE = "Simulates this fleet again with the plan's traffic, records every s
 
 
 def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, label: str = "Simulate it") -> None:
-    """Draw in `button` the way to the fleet's recording, or a button that makes it; below, the progress."""
+    """Draw in `button` a link to the fleet's recording, or a button that makes it; the progress is shown below."""
     job = plan.fleet_job(runs, fleet)
     try:
         status = follow(job)
@@ -30,14 +30,14 @@ def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, lab
         _open(job, plan, ways, button)
     elif not status.active:
         if st.session_state.get(_TO_OPEN) == job.id:
-            del st.session_state[_TO_OPEN]  # the job was clicked before, or cancelled: it has no recording
+            del st.session_state[_TO_OPEN]  # the job failed or was cancelled, so it has no recording
         if button.button(label, key="simulate", help=_SIMULATE, icon=":material/timeline:"):
             st.session_state[_TO_OPEN] = job.id
             start(job)
 
 
 def _open(job: Job, plan: Planned, ways: Ways, place: Any) -> None:
-    """Open the recording if it was just made for this tab; else draw a link to it."""
+    """Open the recording if it was just made for this tab; otherwise draw a link to it."""
     if "Run" not in ways:
         return
     run = {"run": f"jobs/{job.id}/run", "plan": plan.name}

@@ -1,4 +1,4 @@
-"""A job on a page: its progress, polled; a button that cancels it; and its outcome."""
+"""A job on a page: its progress, which the page polls, a button that cancels it, and its outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def follow(job: Job, watched: str = "") -> Status:
 
 
 def offer(job: Job, why: str, button: str, key: str, icon: str = "search", watched: str = "") -> bool:
-    """Return True while the job is at work, whose progress is shown; else draw a button that starts it, with `why`."""
+    """Show the progress of an active job and return True; otherwise draw a button that starts it, and `why`."""
     status = follow(job, watched)
     if status.active:
         return True
@@ -45,13 +45,13 @@ def offer(job: Job, why: str, button: str, key: str, icon: str = "search", watch
 
 
 def start(job: Job) -> None:
-    """Start the job and draw the page anew, or say in one line why it cannot start."""
+    """Start the job and draw the page again, or show in one line why it cannot start."""
     if _done(job.start, job):
         st.rerun()
 
 
 def start_once(job: Job) -> None:
-    """Start the job if nobody has started it yet, or say in one line why it cannot start."""
+    """Start the job if it was never started, or show in one line why it cannot start."""
     if job.status.state == "absent":
         _done(job.start, job)
 
@@ -76,7 +76,7 @@ def _progress(job: Job, watched: str, seen: Any) -> None:
         st.rerun()
     bar, button = st.columns([5, 1], vertical_alignment="center")
     bar.progress(status.share, text=_words(status))
-    # A callback runs first: a click while the page is being redrawn would be lost.
+    # Streamlit runs a callback before it draws the page. Without one, a click during a redraw would be lost.
     button.button("Cancel", key=f"cancel_{job.id}", width="stretch", on_click=_cancel, args=(job,))
 
 

@@ -1,4 +1,4 @@
-"""Inputs that users paste or upload once: they are kept under the runs, and the URL names them."""
+"""Inputs that users paste or upload once. They are kept under the runs directory, and the URL names them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Incomplete:
 
 
 def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
-    """Draw the upload, and return where the trace is kept that the URL's `parameter` names.
+    """Draw the upload, and return the path of the kept trace that the URL's `parameter` names.
 
-    Raises UserError as readers do.
+    Raises UserError if the upload is no valid trace.
     """
     upload = st.file_uploader(
         "A trace", key=fresh_key(f"{parameter}_upload", parameter), max_upload_size=MOST_MB, help=_FORMATS
@@ -94,7 +94,7 @@ def model_input(runs: Path) -> Path | Incomplete:
 
 
 def _kept(parameter: str, said: str, kept: Kept | None, ask: str, what: str) -> Kept | Incomplete:
-    """Return `kept`, which the URL names from now on; else what to do: paste it, or paste it on this server, too."""
+    """Return `kept` and write its name to the URL. If it is None, return a sentence that asks to paste the input."""
     keep(parameter, said)
     if kept is not None:
         return kept

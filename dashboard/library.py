@@ -17,7 +17,7 @@ RECORDING = "requests.parquet"
 OWN_CALIBRATION = "calibration.json"
 DEEPEST = 5
 MOST = 500
-_SETTLED_NS = 2_000_000_000  # a directory that was just written may change again within the resolution of its time
+_SETTLED_NS = 2_000_000_000  # a younger directory may change again without a change of its modification time
 
 
 _Entries = tuple[frozenset[str], tuple[str, ...]]  # names of files, and of directories that are no links
@@ -26,8 +26,8 @@ _Entries = tuple[frozenset[str], tuple[str, ...]]  # names of files, and of dire
 def find(runs: Path, filename: str, *also: str | None) -> dict[str, Path]:
     """Return directories under `runs` (itself included) that hold `filename`, by name, newest first.
 
-    Search `DEEPEST` levels deep, and leave out hidden directories. If there are more than `MOST`, return the newest,
-    and the names in `also`, which a link may name.
+    It searches `DEEPEST` levels deep, and leaves out hidden directories. If there are more than `MOST`, it returns the
+    newest directories and those in `also`, which a link may name.
     """
     dated = {
         name or runs.resolve().name: (_modified(f"{at}/{filename}"), at)

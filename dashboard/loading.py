@@ -16,8 +16,8 @@ from dashboard.library import stamp
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
-# The gaps between tokens of a longer run come from so many requests at the beginning of so many row groups: a few
-# million gaps; all would take half a minute.
+# The gaps between tokens of a longer run are those of this many requests at the beginning of this many row groups. They
+# are a few million gaps; reading all gaps would take half a minute.
 _GROUPS, _OF_EACH = 12, 2048
 _DRAWN = (  # columns of steps that both the metrics and the timeline of a run need
     "replica", "start_ns", "end_ns", "prefill_tokens", "decode_rows", "running", "waiting", "used_blocks",
@@ -26,7 +26,7 @@ _DRAWN = (  # columns of steps that both the metrics and the timeline of a run n
 
 
 class _KeptRecording(Recording):
-    """A recording that reads a column of numbers once: metrics, timeline and tables want the same columns."""
+    """A recording that keeps columns of numbers once read, because metrics, timeline and tables need the same ones."""
 
     def __init__(self, path: str | Path) -> None:
         self._kept: dict[tuple[str, str], pa.ChunkedArray] = {}
@@ -68,20 +68,20 @@ def open_run(directory: Path) -> tuple[Recording, RunMetrics]:
     recording = _KeptRecording(directory)
     recording.table("steps", [*_DRAWN, *recording.filled("steps", ["draft_tokens"])])
     metrics = RunMetrics.from_recording(recording)
-    for name in ("e2e_ms", "mfu", "mbu"):  # the page draws mfu and mbu: the metrics keep them
+    for name in ("e2e_ms", "mfu", "mbu"):  # the page draws mfu and mbu, and the metrics keep them
         metrics.values(name)
     return recording, metrics
 
 
 class Gaps(NamedTuple):
-    """Times between tokens in milliseconds, and the share of the requests that they come from."""
+    """Times between tokens in milliseconds, and the share of the requests from which they come."""
 
     values: NDArray[Any]
     share: float
 
 
 def token_gaps(recording: Recording) -> Gaps:
-    """Return the ITL of all requests or, in a long run, of requests at evenly spaced places; empty if not recorded."""
+    """Return the ITL of all requests or, in a long run, of an evenly spaced sample; empty if it is not recorded."""
     rows, columns = recording.group_rows("requests"), ["status", "token_times_ns"]
     if len(rows) <= _GROUPS:
         requests = recording.table("requests", columns)
@@ -95,7 +95,7 @@ def prefetch(*works: Callable[[], object]) -> None:
     """Call functions one after another on another thread, to fill the caches of the page.
 
     In a run of millions of steps each takes a second or more. numpy and pyarrow compute without Python's lock, so the
-    thread uses the second core. Errors are ignored here: the page meets them when it asks for the same.
+    thread uses the second core. Errors are ignored here, because the page gets them when it calls the same functions.
     """
 
     def call() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-PAGES = {  # title and icon by the name of the page's folder
+PAGES = {  # title and icon of each page by the name of its folder
     "plan": ("Plan", "dns"),
     "frontier": ("Frontier", "scatter_plot"),
     "policy_lab": ("Policy lab", "compare_arrows"),
@@ -40,7 +40,7 @@ def pages(runs: Path) -> list[StreamlitPage]:
         how = {"url_path": name.replace("_", "-")} | how
         return st.Page(lambda: import_page(name).show(*given), title=title, icon=f":material/{icon}:", **how)
 
-    # Streamlit serves its first page at `/` only; a hidden copy answers at its name, as the other pages do.
+    # Streamlit serves the first page only at `/`. A hidden copy serves it at its name, as other pages are served.
     shown = [page("plan", url_path="", default=True), page("plan", visibility="hidden"), *map(page, list(PAGES)[1:])]
     ways |= {page.title: page for page in reversed(shown)}
     return shown

@@ -1,4 +1,4 @@
-"""The look of all figures: blue is simulated, orange is real, everywhere.
+"""The look of all figures. In every figure blue means simulated, and orange means real.
 
 The colours hold on a light and on a dark background. Fonts, grid lines and backgrounds are left to the theme of the
 page, so that a figure follows it. Lines, dots, bars and bands are drawn here; other arguments go to Plotly. `hover` is
@@ -22,7 +22,7 @@ REAL = "#e8822a"
 NEUTRAL = "#8592a6"
 ALARM = "#d9534f"
 
-# The policies have no orange, which is real, and nothing near the greys, which mean that nothing can be said.
+# The colours of policies are not orange, which means real, and not near the greys, which mean that nothing can be said.
 POLICY = {
     "vllm": SIMULATED,
     "static": "#8e2f4f",
@@ -61,7 +61,7 @@ def run_colour(run: Mapping[str, Any]) -> str:
 
 
 def symbols(levels: Iterable[str], symbol: str = "circle") -> list[str]:
-    """Return a marker for each point by the trust in it: hollow means extrapolated, on every page."""
+    """Return a marker for each point by the trust in it; a hollow marker means extrapolated on every page."""
     return [f"{symbol}-open" if level == EXTRAPOLATED else symbol for level in levels]
 
 
@@ -104,7 +104,7 @@ def empty(message: str, height: int) -> go.Figure:
 def log_axis(low: float, high: float, most: int = _MANY) -> dict[str, Any]:
     """Return settings of a logarithmic axis from `low` to `high`, both above 0, with about `most` ticks or fewer.
 
-    Its ticks are whole numbers: Plotly's omit the power of ten (5, 100, 2, 5).
+    Its ticks are labelled with whole numbers, because Plotly's labels omit the power of ten (5, 100, 2, 5).
     """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in _STEPS:

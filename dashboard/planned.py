@@ -1,6 +1,6 @@
-"""A plan on the pages that one reaches from it: a strip at their top, and the first values of their inputs.
+"""A plan on the pages to which it leads: a strip at the top of the page, and the first values of the page's inputs.
 
-A plan is known by the name of its job, which the links between these pages carry.
+A plan is identified by the name of its job, which is in the links between these pages.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def looked_at(runs: Path) -> Planned:
 
 
 def planned(runs: Path) -> Planned | None:
-    """Return the plan that the link names, or that this tab looked at last; None without one. The link keeps it."""
+    """Return the plan that the link names or that this tab viewed last, and keep it in the link; None without one."""
     said = named("plan")
     name = said or st.session_state.get(LOOKED_AT)
     if name is None:

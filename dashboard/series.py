@@ -1,6 +1,6 @@
 """Reduction of recorded series to what a screen can show, on the server and without losing peaks.
 
-Everything is numpy on whole columns; a million points come down to a few thousand in milliseconds.
+All functions use numpy on whole columns, and reduce a million points to a few thousand in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def column(table: pa.Table, name: str) -> Floats:
 
 
 def thin(count: int, most: int) -> NDArray[np.int64]:
-    """Return indices of at most `most` of `count` rows, evenly spaced: the same indices every time."""
+    """Return the indices of at most `most` evenly spaced rows of `count`; the result is the same every time."""
     if count <= most:
         return np.arange(count)
     return np.linspace(0, count - 1, most).astype(np.int64)
@@ -49,9 +49,9 @@ def extremes(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def bucket_means(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return a series in order of time as the mean of each bucket of time; short series stay as they are.
+    """Return the mean of a sorted series in each bucket of time; short series stay as they are.
 
-    In a bucket without values the last value still holds.
+    A bucket without values has the last value before it.
     """
     if len(times) <= buckets:
         return times, values
@@ -65,14 +65,14 @@ def bucket_means(times: NDArray[Any], values: NDArray[Any], buckets: int = 700) 
 
 
 def step_function_between(times: NDArray[Any], values: NDArray[Any], begin: float, end: float) -> tuple[Floats, Floats]:
-    """Return a step function from `begin` to `end`, with a value at both: values hold from their times on, 0 before."""
+    """Return a step function from `begin` to `end`, both included; it is 0 before the first of `times`."""
     inside = times[(times > begin) & (times < end)]
     at = np.concatenate([[begin], inside, [end]])
     return at, step_function_at(times, values, at)
 
 
 def step_function_at(times: NDArray[Any], values: NDArray[Any], at: NDArray[Any]) -> Floats:
-    """Return the value of such a step function at each time of `at`."""
+    """Return the value of the step function of `times` and `values` at each time of `at`; it is 0 before the first."""
     last: Floats = np.append(0.0, values)[np.searchsorted(times, at, side="right")]
     return last
 

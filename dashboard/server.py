@@ -21,11 +21,11 @@ APP = Path(__file__).with_name("app.py")
 
 def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str]) -> None:
     """Serve the pages over `runs` until the process is ended; `names` are further host names to answer to."""
-    # Plotly uses pandas as soon as any thread begins to import it; the first plot then failed.
+    # Plotly uses pandas as soon as any thread has begun to import it, and the first plot would then fail.
     import_module("pandas")
     served = [host, socket.gethostname(), *names]
     app = App(APP, middleware=[Middleware(Door, names=served, password=password)])
-    # The first visitor would wait for the imports of the pages: they begin before.
+    # The imports of the pages begin now, so that the first visitor does not wait for them.
     Thread(target=_import_pages, daemon=True).start()
     sys.argv = [str(APP), str(runs.resolve())]  # Streamlit finds its themes beside the first, and passes on the rest
     app.run(
@@ -45,4 +45,4 @@ def _import_pages() -> None:
 
     for name in PAGES:
         import_page(name)
-    gc.freeze()  # imported modules stay: Streamlit searches for reference cycles after every drawing
+    gc.freeze()  # Streamlit collects garbage after every drawing; this leaves imported modules out

@@ -1,4 +1,4 @@
-"""Kinds of traffic to start from, before there is a trace: shapes, to which a rate is added, and mixes of shapes."""
+"""Bundled kinds of traffic for users without a trace: shapes, which need a rate, and mixes of shapes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from traces.lengths import Drawn
 from traces.synth import SynthSpec, SystemPrompts, parse_spec
 
-LEAST_REQUESTS = 500  # too few say nothing about a 99th percentile
-MOST_REQUESTS = 20_000  # a plan for more takes minutes
+LEAST_REQUESTS = 500  # minimum number of requests, because fewer say nothing about a 99th percentile
+MOST_REQUESTS = 20_000  # maximum number of requests, because a plan for more takes minutes
 TPOT_MS = 50.0
-_FILLS = 3  # the traffic lasts so many times as long as the longest answers
+_FILLS = 3  # duration of the traffic as a multiple of that of the longest answers
 SEED = 1
 _APART = 1000  # distance between the seeds of the parts of a mix, so that another seed repeats no part
 
@@ -42,8 +42,8 @@ class Shape(_Entry):
     def traffic(self, rate: float, cv: float = 1.0, tpot_ms: float = TPOT_MS) -> SynthSpec:
         """Return traffic at `rate` requests a second; `cv` of the gaps is 1 for Poisson arrivals, more for bursts.
 
-        It has at most `MOST_REQUESTS` requests, whatever the minutes. `tpot_ms` is the slowest allowed time per output
-        token.
+        It has at most `MOST_REQUESTS` requests, even if the minutes ask for more. `tpot_ms` is the longest allowed time
+        per output token.
         """
         spec: dict[str, Any] = self.model_dump(include={"prompt", "output", "system_prompts"})
         arrivals = {"kind": "poisson", "rate": rate} if cv == 1 else {"kind": "gamma", "rate": rate, "cv": cv}
@@ -80,7 +80,7 @@ class Part(_Entry):
 
 
 class Mix(_Entry):
-    """Parts that arrive together."""
+    """Several kinds of requests that arrive mixed."""
 
     title: str
     about: str

@@ -25,7 +25,7 @@ class Fact(NamedTuple):
 class Sheet(Protocol):
     """A medium that takes blocks from top to bottom.
 
-    Texts may have Markdown's `**` and backquotes, and nothing else of it.
+    Texts may contain bold text (`**`) and code (backquotes), but no other Markdown.
 
     `help` is shown on hover. `beside` returns places next to each other, and `fold` a place that can be folded away;
     blocks that are shown while a place is entered stand there.

@@ -31,7 +31,7 @@ def literal(text: str) -> str:
 
 
 def verbatim(text: str) -> str:
-    """Escape text so that Markdown shows it as it is: other people's text makes no link, image or formula."""
+    """Escape text so that Markdown shows it unchanged, and text of other people makes no link, image or formula."""
     return re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", text)
 
 

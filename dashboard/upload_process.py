@@ -1,7 +1,7 @@
-"""The process in which an uploaded trace is read, because a few kilobytes of a stranger's can unpack into terabytes.
+"""The process in which an uploaded trace is read, because a few kilobytes from a stranger can unpack into terabytes.
 
 The size that the file states is checked before anything is read. It may be false, and the readers of `traces` have no
-bounds: so the process itself is limited, in memory and in time, and a reader that dies takes no page with it.
+limits. So the process is limited in memory and time, and a reader that dies does not end a page.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _check_size(upload: Path, limits: Limits) -> None:
 
 
 def _by_footer(upload: Path) -> tuple[int, int, int]:
-    """Return bytes unpacked, rows, and the most values of a column."""
+    """Return the number of bytes when unpacked, of rows, and of values in the longest column."""
     try:
         footer = pq.read_metadata(upload)
     except (pa.ArrowException, OSError):
@@ -105,7 +105,7 @@ def _by_footer(upload: Path) -> tuple[int, int, int]:
 
 
 def _by_unpacking(upload: Path, packed: bool, most: int) -> tuple[int, int]:
-    """Return the bytes and the lines without the first; reading stops a little above `most` bytes."""
+    """Return the number of bytes, and of lines after the first; reading stops a little above `most` bytes."""
     size = lines = 0
     try:
         with gzip.open(upload) if packed else upload.open("rb") as stream:

@@ -119,7 +119,7 @@ def _no_number(text: str) -> float:
 
 
 def _check_numbers(data: Any) -> None:
-    """Raise UserError for a size that no model has: a loop up to it would never end."""
+    """Raise UserError for a size that no model has, because a loop up to it would never end."""
     for name, value in data.items() if isinstance(data, dict) else ():
         most = MOST_LAYERS if "layers" in name else _LARGEST
         if isinstance(value, int | float) and abs(value) > most:
@@ -157,7 +157,7 @@ def _read(upload: Path, requests: Path) -> None:
 
 
 def _of_the_upload(error: UserError, path: Path) -> UserError:
-    """Return the error without the name of the temporary file, by which the readers know the upload."""
+    """Return the error without the name of the temporary file that the readers were given."""
     if error.field == "trace":
         return UserError("trace", "the upload", error.remedy)
     return UserError(error.field.replace(f"{path}:", "trace, line "), error.value, error.remedy)

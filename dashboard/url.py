@@ -1,14 +1,14 @@
-"""Inputs of a page in its URL: share the link and others see the same page; go back and the page is as it was.
+"""Inputs of a page in its URL, so that a shared link shows the same page, and back and forward restore it.
 
-A function that is decorated with `in_url` draws a page. It writes all parameters at once, when the page is complete, so
-one change by a person is one entry of the browser's history. A default is left out. If the address differs from what
-the page last wrote (a link, back, forward), the address counts; otherwise the widget does.
+A function decorated with `in_url` draws a page. All parameters are written to the address at once, when the page is
+complete, so one change by a user is one entry of the browser's history. A default is left out. If the address differs
+from what the page last wrote (after a link, back or forward), inputs come from the address; otherwise from the widgets.
 
-Every drawing gives a widget its first value, and the widget gets a new key (`fresh_key`) when the address moves. A
-widget must never be set through `st.session_state`: Streamlit sends that value to the browser only once. If a quick
-person interrupts this very drawing, the browser starts the widget at its lowest value, and reports it as their choice.
+Every drawing gives a widget its first value, and the widget gets a new key (`fresh_key`) when the address changes. A
+widget must never be set through `st.session_state`, because Streamlit sends that value to the browser only once. If a
+user interrupts this drawing, the browser starts the widget at its lowest value, and reports that as the user's choice.
 
-The navigation bar opens a page without parameters. The page is then as this tab left it.
+The navigation bar opens a page without parameters. The page then has the inputs with which this tab last showed it.
 
 A link is not trusted. A name must be among the options and a number between its ends; anything else is ignored.
 
@@ -50,10 +50,10 @@ class _Page:
 
     said: Said = field(default_factory=dict)  # parameters with which the page was opened
     now: Said = field(default_factory=dict)  # values of its widgets; an empty list: left out
-    along: Said = field(default_factory=dict)  # parameters that are written if any other is
+    along: Said = field(default_factory=dict)  # parameters that are written only together with others
     written: Said = field(default_factory=dict)  # parameters of the address when it was last known
-    bare: Said = field(default_factory=dict)  # parameters for which the address without parameters stands
-    moves: dict[str, int] = field(default_factory=dict)  # number of moves of the address, by parameter
+    bare: Said = field(default_factory=dict)  # parameters that the address without parameters stands for
+    moves: dict[str, int] = field(default_factory=dict)  # number of changes of the address, by parameter
 
 
 _drawing: ContextVar[_Page] = ContextVar("drawing")
@@ -82,7 +82,7 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
             made = draw(*args, **kwargs)
         finally:
             _drawing.reset(token)
-        # A drawing that a person or `st.rerun` interrupts writes nothing: the next one has all the inputs.
+        # A drawing that a user or `st.rerun` interrupts writes nothing, because the next drawing has all the inputs.
         _write(draw.__module__, page)
         return made
 
@@ -90,7 +90,7 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
 
 
 def go_to(**parameters: str) -> None:
-    """Set parameters for the next drawing of the page, whatever its widgets hold; call it in the callback of a widget.
+    """Set parameters for the next drawing of the page, in place of its widgets' values; call it in a widget's callback.
 
     An empty text resets a parameter to its default.
     """
@@ -165,12 +165,12 @@ def named_all(parameter: str) -> list[str]:
 
 
 def moved(parameter: str) -> bool:
-    """Return whether the address differs from what the page last wrote; the widgets then take its values."""
+    """Return True if the address differs from what the page last wrote; widgets then take values from the address."""
     return named_all(parameter) != _drawing.get().written.get(parameter, [])
 
 
 def fresh_key(key: str, parameter: str) -> str:
-    """Return the key of the parameter's widget; the key changes, and the widget begins anew, when the address moves."""
+    """Return the key of the parameter's widget; when the address changes, the key changes and the widget is reset."""
     if moved(parameter):
         _renew(parameter)
     moves = _drawing.get().moves.get(parameter, 0)
@@ -178,7 +178,7 @@ def fresh_key(key: str, parameter: str) -> str:
 
 
 def forget(parameter: str) -> None:
-    """Drop a parameter from the address and from its widget, because it was about another subject."""
+    """Remove a parameter from the address, and reset its widget, because it was about another subject."""
     _drawing.get().said.pop(parameter, None)
     _renew(parameter)
 
@@ -186,7 +186,7 @@ def forget(parameter: str) -> None:
 def keep(parameter: str, text: str, otherwise: str = "", lasting: bool = True) -> None:
     """Write `text` to the query parameter, or leave it out if it is the default `otherwise`.
 
-    A default that may change is not `lasting`: it is left out only of an address that has no parameters at all.
+    A default that may change is not `lasting`. It is left out only if the address has no other parameters.
     """
     if text == otherwise and not lasting:
         _drawing.get().along[parameter] = [text]
@@ -250,7 +250,7 @@ def amount(
     show: str = "%.6g",
     kind: type[float] = float,
 ) -> float:
-    """Draw a number bound to the query parameter, and return it; `otherwise` if that is absent or not valid."""
+    """Draw a number input bound to the query parameter, and return its value, by default `otherwise`."""
     said, key = named(parameter), _key(parameter)
     value = kind(quantity(said, low, high, otherwise))
     if said is not None and quantity(said, low, high, math.inf) == math.inf and key not in st.session_state:
@@ -339,7 +339,7 @@ def _key(parameter: str) -> str:
 
 
 def _renew(parameter: str) -> None:
-    """Begin the widget anew with the value of the address, and only once, even if this drawing is interrupted."""
+    """Reset the widget to the value in the address, but only once, even if this drawing is interrupted."""
     page = _drawing.get()
     page.moves[parameter] = page.moves.get(parameter, 0) + 1
     page.written[parameter] = named_all(parameter)

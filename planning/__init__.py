@@ -5,5 +5,6 @@ The command line, the dashboard and the Python API are faces over this package: 
 
 import os
 
-# Matrices here are small: BLAS threads that wait for each other on a busy machine make them a hundred times slower.
+# Matrices here are small. On a busy machine BLAS threads wait for each other, and operations on such matrices become a
+# hundred times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""Where the lab is: beside the house in a checkout, and nowhere else, since no wheel has it."""
+"""The package `lab`, which exists only in a checkout of the repository: wheels do not contain it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def lab_is_here() -> bool:
-    """Whether `lab` can be imported: from now on, where an installation leads into a checkout."""
+    """Return True if this installation runs from a checkout, and make its package `lab` importable."""
     if not all((_ROOT / name).is_file() for name in ("pyproject.toml", "lab/__init__.py")):
         return False
     if str(_ROOT) not in sys.path:
@@ -20,7 +20,7 @@ def lab_is_here() -> bool:
 
 
 def need_lab(field: str, otherwise: str = "") -> None:
-    """Make `lab` importable. Raises UserError about `field` where it is not there; `otherwise` is another remedy."""
+    """Make `lab` importable. Raises UserError about `field` if there is no `lab`; `otherwise` is another remedy."""
     if not lab_is_here():
         remedy = "needs the folder lab, which only a checkout of the repository has; run the command in a checkout"
         raise UserError(field, None, f"{remedy}, or {otherwise}" if otherwise else remedy)

@@ -1,7 +1,7 @@
 """Deployments with the cost model that prices their steps.
 
-A calibration of our own engine holds for that engine alone. A calibration of another engine, or the bundled kernels,
-hold for every deployment that can be derived from them. A user's cost model holds for whatever it says.
+A calibration of our own engine holds only for that engine. A calibration of another engine, or the bundled kernel
+tables, hold for every deployment that can be derived from them. A user's cost model decides itself what it holds for.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from serving.user_code.own_cost import identity, names_own_cost, own_cost
 
 
 class Priced(NamedTuple):
-    """A deployment, its cost model (which counts the steps that it times), and the id of the calibration behind it.
+    """A deployment, its cost model, and the id of the calibration behind the cost model.
 
-    `defaults` says which settings the deployment left to its engine, and their values.
+    The cost model counts the steps that it times. `defaults` says which settings the deployment left to its engine, and
+    their values.
     """
 
     deployment: Deployment
@@ -39,13 +40,13 @@ class Priced(NamedTuple):
 
     @property
     def gpu(self) -> GpuSpec | None:
-        """The GPU of the kernel tables; None for our own engine, timed where it was measured."""
+        """The GPU of the kernel tables; None for our own engine, whose calibration needs no tables."""
         behind = pure(self.cost)
         return behind.kernels.gpu if isinstance(behind, OperationCost) else None
 
     @property
     def device(self) -> str:
-        """The name under which its price is known: the GPU's, or `cpu` or `cuda` for our own engine."""
+        """The name under which prices list the device: the GPU's name, or `cpu` or `cuda` for our own engine."""
         return self.gpu.name if self.gpu else self.deployment.device
 
     def usd_per_gpu_hour(self, prices: Mapping[str, float]) -> float | None:
@@ -54,9 +55,9 @@ class Priced(NamedTuple):
 
 
 def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
-    """Parse dollars per GPU-hour from texts like `H100=2.9`, separated by commas or blanks.
+    """Parse prices in dollars per GPU-hour, such as `H100=2.9`, separated by commas or blanks.
 
-    Raises UserError for a text that is no price.
+    Raises UserError for a text that is not a price.
     """
     prices: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
@@ -114,7 +115,7 @@ def timing_gpu(calibration: str | None, gpu: str | None) -> GpuSpec | None:
 
 
 def calibration_in(directory: str | Path) -> Calibration | ExternalCalibration:
-    """Return the calibration in a directory, of our own engine or of another. Raises UserError if there is none."""
+    """Return the calibration in a directory, for our own engine or another. Raises UserError if there is none."""
     file = Path(directory) / FILE
     return ExternalCalibration.load(file) if file.exists() else Calibration.load(directory)
 
@@ -127,7 +128,7 @@ def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
 
 
 def _check_blocks(deployment: Deployment) -> None:
-    """Raise UserError if KV blocks should follow from the memory of an unknown GPU."""
+    """Raise UserError if the number of KV blocks is to be derived from the memory of an unknown GPU."""
     if deployment.gpu_memory_utilization is not None:
         remedy = "cannot be used here; give scheduler.num_blocks, which the real engine prints when it starts"
         raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
@@ -161,7 +162,7 @@ def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
         stated, known = getattr(deployment, name), getattr(base, name)
         launching = name == "enforce_eager" and stated and measured.launches.ns is not None
         if name == "engine" and stated == base.engine_name.name:
-            continue  # the release that was measured
+            continue  # a calibration holds for the release that was measured
         if stated != known and not launching:
             remedy = f"must be {known}, as the calibration was measured; calibrate again to change it"
             raise UserError(name, stated, remedy)
@@ -169,9 +170,9 @@ def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:
 
 
 def _as_measured(deployment: Deployment, base: Deployment) -> Deployment:
-    """Return `deployment` with the draft acceptance that `base` was measured with, unless it states one.
+    """Return `deployment` with the draft acceptance that `base` was measured with, unless `deployment` states one.
 
-    Raises UserError for drafts of another kind, which take another time.
+    Raises UserError for drafts of another kind, because they take a different time.
     """
     speculative, known = deployment.scheduler.speculative, base.scheduler.speculative
     if (speculative and speculative.timing()) != (known and known.timing()):
@@ -185,7 +186,7 @@ def _as_measured(deployment: Deployment, base: Deployment) -> Deployment:
 
 
 def base_deployment(calibration: str | None) -> Deployment:
-    """Return the deployment that completes a scenario's: the calibrated one, or a GPU's default if there is none."""
+    """Return the deployment that fills in unstated settings: the calibrated one, or without one a GPU's default."""
     if calibration is None:
         return served()
     if names_own_cost(calibration):
@@ -194,5 +195,5 @@ def base_deployment(calibration: str | None) -> Deployment:
     known = learnt.learnt_as
     if isinstance(learnt, Calibration):  # an engine that was run here, and can run here again
         return known
-    unsaid = known.model_copy(update={"engine": None})  # nobody stated the engine that it was learnt on
+    unsaid = known.model_copy(update={"engine": None})  # the user has not stated the engine that was calibrated
     return unsaid if unsaid.engine_name.name == known.engine_name.name else known

@@ -1,4 +1,4 @@
-"""Deployments from what a user stated, in a file or as flags."""
+"""Deployments that a user states in a file or as flags."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_deployment(
 ) -> Deployment:
     """Return the deployment in the file (else `otherwise`, else the default), with all given flags applied."""
     stated = stated_deployment(deployment_file) if deployment_file else None
-    data = completed(stated, otherwise or Deployment()).model_dump(exclude_unset=True)  # others may be chosen later
+    data = completed(stated, otherwise or Deployment()).model_dump(exclude_unset=True)  # the rest may be chosen later
     if flags.get("num_blocks") is not None:
         if flags.get("gpu_memory_utilization") is not None:
             remedy = "cannot be combined with gpu_memory_utilization; give one of them"
@@ -47,16 +47,16 @@ def read_deployment(
 
 
 def on_engine(deployment: Deployment, engine: str | None) -> Deployment:
-    """Return `deployment` with real runs made on `engine`, one of `ENGINES`; None leaves its engine as stated."""
+    """Return `deployment` set to make real runs on `engine`, one of `ENGINES`; None keeps the stated engine."""
     if engine is None:
         return deployment
     return deployment.model_copy(update={"engine": "vllm" if engine == "vllm" else None})
 
 
 def stated_deployment(path: str | Path) -> Deployment:
-    """Return the deployment in a YAML file, or the deployment of a recording with its number of KV blocks.
+    """Return the deployment in a YAML file, or the deployment of a recording with the number of KV blocks that it had.
 
-    Raises UserError that names the path if it is neither.
+    Raises a UserError that names `path` if it is neither.
     """
     if not Path(path).is_dir():
         return load_deployment(path)
@@ -71,9 +71,9 @@ def stated_deployment(path: str | Path) -> Deployment:
 
 
 def refuse_engine_flags(flags: dict[str, Any]) -> None:
-    """Raise UserError for a flag that only the real engine heeds.
+    """Raise UserError for a flag that only the real engine supports.
 
-    A GPU's kernel tables know no such choice, except between a tiled attention and an unfused one.
+    The kernel tables of a GPU have no such choice, except between tiled and unfused attention.
     """
     for name in _OF_THE_REAL_ENGINE:
         if flags.get(name) is not None and flags[name] != "unfused":

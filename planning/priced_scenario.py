@@ -30,17 +30,17 @@ AnyCluster = TypeVar("AnyCluster", bound=Cluster)
 
 @dataclass(frozen=True)
 class PricedScenario:
-    """A workload for `replicas` of a deployment behind a router or, if the deployment has a fleet, that fleet.
+    """A workload for `replicas` of a deployment behind a router; if the deployment has a fleet, for that fleet.
 
     Attributes:
-        pools: the fleet's pools, if `cost` does not price all of them
-        router: a router's name; empty for the fleet's router, or round robin
-        calibration: id of the calibration that times the pools without one of their own
+        pools: the fleet's pools, if `cost` does not time the steps of all of them
+        router: name of a router; empty for the fleet's router, or round robin
+        calibration: id of the calibration for pools without their own calibration
         gpu: the GPU of these pools; None for our own engine
-        front_door: the API server through which clients reach the fleet; None if clients meet the router
-        defaults: the settings that pools left to their engine, and their values: a line each
-        usd_per_gpu_hour: price by pool, None for a pool without a price
-        devices: names under which the prices are known
+        front_door: the API server between clients and fleet; None if clients reach the router directly
+        defaults: a line for each set of settings that pools left to their engine, with their values
+        usd_per_gpu_hour: price by pool, in dollars; None for a pool without a price
+        devices: names under which prices list the devices
     """
 
     workload: Workload
@@ -58,12 +58,12 @@ class PricedScenario:
 
     @property
     def fleet(self) -> FleetConfig:
-        """The fleet at its start."""
+        """The fleet at the start of the run."""
         return self.deployment.fleet or plain_fleet(self.replicas)
 
     @property
     def routed_fleet(self) -> FleetConfig:
-        """The fleet with the router that routes."""
+        """The fleet with the router that is used."""
         router = RouterConfig(name=self.router) if self.router else self.fleet.router
         return self.fleet.model_copy(update={"router": router})
 
@@ -98,17 +98,17 @@ class PricedScenario:
 
     @property
     def judged(self) -> list[JudgedCost]:
-        """The cost models of the pools that know how sure they are."""
+        """The cost models that state the trust in their step times."""
         return [pool.cost for pool in self.all_pools if isinstance(pool.cost, JudgedCost)]
 
     def trust(self) -> Trust:
-        """Return the trust in the steps simulated so far: that in the least certain pool."""
+        """Return the trust in the steps simulated so far, which is the trust in the least certain pool."""
         return least_certain(cost.trust() for cost in self.judged)
 
     def ends(self) -> list[PricedScenario]:
-        """Return this scenario at the fast and at the slow end of the 90 % interval.
+        """Return this scenario at the fast and at the slow end of the 90 % interval of step times.
 
-        The ends are known only after the centre was simulated.
+        The ends are known only after this scenario was simulated.
         """
         both = [cost.ends() for cost in self.judged]
         return [
@@ -120,18 +120,15 @@ class PricedScenario:
         ]
 
     def requests(self, tokens: bool = False) -> pa.Table:
-        """Simulate the scenario and return the dataset `requests`; nothing else is kept.
-
-        With `tokens`, the time of each token is kept, too.
-        """
+        """Simulate the scenario and return the dataset `requests`; if `tokens` is set, with the time of each token."""
         sink = TableSink()
         self.cluster(Cluster, sink, steps=False, tokens=tokens).run(self.workload)
         return sink.requests
 
     def measured(self, slo: Mapping[str, float], full: bool = False) -> tuple[pa.Table, RunMetrics]:
-        """Simulate the scenario and return its requests and metrics under `slo`, bounds in ms.
+        """Simulate the scenario and return its requests and metrics.
 
-        `full` adds the metrics of steps and tokens.
+        `slo` has latency bounds in ms. `full` adds the metrics of steps and tokens.
         """
         sink = TableSink()
         cluster = self.cluster(Cluster, sink, steps=full, tokens=full)
@@ -147,9 +144,9 @@ class PricedScenario:
         return sink.requests, RunMetrics(sink.requests, sink.steps if full else None, run, slo, self.gpus or None)
 
     def cluster(self, kind: type[AnyCluster], sink: RunSink, steps: bool = True, **settings: Any) -> AnyCluster:
-        """Return the fleet as a cluster of class `kind` with the further settings; rows go to `sink`.
+        """Return the fleet as a cluster of class `kind` with further `settings`; it writes its rows to `sink`.
 
-        Steps are also kept if an API server needs to know of them.
+        Even without `steps`, steps are kept if there is an API server, which needs them.
         """
         return kind(
             self.deployment,
@@ -174,10 +171,10 @@ def price_scenario(
     router: str = "",
     prices: Mapping[str, float] | None = None,
 ) -> PricedScenario:
-    """Return a scenario whose steps are timed as in `costs.priced`; a pool of the fleet may be timed by another GPU.
+    """Return a scenario with step times as in `costs.priced`; a pool of the fleet may be timed by another GPU.
 
-    `prices` are dollars per GPU-hour by name, instead of the catalogue's. Raises UserError for arguments that do not
-    fit.
+    `prices` are dollars per GPU-hour by name, and replace the catalogue's. Raises UserError for arguments that do not
+    go together.
     """
     if router:
         find_router(router)
@@ -210,9 +207,10 @@ def price_scenario(
 
 
 def with_fleet(deployment: Deployment, replicas: int | None, router: RouterConfig | str | None) -> Deployment:
-    """Return `deployment` with a fleet, by default one of one replica.
+    """Return `deployment` with a fleet, by default a fleet of one replica.
 
-    `replicas` replaces the replicas of its first pool, and `router`, which may be a name, its router.
+    `replicas` replaces the number of replicas in the fleet's first pool. `router`, which may be a name, replaces the
+    fleet's router.
     """
     fleet = deployment.fleet or FleetConfig()
     if replicas is not None:
@@ -231,8 +229,8 @@ def _priced_pool(
 ) -> Priced:
     """Return a pool's deployment and cost model: from its own calibration or GPU, or else `own`.
 
-    Settings that the pool changes in the deployment are priced again, and its KV blocks follow from its GPU's memory. A
-    calibration of the pool brings its GPU.
+    If the pool changes settings of the deployment, it gets a cost model for them, and KV blocks from the memory of its
+    GPU. If the pool has a calibration, that also names the GPU.
     """
     if not pool.deployment and pool.gpu is None and pool.calibration is None:
         return own._replace(deployment=pool_deployment(own.deployment, pool))

@@ -1,4 +1,4 @@
-"""Progress of long work: reports of it, shown as one progress bar on stderr, or as log lines if that is no terminal."""
+"""Progress of long work, shown as one progress bar on stderr, or as log lines if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ LOG = logging.getLogger("tokentwin")
 Tell = Callable[[str, float], None]  # the current stage, and the share of all work that is done
 
 
-_EARLIEST, _EARLIEST_S = 0.1, 2.0  # share done and seconds passed, before which an estimate would be a guess
+_EARLIEST, _EARLIEST_S = 0.1, 2.0  # share of the work done and seconds passed before the first estimate
 
 
 class TimeLeft:
-    """An estimate of the time left, if the rest of the work goes on like the work done.
+    """An estimate of the time left, assuming that the rest of the work runs at the speed of the work done.
 
-    The estimate never rises; an estimate that proves far too short is withdrawn.
+    The estimate never rises. If it proves far too short, there is no estimate any more.
     """
 
     def __init__(self, began_s: float) -> None:
         self._began_s, self._least_s = began_s, math.inf
 
     def __call__(self, share: float, now_s: float) -> float | None:
-        """Return the seconds left when `share` is done; None if there is no good estimate."""
+        """Return the seconds left if `share` is done at the time `now_s`; None if there is no good estimate."""
         passed_s = now_s - self._began_s
         if share < _EARLIEST or passed_s < _EARLIEST_S:
             return None
@@ -49,7 +49,7 @@ def quiet(stage: str, share: float) -> None:
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar labelled `what`; call the yielded function with the number done of `total`."""
+    """Show a bar labelled `what`; the yielded function takes the number done of `total`."""
     from rich.progress import MofNCompleteColumn
 
     with _bar(what, total, MofNCompleteColumn()) as update:
@@ -58,7 +58,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def telling() -> Iterator[Tell]:
-    """Show a bar that is labelled with the stage, for functions that take a `Tell`."""
+    """Show a bar labelled with the current stage, for functions that take a `Tell`."""
     from rich.progress import TaskProgressColumn
 
     with _bar("starting", 1, TaskProgressColumn()) as update:

@@ -1,7 +1,7 @@
 """The calibrations that can time the steps of a recorded run again.
 
-A simulated run names the id of its calibration: one of our own engine, one of another engine on a GPU, or the bundled
-kernel tables of a GPU alone. A real run names none: any calibration of the same engine will do.
+A simulated run names the id of its calibration, which belongs to our own engine, to another engine on a GPU, or to the
+bundled kernel tables of a GPU alone. A real run names no calibration; any calibration of the same engine can be used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Source(NamedTuple):
 def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | None:
     """Return the source that timed a simulated run, among `calibrations` and the bundled tables.
 
-    `run` is the run's row of `runs`. None if no source fits. A damaged calibration is skipped.
+    `run` is the run's row of `runs`. Returns None if no source fits. Damaged calibrations are skipped.
     """
     from calibration.kernels.surfaces import bundled_names
     from calibration.steps.predict import identity
@@ -40,7 +40,7 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
     if noted in gpus():
         if identity(noted) == wanted:
             return Source(None, noted)
-    else:  # GPUs without their own tables share one id, which cannot tell them apart
+    else:  # GPUs without their own tables share one id, so the id does not identify the GPU
         for name in bundled_names():
             if identity(name) == wanted:
                 return Source(None, name)
@@ -59,7 +59,7 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
 
 
 def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> list[Source]:
-    """Return the `calibrations` of our own engine measured with this deployment, scheduler and policy aside."""
+    """Return the `calibrations` of our own engine for this deployment; scheduler settings and policy may differ."""
     sources = []
     for directory in calibrations:
         if (directory / FILE).exists():
@@ -73,8 +73,8 @@ def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> lis
 
 
 def repriced(source: Source, deployment: Deployment) -> Priced:
-    """Return the cost model of `deployment`, its fleet aside, by `source`.
+    """Return the cost model of `deployment` without its fleet, from `source`.
 
-    Raises UserError when they do not go together.
+    Raises UserError if they do not go together.
     """
     return priced(*source, deployment.model_copy(update={"fleet": None}))

@@ -1,7 +1,6 @@
-"""Requests as plain values: a request is checked when it is made, and its JSON names the job that answers it.
+"""Requests as plain values: a request is checked when it is made, and its JSON identifies the job that answers it.
 
-Every face (the command line, the dashboard, a file, Python) makes the same requests, and nothing here knows of the
-faces.
+The command line, the dashboard, files and Python all make the same requests, and nothing here depends on them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from serving.errors import UserError
 
 
 class Request(BaseModel):
-    """A request, or a part of one. Numbers are finite, and an unknown field is refused."""
+    """A request, or a part of a request. Numbers must be finite, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
@@ -28,7 +27,7 @@ def _stated(deployment: Deployment | None) -> dict[str, Any] | None:
     return None if deployment is None else deployment.model_dump(mode="json", exclude_unset=True)
 
 
-# A deployment that keeps only the stated settings: the deployment that completes it gives the others.
+# A deployment that keeps only the stated settings. The others are filled in later from another deployment.
 StatedDeployment = Annotated[Deployment, AfterValidator(with_stated_blocks), PlainSerializer(_stated)]
 
 # The calibration or cost model that times the steps of a simulation; None if a GPU's kernel tables time them.
@@ -41,7 +40,7 @@ TimedBy = Annotated[
 class Timing(Request):
     """The source of step times: a calibration, a GPU's kernel tables, or a calibration of another engine on this GPU.
 
-    With a `model` of the catalogue, that model is served on `tensor_parallel_size` GPUs, with room for the longest
+    If a `model` of the catalogue is given, it is served on `tensor_parallel_size` GPUs, with room for the longest
     request.
     """
 

@@ -1,6 +1,6 @@
 """A summary in words of how the requests of a run ended.
 
-It matters because a run that sheds most requests looks quick by the latencies of the others.
+It matters because a run that loses most of its requests looks fast by the latencies of the others.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from serving.figures import shown_share
 from traces.metrics.run_metrics import RunMetrics
 
-ENOUGH = 0.99  # share of the requests that must finish for their latencies to speak for all
+ENOUGH = 0.99  # share of the requests that must finish for their latencies to describe the run
 
 
 def status_word(status: str) -> str:
-    """Return a status of the dataset `requests` as people write it."""
+    """Return a status of the dataset `requests` in words."""
     return status.replace("_", " ")
 
 

@@ -16,7 +16,7 @@ _SPARE = {"mean": 0, "p50": 0, "p90": 2, "p95": 1, "p99": 0, "max": 3}  # the or
 
 
 def run_report(metrics: RunMetrics, bands: Bands | None = None) -> Iterator[Line | Table]:
-    """Yield the tables of a run, and how its requests ended.
+    """Yield the tables of a run, and lines about how its requests ended.
 
     `bands` are the ends of 90 % bands by metric and statistic.
     """
@@ -33,7 +33,7 @@ def run_report(metrics: RunMetrics, bands: Bands | None = None) -> Iterator[Line
 
 
 def distributions(metrics: RunMetrics, bands: Bands | None = None) -> Table:
-    """Return a row for each metric that requests or steps have a value of, with the ends of its band below it."""
+    """Return a table with a row for each metric that has values, and below it the ends of its band."""
     rows: list[list[str]] = []
     for name, distribution in metrics.distributions().items():
         if distribution.count:
@@ -51,7 +51,7 @@ def distributions(metrics: RunMetrics, bands: Bands | None = None) -> Table:
 
 
 def scalars(metrics: RunMetrics, bands: Bands | None = None) -> Table:
-    """Return a row for each known metric of the whole run."""
+    """Return a table with a row for each metric of the whole run that has a value."""
     rows = []
     for name, value in metrics.scalars().items():
         if value is not None:

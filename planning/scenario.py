@@ -1,7 +1,7 @@
-"""A scenario: all inputs of one simulated run, so that two runs of equal scenarios give equal numbers.
+"""A scenario: all inputs of one simulated run, so that equal scenarios give equal numbers.
 
-`tokentwin simulate` and a sweep's file make scenarios. A scenario's JSON, with defaults filled in, identifies a sweep's
-run.
+`tokentwin simulate` and the file of a sweep make scenarios. The JSON of a scenario, with defaults filled in, identifies
+a run of a sweep.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TraceWorkload(Request):
 class Scenario(Request):
     """One run: its workload, its deployment, and the source of its step times.
 
-    `workload` is a `TraceWorkload` when it names a `trace`, and otherwise a specification of `tokentwin trace synth`.
+    `workload` is a `TraceWorkload` if it names a `trace`, otherwise a specification for `tokentwin trace synth`.
     """
 
     deployment: Annotated[Deployment, AfterValidator(with_stated_blocks)] = Field(
@@ -98,14 +98,14 @@ class Scenario(Request):
         return self
 
     def whole(self) -> tuple[Scenario, tuple[str, ...]]:
-        """Return this scenario with its engines' defaults stated, and a line for each set of them. Raises UserError."""
+        """Return this scenario with its engines' defaults stated, and a line for each engine's. Raises UserError."""
         from planning.whole_deployment import whole_deployment
 
         deployment, defaults = whole_deployment(self.deployment, self.calibration, self.gpu)
         return self.model_copy(update={"deployment": deployment}), defaults
 
     def offered(self) -> Workload:
-        """Return the workload. Raises UserError when its trace cannot be read."""
+        """Return the workload. Raises UserError if its trace cannot be read."""
         from planning.traffic import is_specification
         from traces.formats.trace_file import read_workload
         from traces.reshape import reshaped, spread_ticks
@@ -121,7 +121,7 @@ class Scenario(Request):
         return reshaped(workload, limit=source.limit, rate_scale=source.rate_scale, warm_up_s=source.warm_up_s)
 
     def priced(self) -> PricedScenario:
-        """Return the scenario ready to be simulated. Raises UserError when its settings do not go together."""
+        """Return the scenario ready to be simulated. Raises UserError if its settings do not go together."""
         from planning.priced_scenario import price_scenario, with_fleet
         from sim.router import find_router
 

@@ -1,7 +1,7 @@
 """Settings of a deployment by name, as options like `--vary max_num_seqs=64,256` give them.
 
-A name is a dotted path (`scheduler.max_num_seqs`, `fleet.router`); a setting that only the scheduler has needs no path.
-Values are YAML.
+A name is a dotted path (`scheduler.max_num_seqs`, `fleet.router`). `scheduler.` may be left out if only the scheduler
+has the setting. Values are YAML.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serving.errors import UserError
 
 
 def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
-    """Return the name and the value of `NAME=VALUE`, with `many` the list of `NAME=VALUE,VALUE`. Raises UserError."""
+    """Parse `NAME=VALUE`; if `many` is set, the value is the list in `NAME=VALUE,VALUE`. Raises UserError."""
     name, equals, text = pair.partition("=")
     if not name or not equals:
         raise UserError(option, pair, "must be NAME=VALUE, e.g. max_num_seqs=" + ("64,256" if many else "64"))
@@ -27,7 +27,7 @@ def named_value(option: str, pair: str, many: bool = False) -> tuple[str, Any]:
 
 
 def named_values(option: str, pairs: Sequence[str], many: bool = False) -> dict[str, Any]:
-    """Return the values of all pairs by name, as `named_value` reads them. Raises UserError for a repeated name."""
+    """Parse pairs with `named_value`, and return values by name. Raises UserError, also for a repeated name."""
     values: dict[str, Any] = {}
     for pair in pairs:
         name, value = named_value(option, pair, many)
@@ -38,8 +38,8 @@ def named_values(option: str, pairs: Sequence[str], many: bool = False) -> dict[
 
 
 def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
-    """Return `base` with all settings applied. Raises UserError that names a setting that is wrong or set twice."""
-    data = base.model_dump(mode="json", exclude_unset=True)  # the engine's defaults fill settings that nobody stated
+    """Return `base` with all settings applied. Raises a UserError that names a setting that is wrong or set twice."""
+    data = base.model_dump(mode="json", exclude_unset=True)  # the engine's defaults fill in the other settings
     whole, known = base.model_dump(mode="json"), dict[tuple[str, ...], str]()
     for path, value in settings.items():
         bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields
@@ -64,7 +64,7 @@ def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
 
 
 def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `base` with each value at its path; missing mappings on the way are made."""
+    """Return a copy of `base` with each value set at its path; missing mappings along the path are created."""
     config = deepcopy(base)
     for path, value in overrides.items():
         *way, last = path.split(".")

@@ -1,4 +1,4 @@
-"""A simulated run, recorded with its source of step times, how far to trust it, its bands and its prices."""
+"""A simulated run, recorded with the source of its step times, the trust in it, its bands and its prices."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class SimulatedRun(Answer):
     """A recording and its metrics.
 
     Attributes:
-        bands: ends of the 90 % bands by metric and statistic; None if they were not wanted
-        trust: how far its step times can be trusted
-        defaults: the settings that pools left to their engine, and their values: a line each
+        bands: ends of the 90 % bands by metric and statistic; None if they were not requested
+        trust: trust in its step times
+        defaults: a line for each set of settings that pools left to their engine, with their values
     """
 
     recording: Recording
@@ -70,8 +70,8 @@ def recorded(
 ) -> SimulatedRun:
     """Simulate `scenario` and record it in the directory `out`.
 
-    With `band`, the ends of the 90 % interval of step times are simulated, too; `details` keeps steps and token times.
-    Raises UserError if `out` exists and `overwrite` is not set.
+    If `band` is set, both ends of the 90 % interval of step times are simulated, too. If `details` is set, steps and
+    token times are kept. Raises UserError if `out` exists and `overwrite` is not set.
     """
     tell("simulating", 0.0)
     judge = _Judge(scenario, band, tell)
@@ -95,7 +95,7 @@ def recorded(
 
 
 class _Judge:
-    """What is said about a simulated run: its metrics, its bands if they are wanted, and the trust in it."""
+    """The metrics of a simulated run, its bands if they are requested, and the trust in it."""
 
     metrics: RunMetrics
     trust: Trust
@@ -105,7 +105,7 @@ class _Judge:
         self._scenario, self._band, self._tell = scenario, band, tell
 
     def notes(self, done: Simulated, recording: Recording) -> dict[str, Any]:
-        """Judge the run, and return the notes of its recording."""
+        """Compute the attributes from the finished run, and return the notes of its recording."""
         scenario = self._scenario
         _give_back(done.steps)
         self.metrics = RunMetrics.from_recording(recording, peak=gpus().get(scenario.gpu or ""))
@@ -132,8 +132,8 @@ def _at_both_ends(scenario: PricedScenario, steps: int, tell: Tell) -> Iterator[
 
 
 def _give_back(steps: int) -> None:
-    """Free the memory of a simulation of `steps` steps. Its objects refer to each other, so a search must find them."""
-    if steps > _MANY_STEPS:  # the search takes 0.03 s
+    """Free the memory of a simulation of `steps` steps. Its objects refer to each other, so this needs a collection."""
+    if steps > _MANY_STEPS:  # the garbage collection takes 0.03 s
         gc.collect()
         pa.default_memory_pool().release_unused()
 
@@ -141,7 +141,7 @@ def _give_back(steps: int) -> None:
 def _trust(recording: Recording, scenario: PricedScenario) -> Trust:
     """Return the trust in the least certain pool.
 
-    If steps lie beyond the measured range and were kept, the reason says how many.
+    If steps were kept and some lie beyond the measured range, the reason states their number.
     """
     trust = scenario.trust()
     costs = [pure(cost) for cost in scenario.judged]

@@ -1,8 +1,8 @@
-"""The traffic of a request: a trace or a synthesised workload, as it is, cut, or at another rate.
+"""The traffic of a request: a trace or a synthesised workload, unchanged, shortened, or at another rate.
 
-A fleet is sized for the busiest stretch of the traffic. A fleet that meets its objectives over the busiest hour meets
-them over the day; over the day alone, a bad hour could hide behind quiet ones. The busiest stretch is the one with the
-most tokens, prompt and output.
+A fleet is sized for the busiest period of the traffic. A fleet that meets its objectives over the busiest hour also
+meets them over the day, while quiet hours can hide a bad hour if only the day is checked. The busiest period is the one
+with the most prompt and output tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from traces import synth
 from traces.reshape import at_rate, only, reshaped
 from traces.synth import SynthSpec, read_spec
 
-BUSIEST_S = 3600.0  # the default length of the stretch of a trace that is planned for
-WHOLE_S = 1e9  # longer than any traffic
+BUSIEST_S = 3600.0  # default length of the period that is planned for, in seconds
+WHOLE_S = 1e9  # a period longer than any traffic, in seconds
 
 
 class Offered(Request):
-    """The offered traffic. Requests of several specifications arrive together, and share no prompt between them."""
+    """The offered traffic. The requests of several specifications are merged by arrival, and share no prompts."""
 
     traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
         description="a trace file, a recording, or a YAML specification for `tokentwin trace synth`"
@@ -44,19 +44,19 @@ class Offered(Request):
     @field_validator("traffic", mode="before")
     @classmethod
     def _specified(cls, traffic: Any) -> Any:
-        """Read a YAML file once, here."""
+        """Read a YAML specification when the request is made, so that it is read only once."""
         if isinstance(traffic, str | Path):
             return read_spec(traffic) if is_specification(traffic) else str(traffic)
         return parse(SynthSpec, traffic, "traffic") if isinstance(traffic, dict) else traffic
 
     @property
     def recorded(self) -> bool:
-        """True for a trace, which has happened once."""
+        """True for a trace, which cannot be generated again with another seed."""
         return isinstance(self.traffic, str)
 
     @property
     def expected_requests(self) -> float | None:
-        """The number of requests of a specification, for a ramp the largest; None for a trace, which is not read."""
+        """Expected number of requests of a specification (of a ramp, the maximum); None for a trace, not read here."""
         if isinstance(self.traffic, str):
             return None
         expected = sum(spec.expected_requests for spec in self._specs)
@@ -68,10 +68,10 @@ class Offered(Request):
         return self.traffic if isinstance(self.traffic, tuple) else (self.traffic,)
 
     def workload(self, draw: int = 0, at_named_rate: bool = False) -> Workload:
-        """Return the requests, in a list; a specification uses the seed that lies `draw` after its seed.
+        """Return the workload, with its requests in a list; `draw` is added to the seed of a specification.
 
-        `at_named_rate` brings the requests to exactly the rate that a specification names. Raises UserError for a trace
-        that cannot be read, and if a `window_s` holds nothing to plan for.
+        If `at_named_rate` is set, requests are scaled to exactly the rate that a specification states. Raises UserError
+        for a trace that cannot be read, and if the period of `window_s` has too few requests to plan for.
         """
         if isinstance(self.traffic, str):
             from traces.formats.trace_file import read_workload
@@ -91,7 +91,7 @@ class Offered(Request):
 
 
 def is_specification(path: str | Path) -> bool:
-    """Return True for a YAML file, by its name; such a file is no trace."""
+    """Return True if the name is that of a YAML file, which is a specification and not a trace."""
     return Path(path).suffix in (".yaml", ".yml")
 
 
@@ -100,7 +100,7 @@ def waits_for_answers(workload: Workload) -> bool:
 
 
 def mean_rate(workload: Workload) -> float:
-    """Return the requests a second from the first arrival to the last; infinite if all arrive at once."""
+    """Return the mean requests per second from the first arrival to the last; infinite if all arrive at once."""
     arrivals = [request.arrival_ns for request in workload.requests]
     span_ns = arrivals[-1] - arrivals[0]
     return (len(arrivals) - 1) / span_ns * 1e9 if span_ns else math.inf
@@ -116,7 +116,7 @@ def mixed(specs: Sequence[SynthSpec]) -> Workload:
 
 
 def _renamed(workload: Workload, part: int) -> Iterator[WorkloadRequest]:
-    """Yield the requests of a workload, with segments that no other part has."""
+    """Yield the requests of a workload, with segment names that no other part uses."""
     for request in workload.requests:
         prompt = tuple((name if name == PRIVATE else f"{part}.{name}", tokens) for name, tokens in request.prompt)
         yield replace(request, prompt=prompt)
@@ -127,17 +127,17 @@ def _reseeded(spec: SynthSpec, draw: int) -> SynthSpec:
 
 
 def _at_named_rate(made: Workload, spec: SynthSpec) -> Workload:
-    """Return the requests of a specification at exactly the rate that it names.
+    """Return the requests of a specification at exactly the rate that it states.
 
-    A drawn workload has another mean gap: a thousand bursty requests may come out twice as fast as specified. Sessions
-    and ramps name no single rate, so their requests stay as drawn.
+    The random arrivals of a workload have a different mean rate: a thousand bursty requests may arrive twice as fast as
+    specified. Sessions and ramps state no single rate, so their requests stay as drawn.
     """
     rate = getattr(spec.arrivals, "rate", None) if spec.sessions is None else None
     return at_rate(made, rate) if rate else made
 
 
 def planned_traffic(workload: Workload, window_s: float, rate_scale: float | None) -> Workload:
-    """Return the busiest `window_s` seconds of `workload`, its requests in a list, arriving `rate_scale` times as fast.
+    """Return the busiest `window_s` seconds of `workload`, with requests that arrive `rate_scale` times as fast.
 
     Raises UserError for a workload that has no rate, or no requests.
     """
@@ -161,7 +161,7 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
 
 
 def _busiest(arrivals_ns: list[int], tokens: list[int], window_s: float) -> tuple[int, int]:
-    """Return the first and the end index of the window, beginning with an arrival, that has the most tokens."""
+    """Return the first and the end index of the window with the most tokens; a window begins with an arrival."""
     begins = np.array(arrivals_ns)
     ends = np.searchsorted(begins, begins + round(window_s * 1e9))
     before = np.cumsum([0, *tokens])

@@ -1,4 +1,4 @@
-"""A deployment in which all defaults of its engines are stated, on the GPUs of all of its pools."""
+"""A deployment that states all defaults of its engines, on the GPUs of all its pools."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from sim.priced_pool import merged, pool_deployment
 def whole_deployment(
     deployment: Deployment, calibration: str | None, gpu: str | None
 ) -> tuple[Deployment, tuple[str, ...]]:
-    """Return `deployment` with its engines' defaults, and a line for each set of them.
+    """Return `deployment` with its engines' defaults, and a line with the defaults of each engine.
 
-    `calibration` or `gpu` times its steps.
-
+    `calibration` or `gpu` times the steps of the deployment.
     Raises UserError for a GPU or a calibration that does not exist.
     """
     filled, lines = _filled(deployment, timing_gpu(calibration, gpu))

@@ -1,8 +1,8 @@
-"""Tasks on several processors: a worker gets the data that all tasks share once, and then one task at a time.
+"""Tasks in several processes: a worker receives the data that all tasks share once, and then one task at a time.
 
-Pools of the standard library and of loky are broken for good when one of their processes dies; here only the task in
-that process is lost, a task can have a time limit, and it can report progress. Workers ignore Ctrl-C, which their
-parent handles, and end with their parent.
+Process pools of the standard library and of loky cannot be used any more when one of their processes dies. Here only
+the task in that process is lost. A task can also have a time limit and report progress. Workers ignore Ctrl-C, which
+their parent handles, and end with their parent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Mark(NamedTuple):
 
 
 def mark(amount: float) -> None:
-    """Report from within a task that `amount` more is done, in units of the task; outside of a task it does nothing."""
+    """Report from within a task that `amount` more of the work is done, in units of the task; elsewhere do nothing."""
     marked = _MARKED.get()
     if marked is not None:
         marked(amount)
@@ -76,9 +76,9 @@ class Workers(Generic[Common]):
         self._idle: list[_Worker] = []
 
     def run(self, tasks: Sequence[Task[Common, Answer]]) -> list[Answer]:
-        """Return the answer of each task, in their order, whatever the number of workers; one job runs in this process.
+        """Return the answers of the tasks in the order of the tasks. If `jobs` is 1, tasks run in this process.
 
-        Raises the exception of a task, and UserError when a worker dies.
+        Raises the exception of a task, and UserError if a worker dies.
         """
         answers_by_task: dict[int, Answer] = {}
         alone = ((at, task(self.common)) for at, task in enumerate(tasks))
@@ -99,7 +99,7 @@ class Workers(Generic[Common]):
     def as_completed(
         self, tasks: Sequence[Task[Common, Answer]], limit_s: float | None = None
     ) -> Generator[tuple[int, Answer | BaseException], None, None]:
-        """Yield the number of each task and its answer or exception, as they come; always from other processes.
+        """Yield the number of each task and its answer or exception as tasks end; tasks always run in other processes.
 
         The answer is `WorkerDied` if the process died, and `Overdue` after `limit_s` seconds, which include the start
         of the process.
@@ -115,7 +115,7 @@ class Workers(Generic[Common]):
                 return
             worker = worker or (self._idle.pop() if self._idle else _started(self.common))
             busy[worker.connection] = worker, following[0], monotonic()
-            with suppress(*_LOST):  # a process that is gone is noticed when it is waited for
+            with suppress(*_LOST):  # if the process is gone, this is noticed when it is waited for
                 worker.connection.send(following[1])
 
         try:
@@ -146,7 +146,7 @@ class Workers(Generic[Common]):
                         give(worker)
                         yield at, answer
         finally:
-            for worker, _, _ in busy.values():  # nobody waits for the answers of these workers
+            for worker, _, _ in busy.values():  # the answers of these workers are not needed any more
                 _end(worker)
 
     def __enter__(self) -> Workers[Common]:
@@ -161,7 +161,7 @@ def _started(common: Any) -> _Worker:
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_serve, args=(theirs,), daemon=True)
     resource_tracker.ensure_running()  # start() would do this, and thereby unblock the signal
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # and so for good in the child
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the child inherits this and keeps it
     try:
         with without_main():
             process.start()
@@ -169,7 +169,7 @@ def _started(common: Any) -> _Worker:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     theirs.close()
     with suppress(*_LOST):
-        ours.send(common)  # not as an argument: Python would read that, and complain if this process dies meanwhile
+        ours.send(common)  # not as an argument, because Python would print an error if this process dies meanwhile
     return _Worker(ours, process)
 
 
@@ -197,7 +197,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or its text if its class may not survive the way to another process."""
+    """Return the error, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -206,7 +206,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent was killed, because nobody waits for an answer any more."""
+    """Exit when the parent has ended, because the answer is not needed any more."""
     parent = parent_process()
     if parent is not None:
         parent.join()

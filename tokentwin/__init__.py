@@ -1,6 +1,6 @@
 """tokentwin: a digital twin of LLM serving.
 
-One function for each command does in Python what the command does: see docs/python.md. This package is quick to import,
+For each command there is a Python function that does the same; see docs/python.md. This package is quick to import,
 because each function imports what it needs when it is called.
 """
 
@@ -35,7 +35,7 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class when it is first named.
+    """Import a class when it is first used.
 
     The classes need pydantic, and `python -m` must find our own packages before anything else is imported.
     """

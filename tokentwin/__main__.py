@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def run() -> None:
-    """Run the command line. Ctrl-C ends it in one line, also during its import."""
+    """Run the command line. On Ctrl-C, even during its import, print one line and end."""
     try:
         from tokentwin.cli import main
     except KeyboardInterrupt:
@@ -15,7 +15,8 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    # Python has put the working directory first; our modules lie beside this package, whatever lies there.
+    # Python searches modules first in the working directory, which may hold modules with our names. Our packages lie
+    # beside this one.
     if not sys.flags.safe_path and Path(sys.path[0]).resolve() != Path(__file__).resolve().parents[1]:
         del sys.path[0]
     run()

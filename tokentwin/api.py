@@ -1,7 +1,7 @@
 """The Python API: one function for each command, with the same requests and answers as the command line.
 
-Every answer has `.to_pandas()` and `.to_arrow()`, and shows itself on a terminal (`rich.print`) and in a notebook. A
-wrong input raises a `serving.errors.UserError`: one line with field, value and remedy.
+Every answer has `.to_pandas()` and `.to_arrow()`, and can be shown on a terminal (`rich.print`) and in a notebook. A
+wrong input raises a `serving.errors.UserError`, whose text is one line with field, value and remedy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _OF_A_SIDE = ("deployment", "replicas", "router", "gpu", "calibration")
 def _asked(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
     """Wrap an API function so that wrong arguments raise UserError.
 
-    A call also raises UserError while a user's own file is imported, because that file would run twice.
+    A call that a user's own file makes while it is being imported also raises UserError, because the file would run
+    twice.
     """
 
     @wraps(function)
@@ -76,10 +77,10 @@ def simulate(
 
     Args:
         workload: the path of a trace, a `Workload`, or a specification as a mapping (see `tokentwin trace synth`)
-        deployment: by default one replica with vLLM's default settings; see `Deployment`
-        out: directory to write the recording to; by default a temporary directory, which stays after Python ends
-        band: also simulate both ends of the 90 % interval of step times
-        details: record every step and the time of every token
+        deployment: deployment to simulate, by default one replica with vLLM's default settings; see `Deployment`
+        out: directory to write the recording to; by default a temporary directory that stays after Python ends
+        band: True to simulate both ends of the 90 % interval of step times, too
+        details: True to record every step and the time of every token
         scenario: more fields of `planning.scenario.Scenario`: `gpu` or `calibration`, `replicas`, `router`, `prices`
             (dollars per GPU-hour by name), `slo` (bounds in ms by metric)
 
@@ -102,9 +103,9 @@ def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **re
     """Find the cheapest fleet that meets every SLO on `traffic`.
 
     Args:
-        traffic: like `workload` in `simulate`
-        slos: such as `"ttft_ms p99<=500"` (ms) or `"attainment>=0.99"` (a share)
-        jobs: number of simulations at once; by default one for each CPU
+        traffic: the traffic to plan for, in the forms of `workload` in `simulate`
+        slos: SLOs such as `"ttft_ms p99<=500"` (ms) or `"attainment>=0.99"` (a share)
+        jobs: number of simulations at a time; by default one for each CPU
         request: more fields of `planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
             `policies`, `vary`, `splits`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
 
@@ -128,10 +129,10 @@ def compare(
     Args:
         a, b: settings in which the sides differ, by path (`{"policy": "fair"}`), or `deployment`, `replicas`,
             `router`, `gpu`, `calibration`. Without `traffic`: directories of recordings
-        traffic: the requests that both sides serve; like `workload` in `simulate`
+        traffic: the requests that both sides serve, in the forms of `workload` in `simulate`
         request: more fields of `planning.compare.request.CompareRequest`. `gpu` or `calibration` times the steps of
-            both sides. `model` and `tensor_parallel_size` are for both sides, if `deployment` does not state them.
-            Others are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
+            both sides. `model` and `tensor_parallel_size` hold for both sides, if `deployment` does not state them.
+            Other fields are `seeds`, `bounds` (ms by metric), `threshold` (a share), ...
 
     Raises UserError for sides that cannot be simulated or paired.
     """
@@ -172,8 +173,8 @@ def sweep(
     Args:
         settings: the YAML file of a sweep, or its contents as a mapping
         executor: `process` or `ray`
-        jobs: number of runs at once; by default one for each CPU
-        resume: continue the sweep in `out`
+        jobs: number of runs at a time; by default one for each CPU
+        resume: True to continue the sweep in `out`
 
     Raises UserError if the settings describe no run, and if all runs failed. A run that fails is a row with its
     `error`.
@@ -196,7 +197,7 @@ def sweep(
 
 @_asked
 def diagnose(run: str | Path, **request: Any) -> DiagnosisDocument:
-    """Find out why the recorded `run` is slow, and what would help.
+    """Find out why the recorded `run` is slow, and which changes would help.
 
     Args:
         request: fields of `planning.diagnose.request.DiagnoseRequest`. With `gpu` or `calibration` the run is simulated
@@ -224,15 +225,17 @@ def validate(
 ) -> ValidationReport:
     """Compare the simulator with recordings of the real engine: decisions, step times, and the whole run.
 
-    real        recordings of one workload; repeats show the noise between real runs
-    calibration directory that `calibrate` wrote
-    out         directory to write the report to; by default a temporary one that stays after Python ends
-    traffic     instead of `real`: traffic to record on the engine now, into `out`; like `workload` in `simulate`
-    request     more fields of `planning.measure.request.ValidateRequest`, about `traffic`: `repeats`, `limit`,
-                `rate_scale`, `window_s` (seconds)
+    Args:
+        real: recordings of one workload; repeats show the noise between real runs
+        calibration: directory that `calibrate` wrote
+        out: directory to write the report to; by default a temporary directory that stays after Python ends
+        traffic: traffic to record on the engine now, into `out`, instead of `real`; in the forms of `workload` in
+            `simulate`
+        request: more fields of `planning.measure.request.ValidateRequest`, about `traffic`: `repeats`, `limit`,
+            `rate_scale`, `window_s` (seconds)
 
-    Raises UserError if the recordings are not of one workload and engine, or not of the calibrated engine, and if `out`
-    holds recordings and `overwrite` is not set.
+    Raises UserError if the recordings do not all have the same workload and the calibrated engine, and if `out` holds
+    recordings and `overwrite` is not set.
     """
     from planning.measure.request import ValidateRequest
     from planning.measure.validator import validate
@@ -253,13 +256,13 @@ def calibrate(
     overwrite: bool = False,
     **request: Any,
 ) -> Calibration | ExternalCalibration | FrontDoor:
-    """Measure the real engine on this machine, or read measurements of an engine, and fit what a step costs.
+    """Measure the real engine on this machine, or read measurements of an engine, and fit its step times.
 
     Args:
-        deployment: the deployment to measure, or the one that wrote the `iterations`
+        deployment: the deployment to measure, or the deployment that wrote the `iterations`
         out: directory of the calibration and the recordings; by default a temporary one, kept until Python ends
-        request: more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or `recordings`, or
-            `iterations` with `gpu`, or `case` with `data`, or `served` with `client`, which are read instead
+        request: more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or measurements to
+            read: `recordings`, `iterations` with `gpu`, `case` with `data`, or `served` with `client`
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements to which nothing can be
     fitted, and if `out` holds a calibration and `overwrite` is not set.
@@ -286,9 +289,9 @@ def read_recording(path: str | Path) -> Recording:
 
 @contextmanager
 def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
-    """Yield traffic as a request takes it: a specification unchanged, or else the path of a trace.
+    """Yield traffic in the form that a request takes: a specification unchanged, or the path of a trace.
 
-    If `as_field` is given, yield the path as the value of that field.
+    If `as_field` is given, yield a mapping from that field to the path.
     """
     from serving.workload import Workload
 
@@ -342,7 +345,7 @@ def _check_jobs(jobs: object) -> None:
 
 
 def _side(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one side of a comparison request: settings of the deployment apart from settings of the run around it."""
+    """Return one side of a comparison request, with settings of the deployment separated from settings of the run."""
     from serving.errors import UserError
 
     own = {name: changes[name] for name in _OF_A_SIDE if name in changes}

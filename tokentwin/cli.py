@@ -61,7 +61,7 @@ def _check_filled(context: click.Context, option: click.Parameter, value: Any) -
 
 
 class _Verbs(click.Group):
-    """A group that imports `tokentwin.commands.VERB` on use, so that --help stays instant."""
+    """A group that imports `tokentwin.commands.VERB` only when the verb is used, so that --help is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(VERBS)
@@ -91,8 +91,9 @@ def cli(traceback: bool) -> None:
 def main() -> None:
     """Run the console script. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # processes that it starts do not import from the working directory
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # a search would read all installed packages
-    # Imports leave no garbage, and the end of the process frees everything: a search takes a fifth of a command's time.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the lookup would read all installed packages
+    # Garbage collection would take a fifth of a command's time. Imports leave no garbage, and the end of the process
+    # frees all memory.
     gc.set_threshold(200_000)
     atexit.register(gc.freeze)
     signal.signal(signal.SIGTERM, _terminated)
@@ -112,7 +113,7 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # `| head` has seen enough, and nothing is left to flush
+        )  # `| head` has closed the pipe, and nothing is left to flush
         sys.exit(1)
     except OSError as error:  # a full disk, a directory that may not be read, a name that is too long
         _refuse(str(UserError("file", str(error.filename or ""), f"cannot be read or written: {reason(error)}")))
@@ -139,7 +140,7 @@ def _end_user_threads() -> None:
 
 
 class _Paced(logging.Handler):
-    """A handler that prints every warning on stderr, and at most every `_EVERY_S` seconds the progress of long work."""
+    """A handler that prints all warnings on stderr, and progress no more often than every `_EVERY_S` seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class _Paced(logging.Handler):
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    """End a command on SIGTERM, which batch systems and containers send, as Ctrl-C does: no file stays half-written."""
+    """End a command on SIGTERM, which batch systems and containers send, as on Ctrl-C, so that files are complete."""
     pressed = signal.getsignal(signal.SIGINT)
     if not callable(pressed):  # a shell lets background processes ignore Ctrl-C
         raise KeyboardInterrupt

@@ -1,6 +1,6 @@
 """Options of several commands: options that fill the fields of a request, and options of a deployment.
 
-The field that an option fills states its help and its default.
+The help and the default of an option come from the field that it fills.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Requested = TypeVar("Requested", bound=BaseModel)
 
 
 class Finite(click.FloatRange):
-    """A range of finite numbers: click's own ranges let NaN and infinity pass."""
+    """A range of finite numbers, because click's own ranges accept NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -66,10 +66,11 @@ class SectionedCommand(click.Command):
 def options_of(
     *requests: type[BaseModel], default_of: str = "default", **more: Any
 ) -> Callable[..., Callable[[Command], Command]]:
-    """Return a function that makes a decorator, which adds options for some fields of the requests.
+    """Return a function that makes decorators, which add options for fields of the requests to a command.
 
-    The function takes the options as text: `--limit --gpu=gpus`; without a text it adds an option for every field.
-    Types, and whether an option is required or can be repeated, follow from the fields, unless `more` says otherwise.
+    The function takes the options as a text such as `--limit --gpu=gpus`. Without a text, the decorator adds an option
+    for every field. The fields decide the type of an option, and whether it is required or can be repeated, unless
+    `more` says otherwise.
     """
     fields = {name: field for request in requests for name, field in request.model_fields.items()}
 
@@ -103,9 +104,9 @@ def _kind(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
-    """Make the request from the command line's values; other fields keep their defaults.
+    """Make the request from the values on the command line; other fields keep their defaults.
 
-    Raises UserError that names the wrong option.
+    Raises a UserError that names the wrong option.
     """
     try:
         return parse(request, {name: value for name, value in given.items() if value not in (None, ())}, where="")
@@ -114,7 +115,7 @@ def requested(request: type[Requested], given: Mapping[str, Any]) -> Requested:
 
 
 def listed(option: str, texts: tuple[str, ...]) -> list[str]:
-    """Return names given one by one or separated by commas, each once. Raises UserError for a comma without a name."""
+    """Return distinct names, given one by one or separated by commas. Raises UserError for a comma without a name."""
     for text in texts:
         if not all(part.strip() for part in text.split(",")):
             raise UserError(option, text, "has a comma without a name before or after it; leave the comma out")

@@ -34,7 +34,7 @@ def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, *
 
 
 def print_reasons(recording: Recording) -> None:
-    """Print how many requests did not finish, by status, and the reason of the first of each status."""
+    """Print the number of unfinished requests by status, and the reason of the first request of each status."""
     import pyarrow.compute as pc
 
     requests = recording.table("requests", ["status", "reason"])

@@ -1,4 +1,4 @@
-"""Figures of the Calibration page: kernel times, their share of the roofline, and how well they are known."""
+"""Figures of the Calibration page: kernel times, their share of the roofline, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Fits = Mapping[str, tuple[GpuSpec, KernelFit]]
 _DENSE = 220
 _BAND = 1.645  # standard deviations on either side that contain nine of ten
 _CELLS = 28
-_VAGUE = 50.0  # percent; one scale for all kernels, so that they can be compared
+_VAGUE = 50.0  # end of the colour scale in percent; all kernels have the same scale, so that they can be compared
 
 
 def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Figure:
     """Return measured and fitted times of one shape over its last size, with a 90 % band, and the roofline.
 
-    If there are two sizes, `at` is the knot of the first.
+    If there are two sizes, `at` is the index of a knot of the first size.
     """
     knots, measured = measured_along(gpu, key, fit, number, at)
     shape = np.exp2(fit.surface.shapes[number]).tolist()
@@ -92,8 +92,9 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
 class Known(NamedTuple):
     """The certainty of times over two dimensions: cells at every x and y, and the measured points.
 
-    sigma, level `[len(y), len(x)]`, as in an `Estimate`
-    dots         x and y of measured points
+    Attributes:
+        sigma, level: certainty of each cell, `[len(y), len(x)]`, as in an `Estimate`
+        dots: x and y of measured points
     """
 
     names: Sequence[str]
@@ -134,7 +135,7 @@ def known(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> Known
 
 
 def domain(certainty: Known) -> go.Figure:
-    """Return a map of how well times are known; grey where they are extrapolated."""
+    """Return a map of the uncertainty of times; grey where they are extrapolated."""
     names, x_axis, y_axis = certainty.names, certainty.x, certainty.y
     figure = go.Figure()
     percent = 100 * (np.exp(_BAND * certainty.sigma) - 1)
@@ -170,7 +171,7 @@ def domain(certainty: Known) -> go.Figure:
 
 
 def _over(fit: KernelFit, at: int) -> tuple[NDArray[np.float64], tuple[Any, ...]]:
-    """Return sizes along the last axis, an octave beyond its knots on either side; the first at knot `at` of two."""
+    """Return sizes along the last axis, up to an octave beyond its knots; a first of two sizes is at its knot `at`."""
     last = fit.surface.knots[-1]
     x = np.exp2(np.linspace(max(last[0] - 1, 0.0), last[-1] + 1, _DENSE))
     if len(fit.surface.knots) == 1:
@@ -183,7 +184,7 @@ def _knot(fit: KernelFit, at: int) -> float:
 
 
 def _cells(octaves: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return cells from the lowest to the highest of some values, two octaves beyond."""
+    """Return sizes of cells from two octaves below the lowest of `octaves` to two octaves above the highest."""
     return np.exp2(np.linspace(max(octaves.min() - 2, 0.0), octaves.max() + 2, _CELLS))
 
 
@@ -193,5 +194,5 @@ def _line(fit: KernelFit) -> list[NDArray[np.float64]]:
 
 
 def _pairs(axes: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Return every cell, rows of y first."""
+    """Return x and y of every cell, row by row."""
     return [np.array([x, y]) for y in axes[1] for x in axes[0]]

@@ -101,7 +101,7 @@ def _known(name: str, key: str, number: int, at: int) -> charts.Known:
 
 
 def _of_dots(measured: NDArray[np.float64]) -> Trust:
-    """Return the trust in a curve from its dots: nanoseconds at tabled sizes, NaN for too few measurements."""
+    """Return the trust in a curve from its dots: measured ns at tabled sizes, NaN if there are too few measurements."""
     count = int(np.isfinite(measured).sum())
     if count < measured.size:
         return Trust(EXTRAPOLATED, f"this shape was measured at only {count} of {measured.size} sizes (the dots)")

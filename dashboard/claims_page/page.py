@@ -1,4 +1,4 @@
-"""Claims: common claims about inference, the results, and the same under the reader's own conditions."""
+"""Claims: tests of common claims about inference, and the same tests under the reader's own conditions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _own(runs: Path, name: str, plan: Planned | None) -> None:
 
 
 def _planned_conditions(name: str, plan: Planned | None) -> dict[str, str]:
-    """Return the query parameters for the model and the GPU of the plan; empty if they are in no catalogue."""
+    """Return the query parameters for the model and the GPU of the plan; empty if the catalogues do not have both."""
     best = plan and plan.answer.recommendation
     if plan is None or best is None or plan.model not in models() or plan.answer.gpu_of(best) not in gpus():
         return {}

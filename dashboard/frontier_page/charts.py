@@ -14,7 +14,7 @@ from serving.figures import shown_number
 
 STAR = "the recommended fleet at the planned traffic"
 _HEIGHT = 440
-_APART = 0.06, 0.04  # least distance of two numbers, as shares of the axes, on a telephone
+_APART = 0.06, 0.04  # minimum distance of two numbers, as shares of the axes, on a telephone
 _PLOT_PX, _NAME_PX = 350, 16  # height between the axes, and height of a name, about
 _UNITS = {"tok_s_gpu": "{} tokens/s per GPU", "usd_per_mtok_out": "${} per million output tokens"}
 
@@ -97,7 +97,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
 
 
 def _number(point: RatePoint, x: float, y: float, taken: list[tuple[float, float]]) -> str:
-    """Return the requests at a time, or an empty text near a number that is `taken` (in shares of the axes)."""
+    """Return the text for the requests at a time; empty if it is too near to one of `taken` (in shares of the axes)."""
     if any(abs(x - other) < _APART[0] and abs(y - level) < _APART[1] for other, level in taken):
         return ""
     taken.append((x, y))
@@ -105,7 +105,7 @@ def _number(point: RatePoint, x: float, y: float, taken: list[tuple[float, float
 
 
 def _above(ends: Sequence[float]) -> list[float]:
-    """Return how far above the end of each curve its name stands, in pixels, so that no two have the same height."""
+    """Return the distance of each curve's name above the curve's end, in pixels, so that names do not overlap."""
     rises, last = [0.0] * len(ends), -float(_NAME_PX)
     for at in sorted(range(len(ends)), key=ends.__getitem__):
         last = max(ends[at] + _NAME_PX, last + _NAME_PX)

@@ -153,7 +153,7 @@ def _run(to: Sheet, source: RecordedRun) -> str:
 
 
 def _diagnosis_of(source: RecordedRun) -> DiagnosisDocument | None:
-    """Return the diagnosis that is saved with the run, or was made on the Run page; None without either."""
+    """Return the diagnosis that is saved with the run or was made on the Run page; None if there is none."""
     path = source.recording.path.resolve()
     if (saved := path / DIAGNOSIS_FILE).exists():
         return DiagnosisDocument.read(read_json(saved))
@@ -164,7 +164,7 @@ def _diagnosis_of(source: RecordedRun) -> DiagnosisDocument | None:
 
 
 def _sweep(to: Sheet, source: Sweep) -> str:
-    """Report the runs of a sweep: its view, and the same view of the metrics that most people want."""
+    """Report the runs of a sweep: its view, and the same view of the main metrics."""
     results = source.results
     complete = results.complete
     to.text(results.summary, soft=True)
@@ -240,7 +240,7 @@ def _maps(to: Sheet, source: Validation) -> None:
 def _again(
     to: Sheet, version: str, inputs: Mapping[str, Any], page: str, command: str = "", files: Mapping[str, str] = {}
 ) -> None:
-    """Write the version, and the command that was run; for an answer of `page` its inputs and perhaps a command.
+    """Write the version and the command that was run. For an answer of `page`, write its inputs and any `command`.
 
     `files` are the files that the command reads: names and contents.
     """

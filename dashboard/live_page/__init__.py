@@ -1,1 +1,1 @@
-"""The Live page: a server while it runs, and the journey of the reader's own prompt through it."""
+"""The Live page: a server while it runs, and a trace of the reader's own prompt through it."""

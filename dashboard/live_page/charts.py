@@ -64,7 +64,7 @@ def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, Any]]:
 
 
 def waterfall(journey: Mapping[str, Any]) -> go.Figure:
-    """Return the phases of one request, and the steps that it was part of, in ms since the server had it."""
+    """Return the phases of one request, and the steps in which it took part, in ms since the server received it."""
     times, plot, origin = journey["times"], go.Figure(), journey["times"]["received_ns"]
     for name, (begin, end, colour) in _PHASES.items():
         if times.get(begin) is not None and times.get(end) is not None:
@@ -91,7 +91,7 @@ def _bar(
 
 
 def mates(journey: Mapping[str, Any]) -> go.Figure:
-    """Return the number of requests in each of its steps, and the KV blocks that it held then."""
+    """Return the number of requests in each step of one request, and the KV blocks that it held in the step."""
     steps = journey["steps"]
     begins = [(step["start_ns"] - journey["times"]["received_ns"]) / 1e6 for step in steps]
     plot = make_subplots(1, 2, subplot_titles=["requests in its step", "KV blocks that it held"])

@@ -1,4 +1,4 @@
-"""Live: a server while it runs, and the journey of the reader's own prompt through it."""
+"""Live: a server while it runs, and a trace of the reader's own prompt through it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from serving.errors import UserError
 
 _USUAL = "http://127.0.0.1:8000"
 _EVERY_S = 2
-_MOST = 900  # snapshots kept: half an hour
-_OFTEN = 8  # pieces of an answer between two requests for its journey
+_MOST = 900  # maximum number of snapshots kept, for half an hour
+_OFTEN = 8  # number of pieces of an answer between two requests for its trace
 _KINDS = {
     "twin": "a twin: its schedulers decide as on the real engine, its times are simulated, and its text is meaningless",
     "real": "the real engine: its times are measured",
@@ -92,7 +92,7 @@ def _travel(server: Server, prompt: str, tokens: int, said: Any, drawn: Any) -> 
         if pieces % _OFTEN == 1:
             _draw(server.journey(id), drawn, f"{next(looks)}")
     journey = server.journey(id)
-    for _ in range(10):  # the end of a journey comes after the end of its answer
+    for _ in range(10):  # the end of a trace comes after the end of its answer
         if journey["times"].get("last_sent_ns") is not None:
             break
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A client of a running server: its metrics, a streamed answer, and the answer's journey."""
+"""A client of a running server, which reads its metrics, a streamed answer, and the trace of the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dashboard.live_page.snapshot import Snapshot
 from serving.errors import UserError
 
-_SECONDS = 5.0  # time to answer
+_SECONDS = 5.0  # maximum time that the server may take to answer
 
 
 class Server:
@@ -58,7 +58,7 @@ class Server:
             raise HTTPException
 
     def journey(self, id: str) -> dict[str, Any]:
-        """Return the journey so far of the answer called `id`; see `docs/serving-api.md`."""
+        """Return the trace so far of the request with this `id` through the server; see `docs/serving-api.md`."""
         with self._ask(f"/journeys/{id}") as response, self._understood():
             answer: dict[str, Any] = json.load(response)
             return answer

@@ -58,7 +58,7 @@ class Snapshot:
 
 
 def tokens_per_second(history: Sequence[Snapshot]) -> tuple[list[float], list[float]]:
-    """Return times, and the output tokens a second between the snapshot before and each time."""
+    """Return the times of snapshots, and the output tokens per second since the snapshot before each."""
     times, rates = [], []
     for before, after in pairwise(history):
         grown = after.total(_TOKENS) - before.total(_TOKENS)

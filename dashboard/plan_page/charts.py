@@ -20,7 +20,7 @@ from serving.metrics import metric
 
 HEIGHT = 300
 _TICKS = 5  # ticks of each axis of two that share a telephone's width
-_TALL = 390  # the height of the text beside it
+_TALL = 390  # height in pixels, as tall as the text beside the figure
 
 
 def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:

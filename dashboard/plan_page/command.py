@@ -1,4 +1,4 @@
-"""The command line that asks the same as the Plan page."""
+"""The command line for the same plan as on the Plan page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CALLED = {"gpus": "gpu", "tensor_parallel_sizes": "tp", "policies": "policy", "
 
 
 def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Return the `tokentwin plan` command of a page's inputs, and the files that it reads; empty if there is none."""
+    """Return the `tokentwin plan` command for a page's inputs, and the files that it reads; empty if there is none."""
     try:
         request = parse(PlanRequest, dict(inputs), where="inputs")
     except UserError:

@@ -85,10 +85,10 @@ _SWITCH = {"": "vLLM's default", "on": "on", "off": "off"}
 _ASYNC = "With async scheduling the engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
-_MOST_TEXT = 1000  # characters of all SLOs
+_MOST_TEXT = 1000  # maximum number of characters of all SLOs
 _VARY = "Values of other settings, as for `tokentwin plan --vary`. The plan tries every combination. Separate "
 "settings by semicolons."
-_COMBINATIONS, _CANDIDATES = 64, 4096  # most typed and most in all: the page prices each while one types
+_COMBINATIONS, _CANDIDATES = 64, 4096  # maximum numbers, typed and in all; the page estimates each while a user types
 _TABLES = "kernel tables"
 _TIMED = "Step times come from the kernel tables of each GPU, or from a calibration in the runs directory. A "
 "calibration of our own engine fixes the model."
@@ -343,7 +343,7 @@ def _shape() -> Shape:
         title="Shape",
         about="",
         minutes=minutes or None,
-        # The lengths are clipped at some thirty times the mean, so that no single request decides the fleet.
+        # Lengths are clipped at about thirty times the mean, so that no single request decides the size of the fleet.
         prompt={"kind": "lognormal", "mean": mean_in, "sigma": sigma_in, "max": int(30 * mean_in) + 1},
         output={"kind": "lognormal", "mean": mean_out, "sigma": sigma_out, "max": int(30 * mean_out) + 1},
         system_prompts={"count": 1, "tokens": shared} if shared else None,
@@ -392,7 +392,7 @@ def _limit() -> int | None:
 
 @st.cache_data(max_entries=32, show_spinner=False)
 def _own_rate(path: str, window_s: float, limit: int | None) -> tuple[float, float]:
-    """Return the requests a second of the busiest stretch, and the seconds of the trace or of its first requests."""
+    """Return the requests per second of the busiest period, and the seconds of the trace or of its first requests."""
     offered = Offered(traffic=path, limit=limit)
     whole = [request.arrival_ns for request in offered.workload().requests]
     busiest_of = offered.model_copy(update={"window_s": window_s})

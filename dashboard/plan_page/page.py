@@ -1,7 +1,7 @@
-"""Plan: the cheapest fleet that keeps its SLOs on given traffic, as a sentence with its evidence.
+"""Plan: the cheapest fleet that meets its SLOs on given traffic, as a sentence with its evidence.
 
-The inputs name a job. A link to them opens its answer again, whoever asked first; the page itself computes nothing that
-takes long.
+The inputs identify a job. A link with these inputs opens the answer again for every user. The page itself computes
+nothing that takes long.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from planning.traffic import Offered
 from serving.errors import UserError
 from serving.figures import counted, shown_share, shown_usd
 
-_GLANCE = 20_000  # requests read for the lengths
-_FEW = 2000  # requests read for an estimate
+_GLANCE = 20_000  # maximum number of requests read for the lengths
+_FEW = 2000  # maximum number of requests read for an estimate
 
 
 @in_url
@@ -148,14 +148,14 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
 
 
 def _published_error(runs: Path, gpu: str) -> None:
-    """Draw how far predictions are off; nothing if the results are damaged, which the Trust page reports."""
+    """Draw the error of predictions for published runs; nothing if the results are damaged (see the Trust page)."""
     with suppress(UserError):
         if error := error_line(newest_external(runs), gpu):
             st.caption(f"{literal(error)} [See Trust](trust)")
 
 
 def _choices(answer: PlanDocument) -> None:
-    """Draw a card for each appetite for risk, with the fleet that it takes."""
+    """Draw a card with a fleet for each level of risk."""
     cards = words.choice_cards(answer)
     for place, (name, (choice, taken)) in zip(st.columns(max(len(cards), 1), gap="small"), cards.items(), strict=False):
         with place.container(border=True, height="stretch"):

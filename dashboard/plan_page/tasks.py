@@ -17,12 +17,13 @@ from serving.workload import Workload
 PLAN = "dashboard.plan_page.tasks:plan"
 FLEET = "dashboard.plan_page.tasks:fleet"
 COARSE = "coarse.json"
-# Limit of one plan: every request is simulated on each fleet that is tried, some twenty times in all, in about an hour.
+# Maximum number of requests in one plan. Each is simulated on every fleet that is tried, about twenty times in all,
+# which takes about an hour.
 MOST_REQUESTS = 100_000
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """Return the answer of a plan; messages on the way, the last a first answer, are written to `COARSE`."""
+    """Return the answer of a plan. Messages during the search go to `COARSE`; the last of them is a first answer."""
     request = parse(PlanRequest, settings, where="plan")
     check_few_enough(request)
     return planner.plan(request, say=lambda line: write_json(out / COARSE, {"said": line}), tell=tell).as_json()
@@ -36,7 +37,7 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
 
 
 def check_few_enough(request: PlanRequest) -> None:
-    """Raise UserError for too many requests, for a specification before any request is made."""
+    """Raise UserError for too many requests; a specification is checked before any request is made."""
     requests, remedy = request.expected_requests, "lower the rate, or simulate fewer minutes"
     if requests is None:
         requests, remedy = len(list(request.workload().requests)), "choose a shorter period of the trace"

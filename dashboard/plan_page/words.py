@@ -64,7 +64,7 @@ def headline_bands(answer: PlanDocument) -> dict[str, str]:
 
 
 def choice_cards(answer: PlanDocument) -> dict[str, tuple[Choice, bool]]:
-    """Return the choice of each appetite for risk by name, and whether it is the answer; the fewest GPUs first."""
+    """Return the choice for each level of risk by name, and whether it is the answer; the fewest GPUs come first."""
     best = answer.recommendation
     if best is None or best.choices is None:
         return {}

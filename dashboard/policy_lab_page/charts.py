@@ -34,7 +34,7 @@ HEIGHT = 320
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _ROW = 27  # height of a row in pixels
 _LETTERS = 16  # letters in a line beside a plot
-_CHANGE = "B - A (%)"  # percent of A; a row in points says so
+_CHANGE = "B - A (%)"  # percent of A; the label of a row in points says so
 _ENDS = attrgetter("low"), attrgetter("high")
 _CLAIM = 36  # height of a claim, beside two plots above one another
 

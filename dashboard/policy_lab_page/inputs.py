@@ -57,7 +57,7 @@ _LIMITS: dict[str, tuple[float, float, float]] = {
 
 
 def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest | Incomplete:
-    """Draw the traffic, what times it, and the two sides. Raises UserError for inputs that can never be simulated.
+    """Draw the traffic, the source of step times, and the sides. Raises UserError for inputs that cannot be simulated.
 
     With a `plan` its traffic, its recommended fleet and its bounds can be chosen; they are then the defaults.
     """
@@ -92,9 +92,9 @@ def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest
 
 
 def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRequest:
-    """Draw the choice among the recordings in `own`, and groups of them, and what times their simulation, if anything.
+    """Draw the choice of two recordings in `own`, or groups of them, and of step times to simulate the same runs.
 
-    The bundled pair can be chosen, too; it is the default if `own` has fewer than two.
+    The bundled pair can be chosen, too; it is the default if `own` has fewer than two recordings.
     """
     recordings = {**own, **bundled_pair()}
     first, second = _likely(own if len(own) > 1 else bundled_pair())
@@ -132,7 +132,7 @@ def _is_bundled(path: Path) -> bool:
 
 
 def _written(path: Path) -> int:
-    """Return when a recording, or one in a directory, was last written; 0 for a bundled one, which never changes."""
+    """Return the time of the last write to a recording or a directory of them; 0 if it is bundled and never changes."""
     return 0 if _is_bundled(path) else max((stamp(at) for at in (path, *path.iterdir()) if at.is_dir()), default=0)
 
 
@@ -153,7 +153,7 @@ def _of_plan(plan: Planned) -> dict[str, Any]:
 
 
 def _timing_of(plan: Planned, fleet: Recommendation) -> Timing:
-    """Return what timed the steps of the planned fleet."""
+    """Return the source of the step times of the planned fleet."""
     gpu = plan.answer.gpu_of(fleet)
     return Timing(calibration=plan.settings.get("calibration"), gpu=gpu if gpu in gpus() else None)
 
@@ -200,7 +200,7 @@ def _timing(runs: Path) -> Timing:
 
 
 def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
-    """Draw what times the simulation of recordings, if anything; the default of the `bundled` pair is bundled, too."""
+    """Draw the choice of step times to simulate recorded runs; for the `bundled` pair the default is bundled, too."""
     measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
     options = usual_first(_BUNDLED if bundled else _ALONE, (_ALONE, *measured, *_cards()))
     chosen = choose("Also simulate, with steps timed by", options, "beside", help=_TIMING)

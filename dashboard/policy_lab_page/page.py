@@ -1,7 +1,7 @@
-"""Policy lab: two policies or deployments on identical arrivals, and what can be claimed of their difference.
+"""Policy lab: two policies or deployments on identical arrivals, and the differences that can be claimed.
 
-`tokentwin compare` gives the same answers. As on the Plan page, the inputs name a job: a link to them opens its
-answer again.
+`tokentwin compare` gives the same answers. As on the Plan page, the inputs identify a job, and a link with these inputs
+opens the answer again.
 """
 
 from __future__ import annotations

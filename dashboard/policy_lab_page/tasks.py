@@ -31,7 +31,7 @@ def recorded(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
 
 
 def check_few_enough(request: CompareRequest, read: bool = True) -> None:
-    """Raise UserError for too many requests, for a specification before any is made; `read` also counts a trace."""
+    """Raise UserError for too many requests. A specification is checked unmade; a trace is counted if `read` is set."""
     expected = request.expected_requests
     if expected is None:
         expected = len(list(request.workload().requests)) if read else 0

@@ -24,7 +24,7 @@ from traces.tables import known
 PHASES = ("queue", "prefill", "decode")
 _SECONDS_FROM_MS = 2000  # mean time from which a bar of phases is in seconds
 _DOTS = 700  # dots of one kind in a narrow figure
-_SAMPLE = 200_000  # steps: more do not change a curve of 300 points
+_SAMPLE = 200_000  # number of steps in a sample; more steps do not change a curve of 300 points
 
 
 def phase_colours(colour: str) -> dict[str, str]:
@@ -42,9 +42,9 @@ def timeline(
 ) -> go.Figure:
     """Return queue, running, KV use and batch tokens over time; for a fleet also outstanding requests and replicas.
 
-    `used` are shares of the GPUs' peak, by name: when each step started (ns), and what it used. `window_s` is the part
-    of the run to show. KV use is of the blocks of all live replicas. Long runs are reduced: lowest and highest of each
-    bucket of time, and the mean for batch tokens.
+    `used` maps a name to the start of each step (ns) and the share of the GPUs' peak that the step used. `window_s` is
+    the part of the run to show. KV use is a share of the blocks of all live replicas. Long runs are reduced to the
+    lowest and the highest value of each time bucket, and to the mean for batch tokens.
     """
     if not len(steps):
         return empty("The recording has no steps", 260)
@@ -82,7 +82,7 @@ def timeline(
 
 
 def _span(steps: Series, fleet: FleetOverTime) -> tuple[float, float]:
-    """Return the first and the last second: requests may have come before any replica could run a step."""
+    """Return the first and the last second of all series; requests may come before any replica can run a step."""
     times = [series[0] for series in (steps, fleet.outstanding) if series is not None and len(series[0])]
     return min(at[0] for at in times) / 1e9, max(at[-1] for at in times) / 1e9
 
@@ -181,7 +181,7 @@ def lifecycles(
 
 
 def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
-    """Return the histogram of a latency with its median and p99; counted here, so that only bars go to the browser."""
+    """Return the histogram of a latency with median and p99. It is counted here, so only bars go to the browser."""
     values = known(values)
     if not len(values):
         return empty("no values", 230)

@@ -12,8 +12,8 @@ from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocume
 from serving.figures import shown_change, shown_share, shown_time
 from serving.metrics import metric
 
-_SLIVER = 0.01  # percent: a bar of no length would have no text
-_LEAST = 0.005  # least share that counts as a change
+_SLIVER = 0.01  # minimum length of a bar in percent, because a bar without length would have no text
+_LEAST = 0.005  # minimum share that counts as a change
 _KINDS = {"policy": ("a setting", SIMULATED), "capacity": ("more of a resource", pale(SIMULATED))}
 
 
@@ -49,7 +49,7 @@ def what_it_buys(diagnosis: DiagnosisDocument) -> go.Figure:
 
 
 def _bought(counterfactual: Counterfactual, name: str) -> float:
-    """Return what a change gains; JSON has no number for an infinite p99, so None means minus infinity."""
+    """Return the gain of a change. None means minus infinity, because JSON has no number for an infinite p99."""
     share = counterfactual.bought.get(name)
     return -math.inf if share is None else share
 

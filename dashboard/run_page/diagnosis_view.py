@@ -1,6 +1,6 @@
-"""The reasons why a run is slow: symptoms at once, and by a job the gain from lifting each constraint.
+"""The reasons why a run is slow: symptoms, which are shown at once, and the gains from lifts, which a job computes.
 
-`tokentwin diagnose` gives both, too.
+`tokentwin diagnose` also gives both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from serving.deployments.config import parse
 from serving.metrics import metric
 from traces.recording import Recording
 
-_MANY = 100_000  # requests: symptoms of a longer run take seconds, so the job finds them
+_MANY = 100_000  # number of requests above which the job finds the symptoms, because this takes seconds
 _WORST = "worst"
 _JUDGED = {_WORST: "the worst latency", **{name: metric(name).label for name in LATENCIES}}
 _ONLY = "The page shows the symptoms only."
@@ -111,7 +111,7 @@ def _settings(recording: Recording, at: str, source: Source, judged: str) -> dic
 
 
 def _source(recording: Recording, calibrations: Mapping[str, Path]) -> Source | str:
-    """Return what times the run's steps again, or one line that says why nothing does."""
+    """Return the source that can time the run's steps again, or one line that says why there is none."""
     run = recording.run
     if run["status"] != "complete":
         return f"An interrupted run cannot be simulated again. {_ONLY}"

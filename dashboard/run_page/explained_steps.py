@@ -1,4 +1,4 @@
-"""The parts of a run's step time: as the engine timed them, else by the cost model."""
+"""The parts of a run's step time, as the engine timed them or else as the cost model predicts them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from traces.recording import Recording
 
 
 class ExplainedSteps(NamedTuple):
-    """Parts by regime and their trust; operations, GPU and dtype of the weights if a cost model predicts them."""
+    """Parts by regime and the trust in them; if a cost model predicts them, also operations, GPU and weights' dtype."""
 
     parts_ns: PartTimes
     operations: list[ExplainedOperation]

@@ -1,6 +1,6 @@
 """Facts about a fleet that steps do not record: the live replicas, and the outstanding requests.
 
-A request that came while no replica lives, or that is on its way from one to another, is in no scheduler's queue.
+A request is in no scheduler's queue if it came while no replica was live, or if it is moving between two replicas.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class FleetOverTime(NamedTuple):
     """A fleet over a run.
 
     Attributes:
-        live: number of replicas that take requests or still have some
-        blocks: KV blocks of each replica; NaN if the recording does not say
-        outstanding: number of requests that have come and not left; None for a single replica, whose steps say it
+        live: number of replicas that accept requests or still have some
+        blocks: number of KV blocks of each replica; NaN if it is not recorded
+        outstanding: number of requests that have arrived and not ended; None for a single replica, whose steps tell it
     """
 
     live: Series
@@ -42,7 +42,7 @@ class FleetOverTime(NamedTuple):
 
 
 def live_replicas(lives: Lives, otherwise: int) -> Series:
-    """Return the number of live replicas over time; always `otherwise` if the recording has no lives."""
+    """Return the number of live replicas over time; always `otherwise` if replicas' lifetimes are not recorded."""
     if not lives:
         return np.zeros(1), np.array([otherwise])
     ready = np.array(sorted(life["ready_ns"] for life in lives if life["ready_ns"] is not None))

@@ -1,4 +1,4 @@
-"""The head of the Run page: what ran, how far to trust it, whether it kept up, and its headline figures."""
+"""The head of the Run page: the run, the trust in it, whether it kept up with the load, and its main figures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> 
 
 
 def _title(name: str, recording: Recording) -> str:
-    """Return the recording's name; for a fleet simulated from the Frontier page, whose name is a hash, the fleet."""
+    """Return the recording's name, or a fleet's short description if its recording is named by a hash."""
     gpu = notes_of(recording.run).get("gpu")
     if not _OF_A_FLEET.fullmatch(name) or not isinstance(gpu, str):
         return name

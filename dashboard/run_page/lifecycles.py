@@ -27,7 +27,7 @@ Cell = tuple[str, Any, str]
 
 
 class _Spread(NamedTuple):
-    """The gaps between tokens: ITL if token times were kept, else TPOT; with a note if they are of a sample."""
+    """The gaps between tokens: ITL if token times were kept, otherwise TPOT; with a note if they come from a sample."""
 
     metric: str
     spread: Distribution

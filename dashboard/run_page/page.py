@@ -1,7 +1,7 @@
 """Run: one recorded run over time, its single requests, and the reasons why it is slow.
 
-The head, the timeline and the lifecycles are always there; of the views below the timeline only the chosen one is made.
-The page opens on bundled recordings if there are no others.
+The head, the timeline and the lifecycles are always shown. Of the views below the timeline, only the chosen one is
+drawn. The page opens on bundled recordings if there are no others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from serving.errors import UserError
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
-_LONG = 250_000  # steps: a page of fewer is complete in a moment
+_LONG = 250_000  # number of steps up to which the page is complete in a moment
 _VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": "Diagnosis", "metrics": "Every metric"}
 
 

@@ -24,7 +24,7 @@ from traces.recording import Recording
 
 ROWS = 1000
 
-_MOST_STEPS = 200_000  # the search for one request's steps takes too long in a longer run
+_MOST_STEPS = 200_000  # maximum number of steps; in a longer run it takes too long to find the steps of one request
 _SHOWN = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms", "preempted_ms")
 _REQUEST_COLUMNS = ["request_id", "status", "arrival_ns", "finish_ns", "prompt_tokens", "output_tokens", "preemptions"]
 _WATERFALL_COLUMNS = [

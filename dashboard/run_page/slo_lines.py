@@ -1,4 +1,4 @@
-"""The SLOs of a plan against the requests of a run: the distribution of each latency, its bound, and a verdict."""
+"""The SLOs of a plan compared with the requests of a run: each latency's distribution, its bound, and a verdict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HELP = "A latency meets its SLO if its curve is left of the line at the SLO's p
 
 
 def slos_of(runs: Path, name: str, plan: Planned | None) -> tuple[str, ...]:
-    """Return the SLOs of the plan whose fleet `name` is, else of `plan`; none for bundled recordings."""
+    """Return the SLOs of the plan that has the recorded fleet `name`, else of `plan`; none for bundled recordings."""
     if job := _OF_A_PLAN.fullmatch(name):
         request = read_json(runs / "jobs" / job[1] / "request.json")
         settings = request.get("settings") if isinstance(request, dict) else None

@@ -1,8 +1,8 @@
 """Step quantities over time, summed over the replicas, for runs of millions of steps.
 
-Whole columns of intermediate results would fill the memory several times over, and touching fresh memory takes longer
-than the sums. So only the changes of each column are kept; sums, and their reduction for the screen, are made piece by
-piece of the run.
+Whole columns of intermediate results would take several times the memory, and allocating it takes longer than the sums.
+So only the changes of each column are kept. Sums, and their reduction for the screen, are computed for one piece of the
+run at a time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ STATES = ("waiting", "running", "used_blocks")
 BATCH = ("prefill_tokens", "decode_rows", "draft_tokens")  # the last only if some are recorded
 _COLUMNS = ("replica", "start_ns", "end_ns", *STATES, *BATCH[:2])
 
-_PIECE = 1 << 18  # steps at a time: temporaries of 2 MB
-_SAMPLE = 1 << 18  # steps: more do not change their median
+_PIECE = 1 << 18  # number of steps at a time, so that temporary arrays have 2 MB
+_SAMPLE = 1 << 18  # number of steps in a sample; more steps do not change their median
 
 
 class StepSeries:
     """Quantities of the steps over time: each step's value holds until the next step of its replica starts.
 
-    A replica that has been idle for longer than ten usual steps is at zero. Null counts as 0. The steps may come in any
-    order. Returned times are nanoseconds, in order, each once.
+    The value of a replica that has been idle for longer than ten median steps is 0. Null counts as 0. The steps may be
+    in any order. Returned times are in nanoseconds, sorted and distinct.
     """
 
     def __init__(self, steps: pa.Table, names: Sequence[str]) -> None:
@@ -63,8 +63,8 @@ class StepSeries:
         falls = falls[np.argsort(end[falls], kind="stable")]
         self._fall_at = end[falls]
         self._fall = {name: value[falls] for name, value in values.items()}
-        # Every replica is idle when as many have fallen idle as have begun to be busy. The end of the last step is no
-        # gap.
+        # All replicas are idle when as many have become idle as have become busy. The end of the last step does not
+        # count as a gap.
         begun = np.searchsorted(np.sort(self._start[np.concatenate(rose)]), self._fall_at, side="right")
         idle_at = self._fall_at[begun == np.arange(1, len(falls) + 1)]
         self._all_idle_at = idle_at[idle_at < self._start.max(initial=0)]
@@ -179,7 +179,7 @@ class StepSeries:
 
 
 def _successors(order: Array, replica: Array, start: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield rows with their successors when each replica's rows are together, in order; the last row has none."""
+    """Yield rows, grouped by replica and sorted, with the row that follows each; the last row has none."""
     if len(replica) and replica.max() <= np.iinfo(np.int16).max:
         replica = replica.astype(np.int16)  # numpy then sorts by counting
     own = np.argsort(replica, kind="stable")  # simulators write each replica's rows in order

@@ -64,7 +64,7 @@ def _add(
 
 
 def _shade(colour: str, at: int, count: int) -> str:
-    """Return a shade from darker than `colour` to paler: neighbours differ, and all are visible on a dark page."""
+    """Return shade number `at` of `count`, from darker than `colour` to paler; all are visible on a dark page."""
     towards = 0.35 - at / max(count - 1, 1)  # black, then white
     end, share = (0, towards) if towards > 0 else (255, -towards)
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))

@@ -1,4 +1,4 @@
-"""A run over time, and the window to look at: a slider, or a box drawn on the plot. The URL holds it."""
+"""A run over time, and the window to view, which is set by a slider or a box on the plot and kept in the URL."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _brushed(key: str, end: float) -> None:
 
 @st.cache_resource(max_entries=2, show_spinner=False, hash_funcs=BY_FILES)
 def over_time(recording: Recording) -> tuple[StepSeries, FleetOverTime, dict[str, Series]]:
-    """Return the data of the timeline, which do not depend on the window and take most of a long run's time."""
+    """Return the data of the timeline. They take most of a long run's time, and do not depend on the window."""
     _, metrics = open_run(recording.path)
     return drawn_over_time(recording, metrics)
 

@@ -1,4 +1,4 @@
-"""Texts of a run and of its diagnosis beside their figures, on the page and in a report, and how far to trust them."""
+"""Texts of a run and of its diagnosis beside their figures, on the page and in a report, and the trust in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from traces.recording_notes import notes_of
 
 
 def trust(diagnosis: DiagnosisDocument) -> Trust:
-    """Return the trust in the simulation: in its step times, and how far the run simulated as it was is off."""
+    """Return the trust in the simulation, by its step times and by the error of the run simulated as it was."""
     noted = diagnosis.trust
     if noted is None:
         level, reason = Trust(UNKNOWN, "the diagnosis does not state the trust in its step times")

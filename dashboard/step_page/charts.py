@@ -26,10 +26,10 @@ def parts_bar(parts_ns: Mapping[str, float]) -> go.Figure:
 
 
 def roofline(operations: Sequence[ExplainedOperation], gpu: GpuSpec, weights: str = "bfloat16") -> go.Figure:
-    """Return every operation at its intensity and rate, under the device's roof; size is its share of the time.
+    """Return a point for every operation, by arithmetic intensity and rate, under the roofline of the device.
 
-    Hollow points are extrapolated. `weights` is the dtype of the weights: if it is narrower than 16 bits, GEMMs have a
-    roof of their own.
+    The size of a point is the operation's share of the time. Hollow points are extrapolated. `weights` is the dtype of
+    the weights; if it is narrower than 16 bits, GEMMs have a separate roof.
     """
     figure = go.Figure()
     bandwidth = float(gpu.memory_bytes_per_s)

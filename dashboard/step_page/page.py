@@ -1,4 +1,4 @@
-"""Step: what one engine step costs on a GPU, operation by operation, and how certain that is."""
+"""Step: the time of one engine step on a GPU, operation by operation, and its uncertainty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of the Sweeps page: a metric against a parameter, a series per value of another, and their order."""
+"""Figures of the Sweeps page: a metric over a parameter, with a series for each value of another parameter."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def metric_over(
     values: Sequence[Any] = (None,),
     log_y: bool = False,
 ) -> go.Figure:
-    """Return column `y` over column `x` of `runs`, a series for each of `values` of column `by`.
+    """Return column `y` over column `x` of `runs`, with a series for each of `values` of column `by`.
 
-    Runs that agree in both (other seeds, other parameters) are one point at their median, in a band from the lowest to
-    the highest, with their own 90 % bands if the sweep has them (columns `Y_low` and `Y_high`). A series with many
-    different x, such as a Sobol sequence, is one point per run. Hollow points are extrapolated.
+    Runs with equal values of `x` and `by` are one point at their median, in a band from the lowest to the highest. The
+    band includes the runs' 90 % bands if the sweep has them (columns `Y_low` and `Y_high`). A series with many
+    different values of `x`, such as a Sobol sequence, has one point for each run. Hollow points are extrapolated.
     """
     figure = go.Figure()
     known = runs[runs[y].notna() & runs[x].notna()]
@@ -119,7 +119,7 @@ def opening_view(sweep: SweepResults) -> SweepView:
 
 
 def metrics_in_order(sweep: SweepResults) -> list[str]:
-    """Return the metrics, the most wanted first."""
+    """Return the metrics, the main metrics first."""
     return sorted(sweep.metrics, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 

@@ -1,6 +1,6 @@
-"""SQL over a table by someone who is not trusted: read-only, no files, no network, with limits.
+"""SQL of untrusted users over a table: read-only, without files or network, and with limits.
 
-The query runs in a process of its own (`query_process`), which ends when its time is up.
+The query runs in a separate process (`query_process`), which ends when its time is up.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import pyarrow as pa
 from serving.errors import UserError
 
 ROWS = 1000
-MOST_MB = 5  # size of an answer: a browser freezes at a hundred
+MOST_MB = 5  # maximum size of an answer in MB; a browser freezes at a hundred
 SECONDS = 5
 MEMORY_MIB = 3072  # address space, most of which is never used
-LONGEST = 10_000  # characters of a query
+LONGEST = 10_000  # maximum number of characters of a query
 _START_S = 60  # time that a busy machine may take before the query begins
 
 _PROCESS = Path(__file__).with_name("query_process.py")
 
 
 def query(table: pa.Table, sql: str, seconds: int = SECONDS, rows: int = ROWS) -> pa.Table:
-    """Return the first `rows` rows, or `MOST_MB`, of the answer to `sql`, which sees `table` as `runs`.
+    """Return the first `rows` rows, up to `MOST_MB`, of the answer to `sql`, which reads `table` as `runs`.
 
     Raises UserError, one line, for a query that is wrong, does more than read, or exceeds its limits.
     """

@@ -1,8 +1,8 @@
 """The process in which a query runs: DuckDB over one table, with nothing else within reach.
 
-DuckDB's own limits do not hold everywhere (it does not count a long string as memory), so the process itself is limited
-as well: address space, CPU time, no file may grow. The dashboard starts this script in Python's isolated mode; it
-imports nothing of ours.
+DuckDB's own limits have gaps (it does not count a long string as memory). So the process is also limited in address
+space and CPU time, and cannot write to files. The dashboard starts this script in Python's isolated mode; it imports
+none of our modules.
 """
 
 import json
@@ -27,8 +27,9 @@ class _TooLarge(Exception):
 def main() -> int:
     """Run a query from standard input: a line of JSON, then the table as an Arrow stream.
 
-    The JSON has `sql`, `rows`, `bytes`, `seconds` and `memory_mib`. Standard output gets the first rows of the answer
-    as an Arrow stream, at most so many rows and bytes. Exit status 1: one line on standard error.
+    The JSON has `sql`, `rows`, `bytes`, `seconds` and `memory_mib`. The first rows of the answer are written to
+    standard output as an Arrow stream, with at most `rows` rows and `bytes` bytes. If the exit status is 1, standard
+    error has one line.
     """
     limits = json.loads(sys.stdin.buffer.readline())
     given = pa.ipc.open_stream(sys.stdin.buffer).read_all()
@@ -54,7 +55,7 @@ def main() -> int:
 
 
 def _answer(given: pa.Table, sql: str, rows: int) -> pa.Table:
-    """Return the first `rows` rows."""
+    """Return the first `rows` rows of the answer to `sql`."""
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
     connection.register("given", given)
     connection.execute(f"create table {TABLE} as select * from given")
@@ -79,7 +80,7 @@ def _answer(given: pa.Table, sql: str, rows: int) -> pa.Table:
 
 
 def _first(answer: pa.Table, most_bytes: int) -> pa.Table:
-    """Return as many of the first rows as have so many bytes; the metadata says if rows were cut."""
+    """Return as many of the first rows as fit into `most_bytes`; the metadata says if rows were left out."""
     if answer.nbytes <= most_bytes:
         return answer
     rows = bisect_right(range(1, answer.num_rows + 1), most_bytes, key=lambda rows: answer.slice(0, rows).nbytes)

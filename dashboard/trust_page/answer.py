@@ -51,7 +51,7 @@ Latencies = Mapping[str, NDArray[Any]]  # values of all requests
 
 
 class ComparedLatencies(NamedTuple):
-    """Latencies of the real runs and of the simulated run that could be read, and the problems of the others."""
+    """Latencies of the real runs and the simulated run, as far as they could be read, and errors of the other runs."""
 
     real: list[Latencies]
     simulated: Latencies | None
@@ -83,7 +83,7 @@ def compared_latencies(
 
 
 def figures(latencies: ComparedLatencies, report: ValidationReport) -> dict[str, go.Figure]:
-    """Return the figures of whole runs: the latencies, and the errors blind and, if known, in the same weather."""
+    """Return the figures of whole runs: latencies, blind errors and, if known, errors with the machine's slowdown."""
     drawn = {"errors": trust_charts.errors(report.rows)}
     if latencies.real or latencies.simulated:
         drawn["cdfs"] = trust_charts.cdfs(latencies.real, latencies.simulated, COMPARED)

@@ -43,9 +43,9 @@ def cdfs(
     simulated: Mapping[str, NDArray[Any]] | None,
     metrics: Sequence[str],
 ) -> go.Figure:
-    """Return the distribution of each metric side by side: a line for every real repeat, one for the simulation.
+    """Return a panel for the distribution of each metric, with a line for every real run and one for the simulation.
 
-    `real` and `simulated` map metric names to values, one per request, NaN if there is none.
+    `real` and `simulated` map a metric's name to the values of all requests, NaN for a request without a value.
     """
 
     def line(values: Mapping[str, NDArray[Any]], *how: Any) -> Line:
@@ -73,7 +73,7 @@ def errors(rows: Sequence[RunRow]) -> go.Figure:
         horizontal_spacing=0.03,
         column_widths=[len(entries) + 0.6 for entries in panels.values()],
     )
-    floors = []  # added all at once: one by one they take Plotly a second
+    floors = []  # added together, because adding them one by one takes Plotly a second
     for at, (panel, entries) in enumerate(panels.items(), start=1):
         for x, row in enumerate(entries.values()):
             if row.floor_pct is not None:

@@ -1,7 +1,7 @@
-"""Maps of the measured steps among the steps that a deployment admits, with the steps of one run to mark on them.
+"""Maps of the measured steps among the possible steps of a deployment, with marks for the steps of one run.
 
-For our own engine, a map holds the steps to which its calibration was fitted, in the box that they span. For an engine
-that kernel tables predict, it holds how well a step of each size is known.
+For our own engine, a map shows the steps to which its calibration was fitted, and the box that they span. For an engine
+that is predicted by kernel tables, it shows the uncertainty of a step of each size.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ class Map(NamedTuple):
     """A panel: cells between the edges `x` and `y`, and the steps of the run as points.
 
     Attributes:
-        known: `[len(y) - 1, len(x) - 1]`: steps measured in the cell, or percent to which it is known; NaN outside
-        outside: the same shape: times beyond the nearest measured step, or percent; NaN where known
-        points: `[steps, 2]`, and which of them are `out`
+        known: number of steps measured in each cell, or its uncertainty in percent; NaN outside;
+            `[len(y) - 1, len(x) - 1]`
+        outside: factor beyond the nearest measured step, or percent; NaN where known; same shape as `known`
+        points: x and y of the run's steps, `[steps, 2]`
+        out: mask of the points that lie outside
     """
 
     x_title: str
@@ -71,8 +73,8 @@ class Domain(NamedTuple):
     """The maps of decode steps and of steps with prompts, and the share of the run that lies outside.
 
     Attributes:
-        counted: whether maps count measured steps; otherwise they are percent
-        steps, of: number of judged steps, and of all steps
+        counted: True if the maps count measured steps; otherwise they show percent
+        steps, of: number of judged steps, and number of all steps
         beyond: share of the judged steps that lie outside
     """
 
@@ -99,9 +101,9 @@ class Domain(NamedTuple):
 
 
 def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | None:
-    """Return what timed a simulated run; for a real run the calibration of this id, or another of its engine.
+    """Return the source that timed a simulated run; for a real run, the calibration with this id or for its engine.
 
-    It is looked for under `runs` and among the bundled ones; None if it is not there.
+    It is searched under `runs` and among the bundled calibrations. Returns None if it is not found.
     """
     known = [*calibrations(runs).values(), DEMO / "calibration"]
     if recording.run["clock"] == "virtual":
@@ -129,7 +131,7 @@ def domain(recording: Recording, source: Source) -> Domain:
         steps = _MeasuredDomain(Path(source.calibration), table, deployment)
     else:
         cost = pure(repriced(source, deployment).cost)
-        assert isinstance(cost, OperationCost)  # because it is of a GPU
+        assert isinstance(cost, OperationCost)  # because the kernel tables of a GPU time it
         steps = _KernelDomain(cost, table, deployment)
     scheduler, prompts = deployment.scheduler, steps.tokens > 0
     context_edges = _edges(scheduler.max_model_len)
@@ -155,7 +157,7 @@ def domain(recording: Recording, source: Source) -> Domain:
 
 
 class _Cells(NamedTuple):
-    """The cells of a map, `[y, x]`: whether each was measured, how well it is known, its distance to known cells."""
+    """The cells of a map, `[y, x]`: whether each was measured, its uncertainty, and its distance to known cells."""
 
     inside: NDArray[np.bool_]
     known: Floats
@@ -270,7 +272,7 @@ class _KernelDomain:
         return _Cells(trust.level < TrustLevel.EXTRAPOLATED, percent, percent)
 
     def _weakest(self, sizes: StepSizes, took: Floats) -> str:
-        """Return the operation that puts the longest of these steps outside."""
+        """Return the operation because of which the longest of the steps outside lies outside."""
         longest = np.flatnonzero(self.out)[took[self.out].argmax()]
         amounts = {name: np.asarray(values) for name, values in vars(sizes).items()}
         return explain(self._cost, StepSizes(**{n: float(v[longest]) for n, v in amounts.items() if v.ndim})).why

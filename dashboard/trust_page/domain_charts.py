@@ -1,4 +1,4 @@
-"""Maps of what was measured: orange was measured, grey was not, and the steps of a run are on top."""
+"""Maps of measured steps. Orange cells were measured, grey cells were not; marks show the steps of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Trust page's view of what was measured: the calibrated domain, and the steps of one run marked on it."""
+"""The Trust page's view of measured steps: the calibrated domain, and marks for the steps of one run."""
 
 from __future__ import annotations
 

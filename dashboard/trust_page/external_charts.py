@@ -1,4 +1,4 @@
-"""Published engines against their predictions: the error of every figure, by source, over the targets."""
+"""Predictions for published engines: the error of every figure, by source, and the targets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The distance of the reader's own plan from what was measured: its GPU, its model and its load.
+"""The distance of the reader's own plan from measured runs, by its GPU, its model and its load.
 
-The evidence is published runs that the simulator had not seen. A run is near if it is of the same GPU and model, with
-about as many requests at a time in one replica.
+The evidence is published runs that were not used to fit the simulator. A run is near if it has the same GPU and model,
+and about as many requests at a time in one replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dashboard.trust_page.results import LATENCIES, External, Figure, Source
 from planning.plan.document import PlanDocument
 from serving.figures import shown_percent, shown_share
 
-_NEAR = 2.0  # twice as many requests at a time, or half as many
+_NEAR = 2.0  # maximum factor between the numbers of requests at a time of near runs
 _COVERED = 0.8  # share of the measured values inside bands that should contain 0.9 of them
 _FAR_PCT = 25.0  # a median error that would change most plans
 _AT_A_TIME, _SHARDS, _WEIGHTS = (re.compile(part) for part in (r"_c(\d+)_", r"_tp(\d+)_", r"_(fp\d|int\d)_"))
@@ -65,7 +65,7 @@ def question_of(plan: PlanDocument) -> Question | None:
 
 
 def judged(question: Question, external: External) -> Verdict:
-    """Return whether predictions of the question can be trusted, by the nearest runs."""
+    """Return the verdict whether the prediction can be trusted, by the errors of the nearest runs."""
     asked = f"{question.model} on {question.gpu}"
     on_gpu = list(_runs(case for case in external.cases if case.gpu == question.gpu))
     if not on_gpu:

@@ -1,4 +1,4 @@
-"""Trust: how far the simulator is from the real engine and from other engines, and where it was never compared.
+"""Trust: the simulator's error against the real engine and other engines, and the cases that were never compared.
 
 The page opens on bundled results if there are no others.
 """
@@ -131,7 +131,7 @@ def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | Non
 
 
 def _own_question(runs: Path, external: External) -> None:
-    """Draw yes or no for the plan that was looked at last, or for the bundled plan."""
+    """Draw a verdict on the plan that this tab viewed last, or on the bundled plan."""
     question = question_of(looked_at(runs).answer)
     if question is None:
         return

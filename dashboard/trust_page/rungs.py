@@ -1,4 +1,4 @@
-"""The state of each rung of the ladder, by a report and by the figures of published engines, in words."""
+"""The state of each rung of the validation ladder, in words, from a report and other results of validation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_CLIMBED = "This report does not have this check."
 class Rung(NamedTuple):
     """The state of a rung: a Material symbol in a colour, a headline with its figure in `**`, and sentences.
 
-    A rung without a headline was not climbed.
+    A rung without a headline was not run.
     """
 
     title: str

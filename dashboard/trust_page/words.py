@@ -1,4 +1,4 @@
-"""Texts of a validation report beside its figures, on the page and in a file, and how far to trust them."""
+"""Texts of a validation report beside its figures, on the page and in a file, and the trust in them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _MOST_MEDIAN_PCT = 10.0
 
 
 def of_report(report: ValidationReport) -> Trust:
-    """Return how far to trust the simulated run, and why."""
+    """Return the trust in the simulated run, with the reason."""
     if report.rungs.run is None or not report.rungs.run.rows:
         return Trust(UNKNOWN, "the report compares no real run with the simulated one")
     if report.disturbed:

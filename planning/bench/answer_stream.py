@@ -9,13 +9,16 @@ from typing import Any
 
 
 class Events:
-    """A splitter of a byte stream into the documents of its events, as they come."""
+    """A parser that splits a byte stream into server-sent events, and yields the JSON document of each as it comes."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def push(self, data: bytes) -> Iterator[Any]:
-        """Yield the documents that `data` completes; None for the last, `[DONE]`. Raises ValueError for bad JSON."""
+        """Yield the documents that `data` completes; None stands for the last event, `[DONE]`.
+
+        Raises ValueError for bad JSON.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -24,14 +27,14 @@ class Events:
 
 
 class Answered:
-    """An answer as it comes. Its times are when the chunks with its tokens came, in ns.
+    """An answer that is being received. Its times are the arrival times of the chunks with its tokens, in ns.
 
     Attributes:
-        ended: True if the server said that nothing more comes
+        ended: True if the server has sent the end of the stream
         tokens: the answer's token ids, if the server gives them
-        error: the server's error message, if it did not go on
-        counted: True if each chunk gave its number of tokens; otherwise a chunk with text counts as one token
-        prompt_tokens, output_tokens, cached_tokens: the numbers that the server gives; None if it gives none
+        error: the error message with which the server broke the answer off, if it did
+        counted: True if each chunk stated its number of tokens; otherwise a chunk with text counts as one token
+        prompt_tokens, output_tokens, cached_tokens: numbers of tokens that the server states; None if it states none
     """
 
     def __init__(self) -> None:
@@ -50,7 +53,7 @@ class Answered:
         return "".join(self._texts)
 
     def take(self, document: Any, now_ns: int) -> None:
-        """Take in a document that came. Raises ValueError for one that is not in OpenAI's format."""
+        """Add a received document to the answer. Raises ValueError if it is not in OpenAI's format."""
         if document is None:
             self.ended = True
             return

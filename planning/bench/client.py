@@ -1,11 +1,11 @@
-"""A client that sends a workload to a server when it is due, whatever the server does, and records the answers.
+"""A client that sends each request of a workload when it is due, however slow the server is, and records the answers.
 
-Both clocks use the same clients (`serving.clients`). Times count from when a request is due, so neither a slow server
-nor a late client can hide in them (no coordinated omission); `send_ns` says how late the client was.
+Both clocks use the same clients (`serving.clients`). Times count from the moment when a request is due, so they include
+the delays of a slow server and of a late client (no coordinated omission). `send_ns` says how late the client was.
 
-A server does not know the segments of a workload's prompts: equal segments become equal token ids, or words. A prompt
-that quotes the answer to another request quotes the server's actual answer, as far as it came, so that the server's
-prefix cache can hit.
+A server does not know the segments of a workload's prompts, so equal segments become equal token ids, or equal words.
+A prompt that quotes the answer to another request quotes the part of it that the server actually sent, so that the
+server's prefix cache can hit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from traces.recording_writer import RecordingWriter
 
 _OUT = "out:"
-# Common words; with the space before it, each is one token of most vocabularies.
+# Common words; each, with a space before it, is one token in most vocabularies.
 _COMMON = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were her all she there would their we him been has when who will more no if out so said what up its about "
@@ -62,7 +62,7 @@ class TokenPrompts:
         self._answers: dict[str, list[int]] = {}
 
     def body(self, request: WorkloadRequest) -> dict[str, Any]:
-        """Return the fields of a request's body that hold its prompt: `prompt`."""
+        """Return the field of a request's body that holds its prompt, `prompt`."""
         ids = []
         for name, count in named_segments(request):
             said = self._answers.get(name, [])[:count]
@@ -76,7 +76,7 @@ class TokenPrompts:
 
 
 class ChatPrompts:
-    """Conversations with about the workload's lengths, one token a word; the template of the model adds some."""
+    """Conversations with about the workload's lengths, one word for each token; the chat template adds some tokens."""
 
     def __init__(self, quoted: set[int], salt: str = "") -> None:
         self._tokens = SegmentTokens(len(_WORDS), salt=salt)
@@ -84,7 +84,7 @@ class ChatPrompts:
         self._answers: dict[str, str] = {}
 
     def body(self, request: WorkloadRequest) -> dict[str, Any]:
-        """Return `messages`: quoted answers are the assistant's, all other text is the user's."""
+        """Return the field `messages`: quoted answers are the assistant's, and all other text is the user's."""
         messages = []
         for is_answer, group in groupby(named_segments(request), key=lambda segment: segment[0].startswith(_OUT)):
             text = " ".join(self._text(*segment) for segment in group)
@@ -118,10 +118,10 @@ def bench(
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int], None] = lambda ended: None,
 ) -> str:
-    """Send `workload` to `target`, and write the recording `out`: `complete`, or `interrupted` by Ctrl-C.
+    """Send `workload` to `target`, write the recording `out`, and return `complete`, or `interrupted` after Ctrl-C.
 
-    `model` is the name to ask for, `deployment` the server's supposed deployment; both may be None. `progress` is
-    called with the number of requests that have ended. Raises UserError if there is no such server.
+    `model` is the name to ask for, and `deployment` is the deployment that the server is assumed to have; both may be
+    None. `progress` is called with the number of requests that have ended. Raises UserError if there is no such server.
     """
     offered = replace(workload, requests=list(workload.requests))
     run = {
@@ -162,8 +162,8 @@ async def _send(
     say: Callable[[str], None],
     progress: Callable[[int], None],
 ) -> _Sender:
-    # The prefix of a run's ids is in its tokens, too, so no run finds another run's prompts in the server's prefix
-    # cache.
+    # The prefix of a run's request ids also changes its tokens, so no run hits another run's prompts in the server's
+    # prefix cache.
     answers = quoted(workload.requests)
     prompts: Prompts
     if target.endpoint == "chat":
@@ -214,8 +214,8 @@ class _Sender:
         return perf_counter_ns() - self.origin_ns
 
     async def run(self, workload: Workload, stopped: Callable[[], bool]) -> None:
-        """Send everything, and wait for every answer."""
-        # Made before the clock starts, so that no request waits while another's body is made.
+        """Send all requests, and wait for all answers."""
+        # The bodies are made before the clock starts, so that no request waits while another's body is made.
         self._bodies = {request.id: self._body(request) for request in workload.requests if not quotes(request.prompt)}
         clients, under_way = Clients(workload), set[asyncio.Task[None]]()
         ended = asyncio.Event()
@@ -271,7 +271,7 @@ class _Sender:
             self._progress(len(self.rows))
 
     async def _ask(self, request: WorkloadRequest, answer: Answered) -> tuple[str, str]:
-        """Return the request's status, and the reason if it is not `finished`."""
+        """Return the status of the request, and the reason for any status other than `finished`."""
         body = self._bodies.pop(request.id, None) or self._body(request)
         headers = {"Content-Type": "application/json", "X-Request-Id": f"{self._prefix}{request.id}"}
         events = Events()
@@ -324,7 +324,7 @@ class _Sender:
 
 
 def _refused(status: int) -> str:
-    """Return the status of a request that got no answer, from its HTTP status."""
+    """Return the recorded status of a request that got no answer, from the HTTP status of the response."""
     return "timed_out" if status in (408, 504) else "rejected"
 
 

@@ -1,4 +1,4 @@
-"""The server that a workload is sent to, and how."""
+"""The server that a workload is sent to, and the way in which it is sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BenchTarget(Request):
     @field_validator("url")
     @classmethod
     def _base(cls, url: str) -> str:
-        """Remove the path: `/v1` may be given or not."""
+        """Remove a final `/v1`, which may be given or not."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
@@ -36,5 +36,5 @@ class BenchTarget(Request):
 
     @property
     def first_token(self) -> int:
-        """The lowest token id of a prompt."""
+        """The lowest token id that a prompt uses."""
         return min(_FIRST, self.vocab_size // 2)

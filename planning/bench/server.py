@@ -1,4 +1,4 @@
-"""A server as a client meets it: the models that it serves, and the fields beyond OpenAI's API that it accepts."""
+"""What a client can ask a server before a benchmark: its models, and the fields beyond OpenAI's API that it accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serving.errors import UserError, reason
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _PROBE_S = 60.0
 _AGAIN_S = 0.2
-# Fields that a server need not know, and the loss without them.
+# Fields that a server need not know, and what is lost without each.
 _WISHES: dict[str, tuple[Any, str]] = {
     "ignore_eos": (True, "answers may end before their length in the trace"),
     "return_token_ids": (True, "a chunk with text counts as one token, and later turns cannot quote answers exactly"),
@@ -47,10 +47,10 @@ async def meet(
     prompt: dict[str, Any],
     say: Callable[[str], None],
 ) -> Server:
-    """Ask the server at `target` with a short `prompt`, before anything is measured, and return it.
+    """Send a short `prompt` to the server at `target`, before anything is measured, and return the server.
 
-    `model` None asks for the first model that it serves. `say` gets a line for each field that it refuses. Raises
-    UserError if it does not answer, or refuses even the plain request.
+    If `model` is None, the first model that the server lists is used. `say` is called with a line for each field that
+    the server refuses. Raises UserError if it does not answer, or refuses even the plain request.
     """
     about: dict[str, Any] = {"url": target.url}
     version = await _get(session, target, "/version")
@@ -75,7 +75,7 @@ async def meet(
 
 
 async def _get(session: aiohttp.ClientSession, target: BenchTarget, path: str) -> Any:
-    """Return a document, None if the server has none. Raises UserError if nobody answers."""
+    """Return the JSON document at `path`; None if the server has none. Raises UserError if no server answers."""
     until = monotonic() + _PROBE_S
     try:
         while True:
@@ -92,7 +92,7 @@ async def _get(session: aiohttp.ClientSession, target: BenchTarget, path: str) -
 
 
 async def _probe(session: aiohttp.ClientSession, url: str, body: dict[str, Any], target: BenchTarget) -> str | None:
-    """Return the server's reason to refuse this request; None if it accepts it."""
+    """Return the reason why the server refuses this request; None if the server accepts it."""
     try:
         timeout = aiohttp.ClientTimeout(target.timeout_s)
         async with session.post(url, json=body, timeout=timeout) as response:

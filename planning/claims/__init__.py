@@ -1,1 +1,1 @@
-"""What became of claims about inference; `lab.claims` puts them to the test."""
+"""Results of tests of claims about inference; `lab.claims` runs the tests."""

@@ -1,4 +1,4 @@
-"""What became of claims: every number and its verdict."""
+"""Results of tests of claims: every number and its verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = {"yes": "holds", "no": "does not hold", "open": "cannot be told"}
 
 
 class Term(Part):
-    """A part of the end-to-end time of a request."""
+    """A part of the end-to-end latency (E2E) of a request."""
 
     name: str = fact("name of the part")
     ms: float = fact("time that it takes, mean over the requests", "ms")
@@ -46,7 +46,7 @@ class Figure(Part):
 
 
 class CheckedCase(Figure):
-    """The figure of a simulation."""
+    """The simulated figure of a claim in one set of conditions."""
 
     claim: str = fact("name of the claim")
     level: str = fact("trust in the case: validated, interpolated, extrapolated", default="")
@@ -55,13 +55,13 @@ class CheckedCase(Figure):
 
 
 class TriedOnEngine(Figure):
-    """The figure on the real engine of a machine: of two sides, the median of the ratios of pairs of runs."""
+    """The figure on the real engine of a machine. If two sides are compared, it is the median ratio of paired runs."""
 
     noise: Number = fact("excess of the first side's greatest figure over its least", "fraction")
 
     @property
     def measured(self) -> str:
-        """The number, and how far runs of the same side are apart."""
+        """The number, and the spread between runs of the same side."""
         return self.number if self.noise is None else f"{self.number}, noise {shown_percent(100 * self.noise, 0)}"
 
     @property
@@ -88,13 +88,13 @@ class CheckedClaim(Part):
 
     @property
     def counted(self) -> str:
-        """In how many cases it holds."""
+        """The number of cases in which the claim holds, in words."""
         yes, open_ = (sum(case.holds == kind for case in self.cases) for kind in ("yes", "open"))
         said = f"holds in {yes} of {len(self.cases)}"
         return f"{said}, {open_} cannot be told" if open_ else said
 
     def shown_cases(self) -> Iterator[Line | Table]:
-        """Yield the figure in every case and on the real engine, then the parts of E2E in the cases that have them."""
+        """Yield the figure in every case and on the real engine, then the parts of E2E for the cases that have them."""
         figures = [(case.number, WORDS[case.holds], f"when {case.when}") for case in self.cases]
         if self.engine is not None:
             figures.append((self.engine.number, WORDS[self.engine.holds], self.engine.sentence))
@@ -108,7 +108,7 @@ class CheckedClaim(Part):
 
 
 def verdict_of(cases: tuple[CheckedCase, ...]) -> str:
-    """In a sentence: *holds*, *holds when ...*, *does not hold*."""
+    """Return the verdict in words: *holds*, *holds when ...*, or *does not hold*."""
     kinds = {case.holds for case in cases}
     if len(kinds) == 1:
         return WORDS[kinds.pop()]
@@ -135,7 +135,7 @@ class ClaimsDocument(Document):
         return ("cases", "claims")
 
     def table(self, name: str) -> pa.Table:
-        """`cases` or `claims`."""
+        """Return the table `cases` or `claims`."""
         if name == "claims":
             return table_of(CheckedClaim, self.claims)
         return table_of(CheckedCase, [case for claim in self.claims for case in claim.cases])

@@ -47,7 +47,7 @@ def compare(request: CompareRequest, tell: Tell = quiet) -> ComparisonDocument:
 
 
 def compare_recordings(request: CompareRecordingsRequest, tell: Tell = quiet) -> ComparisonDocument:
-    """Compare recordings of both sides; with a timing, also simulate the same runs.
+    """Compare recordings of both sides; if the request has a timing, also simulate the same runs.
 
     Raises UserError for recordings that cannot be paired.
     """
@@ -76,10 +76,11 @@ def compare_on_engine(
 ) -> ComparisonDocument:
     """Simulate both sides, record them on the real engine in `out`, and compare them.
 
-    The sides run in turns (A B, B A, ...), so that a drift hits both. If the request has several seeds, each run has
-    the traffic of another seed; otherwise the same traffic runs `repeats` times. With `minutes`, only the first
-    requests are sent that fit into this time, all runs together. `say` gets a line for each run. Raises UserError for a
-    fleet that only the simulator has, and for repeats of several seeds.
+    The sides run in turns (A B, B A, ...), so that a drift of the machine's speed affects both. If the request has
+    several seeds, each run has the traffic of another seed; otherwise the same traffic runs `repeats` times. With
+    `minutes`, each run sends only its first requests, so many that all runs together fit into this time. `say` is
+    called with a line for each run. Raises UserError for a fleet that only the simulator supports, and for repeats
+    together with several seeds.
     """
     if request.seeds > 1 and repeats > 1:
         remedy = f"must be 1 with {request.seeds} seeds, because each seed is run once; leave one of the options out"
@@ -110,7 +111,7 @@ def compare_on_engine(
 
 
 def _engines(scenario: PricedScenario) -> Deployment:
-    """Return the deployment for the real engine, with a fleet only for several engines or a named router."""
+    """Return the deployment for the real engine; a fleet is added only for several engines or a named router."""
     if scenario.engines == 1 and not scenario.router and scenario.deployment.fleet is None:
         return scenario.deployment
     return scenario.deployment.model_copy(update={"fleet": scenario.routed_fleet})
@@ -122,12 +123,12 @@ def _held_against(
     scenarios: Sequence[Sequence[PricedScenario]],
     simulated: Compared,
 ) -> ComparisonDocument:
-    """Return the comparison of the recorded `sides`, with the `simulated` one beside it.
+    """Return the comparison of the recorded `sides`, with the `simulated` comparison beside it.
 
-    The runs are also simulated in the weather of each recording, if it is known.
+    The runs are also simulated with the machine's slowdown during each recording, if it is known.
 
     Args:
-        scenarios: the scenarios as which the recordings of each side were simulated
+        scenarios: scenarios in which the recordings of each side were simulated
     """
     same = in_weather(sides, scenarios)
     in_it = _simulated(request, same, quiet) if same else None
@@ -142,10 +143,11 @@ def _document(
     simulated: Compared | None = None,
     same_weather: Compared | None = None,
 ) -> ComparisonDocument:
-    """Return the document of the comparison `compared`, with the same runs `simulated` beside it if they were.
+    """Return the document of the comparison `compared`.
 
-    It then also says whether the simulator's ranking holds. For real runs it says how calm the machine was. The runs
-    may also have been simulated in the `same_weather`.
+    If the same runs were `simulated`, their comparison stands beside it, and the document also says whether the
+    simulator's ranking holds. For real runs it says whether the machine was disturbed. `same_weather` compares the runs
+    simulated with the machine's slowdown during the real runs.
     """
     return ComparisonDocument(
         **dict(compared),
@@ -178,7 +180,7 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
 
 
 def _again(sides: Sequence[Sequence[Recording]], timing: Timing) -> list[list[PricedScenario]]:
-    """Return the recorded runs as scenarios, one for each recording; a side has its first recording's deployment."""
+    """Return a scenario for each recorded run. All runs of a side get the deployment of its first recording."""
     for side in sides:
         if side[0].run["clock"] != "wall":
             remedy = "is simulated; leave -c and --gpu out, or give recordings of the real engine"
@@ -209,9 +211,9 @@ def _recorded(
     sides: Sequence[Sequence[Recording]],
     scenarios: Sequence[PricedScenario] = (),
 ) -> tuple[Compared, Disturbance | None]:
-    """Compare recorded sides, and say how calm the machine was.
+    """Compare recorded sides, and return the comparison and the disturbance of the machine.
 
-    `scenarios` are the scenarios as which the recordings were simulated, if they were.
+    `scenarios` are the scenarios in which the recordings were simulated, if they were.
     """
     a, b = sides
     pairs = recorded_pairs(a, b, request.bounds)

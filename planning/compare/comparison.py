@@ -1,8 +1,8 @@
 """A comparison of two deployments or policies: differences that can be claimed, winners and losers.
 
-Both sides served the same requests, and each request is compared with itself. The differences that can be claimed are
-decided for all numbers together (`unit_bootstrap`), so that two runs that do not differ are called different one time
-in twenty, however many numbers are looked at.
+Both sides served the same requests, and each request on one side is compared with the same request on the other. All
+numbers are tested together (`unit_bootstrap`): two runs that do not differ are called different one time in twenty,
+however many numbers are compared.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from traces.metrics.distribution import PERCENTILES, ecdf
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # the latencies by which a request wins or loses
 _RANKS = tuple(rank for rank in PERCENTILES if rank != 95)
-_BEYOND = 10  # requests that must lie beyond a percentile for it to be compared
-_NAMED = 3  # differences of a side that a verdict names
-_POINTS = 240  # points of a distribution that is drawn
+_BEYOND = 10  # number of requests that must lie beyond a percentile for it to be compared
+_NAMED = 3  # maximum number of differences that a verdict names for a side
+_POINTS = 240  # maximum number of points of a distribution that is drawn
 
 
 def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: int = 0) -> Compared:
     """Compare B with A; `a` and `b` describe what ran on each side.
 
-    `threshold` is the change of a request's latency that counts, `seed` the bootstrap's.
+    `threshold` is the relative change of a request's latency that counts. `seed` is the seed of the bootstrap.
     """
     named = list(_statistics(pairs))
     serial = pairs.unit_is == "blocks"
@@ -72,7 +72,7 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
 
 
 def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
-    """Return the claims in one sentence that begins with the better side. `bounded` metrics have an SLO."""
+    """Return the claims in one sentence that begins with the better side. `bounded` are the metrics with an SLO."""
     claims = [row for row in rows if row.better]
     if not claims:
         if all(row.a == row.b and row.a is not None for row in rows):
@@ -108,11 +108,11 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
 
 
 def winner(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
-    """Return the side that claims at least two of three differences, or an empty string.
+    """Return the side that is better in at least two thirds of the claimed differences, or an empty string.
 
     A difference counts twice if its metric is bounded by an SLO, is the attainment, or is the share of finished
-    requests. A latency covers finished requests only: if a side lost enough requests to reach a percentile, its gain
-    there counts as a loss.
+    requests. A latency covers finished requests only. If a side lost so many requests that they reach a percentile, its
+    gain at this percentile counts as a loss.
     """
     twice, lost, wins = {*bounded, *SHARES}, _lost(rows), {"A": 0, "B": 0}
     for row in rows:
@@ -128,7 +128,7 @@ def winner(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the share of requests that each side finishes less than the other, if that can be claimed."""
+    """Return, for each side, the share of requests that only the other side finishes, if it can be claimed, else 0."""
     more = next(((row.b or 0.0) - (row.a or 0.0) for row in rows if row.metric == "finished" and row.better), 0.0)
     return {"A": max(more, 0.0), "B": max(-more, 0.0)}
 
@@ -175,7 +175,7 @@ def _throughput(pairs: PairedRuns) -> Row:
 
 
 def _tokens_and_seconds(side: SideRequests) -> tuple[Floats, Floats]:
-    """Return output tokens of finished requests, and the length of the measurement window, of each run."""
+    """Return the output tokens of finished requests and the measurement window in seconds, for each run."""
     seconds = np.array([run.window_s or 0.0 for run in side.runs])
     rates = np.array([run.scalars()["output_throughput"] or 0.0 for run in side.runs])
     return rates * seconds, seconds
@@ -257,7 +257,7 @@ def _in_words(row: Row) -> str:
 
 
 def ranking(simulated: Sequence[Row], real: Sequence[Row]) -> Iterator[Ranked]:
-    """Yield the rows by which the simulator or the engine ranks A and B, and whether the two agree."""
+    """Yield the rows in which the simulator or the engine claims a difference, and whether the two agree."""
     measured = {(row.metric, row.stat): row for row in real}
     for row in simulated:
         other = measured.get((row.metric, row.stat))

@@ -17,7 +17,7 @@ from serving.metrics import METRICS, axis_of, label_of
 from serving.report import BAND, COUNT, FIGURE, NUMBER, Column, Line, Table
 from traces.document_table import table_of
 
-SHARES = ("slo_attainment", "finished")  # their differences are points: 29 % to 52 % is +23 points, not +76 %
+SHARES = ("slo_attainment", "finished")  # changes are shown in points: from 29 % to 52 % is +23 points, not +76 %
 _METRIC = "metric of the glossary, or `finished`: the share of requests that finish"
 _STAT = "statistic of the metric; `value` if the metric has only one"
 _OF = (Column("metric"), Column("stat"))
@@ -99,7 +99,7 @@ class RanDeployment(Part):
 
 
 class Side(Part):
-    """One side of a comparison: a simulated deployment, or one that some clock recorded."""
+    """One side of a comparison: a simulated deployment, or a recorded one."""
 
     name: str = fact("name of the side in the question", default="")
     clock: str = fact("clock of recordings", default="")
@@ -194,7 +194,7 @@ class Compared(Part):
 
     @property
     def basis(self) -> str:
-        """What the intervals rest on, and when a request gains or loses."""
+        """What was resampled for the intervals, and when a request gains or loses."""
         units = self.units
         unit = counted(units.count, units.of.removesuffix("s")) + (" of arrivals" if units.of == "blocks" else "")
         finished = next((row for row in self.rows if row.metric == "finished"), None)
@@ -215,7 +215,7 @@ class Compared(Part):
 
 
 class ComparisonDocument(Compared, Document):
-    """The answer to a comparison; real runs may have the same runs simulated beside them."""
+    """The answer to a comparison; beside real runs it may have simulations of the same runs."""
 
     what: ClassVar[str] = "a comparison"
     where: ClassVar[str] = "comparison"
@@ -232,7 +232,7 @@ class ComparisonDocument(Compared, Document):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables; three of them exist only if real runs were simulated, too."""
+        """The names of the tables; three of them exist only if real runs were also simulated."""
         return ("rows", "tallies", *(("simulated", "errors", "outcomes") if self.simulated else ()))
 
     def table(self, name: str) -> pa.Table:
@@ -241,9 +241,9 @@ class ComparisonDocument(Compared, Document):
         Args:
             rows: every number of both sides with its difference
             tallies: winners and losers, by group
-            simulated: like `rows`, for the simulated runs beside real ones
-            errors: every simulated number beside the real one, by side
-            outcomes: whether the engine confirms what the simulator claims
+            simulated: the same columns as `rows`, for simulations of the real runs
+            errors: every simulated number beside the real number, by side
+            outcomes: whether the engine confirms the simulator's claims
         """
         match name:
             case "tallies":
@@ -257,7 +257,7 @@ class ComparisonDocument(Compared, Document):
                 return _with_units(table_of(Row, compared.rows))
 
     def called(self, a: str, b: str) -> Self:
-        """Return the document with names for its sides."""
+        """Return the document with the names `a` and `b` for its sides."""
         return self.model_copy(
             update={key: getattr(self, key).model_copy(update={"name": name}) for key, name in (("a", a), ("b", b))}
         )
@@ -325,7 +325,7 @@ class ComparisonDocument(Compared, Document):
 
 
 def defaults_told(a: Side, b: Side) -> list[str]:
-    """Return the lines about settings left to an engine, once if they are the same on both sides."""
+    """Return the lines about settings left to an engine; lines that both sides share are not repeated."""
     if a.defaults == b.defaults:
         return list(a.defaults)
     return [f"{name}: {line}" for name, side in (("A", a), ("B", b)) for line in side.defaults]
@@ -334,7 +334,7 @@ def defaults_told(a: Side, b: Side) -> list[str]:
 def simulated_errors(
     simulated: Sequence[Row], real: Sequence[Row], same_weather: Sequence[Row] = ()
 ) -> list[SimulatedError]:
-    """Return simulated and real numbers side by side, for the rows that both have. A missing number has no error."""
+    """Return simulated and real numbers side by side for the rows that both have; without both numbers, no error."""
     blind, same = ({(row.metric, row.stat): row for row in rows} for rows in (simulated, same_weather))
     errors = []
     for row in real:
@@ -381,7 +381,7 @@ def _with_units(table: pa.Table) -> pa.Table:
 
 
 def shown_ranking(ranked: Sequence[Ranked]) -> Table:
-    """Return whether the engine agrees, row by row."""
+    """Return a table that says for each row whether the engine agrees with the simulator."""
     columns = (*_OF, Column("simulated", FIGURE), Column("real", FIGURE), Column("outcome"))
     changes = ([change_of(row.metric, of) for of in (row.simulated_percent, row.real_percent)] for row in ranked)
     return Table(
@@ -399,7 +399,7 @@ _OUTCOMES = {
 
 
 def ranking_verdict(ranked: Sequence[Ranked]) -> tuple[str, str]:
-    """Return whether the simulated ranking holds on the engine: `reversed`, `holds` or `open`, and a sentence."""
+    """Return `reversed`, `holds` or `open`, and a sentence about the simulated ranking on the engine."""
     counts = {name: sum(row.outcome == name for row in ranked) for name in _OUTCOMES}
     outcomes = ", ".join(f"{count} {_OUTCOMES[name]}" for name, count in counts.items() if count)
     if counts["reversed"]:

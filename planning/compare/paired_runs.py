@@ -1,7 +1,8 @@
 """The two sides of a comparison, request by request: the same workload, served twice.
 
-A side is one run or several: of other seeds, or of the same workload again. Runs of other seeds are independent of one
-another. Runs of one workload share its arrivals and are not independent, so a block holds the requests of all of them.
+A side is one run or several. Several runs have different seeds, or repeat one workload. Runs with different seeds are
+independent of one another. Runs of one workload share its arrivals and are not independent, so a block holds the
+requests of all of them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class SideRequests:
     """The requests of one side, in the order of the pairing.
 
     Attributes:
-        tables: dataset `requests` of each of its runs
+        tables: dataset `requests` of each run of the side
         labels: a label of each request, by column (`tenant`, `slo_class`)
         finished: mask of the requests that finished
-        served: prompt and output tokens of the requests that finished before the last arrival of their run
+        served: prompt and output tokens of each request that finished before the last arrival of its run; 0 for others
     """
 
     def __init__(self, tables: Sequence[pa.Table], slo: Mapping[str, float]) -> None:
@@ -58,8 +59,8 @@ class PairedRuns:
         unit_is: `runs` or `blocks`
         bounds: metrics that have a bound, which requests can meet
 
-    Raises UserError when the sides did not serve the same requests. If arrivals depend on answers (a closed loop, think
-    times), `closed` lets them differ.
+    Raises UserError if the sides did not serve the same requests. If arrivals depend on answers (a closed loop, think
+    times), `closed` is True, and arrival times may differ.
     """
 
     def __init__(
@@ -106,13 +107,13 @@ def _check_alike(number: int, a: pa.Table, b: pa.Table, closed: bool) -> None:
 
 
 def _differing(a: pa.Table, b: pa.Table) -> str | None:
-    """Return the first column that shows that two runs had different workloads; arrivals are checked last."""
+    """Return the first column in which the workloads of two runs differ; arrivals are checked last."""
     columns = ("request_id", "prompt_tokens", "arrival_ns")
     return next((name for name in columns if not np.array_equal(a[name].to_numpy(), b[name].to_numpy())), None)
 
 
 def _blocks(arrival_ns: Ints) -> Ints:
-    """Return the block of each request; blocks are of consecutive arrivals, equally many in each."""
+    """Return the number of each request's block; a block holds consecutive arrivals, and blocks are equally large."""
     count = len(arrival_ns)
     blocks = max(min(_BLOCKS, count // _FEWEST_IN_BLOCK), 1)
     block = np.empty(count, dtype=np.int64)
@@ -121,7 +122,7 @@ def _blocks(arrival_ns: Ints) -> Ints:
 
 
 def _served(table: pa.Table) -> Floats:
-    """Return the tokens of each request that Jain's index counts as service, as `RunMetrics.jain_fairness` does."""
+    """Return the tokens of each request that count as service in Jain's index, as in `RunMetrics.jain_fairness`."""
     finish = pc.fill_null(table["finish_ns"], np.iinfo(np.int64).max).to_numpy()
     finished = np.asarray(pc.equal(table["status"], "finished")) & (finish <= table["arrival_ns"].to_numpy().max())
     tokens = table["prompt_tokens"].to_numpy() + table["output_tokens"].to_numpy()

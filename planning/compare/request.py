@@ -18,9 +18,10 @@ from traces.reshape import reshaped
 
 
 class Side(Request):
-    """The settings of one side: a deployment, changes of it by path, and settings of the run.
+    """The settings of one side: a deployment, changes to its fields, and settings of the run.
 
-    `settings` are `policy`, `scheduler.max_num_seqs`, `fleet.router`, ...; a setting of the scheduler needs no path.
+    `settings` maps paths of fields, such as `policy`, `scheduler.max_num_seqs` or `fleet.router`, to values. A setting
+    of the scheduler may be given without `scheduler.`.
     """
 
     deployment: StatedDeployment | None = None
@@ -31,7 +32,7 @@ class Side(Request):
     calibration: str | None = None
 
     def deployed(self, base: Deployment) -> Deployment:
-        """Return the side's deployment. Raises UserError that names a wrong setting."""
+        """Return the side's deployment. Raises a UserError that names a wrong setting."""
         return with_settings(completed(self.deployment, base), self.settings)
 
 
@@ -47,7 +48,7 @@ class _Judged(Request):
 
 
 class CompareRequest(Offered, _Judged):
-    """Two sides on the same traffic; synthetic traffic is drawn with `seeds` seeds."""
+    """Two sides on the same traffic; synthetic traffic is generated once for each of `seeds` seeds."""
 
     a: Side
     b: Side
@@ -74,10 +75,10 @@ class CompareRequest(Offered, _Judged):
 
 
 class CompareRecordingsRequest(_Judged):
-    """Two recordings, or two directories of them; `timing` has the same runs simulated for comparison.
+    """Two recordings, or two directories of them. If `timing` is given, the same runs are also simulated.
 
     Attributes:
-        stamps: time when each was last written: a later recording in the same place is another question
+        stamps: time when each side was last written, so that a newer recording in the same place is another request
     """
 
     a: Path

@@ -1,4 +1,4 @@
-"""The two sides of a comparison as runs that can be paired: simulated on the same workloads, or recorded.
+"""The two sides of a comparison as runs that can be paired; they are simulated on the same workloads, or recorded.
 
 `tokentwin compare` and the dashboard's Policy lab both use this module, so they cannot give different answers.
 """
@@ -28,7 +28,7 @@ from traces.recording import Recording
 if TYPE_CHECKING:
     from calibration.validation.disturbance import Disturbance
 
-_NAMED = 5  # recordings that an error names
+_NAMED = 5  # maximum number of recordings that an error names
 
 
 def side_scenarios(
@@ -45,9 +45,9 @@ def side_scenarios(
 
 
 def recordings(side: str, path: str | Path) -> list[Recording]:
-    """Return the recording `path`, or the recordings in it by name.
+    """Return the recording in the directory `path`, or the recordings in its subdirectories, sorted by name.
 
-    Raises UserError when there is none, or one was cut short.
+    Raises UserError if there is none, or if one was cut short.
     """
     folder = Path(path)
     folders = [folder]
@@ -68,7 +68,7 @@ def recordings(side: str, path: str | Path) -> list[Recording]:
 def simulated_pairs(
     sides: Sequence[Sequence[PricedScenario]], bounds: Mapping[str, float], report: Callable[[int], None]
 ) -> PairedRuns:
-    """Simulate both sides and pair them; `report` is called with the number of runs that are done."""
+    """Simulate both sides and pair their runs; `report` is called with the number of runs that are done."""
     a: list[pa.Table] = []
     b: list[pa.Table] = []
     for scenarios, tables in zip(sides, (a, b), strict=True):
@@ -79,7 +79,7 @@ def simulated_pairs(
 
 
 def check_as_many(a: Sequence[Recording], b: Sequence[Recording]) -> None:
-    """Raise UserError unless both sides have equally many recordings."""
+    """Raise UserError unless both sides have the same number of recordings."""
     if len(a) != len(b):
         counts = "; ".join(f"{name} has {_named(side)}" for name, side in zip("AB", (a, b), strict=True))
         remedy = f"must be as many for A as for B, because they are compared in pairs: {counts}"
@@ -87,7 +87,7 @@ def check_as_many(a: Sequence[Recording], b: Sequence[Recording]) -> None:
 
 
 def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mapping[str, float]) -> PairedRuns:
-    """Pair recordings of the same workloads in the order given. Raises UserError when the workloads differ."""
+    """Pair recordings of the same workloads in the order given. Raises UserError if the workloads differ."""
     check_as_many(a, b)
     try:
         closed = any(waits_for_answers(recording.workload()) for recording in a)
@@ -100,7 +100,7 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
 def in_weather(
     sides: Sequence[Sequence[Recording]], scenarios: Sequence[Sequence[PricedScenario]]
 ) -> list[list[PricedScenario]] | None:
-    """Return the scenario of each recording with each engine in its weather; None if the weather is not known."""
+    """Return the scenario of each recording with each engine's slowdown in that recording; None if it is not known."""
     from calibration.validation.same_weather import known_weather, slowed_fleet  # imports slowly, because it fits
 
     slowed = []
@@ -119,9 +119,9 @@ def in_weather(
 
 
 def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenario] = ()) -> Disturbance | None:
-    """Return how calm the machine was while the real engine recorded `sides`; None if a side was simulated.
+    """Return how disturbed the machine was while the real engine recorded `sides`; None if a side was simulated.
 
-    `scenarios` are the scenarios as which the sides were simulated; their calibrations give the normal length of steps.
+    `scenarios` are the scenarios in which the sides were simulated; their calibrations give the normal step times.
     """
     from calibration.validation.disturbance import disturbance  # imports slowly, because it fits
 
@@ -133,9 +133,9 @@ def calm(sides: Sequence[Sequence[Recording]], scenarios: Sequence[PricedScenari
 
 
 def simulated_side(scenario: PricedScenario) -> Side:
-    """Describe a simulated side: how far to trust its step times, what timed them, and what ran.
+    """Describe a simulated side: the trust in its step times, the calibration behind them, and the deployment.
 
-    The trust is that of the least certain pool. It depends on the steps that occurred, so call this after the run.
+    The trust is the trust in the least certain pool. It depends on the steps that occurred, so call this after the run.
     """
     return Side(
         **scenario.trust()._asdict(),
@@ -148,9 +148,9 @@ def simulated_side(scenario: PricedScenario) -> Side:
 
 
 def recorded_side(recordings: Sequence[Recording], disturbance: Disturbance | None) -> Side:
-    """Describe a recorded side: its clock, its number of runs, what ran, and how far to trust it.
+    """Describe a recorded side: its clock, its number of runs, its deployment, and the trust in it.
 
-    `disturbance` is the disturbance of both sides.
+    `disturbance` is the disturbance of the machine during the runs of both sides.
     """
     trust = weakest((trust_in_run(recording.run) for recording in recordings), "recordings")
     if disturbance is not None and disturbance.disturbed:

@@ -1,10 +1,10 @@
 """Intervals on the difference between two runs of the same requests, by resampling units of requests.
 
 Requests inside a run share its queues, so they are no independent sample. The resampled *units* are whole runs if there
-are enough of them, else blocks of consecutive arrivals. A unit is drawn for both sides at once, which is the pairing.
-Blocks are few and long rather than many and dependent: Schmeiser (Operations Research 30, 1982) finds that 10 to 30 of
-them lose next to nothing, and Student's t makes up for their number. A queue may still outlast a block: correlated
-blocks count for fewer.
+are enough of them, else blocks of consecutive arrivals. A unit is drawn for both sides at once; this pairs the sides.
+Few long blocks are used, because many short ones would depend on each other. Schmeiser (Operations Research 30, 1982)
+finds that 10 to 30 blocks lose next to nothing, and Student's t allows for their small number. A queue may still
+outlast a block, so correlated blocks count as fewer independent ones.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Ints = NDArray[np.int64]
 LEVEL = 0.95
 FEWEST_UNITS = 5  # fewer units give no interval, because t would be too wide
 _DRAWS = 1000
-_MOST_CARRIED = 0.5  # lag-1 correlation; beyond it, units of one run cannot tell a trend from noise
+_MOST_CARRIED = 0.5  # maximum lag-1 correlation; beyond it, units of one run cannot tell a trend from noise
 _UPPER_QUARTILE = 0.6745  # upper quartile of the standard normal distribution
-_MOST_CORRELATED = 0.8  # lag-1 correlation that intervals allow for; two units in twenty are then independent
+_MOST_CORRELATED = 0.8  # maximum lag-1 correlation that intervals allow for; 20 units are then worth 2 independent ones
 
 
-# A number of one run, as a function of the count of each unit, `[draws, units]`: `[draws]`, NaN where a draw leaves no
-# value to compute it from.
+# A statistic of one run: a function from the count of each unit in each draw, `[draws, units]`, to a number for each
+# draw, `[draws]`. The number is NaN where a draw leaves no value to compute it from.
 Statistic = Callable[[Ints], Floats]
 
 
 class Ratio:
-    """Sum of `numerators` over sum of `denominators`, both `[units]`: means, shares and rates."""
+    """The sum of `numerators` divided by the sum of `denominators`, both `[units]`: a mean, a share or a rate."""
 
     def __init__(self, numerators: Floats, denominators: Floats) -> None:
         self._numerators, self._denominators = numerators, denominators
 
     @classmethod
     def mean(cls, values: Floats, unit: Ints, units: int) -> Ratio:
-        """Return the mean of `values`; `unit` has the unit of each value, and NaN is no value."""
+        """Return the mean of `values`; `unit` has the unit number of each value, and NaN stands for no value."""
         known = ~np.isnan(values)
         sums: Floats = np.bincount(unit[known], values[known], units).astype(np.float64)
         return cls(sums, np.bincount(unit[known], minlength=units).astype(np.float64))
@@ -52,7 +52,7 @@ class Ratio:
 
 
 class Percentile:
-    """The nearest-rank `rank`th percentile of `values`; `unit` has the unit of each value, and NaN is no value."""
+    """The nearest-rank percentile `rank` of `values`; `unit` has their unit numbers, and NaN stands for no value."""
 
     def __init__(self, values: Floats, unit: Ints, units: int, rank: int) -> None:
         known = ~np.isnan(values)
@@ -78,7 +78,7 @@ class Percentile:
 
 
 class Jain:
-    """Jain's index of the `service` `[units, tenants]` that tenants got (Jain, Chiu and Hawe 1984)."""
+    """Jain's fairness index of the `service` `[units, tenants]` that tenants got (Jain, Chiu and Hawe 1984)."""
 
     def __init__(self, service: Floats) -> None:
         self._service = service
@@ -89,9 +89,9 @@ class Jain:
 
 
 def _weighted(weights: Ints, values: NDArray[Any]) -> Any:
-    """Return the sum of `values` `[units]` by each row of `weights`.
+    """Return the sum of `values` `[units]` weighted by each row of `weights` `[draws, units]`.
 
-    It avoids BLAS, which adds in another order on each CPU.
+    It avoids BLAS, because BLAS adds in a different order on each kind of CPU.
     """
     return np.einsum("du,u->d", weights, values)
 
@@ -100,7 +100,7 @@ def _weighted(weights: Ints, values: NDArray[Any]) -> Any:
 class Difference:
     """A statistic of two runs. `low` to `high` is the interval of b - a; NaN if there are too few units.
 
-    `carried`: serial units are more correlated than the interval allows for.
+    `carried` is True if serial units are more correlated than the interval allows for.
     """
 
     a: float
@@ -126,12 +126,12 @@ def differences(
     serial: bool = False,
     ratios: Sequence[bool] = (),
 ) -> list[Difference]:
-    """Return differences with intervals that hold *together*: if nothing differs, none is claimed 95 % of the time.
+    """Return differences with joint 95 % intervals: if nothing differs, no difference is claimed 95 % of the time.
 
-    Every statistic is drawn on the same units. The intervals allow for the widest studentised deviation of a draw
-    (Westfall and Young 1993), so statistics that move together cost little. `serial` units follow one another in time,
-    and count as the number of independent units that they are worth. Pairs marked in `ratios` are of positive numbers,
-    and are compared by the logarithm of b / a, so that b never falls below zero.
+    Every draw uses the same units for all statistics. The intervals allow for the widest studentised deviation of a
+    draw (Westfall and Young 1993), so a further statistic that moves with others widens them little. `serial` units
+    follow one another in time, and count as the smaller number of independent units that they are worth. Pairs marked
+    in `ratios` have positive numbers, and are compared by the logarithm of b / a, so that b never falls below zero.
     """
     whole = np.ones((1, units), dtype=np.int64)
     points = np.array([[float(statistic(whole)[0]) for statistic in pair] for pair in pairs]).reshape(-1, 2)
@@ -170,9 +170,9 @@ def _change(a: Floats, b: Floats, ratio: bool) -> Floats:
 def _correlation(weights: Ints, drawn: Floats) -> Floats:
     """Return the lag-1 correlation of the contributions of serial units to each statistic.
 
-    A statistic is taken as the mean of the units' contributions. A unit's contribution is how the statistic varies with
-    the unit's weight over the draws. The estimate of r is too low by (1 + 4 r) / n (Kendall 1954), and is corrected for
-    that.
+    A statistic is treated as the mean of the contributions of its units. A unit's contribution is the covariance, over
+    the draws, of the statistic with the unit's weight. The estimate of r is too low by (1 + 4 r) / n (Kendall 1954),
+    and the returned value is corrected for this.
     """
     units = weights.shape[1]
     moves = np.nan_to_num(drawn - np.nanmean(drawn, axis=0))
@@ -185,11 +185,12 @@ def _correlation(weights: Ints, drawn: Floats) -> Floats:
 
 
 def _worth(correlation: Floats, units: int) -> Floats:
-    """Return the number of independent units that the serial ones are worth: `n (1 - r) / (1 + r)`.
+    """Return the number of independent units that the serial units are worth: `n (1 - r) / (1 + r)`.
 
-    An autoregression's n terms with lag-1 correlation r are worth as much to their mean (Bayley and Hammersley 1946). r
-    is the upper quartile of its estimate, whose standard error is about sqrt((1 - r^2) / n) (Bartlett 1946): few units
-    may look independent by chance, and would then support claims where nothing differs.
+    The mean of n terms of an autoregression with lag-1 correlation r is as precise as the mean of this many independent
+    terms (Bayley and Hammersley 1946). r is the upper quartile of the estimate; its standard error is about
+    sqrt((1 - r^2) / n) (Bartlett 1946). The estimate itself would not do: few units may look independent by chance, and
+    would then support claims where nothing differs.
     """
     error = np.sqrt(np.maximum(1 - correlation**2, 0.0) / units)
     r = np.clip(correlation + _UPPER_QUARTILE * error, 0.0, _MOST_CORRELATED)
@@ -198,10 +199,10 @@ def _worth(correlation: Floats, units: int) -> Floats:
 
 
 def _multiple(deviations: Floats, errors: Floats, units: int) -> float:
-    """Return the number of standard errors that the intervals reach.
+    """Return the half-width of the intervals in standard errors.
 
-    The bootstrap gives the size that a single normal deviation must have so that all together rarely exceed it;
-    Student's t converts this into a number of *estimated* standard errors.
+    The bootstrap gives a bound, in standard errors, that the largest of all deviations rarely exceeds. Student's t
+    converts it into a number of *estimated* standard errors.
     """
     from scipy.stats import norm, t  # imports slowly
 

@@ -1,1 +1,1 @@
-"""Diagnoses of slow runs: their symptoms, and what lifting one constraint at a time would gain."""
+"""Diagnoses of slow runs: their symptoms, and the gain from lifting one constraint at a time."""

@@ -1,8 +1,8 @@
-"""A run simulated as it was, and the measure by which other simulations of it are compared with it.
+"""A run simulated as it was (the baseline), and the measure that compares changed simulations of it with the baseline.
 
 If nearly every request finishes, the measure is the 99th percentile of each latency over the requests that finished in
-the run as it was; a request that no longer finishes takes for ever. If more than one in a hundred requests is lost,
-such a percentile over all requests is infinite, and a percentile over the finished ones only says how fast the few
+the baseline. A request that no longer finishes has an infinite latency. If more than one in a hundred requests is lost,
+such a percentile over all requests is infinite, and a percentile over the finished requests only says how fast the few
 admitted requests were. The measure is then the share of the lost requests that finish.
 """
 
@@ -32,9 +32,12 @@ _LOST = 0.01  # share of the requests that could finish
 
 
 class Bought(NamedTuple):
-    """The remaining `p99`s in ms, the shares of them that are `bought` (gained), and the share of requests that finish.
+    """What a change leaves and gains.
 
-    Under `finished`, `bought` is the share of the lost requests that finish.
+    Attributes:
+        p99: the remaining p99 of each latency, in ms
+        bought: share of each baseline p99 that is gained; under `finished`, the share of the lost requests that finish
+        finished: share of all requests that finish
     """
 
     p99: dict[str, float]
@@ -46,10 +49,10 @@ class Baseline:
     """A simulated `scenario`.
 
     Attributes:
-        requests: the dataset of its recording
-        p99: in ms, for the latencies that have a value
-        finished: the share of all requests that finish
-        sheds: True if lost requests are to be explained; `p99` is then over the requests that finish
+        requests: the dataset `requests` of the simulated run
+        p99: p99 of each latency that has a value, in ms
+        finished: share of all requests that finish
+        sheds: True if lost requests are to be explained; `p99` then covers the requests that finish
     """
 
     def __init__(self, scenario: PricedScenario, latencies: Sequence[str]) -> None:
@@ -76,9 +79,9 @@ class Baseline:
 
     @staticmethod
     def drained_ns(scenario: PricedScenario) -> int | None:
-        """Return the time for the same requests if all are there at once: the engines' capacity, whatever the load.
+        """Return the time to serve the same requests if all arrive at once, in ns: it shows the engines' capacity.
 
-        Nobody is turned away. None if arrivals depend on answers.
+        No request is rejected. Returns None if arrivals depend on answers.
         """
         if waits_for_answers(scenario.workload):
             return None
@@ -89,7 +92,7 @@ class Baseline:
         return pc.max(as_clients_saw(made)["finish_ns"]).as_py()
 
     def _lost_share(self, requests: pa.Table, metrics: RunMetrics) -> float:
-        """Return the share of the requests that could finish and do not."""
+        """Return the lost share of the requests that could finish."""
         could = np.isin(requests["request_id"].to_numpy(), self._fitting)
         return float((~metrics.finished[could]).mean()) if could.any() else 0.0
 
@@ -104,13 +107,13 @@ class Baseline:
             values = metrics.values(name)
             if self._kept is not None and name != _GAPS:
                 values = np.where(metrics.finished, values, np.inf)
-            values = values[~np.isnan(values)]  # NaN: one output token has no TPOT
+            values = values[~np.isnan(values)]  # a request with one output token has no TPOT: NaN
             p99s[name] = percentiles(values, (99,))[0] if len(values) else math.nan
         return p99s
 
 
 def _fitting(scenario: PricedScenario) -> np.ndarray:
-    """Return the ids of the requests that are no longer than the model or a pool takes: no lift changes that."""
+    """Return the ids of the requests that fit into the model or a pool's limit; no lift changes whether they fit."""
     deployments = [scenario.deployment, *(pool.deployment for pool in scenario.pools or ())]
     stated = (deployment.scheduler.max_model_len for deployment in deployments)
     longest = max(longest_request(scenario), *stated)

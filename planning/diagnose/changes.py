@@ -1,6 +1,6 @@
-"""Changes against a cause: settings, or purchases. Each is simulated before it is recommended.
+"""Changes of settings or hardware that may remove a cause. Each is simulated before it is recommended.
 
-A lift shows the cause, most often by an ideal that nobody sells. Changes are settings of the deployment in the form of
+A lift shows the cause, usually with an ideal that does not exist. Changes are settings of the deployment in the form of
 `tokentwin compare --b NAME=VALUE`.
 """
 
@@ -28,11 +28,11 @@ Settings = Mapping[str, Any]
 _OF_THE_RUN = ("gpu", "replicas", "router")  # settings that `compare` takes besides those of a deployment
 _ALL2ALL = "allgather_reducescatter"
 _UTILISATION = 0.9  # share of a GPU's memory that engines take by default
-_MORE = 0.02  # a run must be this much below it before more is worth a try
+_MORE = 0.02  # a run's share must be this much lower before a larger share is worth a try
 
 
 def changes(scenario: PricedScenario, cause: str) -> list[Settings]:
-    """Return candidates against `cause`, the name of a lift, and other splits of replicas into prefill and decode."""
+    """Return changes to try against `cause`, a lift's name, and other splits of replicas into prefill and decode."""
     against = _AGAINST.get(cause)
     own = against(_Case(scenario, cause)) if against else ()
     candidates = [*own, *_other_roles(scenario.deployment.fleet)]
@@ -43,9 +43,9 @@ class _Case:
     """A run and the cause of its slowness. Empty settings change nothing and are left out.
 
     Attributes:
-        memory: the share of a GPU's memory that gives as many KV blocks as now; empty if it is not known
-        more_memory: the share that engines take by default, if this run takes less
-        narrow_kv: KV of one byte, if it has two and the blocks follow from the memory
+        memory: setting of the share of a GPU's memory that gives as many KV blocks as now; empty if it is not known
+        more_memory: setting of the share that engines take by default, if this run takes less; else empty
+        narrow_kv: setting of one byte per KV value, if it has two and the KV blocks follow from the memory; else empty
     """
 
     def __init__(self, scenario: PricedScenario, cause: str) -> None:
@@ -64,7 +64,7 @@ class _Case:
             self.narrow_kv = {"kv_cache_dtype": "fp8", **self.memory}
 
     def tensor_parallel(self, factor: float) -> Settings:
-        """Return `factor` times the GPUs a layer; empty if their memory is not known, or the number is not possible."""
+        """Return `factor` times the GPUs per layer; empty if their memory is not known, or the number is impossible."""
         size = self.deployment.tensor_parallel_size * factor
         return {"tensor_parallel_size": int(size), **self.memory} if self.memory and size >= 1 else {}
 
@@ -158,7 +158,7 @@ def _more_kv(case: _Case) -> Iterator[Settings]:
 
 
 def _less_communication(case: _Case) -> Iterator[Settings]:
-    """Yield a faster link, another exchange of tokens between experts, or separate engines."""
+    """Yield fewer GPUs per layer, a faster link, another all-to-all exchange between experts, or separate engines."""
     yield case.tensor_parallel(1 / 2)
     plain = {"all2all_backend": _ALL2ALL}
     deployment, node = case.deployment, case.deployment.inter_node
@@ -201,9 +201,9 @@ def _less_to_compute(case: _Case) -> Iterator[Settings]:
 
 
 def share_of_memory(scenario: PricedScenario) -> float | None:
-    """Return the gpu_memory_utilization that gives the KV blocks of `scenario`.
+    """Return the gpu_memory_utilization that gives the number of KV blocks of `scenario`.
 
-    None if no GPU's memory is known.
+    Returns None if the memory of the GPU is not known.
     """
     behind = pure(scenario.cost) if isinstance(scenario.cost, JudgedCost) else None
     if not isinstance(behind, OperationCost):
@@ -214,7 +214,7 @@ def share_of_memory(scenario: PricedScenario) -> float | None:
 
 
 def changed(scenario: PricedScenario, source: Source | None, settings: Settings) -> PricedScenario:
-    """Return `scenario` with other settings, timed by `source`; without a source, only the scheduler can change.
+    """Return `scenario` with other settings, timed by `source`; without a source, only scheduler settings can change.
 
     Raises UserError for settings that do not go together.
     """
@@ -236,7 +236,7 @@ def _routed(scenario: PricedScenario, router: str) -> Settings:
 
 
 def both_sides(scenario: PricedScenario) -> dict[str, Any]:
-    """Return the settings besides its deployment that `compare` needs to repeat the run as it was."""
+    """Return the settings that `compare` needs, besides the deployment, to repeat the run as it was."""
     settings: dict[str, Any] = {"router": scenario.router} if scenario.router else {}
     if not scenario.deployment.fleet and scenario.replicas != 1:
         settings["replicas"] = scenario.replicas
@@ -244,7 +244,7 @@ def both_sides(scenario: PricedScenario) -> dict[str, Any]:
 
 
 def one_more(scenario: PricedScenario) -> Settings:
-    """Return one more replica in the first pool of each role, unless an autoscaler sets their number."""
+    """Return the setting of one more replica; in a fleet, it adds one replica to the first pool of each role."""
     fleet = scenario.deployment.fleet
     if fleet is None:
         return {"replicas": scenario.replicas + 1}
@@ -259,16 +259,16 @@ def _other_roles(fleet: FleetConfig | None) -> Iterator[Settings]:
 
 
 def _pools(fleet: FleetConfig, more: Mapping[str, int]) -> Settings:
-    """Return the setting of pools with `more` replicas by role; empty if `more` is."""
+    """Return the setting of pools with `more` replicas for each role; empty if `more` is empty."""
     if not more:
         return {}
     return {"fleet.pools": [pool.model_dump(mode="json", exclude_defaults=True) for pool in resized(fleet, more)]}
 
 
 def _faster_link(deployment: Deployment) -> Settings:
-    """Return a link between nodes with an adapter for each GPU.
+    """Return the setting of a link between nodes with a network adapter for each GPU.
 
-    Empty if the nodes have that already, or the engine is within one node.
+    Returns empty settings if the nodes have such a link already, or if the engine fits into one node.
     """
     node = deployment.inter_node
     if node is None or deployment.gpus <= node.gpus_per_node:
@@ -280,7 +280,7 @@ def _faster_link(deployment: Deployment) -> Settings:
 
 
 def _sooner(case: _Case) -> Iterator[Settings]:
-    """Yield more replicas from the start, up to the largest number; or a quarter of the time to start one."""
+    """Yield more replicas from the start, up to the maximum number, or a quarter of the time to start a replica."""
     fleet = case.fleet
     assert fleet is not None and fleet.autoscaler is not None  # the lift applied
     for times in (2, math.inf):
@@ -297,7 +297,7 @@ def _sooner(case: _Case) -> Iterator[Settings]:
 
 
 def _alone(scalers: Sequence[AutoscalerConfig]) -> Any:
-    """Return the autoscalers as in YAML: a single one needs no list."""
+    """Return the autoscalers as YAML states them: a list, or a single autoscaler without a list."""
     kept = [scaler.model_dump(mode="json", exclude_defaults=True) for scaler in scalers]
     return kept if len(kept) > 1 else kept[0]
 

@@ -1,4 +1,4 @@
-"""The command that shows what a change gains: `tokentwin compare` of the run as it was and as it would be."""
+"""The command that shows the gain of a change: `tokentwin compare` of the run with and without the change."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def compare_command(
 ) -> str:
     """Return the command for the recording in the directory `run`.
 
-    `both` sides have some settings, and B also has `settings`. If weights or KV change, KV blocks on both sides follow
-    from the share of the memory that the run had.
+    Both sides get the settings `both`, and side B also gets `settings`. If weights or KV change, the KV blocks of both
+    sides follow from the share of the memory that the run had.
     """
     if len(settings) > 1 and _MEMORY in settings:
         both = {**both, _MEMORY: settings[_MEMORY]}
@@ -30,10 +30,10 @@ def compare_command(
 
 
 def pairs(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings in the form of options, `NAME=VALUE`."""
+    """Return settings in the form of option values, `NAME=VALUE`."""
     return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()]
 
 
 def named(settings: Mapping[str, Any]) -> str:
-    """Return the name of a change; the share of memory is left out, because KV blocks follow from the same share."""
+    """Return the name of a change, without the share of memory, which is the same on both sides."""
     return " ".join(pairs({name: value for name, value in settings.items() if name != _MEMORY} or settings))

@@ -1,9 +1,9 @@
 """Counterfactuals: the same run with one constraint lifted at a time.
 
 A lift takes a scenario and returns the scenario without the constraint, or a few words that say why it does not apply.
-Its gain tells how much of a latency the constraint causes. The shares of several constraints need not add up to one,
-since constraints hide one another. Each lift belongs to a layer, and answers one of the questions that are asked in
-order: about the model, its kernels, KV, the scheduler, and then capacity.
+The gain of a lift is the share of a latency that the constraint causes. The gains of several lifts need not add up to
+one, since constraints hide one another. Each lift belongs to a layer, and answers one of five questions. They are asked
+in order: about the model, its kernels, KV, the scheduler, and then capacity.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ QUESTIONS = {
     "scheduler": "Does the scheduler organise the work well?",
     "capacity": "Is there enough capacity for the traffic?",
 }
-_MOST_BLOCKS = 10_000_000  # limit of a SchedulerConfig
-_PLACES = 8  # times as many requests
-_CHUNKS = 8  # times as small
-_BLOCK = 16  # tokens: smaller blocks waste little
+_MOST_BLOCKS = 10_000_000  # maximum number of blocks of a SchedulerConfig
+_PLACES = 8  # factor by which more requests may run at once
+_CHUNKS = 8  # factor by which chunks become smaller
+_BLOCK = 16  # tokens in a block; smaller blocks waste little
 _BURSTY = 1.5  # index of dispersion; Poisson arrivals have 1
 _WINDOW = 20  # mean number of arrivals in a window of that index
 NO_PARTS = "the cost model does not know this part of a step"
@@ -72,9 +72,9 @@ class Lift:
     """A constraint and how to lift it.
 
     Attributes:
-        name: what is lifted, as in "with ..."
-        apply: returns the scenario without the constraint, or the reason why it does not apply
-        usually: the kind of problem, if that does not depend on the scenario
+        name: name of the lift, in the form of words that can follow "with"
+        apply: returns the scenario without the constraint, or the reason why the lift does not apply
+        usually: kind of problem (`capacity` or `policy`), unless the scenario decides it
 
     The other fields are those of `lifts.toml`.
     """
@@ -102,12 +102,12 @@ class Lift:
 
 
 def infinite_kv(scenario: PricedScenario) -> PricedScenario:
-    """Add KV blocks for every request that ever comes, so that nothing waits for memory or is evicted."""
+    """Add KV blocks for all requests of the workload, so that none waits for memory and nothing is evicted."""
     return rescheduled(scenario, num_blocks=_all_blocks(scenario))
 
 
 def small_blocks(scenario: PricedScenario) -> PricedScenario | str:
-    """Cut the same memory into blocks of 16 tokens; the last block of a request is half empty on average."""
+    """Divide the same memory into blocks of 16 tokens; the last block of a request is half empty on average."""
     scheduler = scenario.deployment.scheduler
     if scheduler.block_size <= _BLOCK:
         return f"blocks have {scheduler.block_size} tokens, so little memory is wasted"
@@ -116,7 +116,7 @@ def small_blocks(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def paged(scenario: PricedScenario) -> PricedScenario | str:
-    """Give out blocks as they fill, wherever they lie."""
+    """Allocate KV blocks as they are needed, anywhere in memory."""
     if scenario.deployment.scheduler.kv_reservation == "paged":
         return "KV is paged already"
     return rescheduled(scenario, kv_reservation="paged", kv_reserved_max_tokens=0)
@@ -136,7 +136,7 @@ def instant_tiers(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def longer_sequences(scenario: PricedScenario) -> PricedScenario | str:
-    """Let no request be too long, as far as the model goes and KV memory has blocks for it."""
+    """Raise `max_model_len` to the longest request that the model supports."""
     longest, scheduler = longest_request(scenario), scenario.deployment.scheduler
     if longest <= scheduler.max_model_len:
         return "no request is longer than max_model_len"
@@ -146,7 +146,7 @@ def longer_sequences(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def longest_request(scenario: PricedScenario) -> int:
-    """Return the tokens of the longest request that the model can take: a lower bound for `max_model_len`."""
+    """Return the number of tokens of the longest request that the model supports: a lower bound for `max_model_len`."""
     try:
         most = find_model(scenario.deployment.model).max_positions
     except UserError:  # the engine's own model
@@ -156,14 +156,14 @@ def longest_request(scenario: PricedScenario) -> int:
 
 
 def no_drafts(scenario: PricedScenario) -> PricedScenario | str:
-    """Let the model make every token itself, one a step."""
+    """Turn drafts off, so that the model generates one token a step for each request."""
     if all(pool.deployment.scheduler.speculative is None for pool in scenario.all_pools):
         return "nothing drafts"
     return rescheduled(scenario, speculative=None)
 
 
 def fused_kernels(scenario: PricedScenario) -> PricedScenario | str:
-    """Keep attention's scores on chip, and make norms, rotary embedding and activations one kernel each."""
+    """Keep attention scores on chip, and run norms, rotary embedding and activations as one kernel each."""
     pools = scenario.all_pools
     if all(pool.deployment.fusion and pool.deployment.attention != "unfused" for pool in pools):
         return "kernels are fused already"
@@ -173,7 +173,7 @@ def fused_kernels(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def vllm_policy(scenario: PricedScenario) -> PricedScenario | str:
-    """Schedule requests as vLLM does, if a user chose another policy; another engine's policy is no setting."""
+    """Schedule requests as vLLM does, if the user chose another policy; other engines have a fixed policy."""
     others = {pool.deployment.policy for pool in scenario.all_pools} - {"vllm"}
     engine = scenario.deployment.engine_name.name
     if not others:
@@ -191,7 +191,7 @@ def no_communication(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def no_bubbles(scenario: PricedScenario) -> PricedScenario | str:
-    """Let all stages of a pipeline work all the time, on one step after the other."""
+    """Let all stages of a pipeline work on each step at the same time, one step after the other."""
     if all(pool.deployment.pipeline_parallel_size == 1 for pool in scenario.all_pools):
         return "there is no pipeline"
     lifted = _recosted(scenario, lambda cost: StagesAtOnce(cost) if isinstance(cost, PipelinedCost) else cost)
@@ -206,7 +206,7 @@ def even_experts(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def perfect_prefix_reuse(scenario: PricedScenario) -> PricedScenario | str:
-    """Cache prefixes without eviction, and route requests to the replica with their prefix."""
+    """Cache prefixes without eviction, and route each request to the replica with its prefix."""
     if not scenario.workload.shares_prefixes:
         return "no request shares a prefix with another"
     kept = rescheduled(scenario, enable_prefix_caching=True, num_blocks=_all_blocks(scenario))
@@ -214,7 +214,7 @@ def perfect_prefix_reuse(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def twice_the_gpus(scenario: PricedScenario) -> PricedScenario | str:
-    """Put every engine on twice as many devices, over which its layers and its KV are split."""
+    """Give every engine twice as many devices, and split its layers and its KV over them."""
     scheduler, devices = scenario.deployment.scheduler, scenario.deployment.tensor_parallel_size
     if any(pool.deployment != scenario.all_pools[0].deployment for pool in scenario.all_pools):
         return "the pools differ"
@@ -231,7 +231,7 @@ def twice_the_gpus(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def smaller_chunks(scenario: PricedScenario) -> PricedScenario:
-    """Cut prompts into chunks of an eighth of a step's tokens, as far as that leaves room for every decode."""
+    """Cut prompts into chunks of an eighth of a step's maximum tokens, or more to leave room for every decode."""
     scheduler = scenario.deployment.scheduler
     had = scheduler.most_step_tokens
     budget = max(had // _CHUNKS, min(scheduler.most_running, had))
@@ -239,7 +239,7 @@ def smaller_chunks(scenario: PricedScenario) -> PricedScenario:
 
 
 def whole_prompts(scenario: PricedScenario) -> PricedScenario | str:
-    """Leave prompts uncut."""
+    """Process every prompt in one piece."""
     scheduler = scenario.deployment.scheduler
     if not scheduler.enable_chunked_prefill and not scheduler.long_prefill_token_threshold:
         return "no prompt is cut in this run"
@@ -260,7 +260,7 @@ def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
     if waits_for_answers(scenario.workload):
         return "arrivals depend on answers"
     windows = max(len(requests) // _WINDOW, 2)
-    if dispersion(requests) < max(_BURSTY, 1 + 2 * math.sqrt(2 / (windows - 1))):  # two deviations of Poisson's
+    if dispersion(requests) < max(_BURSTY, 1 + 2 * math.sqrt(2 / (windows - 1))):  # 2 standard deviations above Poisson
         return "arrivals are not burstier than Poisson arrivals"
     first, last = requests[0].arrival_ns, requests[-1].arrival_ns
     gaps = max(len(requests) - 1, 1)
@@ -269,12 +269,12 @@ def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def rescheduled(scenario: PricedScenario, **changes: Any) -> PricedScenario:
-    """Return `scenario` with other settings of the scheduler, on every engine."""
+    """Return `scenario` with other scheduler settings on every engine."""
     return _remade(scenario, lambda deployment: deployment.rescheduled(**changes))
 
 
 def _remade(scenario: PricedScenario, change: Callable[[Deployment], Deployment]) -> PricedScenario:
-    """Return `scenario` with another deployment on every engine, priced for it."""
+    """Return `scenario` with a changed deployment on every engine, and cost models for it."""
 
     def remade(pool: PricedPool) -> PricedPool:
         deployment = change(pool.deployment)
@@ -292,7 +292,7 @@ def _recosted(scenario: PricedScenario, lifted: Callable[[CostModel], CostModel 
 
 
 def _redeployed(scenario: PricedScenario, **changes: Any) -> PricedScenario:
-    """Return `scenario` with other fields of the deployment on every engine; the cost models are up to date already."""
+    """Return `scenario` with other fields of the deployment on every engine; its cost models already allow for them."""
     pools = tuple(replace(pool, deployment=pool.deployment.model_copy(update=changes)) for pool in scenario.all_pools)
     return replace(scenario, deployment=scenario.deployment.model_copy(update=changes), pools=pools)
 
@@ -305,7 +305,7 @@ FREE_PREFILL, REPLICA, ADMISSION = "free prefill", "one more replica", "no admis
 _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "even arrivals": even_arrivals,
     "no failures": no_failures,
-    "instant KV tiers": instant_tiers,  # before what takes the tiers' work away, too, and gains the same
+    "instant KV tiers": instant_tiers,  # first among lifts with the same gain, because some also remove the tiers' work
     "perfect prefix reuse": perfect_prefix_reuse,
     "longer sequences": longer_sequences,
     "no drafts": no_drafts,
@@ -337,14 +337,15 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
 }
 _TOLD = tomllib.loads(Path(__file__).with_name("lifts.toml").read_text(encoding="utf-8"))
 LIFTS = {name: Lift(name, apply, **_TOLD[name]) for name, apply in _APPLY.items()}
-WORK = ("half the KV to read", "half the weights to read", FREE_PREFILL)  # less of it makes healthy runs faster, too
-MORE = (REPLICA, "twice the GPUs an engine")  # as do more GPUs
+WORK = ("half the KV to read", "half the weights to read", FREE_PREFILL)  # less work makes healthy runs faster, too
+MORE = (REPLICA, "twice the GPUs an engine")  # more GPUs make healthy runs faster, too
 
 
 def dispersion(requests: list[WorkloadRequest]) -> float:
     """Return the index of dispersion of arrivals.
 
-    It is the variance over the mean of their number in windows of 20 arrivals on average.
+    It is the variance of the number of arrivals in a window, divided by the mean of this number. The windows are of
+    equal length, and have 20 arrivals on average.
     """
     windows = len(requests) // _WINDOW
     first, last = requests[0].arrival_ns, requests[-1].arrival_ns
@@ -356,7 +357,7 @@ def dispersion(requests: list[WorkloadRequest]) -> float:
 
 
 def _all_blocks(scenario: PricedScenario) -> int:
-    """Return the blocks for all tokens of the workload and the null block, up to the limit of a pool."""
+    """Return the number of blocks for all tokens of the workload, with the null block, up to `_MOST_BLOCKS`."""
     config, had = scenario.deployment.scheduler, scenario.deployment.scheduler.num_blocks
     size, tables = config.block_size, max(len(config.kv_groups), 1)
     needed = tables * sum(-(-(r.prompt_len + r.output_len) // size) for r in scenario.workload.requests)
@@ -364,5 +365,5 @@ def _all_blocks(scenario: PricedScenario) -> int:
 
 
 def offered(workload: Workload) -> Workload:
-    """Return `workload` with its requests in a list, since every counterfactual goes through them again."""
+    """Return `workload` with its requests in a list, because every counterfactual iterates over them again."""
     return replace(workload, requests=list(workload.requests))

@@ -1,4 +1,4 @@
-"""Symptoms in the device's work: the parts of its time, and what it waits for. See `symptoms`."""
+"""Symptoms in the work of the device: the parts of its time, and the reasons why it waits. See `symptoms`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from traces.metrics.distribution import Distribution
 from traces.recording_notes import notes_of
 
 LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"
-UNBOUNDED = "high ITL", "itl_ms"  # a symptom, and the latency that it shows in if no SLO bounds it
+UNBOUNDED = "high ITL", "itl_ms"  # a symptom, and the latency in which it shows if no SLO bounds the latency
 _TAIL = 3.0  # p99 over p50 of gaps between tokens
-_MUCH = 0.2  # share of the time, for costs that every engine has
-_SMALL = 16  # requests in a step: fewer leave most FLOPs unused
+_MUCH = 0.2  # share of the time from which a cost that every engine has is a symptom
+_SMALL = 16  # number of requests in a step below which most FLOPs are unused
 _UNUSED = 0.1  # MFU below which most FLOPs are unused
-_REJECTED = 0.3  # accepted share of the drafted tokens: a lower one seldom pays
-_CHUNKS = 4  # chunks of a prompt: fewer cost little
+_REJECTED = 0.3  # accepted share of the drafted tokens below which drafts seldom pay
+_CHUNKS = 4  # number of chunks of a prompt below which chunks cost little
 SHARE = 0.1  # share of the time below which there is no symptom
 HALF = 0.5
 
@@ -37,7 +37,7 @@ def _prompts(e: Evidence) -> Finding | None:
 
 
 def _cut_small(e: Evidence) -> Finding | None:
-    """Return a symptom if prompts go in many chunks, though their steps have room for more."""
+    """Return a symptom if prompts are cut into many chunks, although their steps have room for more tokens."""
     if not e.has_steps or not e.step("prefill_rows").any():
         return None
     with_prompts, budget = e.step("prefill_rows") > 0, e.deployment.scheduler.most_step_tokens
@@ -58,7 +58,7 @@ def _rejected_drafts(e: Evidence) -> Finding | None:
 
 def _high_itl(e: Evidence) -> Finding | None:
     itl = e.metrics.values("itl_ms")
-    gaps = Distribution.from_values(itl[itl > 0])  # tokens of one step, accepted drafts, come together
+    gaps = Distribution.from_values(itl[itl > 0])  # accepted drafts come in one step, with a gap of 0
     tpot = e.metrics.distribution("tpot_ms")
     spread, name = (gaps, "ITL") if gaps.count else (tpot, "TPOT")
     bound = e.metrics.slo.get("tpot_ms")
@@ -98,7 +98,7 @@ def _requests(count: float) -> str:
 
 
 def _small_batches(e: Evidence) -> Finding | None:
-    """Return a symptom if the device is busy, but most of it is unused."""
+    """Return a symptom if the device is busy, but most of its FLOPs are unused."""
     if not e.has_steps:
         return None
     busy, mfu, running = e.metrics.busy(), e.metrics.step_mean("mfu"), e.metrics.step_mean("running")
@@ -131,9 +131,10 @@ def _bubbles(e: Evidence) -> Finding | None:
 
 
 def _launches(e: Evidence) -> Finding | None:
-    """Return a symptom if launches take much time.
+    """Return a symptom if kernel launches take much time.
 
-    Either a cost model explains it, or the engine saw its host still launching a step that ran.
+    The share of the time comes from a cost model, or from an engine that saw its host still launching kernels while the
+    step already ran.
     """
     explained = e.parts.get(WAITING, 0.0) + e.parts.get("host and launch", 0.0)
     seen = notes_of(e.run).get("launching_share") or 0.0

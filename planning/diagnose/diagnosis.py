@@ -1,9 +1,9 @@
-"""The diagnosis of a slow run: its symptoms, what lifting one constraint at a time would gain, and what to change.
+"""The diagnosis of a slow run: its symptoms, the gain from lifting one constraint at a time, and what to change.
 
-A recording alone gives symptoms. With a cost model the run is simulated again, as it was and without each constraint; a
-constraint is to blame for the p99 that its lift takes away. If more than one request in a hundred is lost, no p99 says
-anything: the gain is then the share of the lost requests that a lift lets finish. Less work or more GPUs also help if a
-setting is wrong or something is wasted, so that their gains count less.
+A recording alone gives symptoms. With a cost model the run is simulated again, as it was and without each constraint.
+A constraint is to blame for the part of the p99 that disappears when it is lifted. If more than one request in a
+hundred is lost, p99s say nothing; the gain of a lift is then the share of the lost requests that finish. Less work or
+more GPUs help even if the cause is a wrong setting or waste, so their gains count less.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from planning.repricing import Source
 from serving.errors import UserError
 from traces.metrics.run_metrics import RunMetrics
 
-_NEARLY = 0.8  # share of the gain of the best lift
-_ROUNDING = {"quantization", "kv_cache_dtype"}  # settings that answers may suffer from
+_NEARLY = 0.8  # share of the largest gain from which a change counts as one of the best
+_ROUNDING = {"quantization", "kv_cache_dtype"}  # settings that may make answers worse
 _LASTING = 0.25  # share of the run: more arrives than can be served, and not all at once
 
 
@@ -60,11 +60,11 @@ def diagnose(
 ) -> DiagnosisDocument:
     """Diagnose a recorded run from its symptoms and, if there is a cost model, the scenario that was recorded.
 
-    `judged` is the latency to explain; by default the one in which the worst symptom shows. If more than one request in
-    a hundred is lost, the loss is explained instead. `tell` gets the next simulation, and the share of all simulations
-    that are done. `source` times deployments other than the recorded one. `another` takes the dataset `requests` of the
-    run simulated as it was, and returns the reason if that is another run. Raises UserError if nothing simulated has
-    the chosen latency.
+    `judged` is the latency to explain, by default the latency in which the worst symptom shows. If more than one
+    request in a hundred is lost, the loss is explained instead. `tell` is called with the name of the next simulation
+    and the share of all simulations that are done. `source` times deployments other than the recorded one. `another`
+    takes the dataset `requests` of the run simulated as it was, and returns a reason if it differs from the recorded
+    run. Raises UserError if no simulated request has the chosen latency.
     """
     name = judged or (symptoms[0].metric if symptoms else "e2e_ms")
     names = LATENCIES if name in LATENCIES else (*LATENCIES, name)
@@ -138,9 +138,9 @@ def _tried(
 def _changes(
     scenario: PricedScenario, base: Baseline, known: DiagnosisDocument, cause: Counterfactual, source: Source | None
 ) -> list[Counterfactual]:
-    """Return settings and purchases against the cause: among the best, changes with the fewest GPUs first.
+    """Return settings and purchases that reduce the cause; of the best changes, those with the fewest GPUs come first.
 
-    With equal GPUs, changes that keep every bit of weights and KV come before the others.
+    Of changes with the same number of GPUs, those that keep the precision of weights and KV come first.
     """
     lift, tried = LIFTS[cause.name], []
     replica = next(c for c in known.counterfactuals if c.name == REPLICA)
@@ -150,7 +150,7 @@ def _changes(
         try:
             made = changed(scenario, source, settings)
         except UserError:
-            continue  # the deployment does not fit
+            continue  # the changed deployment does not fit
         bought = made.gpus > scenario.gpus or settings.get("inter_node")
         kind = "capacity" if bought else "policy"
         tried.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
@@ -165,7 +165,7 @@ def _changes(
 
 
 def worth_of(change: Counterfactual, judged: str) -> float:
-    """Return what a change takes off the judged p99; negative if it adds more to another p99."""
+    """Return the share that a change takes off the judged p99; negative if it adds a larger share to another p99."""
     gain, net = change.gain(judged), change.gain(judged) + min((change.gain(m) for m in change.p99), default=0.0)
     return net if net < 0 and judged != FINISHED else gain
 
@@ -173,8 +173,9 @@ def worth_of(change: Counterfactual, judged: str) -> float:
 def _by_blame(tried: Sequence[Counterfactual], judged: str, overloaded: bool) -> list[Counterfactual]:
     """Return the counterfactuals, the most likely cause first and skipped ones last.
 
-    The gain decides. It counts half for less work and a quarter for more GPUs, which make healthy runs faster, too. If
-    more arrives than can be served, one more replica counts half, and all other GPUs and less work a quarter.
+    They are ordered by gain. The gain counts half for less work and a quarter for more GPUs, because both make healthy
+    runs faster, too. If more requests arrive than can be served, the gain of one more replica counts half, and the gain
+    of other GPUs and of less work counts a quarter.
     """
     half, quarter = ((REPLICA,), (*WORK, *MORE)) if overloaded else (WORK, MORE)
 
@@ -187,9 +188,10 @@ def _by_blame(tried: Sequence[Counterfactual], judged: str, overloaded: bool) ->
 
 
 def _net_gain(c: Counterfactual, name: str) -> float:
-    """Return the gain of a lift, less its cost elsewhere; more finished requests take longer, which is no cost.
+    """Return the gain of a lift in `name`, less what it adds to E2E.
 
-    The lift that lets everybody in is to blame only as far as the requests that had been let in wait no longer for it.
+    If lost requests are explained, a longer E2E is no cost, because more requests finish. If the lift that admits all
+    requests makes E2E much longer, its gain is divided by the factor by which E2E grows.
     """
     lost = c.gain("e2e_ms")
     if c.name == ADMISSION and lost < -1:

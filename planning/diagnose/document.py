@@ -1,4 +1,4 @@
-"""A diagnosis as one document: symptoms, the gain of lifting each constraint, and its inputs.
+"""A diagnosis as one document: its inputs, the symptoms, and the gain from lifting each constraint.
 
 `tokentwin diagnose` prints and saves it, a job of the Run page keeps it, and `tokentwin export` reads it.
 """
@@ -24,13 +24,13 @@ from traces.document_table import table_of
 FINISHED = "finished"  # judged instead of a latency if requests are lost
 RECORDING = "the recording"
 OVERLOAD = "overload"  # a symptom
-_SAME = 0.01  # share of a p99: a loss that nobody notices
-LEAST = 0.1  # share of the p99, or of the lost requests: a smaller gain is no cause, and not recommended
+_SAME = 0.01  # share of a p99 up to which a loss is not noticed
+LEAST = 0.1  # share of the p99, or of the lost requests; a lift with a smaller gain is no cause and not recommended
 AS_IT_WAS = "simulation with all constraints"
 
 
 class Finding(NamedTuple):
-    """The severity of a symptom, from 0 to 1, the numbers that show it, and overrides of `symptoms.toml`."""
+    """The severity of a symptom (0 to 1), the numbers that show it, and fields that override `symptoms.toml`."""
 
     severity: float
     evidence: str
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 
 class Symptom(Part):
-    """Something that looks wrong, with the numbers that show it."""
+    """Something in a run that looks wrong, with the numbers that show it."""
 
     name: str = fact("name of the symptom")
     lifecycle: str = fact("layer of the symptom: compute, memory or request, or two of them")
@@ -87,13 +87,13 @@ class Counterfactual(Part):
         return f"{self.name} *" if self.ideal else self.name
 
     def gain(self, name: str) -> float:
-        """Return `bought`, or minus infinity if the remaining value is infinite."""
+        """Return the share `bought` of the latency `name`, or minus infinity if the remaining latency is infinite."""
         share = self.bought.get(name, 0.0)
         return -math.inf if share is None else share
 
 
 class Question(Part):
-    """A question of the list that is asked in order."""
+    """One of the questions that a diagnosis asks in order."""
 
     question: str = fact("the question")
     yes: bool | None = fact("the answer; null if nothing could be tried")
@@ -104,7 +104,7 @@ class Question(Part):
     untried: str = fact("differences that might help but could not be tried, if the answer is not known", default="")
 
     def text(self, sheds: bool) -> str:
-        """Return the answer in a few words; if the run `sheds`, about the lost requests instead of the p99."""
+        """Return the answer in a few words. If the run `sheds`, it is about the lost requests instead of the p99."""
         if self.yes is None or self.gain is None:
             return f"Not known: {self.untried or 'nothing of it'} could{' not' * bool(self.untried)} be tried."
         effect = "of the lost requests finish" if sheds else "of the p99 disappears"
@@ -119,7 +119,7 @@ class TrustSection(Part):
 
 
 class DiagnosisDocument(Document):
-    """The answer to a diagnosis. Without a cost model there are symptoms only."""
+    """The result of a diagnosis. Without a cost model it has only symptoms."""
 
     what: ClassVar[str] = "a diagnosis"
     where: ClassVar[str] = "diagnosis"
@@ -168,7 +168,7 @@ class DiagnosisDocument(Document):
 
     @property
     def best(self) -> Counterfactual | None:
-        """The change to recommend: it gains enough, or spares GPUs and makes nothing slower; None if there is none."""
+        """The recommended change: it gains enough, or saves GPUs and makes no latency worse; None if there is none."""
 
         def spares(change: Counterfactual) -> bool:
             return (change.gpus or 0) < self.gpus and min(map(change.gain, self.simulated_p99)) >= -_SAME
@@ -198,21 +198,21 @@ class DiagnosisDocument(Document):
         return (*self.tried, *(change for change in self.changes if change.name not in names))
 
     def p99(self, time_ms: float | None) -> str:
-        """Return a p99 in words: over the requests that finish there may be none; over all it may be infinite."""
+        """Return a p99 in words. None means infinite if the p99 covers all requests, else that there is no p99."""
         return shown_time(math.inf if time_ms is None and not self.sheds else time_ms)
 
     def changed_p99(self, tried: Counterfactual, latency: str) -> str:
-        """Return the p99 that is left, with its change."""
+        """Return the remaining p99 and its change, in words."""
         bought = tried.bought.get(latency)
         return f"{self.p99(tried.p99.get(latency))} ({shown_change(None if bought is None else -100 * bought, 0)})"
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables; simulated ones come first."""
+        """The names of the tables; the table of counterfactuals comes first."""
         return ("counterfactuals", "symptoms") if self.counterfactuals else ("symptoms",)
 
     def table(self, name: str) -> pa.Table:
-        """Return `symptoms`, or `counterfactuals` with columns for the p99 of each latency and its lost share."""
+        """Return `symptoms`, or `counterfactuals` with each latency's remaining p99 and the share that disappears."""
         if name == "symptoms":
             return table_of(Symptom, self.symptoms)
         table = table_of(Counterfactual, self.counterfactuals)
@@ -245,7 +245,7 @@ class DiagnosisDocument(Document):
             yield Line(self.command(self.best), "command")
 
     def shown_symptoms(self) -> Iterator[Line | Table]:
-        """Yield the symptoms, and what was not examined."""
+        """Yield the symptoms, and a note if compute and memory were not examined."""
         if self.symptoms:
             columns = tuple(map(Column, ("symptom", "lifecycle", "evidence", "how to test it")))
             rows = [(symptom.name, symptom.lifecycle, symptom.evidence, symptom.proof) for symptom in self.symptoms]
@@ -258,7 +258,7 @@ class DiagnosisDocument(Document):
         return (Line(f"{asked.question} {asked.text(self.sheds)}") for asked in self.questions)
 
     def shown_lifts(self) -> Iterator[Line | Table]:
-        """Yield the latencies with each constraint lifted and with each change, and what was not tried."""
+        """Yield the latencies with each constraint lifted and with each change, and the lifts that were not tried."""
 
         def row(name: str, kind: str, finished: float | None, p99s: Iterable[str]) -> list[Any]:
             return [name, kind, *([finished] if self.sheds else []), *p99s]

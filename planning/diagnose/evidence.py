@@ -1,4 +1,4 @@
-"""The evidence of a recorded run: the data that symptoms look at."""
+"""The evidence of a recorded run: the data from which symptoms are found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.tables import Floats
 
-_IDLE_NS = 5_000_000  # a longer wait for the next plan is not the host's work
+_IDLE_NS = 5_000_000  # a longer wait for the next plan is idle time, not work of the host
 _COLUMNS = [
     "replica", "step", "plan_ns", "start_ns", "end_ns", "prefill_rows", "decode_rows", "running", "waiting",
     "used_blocks", "preempted",
@@ -39,9 +39,9 @@ _COLUMNS = [
 
 
 class Evidence:
-    """The data of a recording that symptoms look at. Step figures are weighted by time; None without steps.
+    """The data of a recording from which symptoms are found. Step means are weighted by time; None without steps.
 
-    MFU and MBU refer to `peak`, or to the GPU that the run names.
+    MFU and MBU refer to the peak rates of `peak`, or of the GPU that the run names.
 
     Raises UserError for a recording without a finished request.
     """
@@ -65,15 +65,15 @@ class Evidence:
 
     @cached_property
     def seen(self) -> RunMetrics:
-        """The metrics of the requests as clients saw them; the engine's metrics without an API server."""
+        """The metrics of the requests as clients saw them; without an API server, the engine's metrics."""
         if not self._recording.filled("requests", ["received_ns"]):
             return self.metrics
         return RunMetrics(as_clients_saw(self._recording.requests))
 
     def explain_by(self, scenario: PricedScenario) -> None:
-        """Fill `parts`: the share of each part in the steps' time, as an engine timed it or else a model explains it.
+        """Fill `parts` with the share of each part in the steps' time, as the engine timed it, else as cost models say.
 
-        It stays empty if there is neither. Steps of each pool are explained by the pool's model.
+        `parts` stays empty if neither is available. The steps of each pool are explained by the pool's cost model.
         """
         timed = measured_parts(self._recording.table("steps", [*MEASURED_COLUMNS]))
         tables = [timed] if timed else list(self._explained(scenario))
@@ -85,7 +85,7 @@ class Evidence:
         self.parts = {name: ns / whole for name, ns in totals.items()} if whole else {}
 
     def _explained(self, scenario: PricedScenario) -> Iterator[PartTimes]:
-        """Yield the part times of the steps of each cost model; nothing if one of the models does not know parts."""
+        """Yield the part times of the steps that each cost model times; nothing if one of the models has no parts."""
         costs = {pool.config.name: pure(pool.cost) for pool in scenario.all_pools}
         steps = self._recording.table("steps", ["replica", *PREDICTED_COLUMNS])
         pools, first = {life["replica"]: life["pool"] for life in self.run["replica_lives"] or []}, next(iter(costs))
@@ -106,9 +106,9 @@ class Evidence:
 
     @cached_property
     def tier_loads(self) -> tuple[float, float]:
-        """Lower bounds for loading from KV tiers: mean ms of a simulated request, and the share of a replica's run.
+        """Lower bounds of the time to load KV from tiers: mean ms per simulated request, and share of a replica's run.
 
-        They are bytes over the stated rates.
+        They are the loaded bytes divided by the stated rates.
         """
         tiers, admitted = self.deployment.kv_tiers, np.isfinite(self.metrics.values("queue_ms")).sum()
         if tiers is None or not admitted or self.run["clock"] != "virtual":
@@ -133,7 +133,7 @@ class Evidence:
         return between / (between + float(self.step_ns.sum()))
 
     def time_share(self, steps: NDArray[np.bool_]) -> float:
-        """Return the share of the steps' time that the steps `steps` a mask take."""
+        """Return the share of the time of all steps that the steps in the mask `steps` take."""
         return float(self.step_ns[steps].sum() / max(self.step_ns.sum(), 1.0))
 
     def step(self, name: str) -> Floats:
@@ -141,7 +141,7 @@ class Evidence:
 
     @cached_property
     def prompt_share(self) -> float:
-        """The share of the steps' time that steps with prompts take beyond a step of decodes alone."""
+        """The share of the steps' time that prompts add: the time of their steps beyond that of decodes alone."""
         prompts = self._steps["prefill_rows"] > 0
         if not prompts.any():
             return 0.0
@@ -151,7 +151,7 @@ class Evidence:
 
     @cached_property
     def expert_imbalance(self) -> float:
-        """Tokens on the busiest device over the mean: as recorded, else as stated, or by chance in a mean step."""
+        """Expert tokens on the busiest device over the mean: recorded, else stated, else by chance in a mean step."""
         devices, stated = self.deployment.expert_parallel_size, self.deployment.expert_imbalance
         recorded = [dict(by_devices).get(devices) for by_devices in self._recorded_imbalance if by_devices]
         values = [value for value in recorded if value is not None]

@@ -19,7 +19,7 @@ _NOT_APART, _SCALED = "there are no separate prefill and decode pools", "the aut
 
 
 def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
-    """Let KV be on the decode replica as soon as there are blocks for it."""
+    """Let the transfer of KV to the decode replica take no time, once the replica has blocks for it."""
     fleet = scenario.deployment.fleet
     if fleet is None or not fleet.prefills_apart:
         return _NOT_APART
@@ -29,7 +29,7 @@ def instant_transfers(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def one_more_replica(scenario: PricedScenario) -> PricedScenario | str:
-    """Add one engine behind the router; in a fleet, one to the first pool of each role."""
+    """Add one engine behind the router; in a fleet, add one replica to the first pool of each role."""
     fleet = scenario.deployment.fleet
     if fleet is None:
         return replace(scenario, replicas=scenario.replicas + 1)
@@ -48,13 +48,13 @@ def another_split(scenario: PricedScenario, more: str) -> PricedScenario | str:
 
 
 def split_towards(fleet: FleetConfig, more: str) -> dict[str, int]:
-    """Return the argument of `resized` for one more replica of role `more`; empty if the other role can spare none."""
+    """Return the argument of `resized` that moves a replica to the role `more`; empty if no other can spare one."""
     spare = next((pool.role for pool in fleet.pools if pool.role != more and pool.replicas > 1), None)
     return {more: 1, spare: -1} if spare else {}
 
 
 def resized(fleet: FleetConfig, more: Mapping[str, int]) -> tuple[PoolConfig, ...]:
-    """Return the pools of `fleet`, with `more` replicas by role in the first pool of the role that can have them."""
+    """Return the pools of `fleet`, where the first possible pool of each role gets `more` replicas of that role."""
     left, pools = dict(more), []
     for pool in fleet.pools:
         extra = left.pop(pool.role, 0) if pool.replicas + left.get(pool.role, 0) > 0 else 0
@@ -71,7 +71,7 @@ def _resized(scenario: PricedScenario, fleet: FleetConfig, more: Mapping[str, in
 
 
 def scaled_at_once(scenario: PricedScenario) -> PricedScenario | str:
-    """Let autoscalers look every second, and let new replicas be ready at once."""
+    """Let autoscalers decide at least every second, and let new replicas be ready at once."""
     fleet = scenario.deployment.fleet
     if fleet is None or fleet.autoscaler is None:
         return "no autoscaler adds replicas"
@@ -80,7 +80,7 @@ def scaled_at_once(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def better_routing(scenario: PricedScenario) -> PricedScenario | str:
-    """Route requests to the replica with the fewest tokens left."""
+    """Route each request to the replica with the fewest outstanding tokens."""
     if scenario.engines == 1:
         return "there is one replica"
     if scenario.routes_by in _BALANCING:
@@ -89,7 +89,7 @@ def better_routing(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def everyone_admitted(scenario: PricedScenario) -> PricedScenario | str:
-    """Remove limits of queues and time-outs in them; users may still give up."""
+    """Remove limits of queues and time-outs of queued requests; users may still give up."""
     fleet = scenario.deployment.fleet
     own = fleet.admission if fleet else AdmissionConfig()
     spared = AdmissionConfig(patience=own.patience, retry=own.retry)
@@ -99,7 +99,7 @@ def everyone_admitted(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def no_failures(scenario: PricedScenario) -> PricedScenario | str:
-    """Let no replica crash or slow down, and no link be lost."""
+    """Let no replica crash or slow down, and no link fail."""
     fleet = scenario.deployment.fleet
     if fleet is None or fleet.failures in (FailuresConfig(), FailuresConfig(seed=fleet.failures.seed)):
         return "nothing fails"
@@ -107,7 +107,7 @@ def no_failures(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def no_front_door(scenario: PricedScenario) -> PricedScenario | str:
-    """Let tokenising and detokenising take no time, and let nothing work beside the engine."""
+    """Let tokenising and detokenising take no time, and let no API server compete with the engine for CPU time."""
     return "the run has no API server" if scenario.front_door is None else replace(scenario, front_door=None)
 
 

@@ -1,7 +1,7 @@
-"""Cost models with one constraint lifted, exact in leaps like their originals.
+"""Cost models with one constraint lifted; like the originals, they time runs of many decode steps exactly.
 
-They give the time of a step if prompts were free, if the CPU took no time, if pipeline stages never waited, or if some
-part of a step cost nothing.
+They give the time of a step if prompts were free, if the CPU took no time, if pipeline stages never waited, or if a
+part of a step took no time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WEIGHT_PARTS = ("weights", "experts")
 
 
 class _Lifted:
-    """A lifted cost model. What its engine sends between nodes, if that is known, stays as it is."""
+    """A lifted cost model. The time that its engine uses the network between nodes, if known, stays as it is."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
@@ -33,7 +33,7 @@ class _Lifted:
 
 
 class FreePrefill(_Lifted):
-    """A step costs what its decode rows alone would; a step with prompts only takes no time."""
+    """A step takes the time of its decode rows alone; a step with only prompts takes no time."""
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return self._cost.cpu_ns(_without_prompts(plan)) if plan.decode_rows else 0
@@ -60,7 +60,7 @@ class FreePrefillOfStages(FreePrefill):
 
 
 class NoCpuTime(_Lifted):
-    """Planning, and other CPU work between steps, takes no time."""
+    """Planning and other CPU work between steps take no time."""
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return 0
@@ -75,7 +75,7 @@ class NoCpuTime(_Lifted):
 
 
 class NoCpuTimeOfStages(NoCpuTime):
-    """No CPU time before a pipeline, whose stages stay as they are."""
+    """A pipeline without CPU time before its first stage; the times of the stages stay as they are."""
 
     _cost: PipelinedCost
 
@@ -87,7 +87,7 @@ class NoCpuTimeOfStages(NoCpuTime):
 
 
 class StagesAtOnce:
-    """All pipeline stages work on each step at the same time, and send nothing: the same work without a bubble."""
+    """All pipeline stages work on each step at the same time, and send nothing: the same work without bubbles."""
 
     def __init__(self, cost: PipelinedCost) -> None:
         self._cost = cost
@@ -104,19 +104,19 @@ class StagesAtOnce:
 
 
 def with_free_prefill(cost: CostModel) -> CostModel:
-    """Return `cost` with free prompts, and with pipeline stages if it has any."""
+    """Return `cost` with free prompts; if `cost` has pipeline stages, so has the result."""
     return FreePrefillOfStages(cost) if isinstance(cost, PipelinedCost) else FreePrefill(cost)
 
 
 def without_cpu_time(cost: CostModel) -> CostModel:
-    """Return `cost` without CPU time between steps, and with pipeline stages if it has any."""
+    """Return `cost` without CPU time between steps; if `cost` has pipeline stages, so has the result."""
     return NoCpuTimeOfStages(cost) if isinstance(cost, PipelinedCost) else NoCpuTime(cost)
 
 
 def with_parts(cost: CostModel, times: float, *parts: str) -> CostModel | None:
-    """Return `cost` with some of `calibration.steps.parts` taking `times` as long.
+    """Return `cost` with the time of some of `calibration.steps.parts` multiplied by `times`.
 
-    None if the cost model does not tell parts apart.
+    Returns None if the cost model has no separate parts.
     """
     behind = pure(cost)
     if not isinstance(behind, OperationCost):
@@ -127,7 +127,7 @@ def with_parts(cost: CostModel, times: float, *parts: str) -> CostModel | None:
 
 
 def with_half_the_kv(cost: CostModel) -> CostModel | None:
-    """Return `cost` with attention to cached KV twice as fast; None if the model does not tell this part apart."""
+    """Return `cost` with attention to cached KV twice as fast; None if the cost model does not time it separately."""
     behind = pure(cost)
     if isinstance(behind, StepCost):
         prices = dict(behind.calibration.step_prices_ps)
@@ -137,7 +137,7 @@ def with_half_the_kv(cost: CostModel) -> CostModel | None:
 
 
 def without_launches(cost: CostModel) -> CostModel | None:
-    """Return `cost` without the fixed cost of every step: launches of kernels and of graphs, gaps."""
+    """Return `cost` without the fixed time of every step: launches of kernels and graphs, and gaps; None if unknown."""
     behind = pure(cost)
     if isinstance(behind, StepCost) and behind.launching:
         return StepCost(behind.calibration)
@@ -149,9 +149,9 @@ def without_launches(cost: CostModel) -> CostModel | None:
 
 
 def repriced(cost: CostModel, deployment: Deployment) -> CostModel:
-    """Return `cost` for other settings, by the same kernels; unchanged if it is not made of operations.
+    """Return `cost` for another deployment with the same kernels; unchanged if it is not made of operations.
 
-    Raises UserError for a deployment that the model cannot be split for.
+    Raises UserError if the model cannot be split as the deployment asks.
     """
     behind = pure(cost)
     return _remade(behind, deployment) if isinstance(behind, OperationCost) else cost

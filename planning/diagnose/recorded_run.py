@@ -1,8 +1,8 @@
 """The diagnosis of a recorded run, for `tokentwin diagnose` and as the dashboard's job.
 
-First the run is simulated as it was, and must come out as it was: else its counterfactuals are about another run. A
-simulated run must come out to the nanosecond, since the simulator is deterministic. A real one comes out as well as the
-twin predicts it, and a run behind a real API server as well as the server is known.
+First the run is simulated as it was. If the result differs from the recording, the counterfactuals are about another
+run. A simulated run must be repeated to the nanosecond, since the simulator is deterministic. A real run is repeated
+only as exactly as the simulator predicts it, and a run behind a real API server only as exactly as the server is known.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from serving.version import __version__
 from traces.recording import Recording
 from traces.recording_notes import notes_of
 
-_FAR = 0.25  # share of a real run's p99: with a larger error, counterfactuals are about another run
+_FAR = 0.25  # share of a real run's p99; if the error is larger, counterfactuals are about another run
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")
 
 
 def another_run(recording: Recording, calibration: str, again: pa.Table, diagnosis: DiagnosisDocument) -> str | None:
     """Return a warning if the counterfactuals are not about the recorded run; None if they are.
 
-    `calibration` is the id of what timed the steps of `diagnosis`, and `again` the dataset `requests` of the run
-    simulated as it was.
+    `calibration` is the id of the calibration that timed the steps in `diagnosis`. `again` is the dataset `requests` of
+    the run simulated as it was.
     """
     fitted = recording.filled("requests", ["received_ns"]) and notes_of(recording.run).get("front_door") is None
     if recording.run["clock"] == "virtual" and not fitted:
@@ -92,7 +92,7 @@ DIAGNOSIS_FILE = "diagnosis.json"  # beside a recording, where the recording's r
 
 
 def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
-    """Diagnose a recorded run: its symptoms and, if something can time its steps, the gain of each lift.
+    """Diagnose a recorded run: its symptoms and, with a calibration or a GPU to time its steps, the gain of each lift.
 
     Raises UserError for a run that cannot be read or simulated.
     """
@@ -122,9 +122,9 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
 
 
 def _behind_its_front_door(scenario: PricedScenario, recording: Recording) -> PricedScenario:
-    """Return the scenario behind the recorded front door, with requests arriving when HTTP received them.
+    """Return the scenario behind the recorded front door; requests arrive when the HTTP server received them.
 
-    In a server's recording, requests arrive when the engine had them.
+    In a server's recording, the arrival of a request is the time when the engine got it.
     """
     scenario = replace(scenario, front_door=front_door_of(recording))
     if scenario.front_door is None or notes_of(recording.run).get("front_door") is not None:

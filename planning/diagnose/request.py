@@ -1,4 +1,4 @@
-"""The request of `diagnose`: the recording, what may time its steps again, and the latency to explain."""
+"""The request of `diagnose`: the recording, the calibration or GPU that times its steps, and the latency to explain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Latency = Literal["ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"]
 
 
 class DiagnoseRequest(Request):
-    """A recording of the real engine or the simulator; without a calibration or a GPU there is only evidence.
+    """A recording of the real engine or the simulator; without a calibration or a GPU the answer has only symptoms.
 
     Attributes:
-        stamp: time when it was last written: a later recording at the same place is another question
+        stamp: time when the recording was last written, so that a newer one in the same place is another request
     """
 
     run: str

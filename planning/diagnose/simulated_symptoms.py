@@ -1,4 +1,4 @@
-"""Symptoms that no recording shows: the run with more GPUs, or with users who do not wait for answers."""
+"""Symptoms that only simulations show: of the run with more GPUs, or with users who do not wait for answers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from traces.metrics.client_view import as_clients_saw
 from traces.metrics.run_metrics import RunMetrics
 
 GOOD_BENCHMARK, NO_HELP = "good benchmark, poor product", "more GPUs do not help"
-_SCALES = 0.6  # share of twice the throughput: below it, more GPUs do not help
-_HIDDEN = 1.5  # times the median TTFT: the most that a benchmark may hide
+_SCALES = 0.6  # share of twice the throughput below which more GPUs do not help
+_HIDDEN = 1.5  # maximum factor by which the median TTFT may be longer than in the benchmark
 
 
 def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Symptom]:
     """Yield a symptom if users who wait for their answers hide a long TTFT.
 
-    The same rate is simulated with arrivals at random (Poisson, seed 0). `requests` are those of `scenario` as it was.
+    The same rate is simulated with Poisson arrivals (seed 0). `requests` is the dataset of `scenario` as it was.
     """
     benchmark = RunMetrics(as_clients_saw(requests))
     rate, before = benchmark.scalars()["request_throughput"], benchmark.distribution("ttft_ms").p50
@@ -45,10 +45,10 @@ def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Sym
 
 
 def scaling_efficiency(scenario: PricedScenario) -> float | None:
-    """Return the throughput of twice the GPUs over twice the throughput of the present ones.
+    """Return the factor by which more GPUs raise the throughput, divided by the factor of the number of GPUs.
 
-    The GPUs of an engine are doubled, or else one replica is added. None if arrivals depend on answers, or nothing can
-    be doubled.
+    The GPUs of each engine are doubled; if this is not possible, one replica is added. Returns None if arrivals depend
+    on answers, or if neither is possible.
     """
     more = twice_the_gpus(scenario)
     more = one_more_replica(scenario) if isinstance(more, str) else more
@@ -59,7 +59,7 @@ def scaling_efficiency(scenario: PricedScenario) -> float | None:
 
 
 def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
-    """Yield a symptom of a troubled run that only a counterfactual can show."""
+    """Yield a symptom if more GPUs hardly help."""
     replica = next(c for c in tried if c.name == REPLICA)
     helps_little = not replica.skipped and -math.inf < replica.gain(name) < LEAST
     if not helps_little and (scaling is None or scaling >= _SCALES):

@@ -1,8 +1,8 @@
 """Symptoms of a recorded run, with the numbers that show them.
 
-A symptom is read from the recording, whichever clock wrote it; if a cost model is given, it explains the parts of the
-device's time. A symptom names its layers (compute, memory, request) and the measurement that would prove its cause. The
-counterfactuals say how much it matters (`diagnosis`).
+Symptoms are found in a recording, real or simulated; if a cost model is given, it adds the parts of the device's time.
+A symptom names its layers (compute, memory, request) and the measurement that would prove its cause. The
+counterfactuals in `diagnosis` say how much it matters.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from serving.workload import PRIVATE, WorkloadRequest
 from traces.metrics.replica_lives import serving_ns, unserved_ns
 from traces.metrics.run_metrics import SERVED_METRICS
 
-_QUEUE_STEPS = 3  # waiting for so many steps is queueing, for fewer it is waiting for the next step
+_QUEUE_STEPS = 3  # a wait of this many steps is queueing; a shorter one is the wait for the next step
 _SPIKE = 10.0  # p99 over p50 of TTFT
-_FEW = 0.01  # share of the requests
-_OUTAGE = 0.01  # share of the run
-_FULL = 0.95  # share of the KV blocks
-_BURSTY = 2.0  # index of dispersion
-_UNEVEN = 1.5  # times the mean
+_FEW = 0.01  # a small share of the requests
+_OUTAGE = 0.01  # a small share of the run, lost to failures
+_FULL = 0.95  # share of the KV blocks in use from which KV is full
+_BURSTY = 2.0  # index of dispersion from which arrivals are bursty
+_UNEVEN = 1.5  # factor over the mean from which the busiest replica is too busy
 _OUTSIDE = 0.6  # lowest severity of a wait outside the engines
 
 
@@ -62,7 +62,7 @@ def _turned_away(e: Evidence) -> Finding | None:
 
 
 def _failures(e: Evidence) -> Finding | None:
-    """Return a symptom of the pool that lost most of the run, or most of the replicas that it began with."""
+    """Return a symptom of the pool that failures hit hardest, by its time without replicas or its lost replica time."""
     replica_lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
     worst, evidence = 0.0, ""
     pools = sorted({life["pool"] for life in replica_lives})
@@ -159,7 +159,7 @@ def _tail(e: Evidence) -> Finding | None:
 
 
 def _fragmentation(e: Evidence) -> Finding | None:
-    """Return a symptom of empty KV memory that requests hold, and of free memory in several pieces."""
+    """Return a symptom if requests hold much empty KV memory, or if free KV memory is scattered."""
     scattered = e.metrics.scalars()["kv_external_fragmentation"] or 0.0
     running, empty = e.metrics.step_mean("running"), e.metrics.internal_fragmentation()
     used_blocks = float(np.average(e.step("used_blocks"), weights=e.step_ns)) if e.step_ns.sum() else 0.0
@@ -210,7 +210,7 @@ def _admission(e: Evidence) -> Finding | None:
 
 
 def _front_door(e: Evidence) -> Finding | None:
-    """Return a symptom if clients wait long outside the engine, for a whole answer or for its first token."""
+    """Return a symptom if clients wait long outside the engine, for an answer or for its first token."""
     outside = {name: e.metrics.distribution(name).mean for name in SERVED_METRICS}
     known = {name: mean for name, mean in outside.items() if mean > 0}
     if not known:
@@ -278,11 +278,11 @@ _LOOKS: dict[str, Look] = {
 
 
 def attainable_hit_rate(requests: Iterable[WorkloadRequest]) -> float:
-    """Return the share of the prompt tokens that an earlier request began with too: the hits of one endless cache.
+    """Return the share of prompt tokens in a prefix that an earlier request also has: the hits of an unlimited cache.
 
-    Outputs count from the arrival of their request on, so the share is an upper bound.
+    An output counts as cached from the arrival of its request, so the share is an upper bound.
     """
-    root: dict[str, Any] = {}  # a trie: segment -> its longest use so far, and the segments after each length of it
+    root: dict[str, Any] = {}  # a trie: segment -> its longest use so far, and the segments that follow each length
     tokens = hits = 0
     for request in requests:
         tokens += request.prompt_len

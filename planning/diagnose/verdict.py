@@ -1,4 +1,4 @@
-"""The verdict of a diagnosis: what is to blame, in words for an engineer and for a manager."""
+"""The verdict of a diagnosis: the cause of the latency, in words for an engineer and for a manager."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from serving.metrics import metric
 from serving.version import __version__
 from traces.metrics.saturation import FEWEST
 
-_NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # symptoms that nobody waits for in this run
+_NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # symptoms that make no request of the run wait
 _WORK = ("prompts take the device", "communication", "launch-bound steps", "KV reads")  # symptoms of healthy runs, too
-_TRADE = 0.25  # share of a latency: a setting that lengthens one by so much is a choice, and the other no mistake
+_TRADE = 0.25  # a setting that makes one latency longer by this share is a trade-off, and the present one no mistake
 _ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # questions for which yes is the good answer
 
 Facts = dict[str, Any]  # fields of a `DiagnosisDocument`, without those that follow
@@ -38,9 +38,9 @@ def concluded(facts: Facts) -> DiagnosisDocument:
 
 
 def troubled(known: DiagnosisDocument) -> bool:
-    """Return True if something is wrong: enough requests to tell, and a symptom that somebody waits for.
+    """Return True if something is wrong: there are enough requests to tell, and a symptom that makes requests wait.
 
-    The parts of the time, and gaps between tokens without a bound, are wrong if a setting alone would mend them.
+    Large parts of the time, and long gaps between tokens without a bound, are wrong only if a setting would cure them.
     """
     if known.requests < FEWEST:
         return False
@@ -62,9 +62,9 @@ def _twin_error(known: DiagnosisDocument) -> float | None:
 
 
 def _answered(known: DiagnosisDocument, about: str) -> Question:
-    """Return the answer to a question: the lift with the largest gain.
+    """Return the answer to a question, from the lift with the largest gain.
 
-    A small gain is no answer if some lifts were not tried.
+    If the gain is small and some lifts were not tried, the answer is not known.
     """
     asked = [c for c in known.counterfactuals if LIFTS[c.name].question == about]
     untried = ", ".join(c.name for c in asked if c.skipped == NO_PARTS)
@@ -97,7 +97,7 @@ def _verdict(known: DiagnosisDocument, cause: Counterfactual | None) -> str:
 
 
 def _summary(known: DiagnosisDocument, cause: Counterfactual) -> str:
-    """Return the verdict for the person who decides on purchases: what is wrong, and the one change that gains most."""
+    """Return the verdict for the person who decides on purchases: what is wrong, and the best change."""
     wrong = f"{cause.cause} ({cause.lifecycle})"
     best = known.best
     if best is None:

@@ -1,5 +1,5 @@
 """Runs and answers in other tools' formats: tables, a report, a Perfetto trace, Prometheus metrics.
 
-Everything that can be exported is an `Exportable`, a small class in a separate file, which names its tables. `tokentwin
-export` and every download of the dashboard use the one function of `export`.
+Each kind of thing that can be exported is an `Exportable`: a small class in a separate file that names its tables. The
+command `tokentwin export` and every download of the dashboard use the functions in `export`.
 """

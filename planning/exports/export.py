@@ -1,8 +1,8 @@
-"""The one way in which things are exported, to a file or to a browser.
+"""The functions that export a run or an answer to a file or to a browser.
 
-CSV has neither types nor lists: a list becomes its values with spaces in between, a map JSON. Text that a spreadsheet
-would run as a formula, such as a tenant's name that begins with `=`, gets an apostrophe before it (OWASP, CSV
-Injection).
+CSV has neither types nor lists. A list is written as its values with spaces between them, and a map as JSON. Text that
+a spreadsheet would run as a formula, such as a tenant's name that begins with `=`, gets an apostrophe before it (OWASP,
+CSV Injection).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORMULA = r"^([=+\-@\t\r])"
 
 
 def write_table(table: pa.Table, name: str, out: IO[bytes]) -> None:
-    """Write `parquet`, with the metadata of its fields, or `csv`, with a header; in CSV, null is an empty field."""
+    """Write `table` in the format `name`: `parquet` with field metadata, or `csv` with a header and null as no text."""
     if name == "parquet":
         pq.write_table(table, out, compression="zstd")
         return
@@ -77,9 +77,9 @@ def write_export(
 ) -> None:
     """Write `source` to an open file in the format `name`; `table` is one of its tables, by default the first.
 
-    `html` writes reports, whose figures are the dashboard's. Raises UserError for a format or a table that the source
-    does not have, for a table given to a format that holds everything, and for a source that is damaged or lacks data
-    that the format needs.
+    `html` is the function that writes reports. Raises UserError for a format or a table that the source does not have,
+    for a table together with a format that holds all tables, and for a source that is damaged or lacks data that the
+    format needs.
     """
     if name not in formats_of(source):
         raise UserError("format", name, f"cannot be written for {source.what}; choose {_or(formats_of(source))}")
@@ -107,7 +107,7 @@ def export(
 ) -> None:
     """Write `source` to the file `path`, in full or not at all.
 
-    Raises UserError like `write_export`, and if the file exists and `overwrite` is not set, or if it cannot be written.
+    Raises UserError as `write_export` does, if the file exists and `overwrite` is not set, and if it cannot be written.
     """
 
     def write(partial: Path) -> None:

@@ -19,20 +19,20 @@ _KNOWN = (
 
 
 class Exportable(Protocol):
-    """Something that has tables; `what` is its name in messages, such as `a plan`."""
+    """Something that has tables; `what` says in messages what it is, such as `a plan`."""
 
     what: ClassVar[str]
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of its tables, the default first."""
+        """The names of its tables, the default table first."""
 
     def table(self, name: str) -> pa.Table:
-        """Return one of the tables. Raises a one-line UserError if it is damaged."""
+        """Return one of the tables. Raises a one-line UserError if the data are damaged."""
 
 
 def open_exportable(path: Path) -> Exportable:
-    """Read and check what lies at `path`. Raises UserError if it cannot be exported, or is damaged."""
+    """Read and check the run or answer at `path`. Raises UserError if it cannot be exported, or is damaged."""
     if path.is_file():
         return _answer(path)
     if any((path / f"{name}.parquet").exists() for name in ("runs", "requests")):
@@ -53,7 +53,7 @@ def open_exportable(path: Path) -> Exportable:
 
 
 def _answer(path: Path) -> Document:
-    """Read an answer; a field that no other answer has gives its kind."""
+    """Read an answer. Its kind is recognised by a field that no other kind of answer has."""
     from planning.compare.document import ComparisonDocument
     from planning.diagnose.document import DiagnosisDocument
     from planning.plan.document import PlanDocument

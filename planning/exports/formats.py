@@ -1,4 +1,4 @@
-"""The formats that things are exported to. Not every thing has every format; see `exportable`."""
+"""The formats in which runs and answers are exported. Not all of them have every format; see `exportable`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """A format: its name and description, its files' suffix and media type; `tabular` if it holds one table."""
+    """A format: its name and description, and the suffix and media type of its files; `tabular` if it has one table."""
 
     label: str
     what: str

@@ -1,8 +1,8 @@
 """The text of vLLM's `/metrics` at the end of a recorded run, in the OpenMetrics format.
 
 The metric registry gives the Prometheus names. The buckets are vLLM's, so dashboards and alerts written for vLLM work
-on a simulated fleet. A replica is an `engine`; `job` tells a simulated run (`sim`) from a real one (`real`). Data that
-the recording did not keep are left out.
+on a simulated fleet. The label `engine` is the replica; the label `job` is `sim` for a simulated run and `real` for a
+real one. Data that the recording does not have are left out.
 
 Format: https://prometheus.io/docs/specs/om/open_metrics_spec/.
 """
@@ -42,8 +42,8 @@ _LENGTHS = {
     "vllm:request_generation_tokens": "output_tokens",
     "vllm:request_max_num_generation_tokens": "output_tokens",  # largest of a prompt's answers; there is one answer
 }
-# A trace gives the length of an answer, so a finished answer came to its length. An unfinished request has no reason
-# yet, and a rejected one never became a request of the engine.
+# A trace gives the length of an answer, so a finished answer has the reason `length`. An unfinished request has no
+# reason yet, and a rejected request never reached the engine.
 _REASONS = {
     "stop": (),
     "length": ("finished",),
@@ -77,7 +77,7 @@ _STEP_COLUMNS = [
 
 
 def write_openmetrics(source: RecordedRun, out: IO[bytes]) -> None:
-    """Write the metrics of every replica, and `# EOF`."""
+    """Write the metrics of every replica, then `# EOF`."""
     recording = source.recording
     deployment = json.loads(recording.run["deployment"] or "{}")
     engines = _engines(recording, deployment.get("model") or "unknown")
@@ -94,7 +94,7 @@ class _Engine:
         self.labels, self.requests, self.metrics = labels, requests, metrics
 
     def sum(self, name: str) -> int:
-        """Return the sum of a column over the requests that the replica began to serve; a map adds all its values."""
+        """Return the sum of a column over the requests that the replica began to serve; all values of a map count."""
         served = self.requests.filter(pc.is_valid(self.requests["scheduled_ns"]))[name]
         if pa.types.is_map(served.type):
             return sum(count for row in served.to_pylist() for _, count in row or ())
@@ -108,7 +108,7 @@ class _Engine:
     def values(self, name: str) -> NDArray[Any]:
         """Return the values of a distribution as vLLM observes them.
 
-        The tokens that one step brings, such as accepted drafts, have one gap together.
+        The tokens that one step generates, such as accepted drafts, have one gap between them and the step before.
         """
         values = self.metrics.values(name)
         return values[values > 0] if name == "itl_ms" else values
@@ -118,24 +118,24 @@ class _Engine:
         return self.metrics.values("prefill_ms") + self.metrics.values("decode_ms")
 
     def ended(self, reason: str) -> int:
-        """Return the number of its requests that ended for one of vLLM's reasons."""
+        """Return the number of its requests that ended for `reason`, one of vLLM's finish reasons."""
         counts = self.metrics.statuses()
         return sum(counts.get(status, 0) for status in _REASONS[reason])
 
     def lengths(self, name: str) -> NDArray[Any]:
-        """Return a column of the requests that finished."""
+        """Return the values of a column for the requests that finished."""
         return self.requests[name].to_numpy()[self.metrics.finished]
 
     def last(self, name: str) -> float | None:
-        """Return a step metric in the last step."""
+        """Return the value of a step metric in the last step."""
         values = self.metrics.values(name)
         return None if not len(values) or values[-1] != values[-1] else float(values[-1])
 
 
 def _engines(recording: Recording, model: str) -> list[_Engine]:
-    """Return the replicas by number.
+    """Return the replicas, sorted by number.
 
-    Tables are sorted once and cut, so that a thousand replicas cost no more than one.
+    Each table is sorted once and then cut by replica, so a thousand replicas take no longer than one.
     """
     run = recording.run
     requests = recording.table("requests", _REQUEST_COLUMNS).sort_by("replica")
@@ -194,7 +194,7 @@ def _histogram(
     engines: list[_Engine],
     values: list[NDArray[Any]],
 ) -> list[str]:
-    """Return cumulative counts at or below each bound; empty if no engine kept such values."""
+    """Return lines with the cumulative counts at or below each bound; empty if no engine has such values."""
     if not any(map(len, values)):
         return []
     lines = []

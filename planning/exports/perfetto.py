@@ -29,11 +29,11 @@ _REQUEST_COLUMNS = [
 _ARGUMENTS = ("request_id", "status", "prompt_tokens", "output_tokens", "prefix_hit_tokens", "preemptions")
 _PHASES = (("queue", "arrival_ns"), ("prefill", "scheduled_ns"), ("decode", "first_token_ns"))
 _PIECE = 20_000
-_NOBODY = 1  # the process of requests that no replica ever had; 0 is the idle process of a kernel trace
+_NOBODY = 1  # process of requests that reached no replica; process 0 is the idle process of a kernel trace
 
 
 def write_perfetto(source: RecordedRun, out: IO[bytes]) -> None:
-    """Write all events, one a line."""
+    """Write all events, one on each line."""
     recording = source.recording
     run = recording.run
     other = {name: run[name] for name in ("run_id", "clock", "workload", "version", "seed")}
@@ -59,9 +59,9 @@ def events(recording: Recording) -> Iterator[Event]:
 
 
 def _steps(steps: pa.Table, num_blocks: int | None) -> Iterator[Event]:
-    """Yield slices of steps, and counters where they change.
+    """Yield a slice for each step, and counters where their values change.
 
-    A step that begins before the previous one ends goes to a second thread, since slices of a thread must nest.
+    A step that begins before the previous step ends goes to a second thread, since slices of a thread must nest.
     """
     replica, ends = None, [0, 0]
     shown: dict[str, float] = {}
@@ -92,9 +92,9 @@ def _steps(steps: pa.Table, num_blocks: int | None) -> Iterator[Event]:
 
 
 def _requests(requests: pa.Table) -> Iterator[Event]:
-    """Yield a slice for each request from intended arrival to end, and in it the phases that were reached.
+    """Yield a slice for each request from its intended arrival to its end, and in it the phases that it reached.
 
-    All have one name, since viewers give every name of an asynchronous slice a separate track.
+    All slices of requests have the same name, since viewers give every name of an asynchronous slice a separate track.
     """
     for row in _rows(requests):
         ends = [row["finish_ns"], row["end_ns"], row["first_token_ns"], row["scheduled_ns"], row["arrival_ns"]]
@@ -113,7 +113,7 @@ def _requests(requests: pa.Table) -> Iterator[Event]:
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield rows as dictionaries, in pieces: a million of them at once would fill the memory."""
+    """Yield rows as dictionaries. The table is converted in pieces, because it may be too large for the memory."""
     for batch in table.to_batches(max_chunksize=_PIECE):
         yield from batch.to_pylist()
 

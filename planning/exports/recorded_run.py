@@ -21,10 +21,10 @@ class RecordedRun:
     what: ClassVar[str] = "a recording"
 
     def __init__(self, source: Path | Recording, name: str = "", runs: Path | None = None) -> None:
-        """Take a directory, or a recording that is open already. Raises UserError when it is damaged.
+        """Take a directory, or a recording that is open already. Raises UserError if it is damaged.
 
-        `name` is by default the directory's. The calibration of its steps is searched under `runs`, by default the
-        parent directory.
+        `name` is by default the name of the directory. The calibration of the recording's steps is searched in the
+        directory `runs`, by default the parent directory.
         """
         self.recording = source if isinstance(source, Recording) else Recording.load(str(source))
         folder = self.recording.path.resolve()
@@ -36,7 +36,7 @@ class RecordedRun:
         return ("requests", "steps") if sum(self.recording.group_rows("steps")) else ("requests",)
 
     def table(self, name: str) -> pa.Table:
-        """Return the dataset, and its metrics as further columns (float64, null for none)."""
+        """Return the dataset `name`, with its metrics as further columns (float64, null if there is no value)."""
         table, metrics = self.recording.table(name), RunMetrics.from_recording(self.recording)
         for of_row in REQUEST_METRICS if name == "requests" else STEP_METRICS:
             if of_row not in _RECORDED:

@@ -1,4 +1,4 @@
-"""A sweep's dataset for export: a row for every run, and the view that is drawn."""
+"""A sweep's dataset for export, with a row for every run, and the view that its report draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SweepView(NamedTuple):
-    """Metric `y` over parameter `x`, a series for each of `values` of parameter `by`; (None,) without one."""
+    """Metric `y` over parameter `x`, with a series for each of `values` of parameter `by`; (None,) if `by` is None."""
 
     y: str
     x: str
@@ -23,18 +23,18 @@ class SweepView(NamedTuple):
 
 
 class Sweep:
-    """A sweep, or some runs of one; `view` is what the report draws, by default the page's first view."""
+    """A sweep, or some runs of a sweep; the report draws `view`, by default the first view of the dashboard's page."""
 
     what: ClassVar[str] = "a sweep"
     tables = ("runs",)
 
     def __init__(self, path: Path, results: SweepResults | None = None, view: SweepView | None = None) -> None:
-        """Load the dataset in `path`, unless its `results` are given. Raises UserError when it is damaged."""
+        """Load the dataset in `path`, unless its `results` are given. Raises UserError if it is damaged."""
         from planning.sweep.results import SweepResults
 
         self.path, self.view = path, view
         self.results = SweepResults.load(path) if results is None else results
 
     def table(self, name: str) -> pa.Table:
-        """Return parameters, metrics and the origin of each run; failed runs are rows, too."""
+        """Return a table with the parameters, metrics and origin of each run, including failed runs."""
         return self.results.runs

@@ -1,4 +1,4 @@
-"""A validation report for export: every statistic, simulated against real, and the held-out steps."""
+"""A validation report for export: every statistic with its simulated and real value, and the held-out steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Validation:
     what: ClassVar[str] = "a validation report"
 
     def __init__(self, path: Path, runs: Path | None = None) -> None:
-        """Load the report. `runs` is by default its parent directory. Raises UserError when the report is damaged."""
+        """Load the report. `runs` is by default its parent directory. Raises UserError if the report is damaged."""
         self.path = path
         self.runs = path.resolve().parent if runs is None else runs
         self.report = load_report(path)

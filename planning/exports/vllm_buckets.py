@@ -19,7 +19,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def one_two_five(most: int) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, 20, ... up to `most`: buckets of lengths."""
+    """Return the bounds 1, 2, 5, 10, 20, ... up to `most`, for histograms of lengths."""
     bounds: list[float] = []
     decade = 1
     while decade <= most:

@@ -1,5 +1,5 @@
-"""Long work in separate processes: its settings identify it, and it is never lost with the process that started it.
+"""Jobs: long work in separate processes that survives the process that started it.
 
-A job is a directory, `ROOT/HASH`, named by the hash of its task and settings. All facts about it lie there, in files
-that are renamed into place, so any process can look: the one that started it, a later one, several at once.
+A job is identified by its task and settings, and has a directory, `ROOT/HASH`, named by the hash of both. The files
+there hold its state. They are renamed into place when complete, so any number of processes can read them at any time.
 """

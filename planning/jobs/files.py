@@ -10,7 +10,7 @@ from serving.whole_file import whole_file
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write beside its place, then move it there. NaN and infinities raise ValueError: JSON has none."""
+    """Write the document to a temporary file and move it to `path`. Raises ValueError for NaN and infinities."""
     text = json.dumps(document, allow_nan=False)
     with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")

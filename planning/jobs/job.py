@@ -1,11 +1,11 @@
-"""One job seen from outside: its settings, progress and result, and how to start and cancel it.
+"""One job seen from outside: its settings, progress and result, and functions that start and cancel it.
 
 request.json   task and settings
-process.lock   locked by its process as long as that lives
-process.json   the number of the process, which leads its own process group
-progress.json  stage, share done, and seconds left
+process.lock   locked by the job's process as long as the process lives
+process.json   id of the process, which leads its own process group
+progress.json  stage, share of the work done, and seconds left
 outcome.json   reason for an end without a result: failed or cancelled
-result.json    its result; a job with a result is done, whatever other files exist
+result.json    result; a job with a result is done, whatever other files exist
 log.txt        output of the process
 """
 
@@ -35,7 +35,13 @@ DIED = "its process ended before the job was done; start the job again"
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a job. `share` is of all its work, `eta_s` None without an estimate; `error` is one line."""
+    """The state of a job.
+
+    Attributes:
+        share: share of all its work that is done
+        eta_s: estimated seconds until the end; None without an estimate
+        error: reason of a failure in one line
+    """
 
     state: State
     stage: str = ""
@@ -50,11 +56,11 @@ class Status:
 
 
 class Job:
-    """The job of a task and its settings; every process at any time finds the same job.
+    """The job of a task and its settings. Every process that asks for the same task and settings finds the same job.
 
     Attributes:
         task: `module:function`, called with the settings, the job's directory and a `planning.progress.Tell`
-        settings: plain JSON; with the task and the version of tokentwin they decide the result
+        settings: settings as plain JSON; together with the task and the version of tokentwin they decide the result
     """
 
     def __init__(self, root: Path, task: str, settings: Mapping[str, Any]) -> None:
@@ -69,23 +75,23 @@ class Job:
         return read_json(self.directory / "result.json")
 
     def document(self, name: str) -> Any:
-        """Return a document that the task has left so far; None if there is none."""
+        """Return a document that the task has written so far; None if there is none."""
         return read_json(self.directory / name)
 
     @property
     def status(self) -> Status:
-        """The status, from the job's files and from its process's lock. A damaged file counts as none."""
+        """The status, from the job's files and from the lock of its process. A damaged file counts as missing."""
         ended = self._ended
         if ended is not None:
             return ended
         if not self._lock.exists():
             return Status("absent")
         if not self._alive:
-            return self._ended or Status("failed", error=DIED)  # the process may have ended well between the two looks
+            return self._ended or Status("failed", error=DIED)  # the process may have succeeded since the first check
         return self._read("progress.json", _under_way) or Status("queued")
 
     def start(self) -> None:
-        """Start the job, unless it is done or under way. If several callers start it at once, one of them does."""
+        """Start the job, unless it is done or under way. If several callers start it at once, it is started once."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with self._starting():
             status = self.status
@@ -105,16 +111,16 @@ class Job:
                     pass_fds=[lock.fileno()],  # it inherits the lock, which is released when its last holder ends
                     start_new_session=True,  # outlives the server, and can be ended with all of its children
                 )
-            # A thread waits for the process, so that it does not remain a zombie of a server that runs for months.
+            # A thread waits for the process, so that it does not remain as a zombie while a server runs for months.
             threading.Thread(target=process.wait, daemon=True).start()
             try:
                 write_json(self.directory / "process.json", process.pid)
             except OSError:
-                _end_group(process.pid)  # nobody would find the process
+                _end_group(process.pid)  # no process.json names the process, so no caller could find it
                 raise
 
     def cancel(self) -> None:
-        """End its process and all its children; a result that exists by then stays."""
+        """End the job's process and all its children; a result that already exists stays."""
         if not self.directory.is_dir():
             return
         with self._starting():
@@ -134,7 +140,7 @@ class Job:
 
     @property
     def _alive(self) -> bool:
-        """True if its process is alive: nobody else can take the lock then."""
+        """True if the job's process is alive: no other process can then take the lock."""
         try:
             with self._lock.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -158,7 +164,7 @@ class Job:
 
 
 def finished(root: Path, task: str) -> list[Job]:
-    """Return the jobs of `task` that have a result, the last one started first."""
+    """Return the jobs of `task` that have a result, the most recently started job first."""
     paths = sorted(root.glob("*/request.json"), key=lambda path: (-path.stat().st_mtime_ns, path.parent.name))
     jobs = []
     for path in paths:
@@ -167,14 +173,14 @@ def finished(root: Path, task: str) -> list[Job]:
         if not isinstance(settings, dict) or request["task"] != task:
             continue
         job = Job(root, task, settings)
-        # A job in another directory is of another version, with other results.
+        # A job in another directory belongs to another version of tokentwin, and may have another result.
         if job.directory == path.parent and job.status.state == "done":
             jobs.append(job)
     return jobs
 
 
 def _end_group(leader: int) -> None:
-    """End a process and everything in its group, at once. Does nothing if it is gone."""
+    """Kill a process and its whole process group. Does nothing if the process is gone."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 

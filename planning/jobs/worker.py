@@ -1,7 +1,7 @@
 """The process of a job: `python -m planning.jobs.worker DIRECTORY`.
 
-It waits for a free slot (one for each CPU, held by a lock that dies with the process), does the task, and leaves a
-result or one line with the reason for its failure.
+It waits for a free slot (there is one for each CPU, held by a lock that is released when the process ends), runs the
+task, and writes a result, or one line with the reason for its failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Task = Callable[[dict[str, Any], Path, Tell], Any]
 
 
 def _telling(directory: Path) -> Tell:
-    """Return the function with which a task reports its stage, and the share of all its work that is done."""
+    """Return the function with which a task reports its stage and the share of its work that is done."""
     left = TimeLeft(time.monotonic())
 
     def tell(stage: str, share: float) -> None:
@@ -37,9 +37,9 @@ def _telling(directory: Path) -> Tell:
 
 
 def main(directory: Path) -> int:
-    """Do what the directory's request asks."""
-    os.nice(5)  # people who watch come first
-    # The starter writes this, too, but may be gone by now.
+    """Run the task that the directory's request names, and return the exit status."""
+    os.nice(5)  # interactive processes come first
+    # The process that started this one also writes this file, but may be gone by now.
     write_json(directory / "process.json", os.getpid())
     request = read_json(directory / "request.json")
     slot = _slot(directory.parent)
@@ -64,7 +64,7 @@ def main(directory: Path) -> int:
 
 
 def _slot(root: Path) -> IO[str]:
-    """Return a slot as soon as one is free; there are as many as CPUs."""
+    """Return a slot as soon as one is free; there is one slot for each CPU."""
     slots = [(root / f".slot-{number}").open("w") for number in range(len(os.sched_getaffinity(0)))]
     while True:
         for slot in slots:

@@ -1,4 +1,4 @@
-"""The calibrations that requests ask for: the engine is measured now, or earlier measurements are read."""
+"""Calibrations on request: the engine is measured now, or earlier measurements are read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Learnt(NamedTuple):
-    """A calibration of our own engine, of another engine (with the score of its case), or of a front door."""
+    """A calibration of our own engine, of another engine (with the result of its case), or of a front door."""
 
     calibration: Calibration | ExternalCalibration | FrontDoor
     outcome: CaseResult | None = None
@@ -54,9 +54,9 @@ class Learnt(NamedTuple):
 def calibrate(
     request: CalibrateRequest, *, overwrite: bool = False, say: Callable[[str], None] = lambda line: None
 ) -> Learnt:
-    """Fit the cost of a step, and save the calibration in the request's directory.
+    """Fit the step times of an engine, or a front door, and save the calibration in the request's directory.
 
-    `say` gets a line for each measured trace. Raises UserError for measurements that nothing can be learnt from, for an
+    `say` is called with a line for each measured trace. Raises UserError for measurements that allow no fit, for an
     engine that cannot run here, and if there is a calibration already and `overwrite` is not set.
     """
     if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE, FRONT_DOOR)):
@@ -75,9 +75,9 @@ def calibrate(
 
 
 def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
-    """Return the paths of recordings of one engine. Raises UserError for a simulated one, and for several engines.
+    """Return `paths` if they are recordings of one engine. Raises UserError for simulated runs and several engines.
 
-    On a GPU an engine may run with and without CUDA graphs.
+    On a GPU, recordings with and without CUDA graphs count as recordings of one engine.
     """
     engines = set()
     for path in paths:
@@ -136,7 +136,10 @@ def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
 def measure(
     engine: RealEngines, out: Path, seconds: float, record: Callable[[Workload, Path], object]
 ) -> Iterator[Path]:
-    """Call `record` with the designed traces for `out`, one at each `next`, so that other runs can go between them."""
+    """Call `record` with one designed trace at each `next`, so that other runs can be made between traces.
+
+    The recordings lie in `out`. The iterator yields the path of each.
+    """
     for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds):
         path = out / "runs" / workload.name
         record(workload, path)
@@ -150,12 +153,13 @@ def _with_graphs(engine: Deployment) -> Deployment:
 def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     """Fit a calibration to recordings of one deployment and save it in `out`.
 
-    If some recordings are without CUDA graphs, these give the time of a launch, and the others everything else.
+    If some recordings are without CUDA graphs, the time of a kernel launch is fitted to these, and everything else to
+    the others.
     """
     recorded = [Recording.load(path) for path in paths]
     runs = [run for run in recorded if not recorded_deployment(run).enforce_eager] or recorded
     notes = [json.loads(run.run["notes"]) for run in runs]
-    canaries = ("canary_before_ns", "canary_after_ns")  # a server does not time them
+    canaries = ("canary_before_ns", "canary_after_ns")  # the recording of a server has no canaries
     engine, hardware = recorded_deployment(runs[0]), json.loads(runs[0].run["hardware"])
     steps = MeasuredSteps([run.steps for run in runs], knees=engine.device == "cuda")
     calibration = fit(

@@ -7,16 +7,24 @@ from typing import Any
 
 from calibration.steps.design import Pace
 
-LOAD = 0.6  # share of the engine's capacity: above it, its queue would be most of every latency
+LOAD = 0.6  # share of the engine's capacity; at higher loads, latencies would consist mainly of queueing
 _PROMPT, _OUTPUT, _SYSTEM = 70, 22, 48  # mean tokens of prompt and output, and tokens of a system prompt
 _LEAST_REQUESTS, _MOST_REQUESTS = 30, 200
 _SHORTER = (1.0, 0.7, 0.5, 0.35)  # factors for the lengths of requests, if a slow machine would finish too few of them
-_CALIBRATION, _RUNS = 0.35, 0.5  # shares of the time; the rest is for the canaries, the fit and the simulations
+_CALIBRATION, _RUNS = 0.35, 0.5  # shares of the time; canaries, fit and simulations take the rest
 
 
 @dataclass(frozen=True)
 class DemoSize:
-    """A number of `requests` with mean lengths `prompt` and `output`, at `rate` a second, and a calibration time."""
+    """The size of a demo.
+
+    Attributes:
+        requests: number of requests in each run
+        rate: requests per second
+        prompt: mean number of prompt tokens
+        output: mean number of output tokens
+        calibration_s: time for the calibration, in seconds
+    """
 
     requests: int
     rate: float
@@ -26,7 +34,7 @@ class DemoSize:
 
     @property
     def run_s(self) -> float:
-        """Seconds that the requests of one run take to arrive."""
+        """Time in seconds in which the requests of one run arrive."""
         return self.requests / self.rate
 
     def trace(self) -> dict[str, Any]:
@@ -42,7 +50,10 @@ class DemoSize:
 
 
 def demo_size(pace: Pace, rows: int, seconds: float, runs: int) -> DemoSize:
-    """Return the size that takes about `seconds` in all with `runs` runs, at this `pace` and `rows` decode rows."""
+    """Return the size of a demo with `runs` runs that takes about `seconds` in all.
+
+    `pace` is the speed of the engine, measured with `rows` decode rows.
+    """
     run_s = _RUNS * seconds / runs
     for shorter in _SHORTER:
         prompt, output = shorter * _PROMPT, shorter * _OUTPUT

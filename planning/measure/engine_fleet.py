@@ -1,7 +1,7 @@
-"""Several real engines, a process each, behind one router of the simulator: loading them, and replaying a workload.
+"""Several real engines, each in its own process, behind one router of the simulator.
 
-This process has the clients and the router, and writes the recording. The router knows what it has sent and heard. Both
-are recorded with their times, so that every choice can be made again.
+This process has the clients and the router, and writes the recording. The router decides only by the requests that it
+has sent and the reports that it has received. Both are recorded with their times, so that every choice can be repeated.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sim.routed_replica import RoutedReplica
 from sim.router import Router, find_router
 from traces.recording_writer import RecordingWriter
 
-_LONGEST_WAIT_NS = 100_000_000  # after that, look whether Ctrl-C was pressed
-_POLLED_NS = 1_000_000  # waits are rounded up to this; closer to an arrival there is no wait
+_LONGEST_WAIT_NS = 100_000_000  # maximum wait before it checks for Ctrl-C
+_POLLED_NS = 1_000_000  # a wait ends this long before the next arrival, because waits are rounded up
 
 
 class EngineProcess(Protocol):
@@ -50,14 +50,15 @@ class EngineProcess(Protocol):
 class EngineFleet:
     """The engines of `deployment.fleet`, loaded.
 
-    `start` starts a process with one engine, given its number, the deployment without its fleet, and its GPUs, if any.
+    `start` starts a process with one engine. Its arguments are the number of the engine, the deployment without the
+    fleet, and the engine's GPUs, if any.
 
     Attributes:
-        about: what each process said of its engine
+        about: the description that each process sent of its engine
         deployment: the resolved deployment of an engine, with the fleet
-        memory_report: how the first engine uses its memory, empty if that is not known
+        memory_report: description of the first engine's use of memory; empty if it is not known
 
-    Raises UserError for a fleet that only the simulator has, and for settings that an engine does not support.
+    Raises UserError for a fleet that only the simulator supports, and for settings that an engine does not support.
     """
 
     def __init__(self, deployment: Deployment, start: Callable[[int, Deployment, str | None], EngineProcess]) -> None:
@@ -84,7 +85,7 @@ class EngineFleet:
         return len(self._engines)
 
     def _all(self, call: str, *arguments: object) -> list[Any]:
-        """Return every engine's answer to a call; all engines work on it at the same time."""
+        """Return every engine's answer to a call; all engines run the call at the same time."""
         for engine in self._engines:
             engine.begin(call, *arguments)
         return [engine.heard() for engine in self._engines]
@@ -96,15 +97,15 @@ class EngineFleet:
         self._all("time_operations")
 
     def run_dummy(self, sizes: Sequence[int]) -> int:
-        """Run one step on the first engine, as `Engine.run_dummy`."""
+        """Run one step on the first engine, as `Engine.run_dummy` does."""
         return cast(int, self._engines[0].ask("run_dummy", list(sizes)))
 
     def canary(self) -> int:
-        """Return the median of the engines' canaries, in ns; they run one after the other."""
+        """Return the median of the engines' canary times in ns; the canaries run one after the other."""
         return int(median(engine.ask("canary") for engine in self._engines))
 
     def close(self) -> None:
-        """End the processes. This may be called again, and after an error."""
+        """End the processes. It may be called more than once, and after an error."""
         self._ends.close()
 
     def record(
@@ -149,16 +150,16 @@ class EngineFleet:
         return cast(FleetConfig, self.deployment.fleet)
 
     def _life(self, number: int) -> dict[str, Any]:
-        """Return the life of a replica that existed from the start to the end of the run."""
+        """Return the lifetime row of a replica that existed from the start to the end of the run."""
         pool, gpus = self._fleet.pools[0].name, self.deployment.gpus
         life = {"replica": number, "pool": pool, "gpus": gpus, "started_ns": 0, "ready_ns": 0}
         return {**life, "ended_ns": None, "ended_by": ""}
 
 
 class _RoutedRun:
-    """A workload on its way through the engines.
+    """A run of a workload on the engines.
 
-    Everything that the router learns comes through here, one message after the other, never two at a time.
+    All messages to the router come through this class, one after the other, never two at a time.
     """
 
     def __init__(
@@ -186,16 +187,16 @@ class _RoutedRun:
         self._offered = OfferedRequests(workload)
         self.texts = ReplayTexts(workload, about[0].vocab_size, about[0].forces)
         self._open: dict[int, tuple[WorkloadRequest, int]] = {}  # open requests, and the replica of each
-        self._heard_ns: dict[tuple[int, int], int] = {}  # by replica and step, until its row comes
+        self._heard_ns: dict[tuple[int, int], int] = {}  # by replica and step, until the row of the step comes
         self._started_ns = self._last_ns = 0
 
     def run(self, stopped: Callable[[], bool]) -> tuple[str, int]:
-        """Run the workload; return its status, and the nanoseconds that it took."""
+        """Run the workload; return the status of the run, and its duration in ns."""
         engines = list(self._engines.values())
         for engine in engines:
             engine.begin("replay")
         for engine in engines:
-            engine.heard()  # the engine is ready, after a search for reference cycles
+            engine.heard()  # the engine is ready, after a garbage collection
         self._started_ns = perf_counter_ns()
         for engine in engines:
             engine.send(self._started_ns)
@@ -214,11 +215,11 @@ class _RoutedRun:
         return bool(self._open) or not self._offered.exhausted
 
     def _now(self) -> int:
-        """Return the nanoseconds from the start of the run."""
+        """Return the time since the start of the run, in ns."""
         return perf_counter_ns() - self._started_ns
 
     def _moment(self) -> int:
-        """Return the time now, always later than the times returned before."""
+        """Return the current time in ns, always later than the times returned before."""
         self._last_ns = max(self._now(), self._last_ns + 1)
         return self._last_ns
 
@@ -236,7 +237,7 @@ class _RoutedRun:
             engines[replica.index].send(Arrival(arrived, *self.texts.tokens(arrived), send_ns))
 
     def _listen(self) -> None:
-        """Listen to the engines until there is something to do."""
+        """Handle messages of the engines until the next arrival is due, or the maximum wait has passed."""
         due_ns = self._offered.next_ns
         ahead_ns = _LONGEST_WAIT_NS if due_ns is None else min(due_ns - self._now(), _LONGEST_WAIT_NS)
         waited_s = max(ahead_ns - _POLLED_NS, 0) / 1e9
@@ -279,7 +280,7 @@ class _RoutedRun:
 
 
 def real_fleet(deployment: Deployment) -> FleetConfig:
-    """Return the fleet of `deployment`. Raises UserError unless it is a pool of identical engines behind a router."""
+    """Return the fleet of `deployment`. Raises UserError unless it is one pool of identical engines behind a router."""
     fleet = deployment.fleet
     assert fleet is not None
     remedy = "works only in the simulator; leave it out for real engines"
@@ -302,7 +303,7 @@ def real_fleet(deployment: Deployment) -> FleetConfig:
 
 
 def gpus_of(deployment: Deployment, replicas: int) -> list[str | None]:
-    """Return CUDA_VISIBLE_DEVICES of each replica, which has its own GPUs. Raises UserError if there are too few."""
+    """Return CUDA_VISIBLE_DEVICES of each replica; each has its own GPUs. Raises UserError if there are too few."""
     if deployment.device == "cpu":
         return [None] * replicas
     per_replica, here = deployment.tensor_parallel_size, _gpus_here()

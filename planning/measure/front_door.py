@@ -1,8 +1,8 @@
-"""Rung 6, the front door: what a real client saw, against what a client of the simulated server sees.
+"""Rung 6 of validation, the front door: latencies of a real client, compared with those of a simulated client.
 
-The same arrivals meet the same engine twice: alone, as on every lower rung, and behind the API server. With recordings
-of the servers, a third simulation is behind the API server in the weather of each run. Repeats of the real run give the
-noise floor.
+The same arrivals are simulated twice: with the engine alone, as on every lower rung, and behind the API server. With
+recordings of the servers, a third simulation behind the API server also has the machine's slowdown in each run. Repeats
+of the real run give the noise floor.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LATENCIES = ("ttft_ms", "itl_ms", "e2e_ms")
 
 @dataclass(frozen=True)
 class Row:
-    """One statistic: as clients saw it, and as simulated without and with the front door.
+    """One statistic as real clients saw it, and as simulated without and with the front door.
 
     Attributes:
-        in_weather: simulated with it and in the weather of the runs; None if the weather is not known
+        in_weather: value simulated with the front door and the machine's slowdown in the runs; None if it is not known
     """
 
     metric: str
@@ -51,12 +51,12 @@ class Row:
 
     @property
     def error_pct(self) -> float:
-        """The error of the simulation with the front door, in percent of the real value; a wrong zero is 100 % off."""
+        """The error of the simulation with the front door, in percent of the real value; 100 if only that is 0."""
         return self._error_pct(self.simulated)
 
     @property
     def in_weather_error_pct(self) -> float | None:
-        """The error of the simulation in the weather of the runs, in percent of the real value."""
+        """The error of the simulation with the machine's slowdown in the runs, in percent of the real value."""
         return None if self.in_weather is None else self._error_pct(self.in_weather)
 
     def _error_pct(self, simulated: float) -> float:
@@ -69,7 +69,7 @@ class Row:
 
 
 def clients_table(rows: Sequence[Any], title: str = "") -> Table:
-    """Return `rows`, or what was saved of them, as a table."""
+    """Return `rows`, or rows read from a saved document, as a table."""
     weather = any(row.in_weather is not None for row in rows)
     columns = [
         Column("metric", METRIC),
@@ -90,11 +90,11 @@ def clients_table(rows: Sequence[Any], title: str = "") -> Table:
 def hold_against_clients(
     clients: Sequence[Path], scenario: dict[str, Any], front_door: FrontDoor, servers: Sequence[Path] = ()
 ) -> list[Row]:
-    """Return every statistic of the `clients`' recordings of one workload, and of two simulations of it.
+    """Return every statistic of the recordings `clients` of one workload, and of two simulations of the workload.
 
     `scenario` has the fields of a `Scenario` except the workload. `servers` are recordings of the real engines that
-    served the clients, one for each client, in order; with them a third simulation knows the machine's weather. Raises
-    UserError for recordings of different workloads, and for servers whose weather is not known.
+    served the clients, one for each client, in order. With them a third simulation has the machine's slowdown in each
+    run. Raises UserError for recordings of different workloads, and for servers whose slowdown is not known.
     """
     runs = RecordedClient(folders=tuple(str(path.absolute()) for path in clients)).read(Path())
     for path, run in zip(clients, runs, strict=True):
@@ -124,9 +124,9 @@ def _in_their_weather(
     calibration: str | None,
     front_door: FrontDoor,
 ) -> list[dict[tuple[str, str], float]]:
-    """Return the numbers of each run, simulated in its weather.
+    """Return the numbers of each run, simulated with the machine's slowdown in that run.
 
-    The weather includes the time that the engine loses to other processes, so the front door must not add it.
+    The slowdown includes the time that the engine loses to other processes, so the front door must not add it again.
     """
     if calibration is None:
         raise UserError("served", str(servers[0]), "needs the calibration of its engine; give it, too")

@@ -1,4 +1,4 @@
-"""The real engine: loading it, estimating its time for a workload, and runs that count only when they are complete."""
+"""The real engine: loading it, estimating its time for a workload, and recording runs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def load_engine(deployment: Deployment, say: Callable[[str], None], warm: bool = True) -> Engine:
     """Load an engine, and warm it up unless its times do not matter.
 
-    On a CPU it computes in the faster type if none is stated. `say` gets a line about its use of memory, and about
-    choices that were not stated: an unusual type, the model's own longest length.
+    On a CPU it computes in the faster data type if none is stated. `say` is called with a line about its use of memory,
+    and with a line about each choice that was not stated: an unusual data type, or the maximum length of the model.
 
     Raises UserError if torch is not installed or the model cannot be loaded.
     """
@@ -47,7 +47,7 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
 
     If the deployment has a fleet, there is one engine for each replica, in separate processes.
 
-    Raises UserError as `load_engine` does, and for a fleet that only the simulator has.
+    Raises UserError as `load_engine` does, and for a fleet that only the simulator supports.
     """
     from planning.measure.engine_fleet import EngineFleet
 
@@ -69,7 +69,7 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
 
 
 def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deployment, ModelFiles, ModelFiles | None]:
-    """Return the deployment to run, the model's files, and the files of the model that drafts, if there is one."""
+    """Return the deployment to run, the model's files, and the files of the draft model, if there is one."""
     if find_spec("torch") is None:
         raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
@@ -90,7 +90,7 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
 
 
 def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deployment:
-    """Return `deployment` in this CPU's faster type if it states none; without torch it stays as it is."""
+    """Return `deployment` with this CPU's faster data type if it states none; without torch it stays as it is."""
     if find_spec("torch") is None:
         return deployment
     from realengine.devices.machine import with_fast_dtype
@@ -102,7 +102,7 @@ def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deploy
 
 
 def runs_on_vllm(deployment: Deployment) -> bool:
-    """Return True if a real run of `deployment` is made on vLLM itself, as its `engine` says."""
+    """Return True if the `engine` of `deployment` is vLLM, so that vLLM itself makes its real runs."""
     return bool(deployment.engine) and deployment.engine_name.name == "vllm"
 
 
@@ -119,7 +119,7 @@ def _ready(engines: _Loaded, say: Callable[[str], None], warm: bool = True) -> _
 
 
 def pace_of(engine: RealEngines) -> Pace:
-    """Measure roughly the time of a decode step at half the batch and of one prompt token."""
+    """Return a rough measurement of the time of a decode step at half the batch size, and of one prompt token."""
     config = engine.deployment.scheduler
     rows = max(config.max_num_seqs // 2, 1)
     size = min(config.max_num_batched_tokens, 128)
@@ -129,10 +129,11 @@ def pace_of(engine: RealEngines) -> Pace:
 
 
 def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say: Callable[[str], None]) -> Workload:
-    """Return the first requests of `workload` that the engine ends in `minutes`, or all; `say` gets the time.
+    """Return the first requests of `workload` that the engine finishes in `minutes`, or all if it is None.
 
-    The engine is modelled as a queue that works off one request after the other, each with its share of a decode step
-    at half the batch; several engines are modelled as one that is faster by their number.
+    `say` is called with the expected time. The engine is modelled as a queue that serves one request after the other;
+    each request takes its share of decode steps at half the batch size. Several engines are modelled as one engine that
+    is faster by their number.
     """
     pace, fleet = pace_of(engine), engine.deployment.fleet
     replicas = 1 if fleet is None else fleet.pools[0].replicas
@@ -153,7 +154,7 @@ def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say:
 
 
 def record_run(workload: Workload, engine: RealEngines, out: Path, overwrite: bool, what: str) -> Replayed:
-    """Replay and record, with a progress bar labelled `what`. Ctrl-C ends the run and writes what there is."""
+    """Replay and record, with a progress bar labelled `what`. Ctrl-C ends the run and writes the part that was run."""
     requests = sum(1 for _ in workload.requests)
     with counting(what, requests) as advance:
         return recording_call(engine)(workload, out, overwrite=overwrite, progress=advance)
@@ -174,7 +175,7 @@ def recording_call(engine: RealEngines) -> Callable[..., Replayed]:
 
 
 def record_whole(workload: Workload, engine: RealEngines, out: Path, overwrite: bool) -> Replayed:
-    """Replay and record; raise KeyboardInterrupt if Ctrl-C cut the run short, after what there is was written."""
+    """Replay and record. If Ctrl-C ends the run early, write the part that was run and raise KeyboardInterrupt."""
     done = record_run(workload, engine, out, overwrite, workload.name)
     if done.status != "complete":
         raise KeyboardInterrupt

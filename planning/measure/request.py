@@ -1,4 +1,4 @@
-"""The requests of `validate` and `calibrate`: earlier measurements or what to measure now, and an output directory."""
+"""The requests of `validate` and `calibrate`: earlier or new measurements, and an output directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GOES_WITH = {
 
 
 class ValidateRequest(Offered):
-    """Recordings of one workload on the real engine, whose repeats give the noise floor; or traffic to record now."""
+    """Recordings of one workload on the real engine, or traffic to record now. Repeated runs give the noise floor."""
 
     real: tuple[Path, ...] = ()
     traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
@@ -52,7 +52,7 @@ class ValidateRequest(Offered):
 
 
 class CalibrateRequest(Request):
-    """The engine on this machine, to measure now; or one of `recordings`, `iterations`, `case` and `served`."""
+    """A calibration of the engine on this machine, or from one of `recordings`, `iterations`, `case` and `served`."""
 
     out: Path = Field(description="directory to write the calibration to")
     deployment: StatedDeployment | None = None

@@ -1,4 +1,4 @@
-"""The reports that requests ask for: the simulator against recordings of the real engine, made now if necessary."""
+"""Validation reports on request: the simulator compared with recordings of the real engine, made now if necessary."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def validate(
 ) -> ValidationReport:
     """Compare the simulator with recordings of the real engine: decisions, step times, and the whole run.
 
-    `say` gets a line for each real run. Raises UserError if the recordings are not of one workload and engine, or not
-    of the calibrated engine, and if there are recordings in `out` and `overwrite` is not set.
+    `say` is called with a line for each real run. Raises UserError if the recordings do not all have the same workload
+    and the calibrated engine, and if there are recordings in `out` and `overwrite` is not set.
     """
     calibration = Calibration.load(request.calibration)
     real = request.real or _recorded(request, calibration, overwrite, say)

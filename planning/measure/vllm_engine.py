@@ -1,4 +1,4 @@
-"""vLLM itself as the real engine: it runs in its own environment, and records like ours."""
+"""vLLM itself as the real engine. It runs in its own environment, and makes the same recordings as our engine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class VllmEngine:
     """A loaded vLLM, in a separate process.
 
     Attributes:
-        deployment: as vLLM has resolved it, with the KV blocks that it has
-        memory_report: empty: vLLM logs how it uses memory
+        deployment: the deployment as vLLM has resolved it, with its number of KV blocks
+        memory_report: an empty string, because vLLM logs its use of memory
 
-    Raises UserError for what vLLM cannot serve here; the last line of its log is the remedy.
+    Raises UserError for a deployment that vLLM cannot serve here; its text is the last line of vLLM's log.
     """
 
     memory_report = ""
@@ -61,7 +61,8 @@ class VllmEngine:
     ) -> Replayed:
         """Replay `workload` and write a recording to `out`.
 
-        `progress` is called with the number of requests that have ended. Ctrl-C ends the run and writes what there is.
+        `progress` is called with the number of requests that have ended. Ctrl-C ends the run and writes the part that
+        was run.
         """
         out = Path(out)
         if (out / "runs.parquet").exists() and not overwrite:
@@ -75,7 +76,7 @@ class VllmEngine:
         while True:
             try:
                 said = self._process.heard()
-            except KeyboardInterrupt:  # the replay ends, and then says how far it came
+            except KeyboardInterrupt:  # the replay ends, and then reports the requests that have ended
                 if stopped:
                     raise
                 stopped = True
@@ -88,7 +89,7 @@ class VllmEngine:
                 progress(said.requests)
 
     def close(self) -> None:
-        """End the process. This may be called again, and after an error."""
+        """End the process. It may be called more than once, and after an error."""
         self._process.close()
 
 

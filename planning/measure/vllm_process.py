@@ -1,6 +1,6 @@
 """vLLM in a separate process, in its own environment.
 
-`make vllm` builds the environment, in .venv-vllm; $TOKENTWIN_VLLM names another one.
+`make vllm` builds the environment in .venv-vllm; $TOKENTWIN_VLLM can name another environment.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from vllmside.scheduler_settings import VLLM_SETTINGS
 
 _ROOT = Path(__file__).parents[2]
 _VARIABLE = "TOKENTWIN_VLLM"
-_CPU_BLOCK = 32  # tokens in a KV block: vLLM's attention on a CPU takes multiples of it
-_ENDING_S = 10.0  # time in which the process may end by itself
-_SEEN_EVERY_S = 0.2  # interval in which Ctrl-C is noticed while the process works
+_CPU_BLOCK = 32  # tokens in a KV block; vLLM's attention on a CPU needs a multiple of it
+_ENDING_S = 10.0  # time in which the process may end by itself before it is killed
+_SEEN_EVERY_S = 0.2  # maximum time until Ctrl-C is noticed while the process works
 
 
 def vllm_python() -> Path:
@@ -41,10 +41,10 @@ def vllm_python() -> Path:
 
 
 class VllmProcess:
-    """A process with the vLLM `number`, on the devices `gpus` of CUDA_VISIBLE_DEVICES if they are given.
+    """A process with vLLM as engine number `number`; `gpus` is its CUDA_VISIBLE_DEVICES, if given.
 
-    Its first message, once it is loaded, is `About`; the deployment there is as vLLM has resolved it. Calls raise
-    UserError for what vLLM cannot serve here; the last line of its log is the remedy. Call `close` to end it.
+    Its first message, once vLLM is loaded, is `About`, with the deployment as vLLM has resolved it. Calls raise
+    UserError for a deployment that vLLM cannot serve here, with the last line of vLLM's log. Call `close` to end it.
     """
 
     def __init__(self, number: int, deployment: Deployment, gpus: str | None = None) -> None:
@@ -69,7 +69,7 @@ class VllmProcess:
         self.send(Begin(words, deployment.model))
 
     def begin(self, call: str, *arguments: object) -> None:
-        """Begin a call of `VllmReplayer`; `heard` gives the answer."""
+        """Begin a call of `VllmReplayer`; `heard` returns the answer."""
         self.send((call, arguments))
 
     def ask(self, call: str, *arguments: object) -> Any:
@@ -79,7 +79,7 @@ class VllmProcess:
 
     def send(self, message: object) -> None:
         """Send a message to the process."""
-        with suppress(OSError):  # the process has ended: the next message heard says why
+        with suppress(OSError):  # the process has ended; `heard` raises the reason
             self.pipe.send(message)
 
     def heard(self) -> Any:
@@ -97,7 +97,7 @@ class VllmProcess:
         return said
 
     def close(self) -> None:
-        """End the process. This may be called again, and after an error."""
+        """End the process. It may be called more than once, and after an error."""
         self.pipe.close()
         try:
             self._process.wait(_ENDING_S)
@@ -115,7 +115,7 @@ class VllmProcess:
 def vllm_words(deployment: Deployment) -> list[str]:
     """Return the options of the `vllm serve` command of `deployment`.
 
-    Raises UserError for what this machine or vLLM does not have.
+    Raises UserError for a setting that vLLM does not support, or a model that this machine does not have.
     """
     model = deployment.model
     folder = home() / "models" / "smollm2" if model == "smollm2" else Path(model).expanduser()
@@ -137,14 +137,14 @@ def vllm_words(deployment: Deployment) -> list[str]:
 
 
 def _policy(deployment: Deployment) -> dict[str, Any]:
-    """Return the settings of our policy inside vLLM: its name, and the settings that vLLM has no option for."""
+    """Return the configuration of our policy inside vLLM: its name, and the settings for which vLLM has no option."""
     stated = deployment.scheduler.model_dump(mode="json", exclude_defaults=True)
     own = {name: value for name, value in stated.items() if name not in VLLM_SETTINGS}
     return {"policy": located(deployment.policy), "scheduler": own}
 
 
 def _environment(deployment: Deployment, gpus: str | None) -> dict[str, str]:
-    """Return the environment variables of vLLM: it stays in one process and reaches for no network."""
+    """Return the environment variables with which vLLM stays in one process and sends no usage statistics."""
     devices = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     return {
         **devices,
@@ -153,7 +153,7 @@ def _environment(deployment: Deployment, gpus: str | None) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(deployment.threads),
-        "OPENBLAS_NUM_THREADS": "1",  # OpenBLAS only measures how fast the machine is
+        "OPENBLAS_NUM_THREADS": "1",  # OpenBLAS is used only to measure the machine's speed
         "HF_HUB_OFFLINE": "1",
         # From a checkout the process takes these sources; otherwise tokentwin is installed beside its vLLM.
         "PYTHONPATH": str(_ROOT) if (_ROOT / "pyproject.toml").is_file() else "",

@@ -1,4 +1,4 @@
-"""The cheapest fleet that meets its objectives: candidates, simulated fleets, bisection, and the answer.
+"""The search for the cheapest fleet that meets its objectives: candidates, simulated fleets, bisection, and the answer.
 
-Nothing here reads a file or prints; `tokentwin.commands.plan` does both.
+Nothing here prints; `tokentwin.commands.plan` does.
 """

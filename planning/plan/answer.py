@@ -40,7 +40,7 @@ from serving.deployments.config import Deployment
 from serving.version import __version__
 
 _BINS = 30
-_AROUND, _LOAD = 0.45, 0.2  # shares of the curves' work: the first curve is simulated at both ends of the interval
+_AROUND, _LOAD = 0.45, 0.2  # shares of the curves' work; the first curve also needs both ends of the interval
 
 
 def plan_document(
@@ -52,9 +52,9 @@ def plan_document(
 ) -> PlanDocument:
     """Return the document of `plan`.
 
-    `inputs` say how to get it again: `{"command": ...}`, or the inputs of the page. The curves around the answer are
-    simulated here, by `workers`; None leaves them out. `tell` reports their progress as a share of this function's
-    work.
+    `inputs` are the inputs that give the same plan: `{"command": ...}`, or the inputs of the page. The curves around
+    the answer are simulated here by `workers`; they are left out if `workers` is None. `tell` is called with the
+    progress of this function as a share.
     """
     best, rate = plan.recommendation, mean_rate(plan.question.workload)
     requests = list(plan.question.workload.requests)
@@ -115,7 +115,7 @@ def _curves(
 ) -> tuple[Sequence[FleetPoint], Sequence[LoadPoint], Sequence[EngineCurve]]:
     """Return the curves around the answer.
 
-    They cover more and fewer replicas, up to `most`, more and less traffic, and the capacity of each engine.
+    They show more and fewer replicas (up to `most`), more and less traffic, and the capacity of each engine.
     """
     engine, replicas = best.offer.engine, best.offer.trial.replicas
 
@@ -128,9 +128,9 @@ def _curves(
 
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:
-    """Return the percentage of the requests between each of the `edges` and the next.
+    """Return a histogram of lengths: the percentage of the requests between each edge and the next.
 
-    The edges are in tokens, with evenly spaced logarithms.
+    The edges are in tokens, and their logarithms are evenly spaced.
     """
     edges = np.geomspace(min(tokens), max(tokens) + 1, _BINS + 1)
     counts, _ = np.histogram(tokens, edges)
@@ -164,7 +164,7 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
 
 
 def _choices(plan: Plan, best: Recommended) -> Choices | None:
-    """Return the choices by risk; None if the error of step times is unknown."""
+    """Return the fleets for different risks; None if the error of step times is unknown."""
     if best.probabilities.planned is None:
         return None
 
@@ -197,7 +197,7 @@ def _seen(figures: Figures, objectives: Sequence[Objective]) -> dict[str, Any]:
 
 
 def _deployment(plan: Plan, offer: Offer) -> Deployment:
-    """Return the deployment of one replica; a split replica includes the fleet that it takes."""
+    """Return the deployment of one replica; if the replica is split, the deployment includes the whole fleet."""
     engine = offer.engine
     fleet = engine.fleet(offer.trial.replicas, plan.question.router) if engine.split else None
     return engine.deployment.model_copy(update={"fleet": fleet})

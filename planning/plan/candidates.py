@@ -1,7 +1,8 @@
-"""The candidates of a fleet: a GPU, the number that share the model, a policy, settings, a split; and ruled-out ones.
+"""The candidates of a plan, and the combinations that do not fit.
 
-Settings that the deployment leaves open are its engine's defaults on each GPU. A deployment that names
-`gpu_memory_utilization` gets the KV blocks that the GPU has room for; any other keeps its own number everywhere.
+A candidate is a GPU, a number of GPUs that share the model, a policy, settings, and a split. Settings that the
+deployment does not state are its engine's defaults on each GPU. A deployment with `gpu_memory_utilization` gets the KV
+blocks that the GPU has room for; without it, the deployment has the same number of KV blocks on every GPU.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import Workload
 
-_SEARCHED = 5  # engines of a replica, prefill and decode together
-_ROUND = 1024  # the longest request is rounded up to a multiple of so many tokens
+_SEARCHED = 5  # maximum number of engines of a replica in the search, prefill and decode together
+_ROUND = 1024  # the length of the longest request is rounded up to a multiple of this number of tokens
 _NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # parts of an engine's name
 
 
 class Split(NamedTuple):
-    """A ratio of engines that prefill to engines that decode."""
+    """A ratio of prefill engines to decode engines."""
 
     prefill: int
     decode: int
 
     @property
     def name(self) -> str:
-        """The ratio as people write it, such as `1P2D`."""
+        """The ratio as a short name, such as `1P2D`."""
         return f"{self.prefill}P{self.decode}D"
 
     @classmethod
     def parse(cls, text: str) -> Split | None:
-        """Parse `PREFILL:DECODE`; None for `none`. Raises UserError for anything else."""
+        """Parse `PREFILL:DECODE`, or `none`, which gives None. Raises UserError for anything else."""
         prefill, _, decode = text.partition(":")
         if text == "none":
             return None
@@ -52,9 +53,9 @@ class Split(NamedTuple):
 
     @classmethod
     def listed(cls, texts: Sequence[str]) -> list[Split | None]:
-        """Return the splits of all `texts`, each once; `search` is none and every ratio of up to five engines.
+        """Return the splits of all `texts`, each once; `search` means no split, and every ratio of up to five engines.
 
-        Raises UserError for a text that is no split.
+        Raises UserError for a text that is not a split.
         """
         small = [f"{p}:{total - p}" for total in range(2, _SEARCHED + 1) for p in range(1, total) if gcd(p, total) == 1]
         spelt = [one for text in texts for one in (("none", *small) if text == "search" else (text,))]
@@ -63,11 +64,15 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Engine:
-    """One replica of a candidate fleet: its deployment, its GPUs (by the name the user gave), and its price.
+    """One replica of a candidate fleet.
 
-    `varied` has the settings in which candidates differ, as they are shown, except those in the name. With a `split`, a
-    replica is that many engines for prefill and for decode, which all other replicas share. `defaults` says which
-    settings it leaves to its engine, and their values.
+    Attributes:
+        gpu: name of its GPU, as the user gave it
+        usd_per_gpu_hour: price of a GPU in dollars an hour
+        deployment: deployment of one engine
+        varied: texts of the settings in which candidates differ, except those that the name has anyway
+        split: number of prefill and decode engines in a replica; requests of all replicas share them
+        defaults: text that lists the settings left to the engine, and their values
     """
 
     gpu: str
@@ -91,7 +96,7 @@ class Engine:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens for which one engine has KV blocks, without the null block."""
+        """Number of tokens for which one engine has KV blocks, without the null block."""
         return kv_tokens(self.deployment.scheduler)
 
     @property
@@ -122,14 +127,14 @@ class Engine:
 
 
 class RuledOut(NamedTuple):
-    """A candidate that cannot serve at all, and why."""
+    """A candidate that cannot serve at all, and the reason."""
 
     name: str
     reason: str
 
 
 def long_enough(deployment: Deployment, workload: Workload) -> Deployment:
-    """Return `deployment` with room for the longest request, in steps of 1,024 tokens, up to the model's positions."""
+    """Return `deployment` with room for the longest request, rounded up to 1,024 tokens, if the model allows it."""
     longest = max((request.prompt_len + request.output_limit for request in workload.requests), default=1)
     fitting = min(-(-longest // _ROUND) * _ROUND, find_model(deployment.model).max_positions)
     return deployment.rescheduled(max_model_len=fitting)
@@ -144,12 +149,12 @@ def candidate_engines(
     variations: Sequence[Mapping[str, Any]] = ({},),
     splits: Sequence[Split | None] = (None,),
 ) -> tuple[list[Engine], list[RuledOut]]:
-    """Return every combination of GPUs by name, sizes, policies, settings and splits, in that order, and the rest.
+    """Return every combination of GPUs, sizes, policies, settings and splits, and the combinations that do not fit.
 
-    The rest are combinations that do not fit. Settings that neither the scheduler section of `base` nor a variation
-    states are the engine's defaults on that GPU. `prices` are dollars per GPU-hour by name, instead of the catalogue's.
-    Raises UserError for a price of no candidate, and when no combination of settings is allowed: memory that is too
-    small is an answer, an invalid setting is not.
+    Settings that neither the scheduler section of `base` nor a variation states are the engine's defaults on that GPU.
+    `prices` are dollars per GPU-hour by name of the GPU, and replace the catalogue's. Raises UserError for a price of a
+    GPU that no candidate has, and if no combination of settings is valid. Too little memory raises no error: such a
+    combination does not fit.
     """
     for name in prices:
         if name not in gpus:
@@ -166,7 +171,7 @@ def candidate_engines(
         for path, value in settings.items():
             alike = [other for other in variations if path in other and other[path] == value]
             if all(any(other is one for one, _ in wrong) for other in alike):
-                with_settings(base, {path: value})  # no combination allows it: refused if it is wrong by itself
+                with_settings(base, {path: value})  # raises if the setting is invalid by itself
     if not bases:
         raise wrong[0][1]
     combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
@@ -185,7 +190,7 @@ def candidate_engines(
 
 
 def shown_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return each setting as `name=value`, without its path."""
+    """Return each setting as `name=value`, where the name is the last part of its path."""
     values = ((path.rpartition(".")[2], value) for path, value in settings.items())
     return tuple(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in values)
 

@@ -1,8 +1,9 @@
-"""The capacity of each engine: its highest rate within the objectives, and what users get at lower rates.
+"""The capacity of each engine: its highest rate within the objectives, and the speed for users at lower rates.
 
-Two GPUs that serve the same traffic in equal numbers give equal tokens per second of a GPU, but their capacities
-differ. As many replicas as the recommended GPUs allow are simulated on the busiest stretch of the traffic, slowed down
-or sped up: fewer would not even out bursts as the fleet does. Steps take as long as predicted.
+Equal numbers of two kinds of GPU that serve the same traffic give equal tokens per second and GPU, even if their
+capacities differ, so each engine is simulated up to its highest rate. The simulation uses the busiest stretch of the
+traffic, slowed down or sped up, on as many replicas as fit into the recommended GPUs, because fewer replicas would not
+even out bursts as the fleet does. Steps take as long as predicted.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from planning.traffic import mean_rate
 from planning.workers import Task, Workers
 from traces.reshape import only, reshaped
 
-_REPLICAS, MOST_ARRIVALS = 16, 4000  # upper limits
-_LOADS = (0.15, 0.35, 0.6, 0.8)  # shares of the highest rate
+_REPLICAS, MOST_ARRIVALS = 16, 4000  # maximum numbers of replicas and of requests that are simulated
+_LOADS = (0.15, 0.35, 0.6, 0.8)  # shares of the highest rate that are simulated, too
 _FINEST = 1.05  # ratio of two neighbouring rates
-_BEYOND = (2, 3, 5, 8)  # rates above the first that breaks an objective: some of them are tried, too
-_LEAST, _RATES = 1e-3, 200  # share of the traffic's rate; as many rates, up to 17 times that of the traffic
+_BEYOND = (2, 3, 5, 8)  # numbers of rates above the first that breaks an objective, which are tried, too
+_LEAST, _RATES = 1e-3, 200  # lowest rate as a share of the traffic's; number of rates, up to 17 times the traffic's
 
 
 def engine_curves(workers: Workers[Question], engines: Sequence[Engine], gpus: int) -> list[EngineCurve]:
-    """Return a curve for each engine, in their order, for the replicas that fit into `gpus`, up to `_REPLICAS`.
+    """Return a curve for each engine, in the given order, for the replicas that fit into `gpus`, up to `_REPLICAS`.
 
     A curve has no points if the replicas meet the objectives at no rate.
     """
@@ -66,7 +67,7 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
 
 
 def _busiest(question: Question) -> Question:
-    """Return `question` with at most `MOST_ARRIVALS` consecutive requests: the stretch with the most tokens."""
+    """Return `question` with the stretch of up to `MOST_ARRIVALS` consecutive requests that has the most tokens."""
     requests = list(question.workload.requests)
     before = [0, *accumulate(request.prompt_len + request.output_len for request in requests)]
     starts = range(max(len(requests) - MOST_ARRIVALS, 0) + 1)

@@ -1,6 +1,6 @@
-"""The surroundings of an answer: attainment with more and fewer replicas, and latency with more and less traffic.
+"""Curves around an answer: attainment with more and fewer replicas, and latency with more and less traffic.
 
-Each point is a separate, complete run on the same requests; at other rates they arrive faster or slower.
+Each point is a separate, complete run on the same requests; at other rates the requests arrive faster or slower.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from planning.traffic import mean_rate
 from planning.workers import Task, Workers
 from traces.reshape import reshaped
 
-# Shares of the rate at which an objective breaks: close together where latency turns up.
+# Shares of the rate at which an objective breaks. They are close together where latency begins to rise steeply.
 _LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
 _P99 = tuple(Objective(f"{metric} p99", ((metric, math.inf),), Fraction(99, 100)) for metric in ("ttft_ms", "tpot_ms"))
 
 
 def fleet_curve(workers: Workers[Question], engine: Engine, replicas: int, most: int) -> list[FleetPoint]:
-    """Return points around `replicas`, three fewer and three more, further apart in large fleets."""
+    """Return points around `replicas`: three with fewer and three with more replicas, further apart in large fleets."""
     stride = max(replicas // 8, 1)
     around = {replicas - 1, replicas + 1, *(replicas + stride * step for step in range(-3, 4))}
     numbers = sorted(number for number in around if 1 <= number <= most)
@@ -36,7 +36,7 @@ def fleet_curve(workers: Workers[Question], engine: Engine, replicas: int, most:
 
 
 def load_curve(workers: Workers[Question], engine: Engine, replicas: int, headroom_percent: int) -> list[LoadPoint]:
-    """Return points from light load to beyond the rate at which an objective breaks, the traffic's rate included."""
+    """Return points from a low rate to beyond the rate at which an objective breaks, and one at the traffic's rate."""
     knee = 1 + headroom_percent / 100
     scales: Sequence[float] = sorted({1.0, *(round(knee * load, 4) for load in _LOADS)})
     tasks: list[Task[Question, LoadPoint]] = [
@@ -46,7 +46,7 @@ def load_curve(workers: Workers[Question], engine: Engine, replicas: int, headro
 
 
 def fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint:
-    """Return the point of `replicas` replicas, at the centre and at both ends of the 90 % interval of step times."""
+    """Return the point for `replicas`, with step times as predicted and at both ends of their 90 % interval."""
     likely, fast, slow = (
         _whole(at_share(question, engine, replicas, share, to_the_end=True)) for share in (LIKELY, FAST, SLOW)
     )

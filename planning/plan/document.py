@@ -1,4 +1,4 @@
-"""A plan as one document: the answer, the evidence for it, what lost, and its inputs.
+"""A plan as one document: the answer, the evidence for it, the alternatives that lost, and its inputs.
 
 `tokentwin plan` prints and saves it, a job of the Plan page keeps it, and `tokentwin export` reads it.
 """
@@ -20,11 +20,11 @@ from serving.figures import NOTHING, counted, shown_band, shown_number, shown_sh
 from serving.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
 from traces.document_table import table_of
 
-SURE = 0.99  # the greatest probability that is shown: nobody knows the tail beyond
+SURE = 0.99  # the greatest probability that is shown, because the tail of the error beyond it is not known
 
 
 def percent(probability: float) -> str:
-    """Return a probability in whole percent; the ends are open."""
+    """Return a probability in whole percent, or `> 99 %`."""
     return f"> {shown_share(SURE)}" if probability >= SURE else shown_share(probability or 1e-9)
 
 
@@ -37,7 +37,7 @@ class Observed(Part):
 
 
 class Offered(Observed, Point):
-    """A fleet that meets all objectives, and the probability of that."""
+    """A fleet that meets all objectives if steps are as predicted, and the probability that it does."""
 
     holds: Number = fact(
         "probability that every SLO holds, given the uncertainty of step times and other random traffic; null if "
@@ -54,7 +54,7 @@ class Fewer(Observed):
 
 
 class FleetPoint(Part):
-    """The figures of a number of replicas, as predicted and at both ends of the 90 % interval."""
+    """The figures of a number of replicas, with step times as predicted and at both ends of their 90 % interval."""
 
     replicas: int = fact("replicas that carry the traffic")
     attainment: float = fact("share of the requests within every bound", "fraction")
@@ -69,7 +69,7 @@ class FleetPoint(Part):
 
 
 class Choice(FleetPoint):
-    """A number of replicas that a planner may choose, by the risk taken."""
+    """A number of replicas that a user may choose, depending on the accepted risk."""
 
     gpus: int = fact("GPUs of all replicas, spares included")
     usd_per_hour: float = fact("price of all GPUs, spares included", "$/h")
@@ -77,7 +77,7 @@ class Choice(FleetPoint):
 
 
 class Choices(Part):
-    """The recommended engine with fewer and more replicas. Choices with the same number of replicas are the same."""
+    """The recommended engine with fewer and more replicas. Two choices with equal numbers of replicas are identical."""
 
     as_predicted: Choice = fact("the fewest replicas that meet every SLO if steps take as long as predicted")
     recommended: Choice = fact("the answer, whose SLOs hold with the accepted risk")
@@ -100,7 +100,7 @@ class TrustSection(Part):
 
 
 class Recommendation(Offered):
-    """The offer that is worth most, and the evidence for it."""
+    """The recommended fleet, and the evidence for it."""
 
     deployment: dict[str, Any] = fact("the deployment of one replica; with a split, it includes the replica's fleet")
     vllm_serve: str | None = fact("the command that serves one replica; null if there is none")
@@ -129,7 +129,7 @@ class Recommendation(Offered):
     seen: dict[str, str] = fact("the observed value of each objective, in words", default={})
 
     def to_change(self) -> Deployment:
-        """Return the deployment for somebody who changes it: if memory gave its KV blocks, it will again."""
+        """Return the deployment for a user who changes it; KV blocks that came from memory come from it again."""
         stated = {**self.deployment, "scheduler": dict(self.deployment.get("scheduler", {}))}
         if stated.get("gpu_memory_utilization") is not None:
             stated["scheduler"].pop("num_blocks", None)
@@ -137,7 +137,7 @@ class Recommendation(Offered):
 
     @property
     def headroom(self) -> str:
-        """The headroom in percent; open if nothing that was tried broke the SLOs."""
+        """The headroom in percent; `more than ...` if no rate that was tried broke an SLO."""
         return f"{'' if self.breaks_first else 'more than '}{self.headroom_percent} %"
 
     @property
@@ -147,12 +147,12 @@ class Recommendation(Offered):
 
     @property
     def headroom_range(self) -> str:
-        """The headroom from slow steps to fast ones, over all draws of the traffic; empty if unknown."""
+        """The range of the headroom from slow to fast steps, over all draws of the traffic; empty if unknown."""
         return "" if self.headroom_band is None else f"{shown_band(*self.headroom_band)} %"
 
     @property
     def plausible(self) -> str:
-        """The GPUs that it may take, from the fast to the slow end of the 90 % interval of step times."""
+        """The range of the number of GPUs needed, from the fast to the slow end of the 90 % interval of step times."""
         return shown_band(*self.plausible_gpus)
 
     @property
@@ -162,7 +162,7 @@ class Recommendation(Offered):
 
 
 class Dearer(Part):
-    """An engine that was given up: its cheapest fleet costs more than the answer."""
+    """An engine whose search ended early, because its cheapest fleet costs more than the answer."""
 
     engine: str = fact("one replica")
     usd_per_hour_at_least: float = fact("lowest possible price of a fleet of this engine", "$/h")
@@ -177,7 +177,7 @@ class Infeasible(Part):
 
 
 class LoadPoint(Part):
-    """The latencies of the recommended fleet at some rate; null if the request at that rank did not finish."""
+    """The latencies of the recommended fleet at one rate; a percentile is null if its request did not finish."""
 
     requests_per_s: float = fact("mean rate", "requests/s")
     ttft_p99_ms: Number = fact("99th percentile of TTFT", "ms")
@@ -188,14 +188,14 @@ class LoadPoint(Part):
 
 
 class RatePoint(Point):
-    """Replicas of an engine at a rate of the plan's traffic."""
+    """The figures of an engine's replicas at one rate of the plan's traffic."""
 
     requests_per_s: float = fact("mean rate of one replica", "requests/s")
     concurrency: float = fact("mean number of requests in one replica at a time (Little's law)")
 
 
 class EngineCurve(Part):
-    """The capacity of an engine within the SLOs, on as many GPUs as are recommended, or up to 16 replicas."""
+    """The capacity of an engine within the SLOs, on the recommended number of GPUs but no more than 16 replicas."""
 
     engine: str = fact("one replica")
     gpu: str = fact("GPU of the engine")
@@ -340,7 +340,7 @@ class PlanDocument(Document):
             yield Line(best.vllm_serve, "command")
 
     def fleets(self, points: Sequence[Point], more: Sequence[tuple[Column, Sequence[Any]]], title: str = "") -> Table:
-        """Return fleets with what they cost and give, and `more` columns with their cells."""
+        """Return a table of fleets with their prices and throughputs, and `more` columns with their cells."""
         rows = [
             (
                 _SETTING.sub("\n ", point.called(self.spares)),
@@ -353,7 +353,7 @@ class PlanDocument(Document):
         return Table((*_COSTS, *(column for column, _ in more)), rows, title)
 
     def shown_offers(self) -> Table:
-        """Return the fleets that meet the SLOs, the recommended one first, with the room for KV of an engine."""
+        """Return the fleets that meet the SLOs, the recommended fleet first, with the KV capacity of an engine."""
         best = self.recommendation
         offers = [*([best] if best else ()), *self.runners_up]
         rooms = [self.candidates.get(offer.engine, Candidate()) for offer in offers]
@@ -365,11 +365,11 @@ class PlanDocument(Document):
         return self.fleets(offers, more, "Fleets that meet the SLOs")
 
     def shown_others(self) -> Iterator[Line]:
-        """Yield the engines that were given up, and why."""
+        """Yield the engines that cost more or cannot meet the SLOs, with the reason."""
         for dearer in self.dearer:
             price = f"at least {shown_usd(dearer.usd_per_hour_at_least)}/h"
             yield Line(f"more expensive: {dearer.engine}, {price}{self._room(dearer.engine)}")
-        for no in self.infeasible[self.recommendation is None :]:  # if there is none, the first is the answer
+        for no in self.infeasible[self.recommendation is None :]:  # without one, the answer has the first
             verdict = "borderline" if no.borderline else "not feasible"
             yield Line(f"{verdict}: {no.engine}: {no.reason}{self._room(no.engine)}")
 
@@ -389,7 +389,7 @@ class PlanDocument(Document):
 def traffic_in_words(
     requests: int, seconds: float, rate: float | None, prompt_tokens: float | None, output_tokens: float | None
 ) -> str:
-    """Return the number of requests, their time, the rate (None: all at once), and the mean lengths if known."""
+    """Return in words the number of requests, their time span, the rate (None: all at once), and known mean lengths."""
     arriving = "all at once" if rate is None else f"{shown_number(rate)} per second"
     text = f"{counted(requests, 'request')} in {shown_number(seconds)} s, {arriving}"
     if prompt_tokens is None or output_tokens is None:
@@ -408,7 +408,7 @@ class _Fleet(Point):
 
 
 ROOM_HELP = "Capacity of one engine's KV memory: in tokens, or in requests of mean length with complete answers."
-_SETTING = re.compile(r" (?=\w+=)")  # before a setting in the name of an engine, which has a line of its own
+_SETTING = re.compile(r" (?=\w+=)")  # the space before a setting in an engine's name; settings go on separate lines
 _ROUND = Form(lambda count: NOTHING if count is None else f"{count:,.0f}", "%.0f")
 _COSTS = (
     Column("fleet"),

@@ -1,8 +1,8 @@
-"""Other draws of the traffic: they show whether an answer holds beyond the one draw of arrivals it was found on.
+"""Other random draws of the traffic, which show whether an answer holds beyond the draw for which it was found.
 
-A specification is drawn again from other seeds. A trace was drawn once, so its requests and its gaps are put into
-another order, in blocks that keep bursts together (the block bootstrap, here without replacement: a request that came
-twice would hit its own prompt in the prefix cache). Either way requests come at the planned rate.
+A specification is drawn again with other seeds. A trace exists only once, so its requests and gaps are put into another
+order, in blocks that keep bursts together. This is the block bootstrap without replacement, because a request that came
+twice would hit its own prompt in the prefix cache. In both cases requests arrive at the planned rate.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from serving.workload import Workload, WorkloadRequest
 from traces.reshape import at_rate
 
 DRAWS = 2
-_BLOCKS = 20  # blocks of a trace: long enough to hold a burst, and enough of them to give other orders
+_BLOCKS = 20  # number of blocks of a trace; blocks can hold a burst, and there are enough of them to reorder
 
 
 def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Workload]:
-    """Return the workloads that `draw` makes from 1, 2, ..., each brought to the rate of `planned`.
+    """Return the workloads that `draw` makes from 1, 2, ..., each scaled to the rate of `planned`.
 
-    Draws that are refused are left out, such as one of very little traffic; empty if requests wait for others.
+    A draw that raises UserError, such as a draw with very little traffic, is left out. Returns no workloads if requests
+    wait for the answers to others.
     """
     workloads: list[Workload] = []
     for number in range(1, DRAWS + 1) if not waits_for_answers(planned) else ():
@@ -38,11 +39,11 @@ def drawn_again(planned: Workload, draw: Callable[[int], Workload]) -> list[Work
 
 
 def reordered(planned: Workload) -> Callable[[int], Workload]:
-    """Return a function from a number to `planned` in another order: blocks of requests with the gap before each."""
+    """Return a function that reorders the blocks of `planned` by a number; each request keeps the gap before it."""
     requests = list(planned.requests)
     arrivals = [request.arrival_ns for request in requests]
     gaps = [after - before for before, after in pairwise(arrivals)]
-    gaps.insert(0, round(sum(gaps) / len(gaps)))  # nothing came before the first request
+    gaps.insert(0, round(sum(gaps) / len(gaps)))  # the first request has no gap before it
 
     def draw(number: int) -> Workload:
         blocks = np.array_split(np.arange(len(requests)), min(_BLOCKS, len(requests)))
@@ -58,7 +59,7 @@ def reordered(planned: Workload) -> Callable[[int], Workload]:
 
 
 def on_draw(question: Question, engine: Engine, draw: int) -> tuple[Question, Engine]:
-    """Return the question of one of its `draws`, and the engine with room for it."""
+    """Return the question for one of its `draws`, and the engine with room for the longest request of the draw."""
     traffic = question.draws[draw]
     requests = sum(1 for _ in traffic.requests)
     there = replace(question, workload=traffic, requests=requests, draws=())
@@ -66,9 +67,10 @@ def on_draw(question: Question, engine: Engine, draw: int) -> tuple[Question, En
 
 
 def _with_room(engine: Engine, planned: Workload, other: Workload) -> Engine:
-    """Return the engine for `other`, if that has a longer request than `planned`.
+    """Return the engine with room for the longest request of `other`, if it is longer than those of `planned`.
 
-    An engine with a stated length stays as it is, and so does our own, whose model has no more positions.
+    An engine with a stated maximum length stays as it is. So does our own engine, because its model has no more
+    positions.
     """
     deployment, room = engine.deployment, engine.deployment.scheduler.max_model_len
     if all(request.prompt_len + request.output_limit <= room for request in other.requests):

@@ -1,10 +1,12 @@
-"""The range in which a plan's answer lies, within seconds, from few and short simulations.
+"""The likely range of a plan's answer, found within seconds from few and short simulations.
 
-The lower end is the fewest replicas that meet the SLOs on the planned traffic, with steps as slow as the risk asks. The
-upper end is enough for each other draw of the traffic, too, or as many as more certainty is worth. The range goes from
-the first to the second, over all candidates that may still be worth most. Short traffic is simulated whole. For longer
-traffic the range goes from an ordinary stretch of it to the busiest, on parts of fleets: replicas behind a router that
-spreads requests evenly are alike. Of many candidates, the cheapest at the roofline are tried; the others are assumed to
+The lower end is the fewest replicas that meet the SLOs on the planned traffic, with steps as slow as the accepted risk
+demands. The upper end is enough for every other draw of the traffic, too, or as many replicas as a higher probability
+is worth. The range covers all candidates that may still have the highest worth.
+
+Short traffic is simulated whole. For longer traffic the lower end comes from an ordinary stretch of it, and the upper
+end from the busiest stretch. Only a part of a fleet is simulated, since replicas behind a router that spreads requests
+evenly are alike. If there are many candidates, only the cheapest at the roofline are tried; the others are assumed to
 exceed their roofline by the same factors.
 """
 
@@ -30,14 +32,14 @@ from planning.workers import Workers
 from serving.workload import Workload, WorkloadRequest
 from traces.reshape import only, reshaped
 
-_TRIED = 6  # candidates
-_WORK = 4000  # requests of a simulation of each candidate, together
-_MARGIN = 0.15  # share of a stretch's rate, up and down
-_ALONE = 150  # requests: when each has a replica to itself, latencies hardly differ
+_TRIED = 6  # maximum number of candidates that are simulated
+_WORK = 4000  # number of requests in one simulation of each candidate, summed over candidates
+_MARGIN = 0.15  # share by which the rate of a stretch is raised and lowered
+_ALONE = 150  # number of requests that are tried with a replica to themselves, since their latencies hardly differ
 
 
 class Between(NamedTuple):
-    """An engine, and the fewest and the most replicas that the answer may have of it."""
+    """An engine, and the lowest and highest number of its replicas that the answer may have."""
 
     engine: Engine
     low: int
@@ -45,10 +47,12 @@ class Between(NamedTuple):
 
 
 class FirstAnswer(NamedTuple):
-    """The fewest and the most GPUs, and dollars an hour, of all fleets that may be the answer, spares included.
+    """The range of all fleets that may be the answer, spares included.
 
     Attributes:
-        engines: engines that may be the answer, by name, the cheapest first
+        gpus: lowest and highest number of GPUs
+        usd_per_hour: lowest and highest price in dollars an hour
+        engines: names of the engines that may be the answer, the cheapest first
     """
 
     gpus: tuple[int, int]
@@ -59,7 +63,7 @@ class FirstAnswer(NamedTuple):
 def first_answer(
     question: Question, engines: Sequence[Engine], limits: Limits, draws: Callable[[], Sequence[Workload]]
 ) -> FirstAnswer | None:
-    """Return the range; None if probably no fleet will do. `draws` makes other draws of the traffic."""
+    """Return the range; None if probably no fleet meets the SLOs. `draws` returns other draws of the traffic."""
     ranked = at_roofline(question, engines)
     tried, rest = ranked[:_TRIED], ranked[_TRIED:]
     enough = _WORK // len(tried)
@@ -82,7 +86,7 @@ def first_answer(
 
 
 def _spanning(known: Sequence[Between], guessed: Sequence[Between], limits: Limits) -> FirstAnswer:
-    """Return the range of all fleets that may be the answer. Guessed ones may be cheaper than the known ones."""
+    """Return the range of all fleets that may be the answer; `guessed` fleets may be cheaper than `known` ones."""
     dearest = max(_usd(engine, high, limits) for engine, _, high in known)
     ends = [(engine, n) for engine, low, high in known for n in (low, high)]
     for engine, low, high in guessed:
@@ -94,9 +98,10 @@ def _spanning(known: Sequence[Between], guessed: Sequence[Between], limits: Limi
 
 
 def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
-    """Return the engines and their replicas at the roofline, the cheapest on each kind and number of GPUs first.
+    """Return the engines and their numbers of replicas at the roofline, sorted by price.
 
-    Engines on the same GPUs come in turns. Engines that are too slow for a single user come last.
+    First comes the cheapest engine of each kind and number of GPUs, then the second cheapest of each, and so on.
+    Engines that are too slow for a single user come last.
     """
     mean, rate = MeanRequest.from_requests(list(question.workload.requests)), mean_rate(question.workload)
     slowest_s = dict(question.objectives.bounds).get("tpot_ms", math.inf) / 1e3
@@ -110,7 +115,7 @@ def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Eng
 
     sized = [(engine, *replicas(engine)) for engine in engines]
     sized.sort(key=lambda entry: (entry[1], max(entry[2], 1.0) * entry[0].usd_per_hour))
-    alike = Counter[tuple[str, int]]()  # engines on the same GPUs come in turns
+    alike = Counter[tuple[str, int]]()  # number of engines so far by kind and number of GPUs
     turns = []
     for engine, _, n in sized:
         alike[engine.gpu, engine.gpus] += 1
@@ -123,7 +128,7 @@ def _usd(engine: Engine, replicas: int, limits: Limits) -> float:
 
 
 def _fewest(question: Question, engines: Sequence[Engine], limits: Limits, enough: int) -> list[tuple[Engine, int]]:
-    """Return the fewest replicas of each engine that may win, at the lower end of the range."""
+    """Return the lower end of the range: the fewest replicas of each engine that may be the answer."""
     trial = partial(try_share, enough=enough, busiest=False)
     with Workers(question, jobs=1) as workers:
         searched = search(
@@ -133,9 +138,10 @@ def _fewest(question: Question, engines: Sequence[Engine], limits: Limits, enoug
 
 
 def _most(question: Question, engine: Engine, low: int, limits: Limits, enough: int, may_win: float) -> int:
-    """Return the most replicas that the answer may have, at least `low`.
+    """Return the highest number of replicas that the answer may have; it is at least `low`.
 
-    They meet the objectives on all draws, or on the busiest stretch; or they are the most whose price may still win.
+    It meets the objectives on all draws or on the busiest stretch, or it is the highest number with a price that may
+    still win.
     """
     asked = [on_draw(question, engine, draw) for draw in range(len(question.draws))] or [(question, engine)]
     most = low
@@ -152,10 +158,10 @@ def _most(question: Question, engine: Engine, low: int, limits: Limits, enough: 
 
 
 def try_share(question: Question, engine: Engine, replicas: int, enough: int, busiest: bool = True) -> Trial:
-    """Return a trial of `replicas`, on the smallest part of them that gets `enough` requests. Figures are of the part.
+    """Return a trial of `replicas` on the smallest part of them that gets `enough` requests; figures are of the part.
 
-    Only slow steps are tried: a fleet that meets the objectives with them meets all anyway. On the whole traffic,
-    unless only the `busiest` stretch is asked for, it is the trial that the search will ask for.
+    Only slow steps are tried, because a fleet that meets the objectives with slow steps always meets them. If the whole
+    traffic is simulated and `busiest` is not set, the trial is the one that the search will make.
     """
     some, part = _share(question, replicas, enough, busiest)
     if some is question and not busiest:
@@ -165,15 +171,16 @@ def try_share(question: Question, engine: Engine, replicas: int, enough: int, bu
 
 
 def _share(question: Question, replicas: int, enough: int, busiest: bool) -> tuple[Question, int]:
-    """Return the question for a part of a fleet, and its replicas.
+    """Return the question for a part of a fleet, and the number of replicas of the part.
 
-    For longer traffic it is a stretch of it, a bit faster or slower.
+    The traffic of the question is a stretch of the part's traffic, at a slightly higher or lower rate. Traffic of up to
+    `enough` requests stays as it is, on all replicas.
     """
     requests = list(question.workload.requests)
     if len(requests) <= enough:
         return question, replicas
     part = math.ceil(enough * replicas / len(requests))
-    places: dict[str | int, int] = {}  # a conversation is taken or left as a whole
+    places: dict[str | int, int] = {}  # a conversation is taken or left out as a whole
     at = [places.setdefault(request.session or request.id, len(places)) for request in requests]
     taken = [r for r, place in zip(requests, at, strict=True) if _falls_on(place, part, replicas)]
     some = _only(question, _stretch(taken, enough, busiest))
@@ -182,12 +189,12 @@ def _share(question: Question, replicas: int, enough: int, busiest: bool) -> tup
 
 
 def _falls_on(place: int, part: int, replicas: int) -> bool:
-    """Return True if the arrival number `place` goes to the given part of the replicas, spread evenly."""
+    """Return True if arrival number `place` goes to the `part` of the replicas when arrivals are spread evenly."""
     return (place + 1) * part // replicas > place * part // replicas
 
 
 def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[WorkloadRequest]:
-    """Return `most` consecutive requests with the most tokens a second, or with the median."""
+    """Return the `most` consecutive requests with the most tokens a second, or the stretch with the median number."""
     if len(requests) <= most:
         return requests
     begins = [*range(0, len(requests) - most, max(most // 4, 1)), len(requests) - most]
@@ -204,7 +211,7 @@ def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[
 
 
 def try_some_alone(question: Question, engine: Engine) -> Trial:
-    """Run `try_alone` for the first `_ALONE` requests."""
+    """Return the trial of `try_alone` for the first `_ALONE` requests."""
     return try_alone(_only(question, list(question.workload.requests)[:_ALONE]), engine)
 
 

@@ -15,7 +15,7 @@ from serving.errors import UserError
 def record_fleet(
     request: PlanRequest, engine: str, replicas: int, out: Path, *, overwrite: bool = False, tell: Tell = quiet
 ) -> SimulatedRun:
-    """Record `replicas` of the candidate called `engine`. Raises UserError if it is unknown, or if `out` exists."""
+    """Record `replicas` of the candidate named `engine`. Raises UserError if it is unknown, or if `out` exists."""
     workload = request.workload(at_named_rate=True)
     candidates = {candidate.name: candidate for candidate in priced_candidates(request, workload).engines}
     if engine not in candidates:

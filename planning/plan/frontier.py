@@ -1,8 +1,8 @@
-"""The fleets that meet the SLOs and that no other such fleet beats.
+"""The Pareto frontier: the fleets that meet the SLOs and are not beaten by another fleet that meets them.
 
-They are compared in tokens per second of a user and of a GPU, or in tokens per second of a user and tokens for a
-dollar. Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points lie densest
-there.
+Fleets are compared in tokens per second of a user and tokens per second of a GPU, or in tokens per second of a user and
+tokens per dollar. Bisection tries fleets ever closer to the number of replicas at which an objective breaks, so points
+lie closest together there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STEADY = "in steady operation; figures of a run divide by its complete time ins
 
 
 class Fleet(Part):
-    """Replicas of an engine, and their cost. Spares are paid for but carry nothing."""
+    """Replicas of an engine, and their cost. Spares are paid for but serve no traffic."""
 
     engine: str = fact("one replica: its split, parallelism, GPU, and other settings that distinguish it")
     replicas: int = fact("replicas that serve the traffic, without spares")
@@ -29,12 +29,12 @@ class Fleet(Part):
     usd_per_hour: float = fact("price of all GPUs, spares included", "$/h")
 
     def called(self, spares: int = 0) -> str:
-        """Return `4 × TP4 H100`, or `3+1 × TP4 H100`: the replicas that carry the traffic, and `spares`."""
+        """Return the name of the fleet, such as `4 × TP4 H100`, or `3+1 × TP4 H100` with one spare replica."""
         return f"{self.replicas}{f'+{spares}' if spares else ''} × {self.engine}"
 
 
 class Point(Fleet):
-    """One simulated fleet. Tokens of a GPU and for a dollar are those of steady operation (`steady`)."""
+    """One simulated fleet. Its tokens per GPU and per dollar are those of steady operation (`steady`)."""
 
     tok_s_user: Number = metric_fact("tok_s_user")
     tok_s_gpu: Number = metric_fact("tok_s_gpu")
@@ -47,7 +47,7 @@ class Point(Fleet):
 
 
 def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
-    """Return the point of a trial that ran to its end. Raises ValueError for one that was stopped."""
+    """Return the point of a trial that ran to its end. Raises ValueError for a trial that was stopped early."""
     figures = trial.figures
     if figures is None:
         raise ValueError("a trial that was stopped early has no figures")
@@ -75,14 +75,14 @@ def per_gpu(point: Point) -> float:
 
 
 def per_dollar(point: Point) -> float:
-    """Return output tokens for a dollar; infinite if nothing costs anything, NaN if it is not known."""
+    """Return output tokens per dollar; infinite if the price is 0, NaN if the throughput is not known."""
     if point.usd_per_mtok_out is None:
         return math.nan
     return 1e6 / point.usd_per_mtok_out if point.usd_per_mtok_out else math.inf
 
 
 def pareto(points: Iterable[Point], gain: Callable[[Point], float] = per_gpu) -> list[Point]:
-    """Return the points that meet the SLOs and are beaten by no other such point, fastest first.
+    """Return the points that meet the SLOs and are not beaten by another point that meets them, fastest first.
 
     A point is beaten if another equals or exceeds it in both tokens per second of a user and `gain`. Points that lack a
     figure are left out.
@@ -92,7 +92,7 @@ def pareto(points: Iterable[Point], gain: Callable[[Point], float] = per_gpu) ->
 
 
 def unbeaten(points: Sequence[Point], gain: Callable[[Point], float] = per_gpu) -> list[int]:
-    """Return the indices of the points in `pareto`, in its order."""
+    """Return the indices of the points that `pareto` returns, in the same order."""
     ranked = sorted(
         (-point.tok_s_user, -gain(point), point.usd_per_hour, point.engine, at)
         for at, point in enumerate(points)

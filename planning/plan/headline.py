@@ -1,4 +1,4 @@
-"""The first sentences about a plan: a choice with its risk, and the fleets that come close to it.
+"""The first sentences about a plan: a fleet with its risk, and the fleets that cost little more.
 
 The command line, the Plan page and reports use the same words.
 """
@@ -15,12 +15,12 @@ from serving.figures import counted, shown_change, shown_number, shown_share, sh
 if TYPE_CHECKING:
     from planning.plan.first_answer import FirstAnswer
 
-_NAMED = 3  # engines of a first answer that are named
-_NEAR = 0.25  # share of the answer's price: a dearer fleet is not shown beside it
+_NAMED = 3  # maximum number of engines that a first answer names
+_NEAR = 0.25  # share of the answer's price by which a fleet that is shown beside it may cost more
 
 
 def first_answer(answer: FirstAnswer | None) -> str:
-    """Return the range in which the answer lies, in words; `answer` is None if probably no fleet will do."""
+    """Return in words the range in which the answer lies; `answer` is None if probably no fleet meets the SLOs."""
     if answer is None:
         return "From quick estimates: probably no fleet meets the SLOs, because every fleet that was tried breaks them"
     (few, many), (least, most) = answer.gpus, answer.usd_per_hour
@@ -33,7 +33,7 @@ def first_answer(answer: FirstAnswer | None) -> str:
 
 
 def risk(by_risk: Choices | None) -> str:
-    """Say `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them`."""
+    """Return a text like `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them`."""
     holds = None if by_risk is None else by_risk.recommended.holds
     if by_risk is None or holds is None:
         return "The probability that the SLOs hold is unknown."
@@ -47,7 +47,7 @@ def risk(by_risk: Choices | None) -> str:
 
 
 def choices(by_risk: Choices) -> str:
-    """Return what less and more caution would take: `12 GPUs would be enough if steps were as predicted`."""
+    """Return the GPUs for more and for less risk: `12 GPUs would be enough if steps were as predicted`."""
     likely, chosen, whole = by_risk.as_predicted, by_risk.recommended, by_risk.whole_interval
     fewer = counted(likely.gpus, "GPU") if likely.gpus < chosen.gpus else "No fewer"
     text = f"{fewer} would be enough if steps were as predicted"

@@ -1,7 +1,7 @@
 """Objectives of a fleet: bounds on request metrics, and the share of the requests that must meet them.
 
-A percentile and an attainment are one idea: `ttft_ms p99<=500` holds when 99 of 100 requests have their first token
-within 500 ms. A request that does not finish breaks every bound, so rejecting traffic never helps.
+A percentile also states such a share: `ttft_ms p99<=500` holds if 99 of 100 requests have their first token within
+500 ms. A request that does not finish breaks every bound, so rejecting traffic never helps.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FORM = "must be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment)
 _BOUND = re.compile(r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=\s*(?P<bound>\S+)")
 _ATTAINMENT = re.compile(r"attainment\s*>=\s*(?P<share>\S+)")
 
-_ENDLESS = re.compile(r"[eE][+-]?\d{4}")  # exponents of numbers that would take for ever to write out
+_ENDLESS = re.compile(r"[eE][+-]?\d{4}")  # exponents of numbers with too many digits to compute
 _LONGEST_MS = 10**12  # 32 years
-_SHORTEST_MS = 0.01  # two or three kernel launches; no step is shorter, so only queueing can be
+_SHORTEST_MS = 0.01  # time of two or three kernel launches; steps take longer, and only queueing can be shorter
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Objective:
     attainment: bool = False
 
     def allowed(self, requests: int) -> int:
-        """Return how many of the requests may break a bound.
+        """Return the number of the requests that may break a bound.
 
-        A percentile is number ceil(share * n) of n, by nearest rank.
+        By nearest rank, a percentile of n sorted values is the value number ceil(share * n).
         """
         return requests - math.ceil(self.share * requests)
 
     def misses(self, metrics: RunMetrics) -> tuple[int, int]:
-        """Return how many requests break a bound, and how many count."""
+        """Return the number of requests that break a bound, and the number of requests that count."""
         if self.attainment:
             good = _keeping(metrics, self.bounds)
             return int((~good).sum()), len(good)
@@ -58,7 +58,7 @@ class Objective:
         return int((unfinished | (values > bound)).sum()), int((unfinished | (values == values)).sum())
 
     def observed(self, metrics: RunMetrics) -> float:
-        """Return the percentile in ms, infinite if it falls on a request that did not finish; or the attainment."""
+        """Return the attainment, or the percentile in ms, which is infinite if it falls on an unfinished request."""
         if self.attainment:
             misses, counted = self.misses(metrics)
             return 1.0 - misses / counted
@@ -82,7 +82,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Objectives:
-    """The objectives of a plan, and the bounds by metric that attainment counts (the loosest of each metric)."""
+    """The objectives of a plan, and the bound of each metric for the attainment (the loosest that is stated)."""
 
     slos: tuple[Objective, ...]
     bounds: tuple[tuple[str, float], ...]
@@ -92,11 +92,11 @@ class Objectives:
         return float(_keeping(metrics, self.bounds).mean())
 
     def broken(self, metrics: RunMetrics) -> tuple[float, ...]:
-        """Return for each of `bounds` the share of all requests that break it."""
+        """Return the share of all requests that break each of `bounds`."""
         return tuple(1.0 - float(_keeping(metrics, (bound,)).mean()) for bound in self.bounds)
 
     def seen(self, objective: Objective, observed: float, broken: Sequence[float]) -> str:
-        """Return the observed value of an objective in words; for attainment, with the share that breaks each bound."""
+        """Return the observed value of an objective in words. For attainment, add the share that breaks each bound."""
         if not objective.attainment:
             text = shown_time(observed, 4)
             return text if math.isfinite(observed) else f"{text}: requests are turned away"
@@ -109,7 +109,7 @@ class Objectives:
 
 
 def parse_objectives(texts: Sequence[str]) -> Objectives:
-    """Parse objectives as written on the command line. Raises UserError that names the wrong one and the error."""
+    """Parse objectives as written on the command line. Raises a UserError that names the wrong objective."""
     percentiles: list[Objective] = []
     shares: list[tuple[str, Fraction]] = []
     bounds: dict[str, float] = {}
@@ -145,7 +145,7 @@ def _keeping(metrics: RunMetrics, bounds: Sequence[tuple[str, float]]) -> np.nda
     good = metrics.finished.copy()
     for metric, bound in bounds:
         values = metrics.values(metric)
-        good &= ~(values > bound)  # NaN: a finished request has no such value, and so cannot break the bound
+        good &= ~(values > bound)  # NaN: a finished request without a value cannot break the bound
     return good
 
 

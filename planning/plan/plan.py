@@ -1,4 +1,4 @@
-"""The way from a question to an answer: the search, the ranking, and a closer look at the winner."""
+"""The plan that answers a question: the search, the ranking, and a closer look at the winner."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from planning.plan.worth import Probabilities, most_worth, probabilities_of
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
-# Approximate numbers of simulations for the answer and its surroundings, and for the other choices on all draws.
+# Approximate numbers of simulations for the answer, for the fleets around it, and for the other choices on all draws.
 _KNEE, _HEADROOM, _ENDS, _NEAR, _CHOICES = 4, 6, 3, 2, 5
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a search: the most replicas that carry the traffic, and the number of spares besides."""
+    """The limits of a search: the maximum number of replicas that serve the traffic, and the number of spares."""
 
     most: int = 1024
     spares: int = 0
@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Offer:
-    """A fleet that meets all objectives, and how probably; by default the fewest replicas of its engine that do."""
+    """A fleet that meets all objectives, and the probability of that; by default it has the fewest such replicas."""
 
     engine: Engine
     point: Point
@@ -42,16 +42,17 @@ class Offer:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The offer of most worth and the evidence for it.
+    """The offer with the highest worth and the evidence for it.
 
     Attributes:
-        probabilities: how probably it meets all objectives
-        fewer: one replica fewer, run to the end; None if there would be none left
-        fast, slow: the fewest replicas at the ends of the cost model's 90 % interval, and
-        likely: as predicted
-        knee: how much more traffic it takes
-        headroom: the same from slow steps to fast ones, in percent (`headroom_band`)
-        choices: by replicas: this fleet, the likely one and the slow one, and how probably each holds
+        probabilities: probabilities that it meets all objectives
+        fewer: a trial of one replica fewer, run to the end; None if no replica would be left
+        fast, slow: fewest replicas that meet the objectives at the fast and the slow end of the 90 % interval of step
+            times; `slow` is None if no number does
+        likely: fewest replicas that meet the objectives if steps are as predicted
+        knee: largest increase of the traffic that the fleet can take
+        headroom: the increase in percent with slow steps and with fast steps (`headroom_band`)
+        choices: points and probabilities by number of replicas: of this fleet, and of the likely and the slow number
     """
 
     offer: Offer
@@ -71,10 +72,10 @@ class Plan:
 
     Attributes:
         runners_up: the next cheapest offers, of other engines
-        dearer: engines that were given up, the cheapest first
+        dearer: engines whose search ended early because they cost more, the cheapest first
         failures: engines for which no number of replicas is enough, the closest first; then engines that fit on no GPU
-        frontier: the simulated fleets that none beats in tokens/s of a user and of a GPU, and
-        by_price: in tokens/s of a user and tokens for a dollar
+        frontier: simulated fleets that no other fleet beats in both tokens/s of a user and tokens/s of a GPU
+        by_price: simulated fleets that no other fleet beats in both tokens/s of a user and tokens per dollar
         points: all fleets simulated to the end, by engine and replicas
         trials: number of fleets simulated in the search
     """
@@ -98,10 +99,10 @@ def make_plan(
     limits: Limits,
     progress: OnProgress = silent,
 ) -> Plan:
-    """Return the plan whose fleet is worth most (`most_worth`) among those that hold with the risk taken.
+    """Return the plan for the fleet with the highest worth (`most_worth`) that meets the SLOs with the accepted risk.
 
-    Mostly that is the cheapest fleet. Among equally dear ones it is the one with fewer GPUs, then with higher
-    attainment. It has as many replicas as hold with that risk on other draws of the traffic, too.
+    Usually that is the cheapest fleet. Among fleets with equal prices it is the fleet with fewer GPUs, then the fleet
+    with higher attainment. It has enough replicas to meet the SLOs with that risk on other draws of the traffic, too.
     """
     question = workers.common
     after = _KNEE + _HEADROOM + _ENDS + _NEAR + _CHOICES
@@ -117,7 +118,7 @@ def make_plan(
     if offers:
         offers = _by_worth(workers, offers, limits)
         reopened = _reopened(searched, offers[0], limits)
-        if reopened != searched:  # other draws made the answer dearer than engines given up for their price
+        if reopened != searched:  # other draws raised the answer's price above engines given up for theirs
             dearest = _may_win_below(offers[0])
             searched = search(
                 workers, engines, limits.most, limits.spares, RUNNERS_UP + 1, resumed=reopened, dearest=dearest
@@ -165,7 +166,7 @@ def _offer(entry: Searched, spares: int) -> Offer:
 
 
 def _offers(searched: Sequence[Searched], limits: Limits) -> list[Offer]:
-    """Return the fewest replicas of each engine that will do, the cheapest first."""
+    """Return the fewest replicas of each engine that meet the objectives, the cheapest first."""
     return sorted(
         (_offer(entry, limits.spares) for entry in searched if entry.replicas is not None),
         key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
@@ -173,13 +174,13 @@ def _offers(searched: Sequence[Searched], limits: Limits) -> list[Offer]:
 
 
 def _may_win_below(best: Offer) -> float:
-    """Return the price in dollars an hour at which a fleet that surely holds is worth as much as `best`."""
+    """Return the price in dollars an hour at which a fleet with probability `SURE` is worth as much as `best`."""
     probability = best.probabilities.mean if best.probabilities else None
     return best.point.usd_per_hour * (SURE / probability if probability else 1.0)
 
 
 def _reopened(searched: Sequence[Searched], best: Offer, limits: Limits) -> list[Searched]:
-    """Return `searched` with the engines open again that were given up but may be worth more than `best`."""
+    """Return `searched`, with the search open again for pruned engines that may be worth more than `best`."""
     below = _may_win_below(best)
     return [
         replace(entry, pruned=False)
@@ -190,7 +191,7 @@ def _reopened(searched: Sequence[Searched], best: Offer, limits: Limits) -> list
 
 
 def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limits) -> list[Offer]:
-    """Return the offer of most worth, then the next cheapest, one for each engine, and how probably each holds."""
+    """Return the offer with the highest worth, then the next cheapest of other engines, with their probabilities."""
     sized = most_worth(workers, [(o.engine, o.trial.replicas) for o in offers], limits.most, limits.spares)
     by_engine = {fleet.engine.name: (fleet.replicas, probabilities) for fleet, probabilities in sized}
     best = sized[0][0].engine.name
@@ -219,9 +220,9 @@ def _recommended(
     known: Sequence[tuple[Engine, Trial]],
     progress: OnProgress,
 ) -> tuple[Recommendation, list[tuple[Engine, Trial]]]:
-    """Examine the first offer, and try a replica fewer and a few more for the frontier.
+    """Examine the first offer, and try one replica fewer and a few more for the frontier.
 
-    Trials that are `known` to their end are not made again.
+    Fleets whose `known` trial ran to its end are not tried again.
     """
     best = offers[0]
     engine, replicas = best.engine, best.trial.replicas
@@ -231,7 +232,7 @@ def _recommended(
         for number in (replicas - 1, replicas + max(replicas // 4, 1))
         if 1 <= number <= limits.most and (engine.name, number) not in there
     ]
-    tasks: list[Task[Question, Any]] = [  # the longest first, and before any that may need its results
+    tasks: list[Task[Question, Any]] = [  # the longest task first, and each before tasks that may need its results
         partial(headroom_band, engine=engine, replicas=replicas, holds=(probabilities.planned, *probabilities.draws)),
         *(partial(attempt, engine=engine, replicas=number) for number, attempt in around),
         partial(knee, engine=engine, replicas=replicas),
@@ -250,7 +251,7 @@ def _recommended(
 def _choices(
     workers: Workers[Question], engine: Engine, known: Mapping[int, Probabilities], others: Sequence[int]
 ) -> dict[int, tuple[FleetPoint, Probabilities]]:
-    """Return by replicas the point and the probability of the `known` fleets and of the `others`."""
+    """Return the points and probabilities of the `known` fleets and of the `others`, by number of replicas."""
     more = [number for number in dict.fromkeys(others) if number not in known]
     simulated = probabilities_of(workers, [(engine, number) for number in more])
     by_replicas = {**known, **dict(zip(more, simulated, strict=True))}
@@ -259,9 +260,10 @@ def _choices(
 
 
 def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tuple[float, Infeasible]:
-    """Return why no fleet of an engine will do: the objective, and its best observed value. The excess comes first.
+    """Return the excess over the bound, and the reason why no fleet of an engine meets the objectives.
 
-    `nearly` is True if a fleet would do at the fast end of the interval of step times.
+    The reason names the objective and its best observed value. `nearly` is True if a fleet would meet the objectives at
+    the fast end of the interval of step times.
     """
     assert entry.alone is not None
     alone = entry.alone.decisive.figures

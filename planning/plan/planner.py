@@ -1,4 +1,4 @@
-"""The way from a request to its answer: the traffic, the candidates, the search, and the curves around the answer.
+"""The function that answers a plan request: the traffic, the candidates, the search, and the curves around the answer.
 
 The workers of a plan share their results, so that no simulation is made twice.
 """
@@ -28,7 +28,7 @@ from sim.router import find_router
 
 
 class Planners(Workers[Question]):
-    """Workers of a plan: each task gets the results of all tasks before it."""
+    """Workers of a plan. Each task gets the simulation results of all batches of tasks before its own."""
 
     def run(self, tasks: Sequence[Task[Question, Answer]]) -> list[Answer]:
         """Run the tasks as `Workers` does."""
@@ -40,7 +40,7 @@ class Planners(Workers[Question]):
 
 
 def _with_new_trials(question: Question, task: Task[Question, Answer], known: Trials) -> tuple[Answer, Trials]:
-    """Return the answer of a task, and its results that were not `known`."""
+    """Return the answer of a task, and the simulation results of the task that were not `known`."""
     runs = question.runs
     runs.add(known)
     answer = task(question)
@@ -48,10 +48,10 @@ def _with_new_trials(question: Question, task: Task[Question, Answer], known: Tr
 
 
 _CURVES = 45  # approximate number of simulations for the curves around an answer
-_OF_A_CANDIDATE, _OF_THE_ANSWER = 1, 80  # whole simulations of a plan: most of a candidate's are stopped early
+_OF_A_CANDIDATE, _OF_THE_ANSWER = 1, 80  # numbers of whole simulations; most of a candidate's are stopped early
 _REQUEST_S = 8e-5  # CPU time to simulate a request of docs/plan.md on an AMD EPYC; compiled core, 2026-11-23
-_LEAST = 0.5  # fewest simulations that count as left until all are done
-_TOLD = 0.1  # simulations between two reports
+_LEAST = 0.5  # minimum number of simulations that count as left until all are done
+_TOLD = 0.1  # number of simulations between two reports
 _UNTOLD = 0.1  # share of the simulations that must be done before the time left is estimated
 
 
@@ -66,9 +66,9 @@ def plan(
     """Return the cheapest fleet that meets the objectives of `request`. Raises UserError for impossible requests.
 
     Args:
-        jobs: simulations at once; by default one for each CPU
-        surroundings: also simulate more and fewer replicas, and more and less traffic, for the document
-        say: gets a line about the search, and within seconds a first answer, a range (`first_answer`)
+        jobs: number of simulations at a time; by default one for each CPU
+        surroundings: True to also simulate more and fewer replicas, and more and less traffic, for the document
+        say: called with a line about the search, and within seconds with the range of the answer (`first_answer`)
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)
@@ -111,9 +111,10 @@ def other_draws(request: PlanRequest, planned: Workload) -> list[Workload]:
 
 
 class _Pace:
-    """The share of the work that is done, in time: later simulations are assumed to take as long as the earlier ones.
+    """The share of the work that is done, by time; later simulations are assumed to take as long as the earlier ones.
 
-    Simulations count as they are done, by the requests that they have finished. The share is 0 until enough are done.
+    A simulation under way counts by the share of its requests that it has finished. The reported share is 0 until
+    enough simulations are done.
     """
 
     def __init__(self, tell: Tell, now_s: Callable[[], float] = perf_counter) -> None:
@@ -122,14 +123,14 @@ class _Pace:
         self._stage, self._share, self._done, self._left, self._said = "", 0.0, 0.0, 0.0, 0.0
 
     def expect(self, stage: str, left: float) -> None:
-        """Report that about `left` simulations of the whole traffic are still to come."""
+        """Take note that about `left` simulations of the whole traffic are still to be done."""
         self._stage, self._left = stage, left
         if self._simulating is None:
             self._simulating = self._now_s()
         self._say()
 
     def did(self, simulations: float) -> None:
-        """Report that `simulations` more are done."""
+        """Take note that `simulations` more simulations are done."""
         self._done += simulations
         self._left = max(self._left - simulations, _LEAST)
         if self._done >= self._said + _TOLD:

@@ -1,7 +1,7 @@
-"""The candidates that may serve the traffic of a request, and what times the steps of each.
+"""The candidates that may serve the traffic of a request, and their cost models.
 
-Steps are timed by kernel tables for any GPU and size, by a calibration of our own engine, which fixes the model and the
-GPU, or by a user's cost model.
+Steps are timed by kernel tables for any GPU and any number of GPUs, by a calibration of our own engine, which holds for
+one model and one GPU, or by a user's cost model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from serving.workload import Workload
 
 @dataclass(frozen=True)
 class KernelPricing:
-    """Kernel tables of each GPU, corrected by a calibration of an engine, or by the bundled corrections."""
+    """Pricing by the kernel tables of each GPU, corrected by a calibration of an engine or the bundled corrections."""
 
     learnt: ExternalCalibration | None = None
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -45,17 +45,17 @@ class KernelPricing:
 
 
 def _measured(calibration: Calibration, engine: Engine) -> JudgedCost:
-    """Price our own engine where it was calibrated; candidates differ only in policies, limits and CUDA graphs."""
+    """Return the cost model of our calibrated engine; candidates differ only in policies, limits and CUDA graphs."""
     return observed(StepCost(calibration, engine.deployment))
 
 
 def _own(name: str, engine: Engine) -> JudgedCost:
-    """Price by a user's cost model, given by its `module:Class`."""
+    """Return a user's cost model, given by its `module:Class`."""
     return observed(own_cost(name, engine.deployment))
 
 
 class Candidates(NamedTuple):
-    """The engines that may serve, those that cannot, and the pricing of their steps."""
+    """The engines that may serve the traffic, the combinations that cannot, and the pricing of steps."""
 
     engines: list[Engine]
     ruled_out: list[RuledOut]
@@ -72,7 +72,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     calibration, learnt = request.calibration, None
     if calibration is not None:
         if not (Path(calibration) / FILE).exists():
-            base_deployment(calibration)  # anything that is no calibration is refused as such
+            base_deployment(calibration)  # raises if this is not a calibration
             if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
                 remedy = "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
                 "leave these options out"
@@ -100,7 +100,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
 
 
 def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
-    """Return the calibrated engine under each policy and setting; its price has the name `cpu` or `cuda`."""
+    """Return the calibrated engine with each policy and setting; its price is listed under `cpu` or `cuda`."""
     prices, engines = request.prices, []
     base = completed(request.deployment, base_deployment(calibration))
     for settings in request.variations:

@@ -1,7 +1,8 @@
-"""The datasheet's estimate for a candidate, before anything is simulated or priced.
+"""The roofline estimate for a candidate, from the datasheet of its GPU, before anything is simulated or priced.
 
-A step takes at least as long as its FLOPs at the GPU's peak, and its bytes at the memory's bandwidth (the roofline:
-Williams, Waterman and Patterson, CACM 2009). Here every engine is always as full as its KV memory allows.
+A step takes at least as long as its FLOPs at the GPU's peak rate, and at least as long as its bytes at the memory's
+bandwidth (the roofline of Williams, Waterman and Patterson, CACM 2009). The estimate assumes that every engine always
+runs as many requests as its KV memory allows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from traces.metrics.step_metrics import StepWork
 
 
 class MeanRequest(NamedTuple):
-    """Mean tokens of a request: of its prompt, of the prompt's part that no other request has, and of its answer."""
+    """Mean numbers of tokens of a request.
+
+    Attributes:
+        prompt: tokens of the prompt
+        computed: tokens of the part of the prompt that no other request has
+        output: tokens of the answer
+    """
 
     prompt: float
     computed: float
@@ -29,7 +36,7 @@ class MeanRequest(NamedTuple):
 
     @classmethod
     def from_requests(cls, requests: Sequence[WorkloadRequest]) -> MeanRequest:
-        """Return the mean of `requests`."""
+        """Return the means over `requests`."""
         return cls(
             fmean(request.prompt_len for request in requests),
             fmean(sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests),
@@ -38,7 +45,12 @@ class MeanRequest(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """Lower bounds in seconds: a token for a single user, and a request for a whole replica."""
+    """Lower bounds of times in seconds.
+
+    Attributes:
+        token_s: time of an output token for a single user
+        request_s: time that a request adds to a replica that runs many requests
+    """
 
     token_s: float
     request_s: float
@@ -49,16 +61,17 @@ class Roofline(NamedTuple):
         context = mean.prompt + mean.output / 2
         batch = max(min(engine.kv_tokens / context, engine.deployment.scheduler.most_running), 1.0)
         work = StepWork(find_model(engine.deployment.model), engine.deployment, gpu)
-        # Steps with one row, with all rows, and with a prompt, which shares its step, and so the reading of weights.
+        # Three steps: with one row, with all rows, and with a prompt. The prompt shares its step with decodes, so it
+        # adds no time to read weights.
         compute, memory = _steps_s(work, [(0, 1, context), (0, batch, batch * context), (mean.computed, 0, 0)])
         request_s = max(mean.output * compute[1] / batch + compute[2], mean.output * memory[1] / batch)
         return cls(max(compute[0], memory[0]), request_s / sum(engine.split or (1,)))
 
 
 def _steps_s(work: StepWork, steps: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float]]:
-    """Return the seconds of computing and of moving data, for each step.
+    """Return the times for FLOPs and the times for memory traffic of each step, in seconds.
 
-    A step is its prompt tokens, its decode rows, and the tokens before them.
+    A step is given by its numbers of prompt tokens, of decode rows, and of tokens in the context of the decode rows.
     """
     prompts, rows, contexts = (np.array(column, dtype=float) for column in zip(*steps, strict=True))
     given = pa.table(

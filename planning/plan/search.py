@@ -1,13 +1,13 @@
-"""The least number of replicas of every engine that may be among the cheapest, all of them bisected in step.
+"""The search for the fewest replicas of every engine that may be among the cheapest, by bisection.
 
-In each round one fleet is tried for every engine still in the running. An engine leaves when the fewest replicas that
-it may need cost more than the cheapest fleets found so far, or half as much again as the cheapest of all: an engine
-that cannot win, nor come near, is never searched to the end.
+In each round one fleet is tried for every engine whose search is open. The search for an engine ends early (it is
+pruned) when the fewest replicas that it may need cost more than the cheapest fleets found so far, or half as much again
+as the cheapest fleet.
 
 The search begins at a lower bound that follows from throughput alone, without a simulation. An objective gives the time
-by which most requests must have their first or their last token. By then their prompts, or their output tokens, have
-passed through steps at the best rate that the cost model has for either; sharing steps with other work makes neither
-faster. The bound only skips trials that would fail: it is never an answer.
+by which most requests must have their first or their last token. By then their prompts, or their output tokens, must
+have been processed. The bound assumes the best rate that the cost model has for prompts or for output tokens, because
+sharing steps with other work makes neither faster. The bound only skips trials that would fail; it is never an answer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.step_plan import StepPlan
 
-_SHORTEST_CHUNK = 16  # tokens: prompts of a step are assumed this short, so that they have next to no attention
+_SHORTEST_CHUNK = 16  # assumed number of tokens of each prompt in a step, so few that attention takes hardly any time
 
 
 def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
-    """Return a number of replicas below which no fleet meets the objectives, if larger steps never take less time."""
+    """Return a lower bound of the replicas that meet the objectives; larger steps are assumed to take no less time."""
     workload, scheduler = question.workload, engine.deployment.scheduler
     prefilling, decoding = engine.split or (1, 1)  # engines of a replica
     if waits_for_answers(workload):
@@ -54,7 +54,7 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
 
 
 def _deadlines(objective: Objective, longest: int) -> tuple[float, float]:
-    """Return the ms after arrival within which a request that meets the objective has its first and its last token."""
+    """Return the maximum ms from arrival to the first and to the last token of a request that meets the objective."""
     bounds = dict(objective.bounds)
     e2e = bounds.get("e2e_ms", math.inf)
     first = min(bounds.get("ttft_ms", math.inf), e2e)
@@ -75,7 +75,7 @@ def _prefill_ns(cost: CostModel, tokens: int) -> int:
 
 
 def _output_token_ms(cost: CostModel, scheduler: SchedulerConfig) -> float:
-    """Return the best ms per output token: one token of context each, and every draft token accepted."""
+    """Return the shortest ms per output token; each row has one token of context, and all draft tokens are accepted."""
     per_row = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)
     most = min(scheduler.most_running, scheduler.most_step_tokens)
     times = ((rows, next(iter(cost.decode_run_ns(rows, rows, rows, 1)))) for rows in _doubling(1, most))
@@ -90,11 +90,11 @@ def _doubling(first: int, last: int) -> Iterable[int]:
     yield last
 
 
-_NEAR = 1.5  # times the price of the cheapest fleet: fleets up to this price are shown beside it
-_PATIENCE = 4  # times the first fleet tried: when that fails too, maybe nothing will do
+_NEAR = 1.5  # factor over the price of the cheapest fleet, up to which fleets are shown beside it
+_PATIENCE = 4  # factor over the first number of replicas tried; if so many fail, it is doubted that any number will do
 
 
-OnProgress = Callable[[float], None]  # gets the approximate number of simulations of the whole traffic still to come
+OnProgress = Callable[[float], None]  # called with the approximate number of simulations of the whole traffic left
 Try = Callable[..., Trial]  # takes a question, an engine, and, unless each request has a replica to itself, `replicas`
 
 
@@ -107,11 +107,11 @@ class Searched:
     """The state of the search for one engine.
 
     Attributes:
-        bisection: over replicas
-        trials: of fleets, in the order tried
-        alone: every request with a replica to itself, once that is in doubt (None: not tried); if it breaks an
-            objective, no number of replicas will do
-        pruned: it was given up because it costs more than others, at `least` replicas already
+        bisection: state of the bisection over the number of replicas
+        trials: trials of fleets, in the order in which they were made
+        alone: trial with a replica for every request, made if it is doubted that any number of replicas will do; if it
+            breaks an objective, no number will do; None if it was not made
+        pruned: True if the search ended early, because the engine costs more than others with only `least` replicas
     """
 
     engine: Engine
@@ -122,30 +122,30 @@ class Searched:
 
     @property
     def replicas(self) -> int | None:
-        """The fewest that meet all objectives; None if there is no such number, or it is not known."""
+        """The fewest replicas that meet all objectives; None if there is no such number, or it is not known."""
         return self.bisection.high if self.bisection.done else None
 
     @property
     def least(self) -> int:
-        """The least number of replicas that it may take."""
+        """The lowest number of replicas that may meet all objectives."""
         return self.bisection.low + 1
 
     @property
     def open(self) -> bool:
-        """True if there is still something to try."""
+        """True if there are still fleets to try."""
         if self.pruned or (self.alone is not None and not self.alone.met):
             return False
         return self.in_doubt or not self.bisection.done
 
     @property
     def in_doubt(self) -> bool:
-        """True if so many fleets have failed that it must be checked whether any can do."""
+        """True if so many fleets have failed that it must be checked whether any number of replicas can do."""
         if self.alone is not None or self.bisection.high is not None:
             return False
         return self.bisection.done or self.bisection.low >= _PATIENCE * self.bisection.start
 
     def usd_per_hour(self, replicas: int, spares: int) -> float:
-        """Return the price of `replicas` that carry the traffic, and of the spares."""
+        """Return the price of `replicas` that serve the traffic and of the spares, in dollars an hour."""
         return (replicas + spares) * self.engine.usd_per_hour
 
 
@@ -162,12 +162,13 @@ def search(
     resumed: Sequence[Searched] | None = None,
     dearest: float = 0.0,
 ) -> list[Searched]:
-    """Search the fewest replicas of every engine, up to `most`.
+    """Search the fewest replicas of every engine that meet the objectives, up to `most`.
 
-    An engine is pruned if `keep` others are cheaper, or one is by far: `near` times, and by more than any risk makes up
-    for. A `resumed` search goes on from its state, and nothing is pruned that may cost less than `dearest`. The results
-    are in the order of the engines. `progress` is called before every round. `trial` tries fleets, and `alone` whether
-    any can do.
+    An engine is pruned if `keep` others are cheaper, or if its price is more than `near` times the lowest price, and
+    more than the accepted risk can make up for. A `resumed` search continues from its state; an engine that may cost
+    less than `dearest` is not pruned. The results are in the order of the engines. `progress` is called before every
+    round. `trial` is the function that tries a number of replicas, and `alone` the function that checks whether any
+    number can do.
     """
     searched = list(resumed or ())
     if not searched:
@@ -191,7 +192,7 @@ def _start(question: Question, engine: Engine, most: int) -> Bisection:
 
 
 def _dearest(searched: Sequence[Searched], spares: int, keep: int, near: float) -> float:
-    """Return the price limit: that of the `keep` cheapest, or `near` times the cheapest; infinite if none is known."""
+    """Return the price limit: the `keep`th lowest price, or `near` times the lowest; infinite if no price is known."""
     known = sorted(
         entry.usd_per_hour(entry.bisection.high, spares) for entry in searched if entry.bisection.high is not None
     )
@@ -204,7 +205,7 @@ def _pruned(entry: Searched, spares: int, dearest: float) -> Searched:
 
 
 def _ask(entry: Searched, spares: int, dearest: float, trial: Try, alone: Try) -> Task[Question, Trial]:
-    """Return the next simulation; while no fleet is known to do, it is none that would be too dear anyway."""
+    """Return the next simulation. As long as no number is known to do, only fleets within the price limit are tried."""
     if entry.in_doubt:
         return partial(alone, engine=entry.engine)
     price = entry.engine.usd_per_hour

@@ -1,6 +1,7 @@
-"""The robustness of an answer: at the ends of the cost model's interval, in probability, and at higher rates.
+"""The robustness of an answer: at the ends of the interval of step times, as a probability, and at higher rates.
 
-One worker computes each measure, by bisection or at the point where whole runs say that an objective should break.
+Each measure is computed in one worker. The next number to try comes from bisection, or from an estimate of the number
+at which an objective breaks.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from planning.plan.draws import on_draw
 from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, cost_at, simulated
 from traces.reshape import reshaped
 
-_FIRST_PERCENT = 10  # percent more rate: most fleets sized by bisection break not far beyond
-_NEAR = 1 / 8  # precision of the headroom, as a share of it
+_FIRST_PERCENT = 10  # increase of the rate that is tried first, because most fleets sized by bisection break near it
+_NEAR = 1 / 8  # precision of the headroom, as a share of the headroom
 KEEPING_UP = "keeping up with what arrives"
 
 
 def replicas_at(question: Question, engine: Engine, replicas: int, most: int) -> tuple[int, int, int | None]:
-    """Return the fewest at the fast end of the interval, as predicted, and at its slow end.
+    """Return the fewest replicas at the fast end of the interval of step times, as predicted, and at the slow end.
 
-    `replicas` hold as predicted. Faster steps are assumed never to need more, slower never fewer. The uncertainty of
-    steps depends on which steps the run asks for: here those of `replicas`. None if `most` are too few.
+    `replicas` meet the objectives as predicted. Faster steps are assumed never to need more replicas, and slower steps
+    never fewer. The uncertainty of step times depends on the steps that occur, which are here those of a run with
+    `replicas`. The last number is None if `most` replicas are too few.
     """
 
     def fewest(share: float, search: Bisection) -> int | None:
@@ -59,9 +61,9 @@ def holding(
 ) -> float | None:
     """Return the probability that `replicas` meet all objectives, in whole percent up to `most`; None if not known.
 
-    They hold at `least`, which is the answer if they do not hold at `wanted`. Faster steps are assumed never to break
-    what slower ones keep. On another `draw` of the traffic, whose steps are assumed to be as certain, the answer is 1
-    or 0 if the error of step times is unknown.
+    They are known to meet them with probability `least`; this is the answer if the probability is below `wanted`. If
+    slower steps meet an objective, faster steps are assumed to meet it, too. `draw` is the index of another draw of the
+    traffic. Its step times are assumed to be equally certain; if their error is unknown, the answer is 1 or 0.
     """
     traffic, drawn_engine = (question, engine) if draw is None else on_draw(question, engine, draw)
     cost = cost_at(question, engine, replicas, LIKELY)
@@ -85,7 +87,7 @@ def holding(
 
 
 class _LastToHold(NamedTuple):
-    """The last number to meet all objectives, its run, and the run of the least number that breaks one."""
+    """The last number that meets all objectives, its run, and the run of the lowest number that breaks an objective."""
 
     last: int
     run: Trial | None = None
@@ -100,16 +102,16 @@ def _last_to_hold(
     place: Callable[[int], float],
     near: float = 0.0,
 ) -> _LastToHold:
-    """Return about the last number from `low` to before `high` that meets all objectives; `low` does.
+    """Return approximately the last number below `high` that meets all objectives; `low` is known to meet them.
 
-    It was simulated, or is `low`; the true last is no more than one greater, or a share `near` of it. The largest
-    excess over a bound is assumed to grow as a power of a quantity whose logarithm is `place`. The numbers `first` are
-    tried first, and then the ones to which whole runs point.
+    The returned number was simulated, or is `low`. The true last number may be greater by up to a share `near`. The
+    numbers `first` are tried first. Later numbers follow from the excess over a bound in whole runs. The excess is
+    assumed to grow as a power of a quantity whose logarithm is `place`.
     """
     excess: dict[int, float] = {}  # logarithms, by number
     answer, left = _LastToHold(low), list(first)
     while high - low > 1:
-        guided = answer.broken is None or high in excess  # otherwise it broke by not keeping up
+        guided = answer.broken is None or high in excess  # otherwise the fleet did not keep up
         number = left.pop(0) if left else _next_within(low, high, excess if guided else {}, place, near)
         if number is None:
             break
@@ -129,10 +131,10 @@ def _last_to_hold(
 def _next_within(
     low: int, high: int, excess: Mapping[int, float], place: Callable[[int], float], near: float
 ) -> int | None:
-    """Return the number between both to try next, by the line through the two nearest to the bound.
+    """Return the number between `low` and `high` to try next, by a line through the two runs nearest to the bound.
 
-    None if `low` is near it. The number is as far below the line's as still counts as near, because queues grow faster
-    than the line.
+    Returns None if `low` is near enough. The number is a share `near` below the number that the line gives, because
+    queues grow faster than the line.
     """
     met, beyond = ([number for number in sorted(excess) if (excess[number] > 0) == over] for over in (False, True))
     if len(excess) < 2 or not met:
@@ -151,7 +153,7 @@ def _next_within(
 class Knee:
     """The largest percentage by which the rate may grow while the fleet still meets all objectives.
 
-    `breaks` is the objective that breaks beyond that, or `KEEPING_UP`; None if none does up to the highest rate tried.
+    `breaks` is the objective that breaks at higher rates, or `KEEPING_UP`; None if the highest rate tried breaks none.
     """
 
     headroom_percent: int
@@ -159,9 +161,9 @@ class Knee:
 
 
 def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 300) -> Knee:
-    """Return the knee in whole percents, to an eighth.
+    """Return the knee in whole percents, exact to an eighth of the headroom.
 
-    The same requests arrive faster, and steps are as slow as the risk has it.
+    The same requests arrive faster, and steps are as slow as the accepted risk demands.
     """
 
     def trial_at(percent: int) -> Trial:
@@ -179,9 +181,9 @@ def headroom_band(
 ) -> tuple[int, int | None] | None:
     """Return `Knee.headroom_percent` at the slow and at the fast end of the 90 % interval of step times.
 
-    `holds` is how probably the fleet holds on the planned traffic and on each draw of it: if one of them breaks with
-    slow steps, nothing is left. None for the fast end if nothing that was tried broke it; None if the error of step
-    times is unknown.
+    `holds` are the probabilities that the fleet meets the objectives on the planned traffic and on each other draw. If
+    it breaks one with slow steps on any of them, the slow end is 0. The fast end is None if no rate that was tried
+    broke an objective. Returns None if the error of step times is unknown.
     """
     known = [p for p in holds if p is not None]
     if len(known) < len(holds):
@@ -198,7 +200,7 @@ def _growth(percent: int) -> float:
 
 
 def _faster(question: Question, engine: Engine, replicas: int, share: float, percent: int) -> Trial:
-    """Simulate the same requests at `percent` more rate, with steps that take no longer in `share` of the cases."""
+    """Simulate the same requests at a rate increased by `percent`, with step times not exceeded in `share` of cases."""
     if not percent:
         return at_share(question, engine, replicas, share, to_the_end=True)
     faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
@@ -206,7 +208,7 @@ def _faster(question: Question, engine: Engine, replicas: int, share: float, per
 
 
 def _broken(question: Question, trial: Trial) -> str:
-    """Return the objective furthest beyond its bound, or nearest to it; keeping up, if only that failed."""
+    """Return the objective furthest beyond its bound, or nearest to it; `KEEPING_UP` if only keeping up failed."""
     figures = trial.figures
     assert figures is not None
     worst = question.objectives.slos[figures.worst].text

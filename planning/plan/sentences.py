@@ -1,4 +1,4 @@
-"""A plan's answer in words: the fleet and its risk, why not one replica fewer, and a warning of short traffic."""
+"""A plan's answer in words: the fleet and its risk, the reason against one replica fewer, and a warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planning.plan.plan import Plan, Recommendation
 from planning.plan.sensitivity import KEEPING_UP
 from serving.figures import counted, shown_number, shown_share, shown_usd
 
-FILLS = 3  # times the 99th percentile of E2E: shorter traffic does not fill a fleet
+FILLS = 3  # factor over the 99th percentile of E2E; shorter traffic does not fill a fleet
 
 
 def answer(plan: Plan, choices: Choices | None) -> str:
@@ -36,7 +36,7 @@ def _none(plan: Plan) -> str:
 
 
 def why_not_fewer(plan: Plan, best: Recommendation) -> str:
-    """Return what breaks with one replica fewer, and by how much."""
+    """Return the objectives that break with one replica fewer, and their observed values."""
     figures = best.fewer.decisive.figures if best.fewer else None
     if best.fewer is None or figures is None:
         return "a fleet has at least one replica"
@@ -59,7 +59,7 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
 def too_short(plan: Plan) -> str | None:
     """Return a warning if the traffic ends before the recommended fleet is full; otherwise None.
 
-    A fleet that begins empty holds as many requests as it ever will once the longest of the first have been answered.
+    A fleet begins empty. It is full when the longest of the first requests have been answered.
     """
     best = plan.recommendation
     if best is None or best.offer.trial.figures is None:

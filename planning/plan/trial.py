@@ -1,12 +1,12 @@
 """One fleet on the traffic, simulated: the objectives that it meets, and its figures per user and per GPU.
 
-A trial stops as soon as an objective is broken whatever the requests still to come do, unless it has to go on: most
-fleets that a search looks at are too small, and small fleets are the slowest to simulate.
+Unless it must run to the end, a trial stops as soon as an objective is broken whatever later requests do. This saves
+time, since most fleets that a search tries are too small, and small fleets are the slowest to simulate.
 
 The throughput in steady operation follows from a simulation that begins and ends with an empty fleet. A fleet that
-keeps up serves the offered traffic: its throughput is that of the arrivals, however long the last answers take after
-them. Requests that pile up before their first step are not served. If they are many, the throughput is measured while
-requests arrive, over the second half of that time. More traffic of the same kind gives the same figures.
+keeps up serves the offered traffic, so its throughput is that of the arrivals, however long the last answers take.
+Requests that pile up before their first step are not served. If there are many of them, the throughput is measured over
+the second half of the time in which requests arrive. Longer traffic of the same kind gives the same figures.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt
 
 @dataclass(frozen=True)
 class Steady:
-    """Tokens per second in steady operation, and whether the fleet keeps up: under a tenth of what arrives piles up.
+    """Tokens per second in steady operation.
 
     Attributes:
+        keeps_up: True if less than a tenth of the arriving requests pile up
         piling_up_per_s: growth of the number of requests that wait for their first step, per second; 0 unless the 95 %
             interval of the growth lies above zero
     """
@@ -55,14 +56,14 @@ class Steady:
 
 
 def steady(requests: pa.Table) -> Steady:
-    """Return the figures of a run's table of requests, unfinished ones included.
+    """Return the figures of a run from its table of all requests, including unfinished ones.
 
     If there are too few requests to tell, the fleet counts as keeping up.
     """
     finished = np.asarray(pc.fill_null(pc.equal(requests.column("status"), "finished"), False))
     arrival, scheduled, first_token, finish, prompt, output = (_column(requests, name) for name in _COLUMNS)
     begin, end = float(arrival.min()), float(arrival.max())
-    if end <= begin:  # all at once: the only rate is the rate at which they are done
+    if end <= begin:  # all arrive at once, so the only rate is that at which they finish
         spent_s = (float(finish[finished].max(initial=begin)) - begin) / 1e9
         out_s, in_s = (_over(float(tokens[finished].sum()), spent_s) for tokens in (output, prompt))
         return Steady(out_s, in_s)
@@ -78,9 +79,9 @@ def steady(requests: pa.Table) -> Steady:
 
 
 def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
-    """Return the growth per second of the number of requests waiting for their first step, if it is certain.
+    """Return the growth per second of the number of requests that wait for their first step; 0 unless it is certain.
 
-    Requests that never had a first step were turned away, and wait for nothing.
+    Requests without a first step were rejected, and do not count as waiting.
     """
     admitted = np.isfinite(scheduled)
     if admitted.sum() < FEWEST:
@@ -90,7 +91,7 @@ def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
 
 
 def _tokens_within(window: tuple[float, float], begin: Floats, end: Floats, tokens: Floats) -> float:
-    """Return tokens per second of the window; a request's tokens are spread evenly from its `begin` to its `end`."""
+    """Return the tokens per second in `window`; a request's tokens are spread evenly from its `begin` to its `end`."""
     first, last = window
     inside = np.clip(np.minimum(end, last) - np.maximum(begin, first), 0.0, None)
     lasting = end > begin
@@ -107,13 +108,14 @@ def _over(tokens: float, seconds: float) -> float:
     return tokens / seconds if seconds > 0 else 0.0
 
 
-LIKELY, FAST, SLOW = 0.5, 0.05, 0.95  # shares of the cases in which steps take no longer: predicted, and both ends
-_LOOKS, _LOOK_EVERY = 64, 32  # checks for a broken objective: how many, and after how many requests at least
-_SAMPLE = 2000  # requests in the sample for requests that have a replica to themselves
-_SURE = 4.0  # standard deviations by which more of a sample break an objective than may of all
+# Shares of the cases in which steps take no longer: as predicted, and both ends of the 90 % interval.
+LIKELY, FAST, SLOW = 0.5, 0.05, 0.95
+_LOOKS, _LOOK_EVERY = 64, 32  # maximum number of checks for a broken objective; minimum number of requests between them
+_SAMPLE = 2000  # number of requests in the sample of `try_alone`
+_SURE = 4.0  # standard deviations that a sample is allowed beyond the share of requests that may break an objective
 
 
-Pricing = Callable[[Engine], JudgedCost]  # times the steps of an engine; a new cost has timed no step yet
+Pricing = Callable[[Engine], JudgedCost]  # returns a new cost model of an engine, which has timed no step yet
 
 
 Trials = dict[tuple[str, int, float], "Trial"]  # by engine, replicas, and share of cases in which steps take no longer
@@ -121,13 +123,13 @@ Trials = dict[tuple[str, int, float], "Trial"]  # by engine, replicas, and share
 
 @dataclass
 class Runs:
-    """The results of simulations, so that none is made twice; `about` is what all of them have in common."""
+    """The results of simulations, kept so that none is made twice; `about` holds the inputs that all of them share."""
 
     about: tuple[Any, ...] = ()
     known: Trials = field(default_factory=dict)
 
     def add(self, trials: Trials) -> None:
-        """Add the results of others; a run that went to its end replaces one that was stopped."""
+        """Add results; a run that went to its end replaces a run that was stopped early."""
         for key, trial in trials.items():
             if trial.figures is not None or key not in self.known:
                 self.known[key] = trial
@@ -135,10 +137,10 @@ class Runs:
 
 @dataclass(frozen=True)
 class Question:
-    """The question that every trial of a search shares: the same arrivals, objectives, prices of steps, and router.
+    """The inputs that all trials of a search share: the arrivals, the objectives, the step times, and the router.
 
-    `risk` is the share of cases in which objectives may break: steps may take longer than predicted, and the traffic
-    may be another of the `draws`.
+    `risk` is the share of cases in which objectives may break. The cases differ in step times, which may be longer than
+    predicted, and in the traffic, which may be any of the `draws`.
     """
 
     workload: Workload
@@ -152,7 +154,7 @@ class Question:
 
     @cached_property
     def demand(self) -> tuple[list[int], list[int]]:
-        """Tokens to compute of each prompt, without cache hits, and of each answer after its first token; ascending."""
+        """Prompt tokens of each request that no cache can have, and output tokens after the first; both ascending."""
         requests = self.workload.requests
         prompts = (sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)
         return sorted(prompts), sorted(request.output_len - 1 for request in requests)
@@ -160,19 +162,24 @@ class Question:
     def __post_init__(self) -> None:
         about = (self.workload, self.objectives, self.pricing, self.router)
         if len(self.runs.about) != len(about) or any(a is not b for a, b in zip(self.runs.about, about, strict=True)):
-            object.__setattr__(self, "runs", Runs(about))  # a question about something else
+            object.__setattr__(self, "runs", Runs(about))  # the inputs are different
 
 
 @dataclass(frozen=True)
 class Figures:
     """The figures of a run.
 
-    They are attainment, median tokens/s of a user, and 99th percentile and mean of E2E; and in steady operation output
-    and prompt tokens/s in all, and the growth of the queue in requests a second.
-
-    `observed` has one number for each objective, in their order; `worst` is the one furthest beyond its bound, and
-    `excess` the factor by which it is (below 1: none is). `broken` has, for each bound that attainment counts, the
-    share of requests that break it. `trust` is that in the times of its steps.
+    Attributes:
+        attainment: share of the requests that meet every bound
+        steady: throughput and growth of the queue in steady operation
+        tok_s_user: tokens/s of the median user
+        e2e_p99_s, e2e_mean_s: 99th percentile and mean of E2E, in seconds
+        observed: observed value of each objective, in the order of the objectives
+        worst: index of the objective that is furthest beyond its bound, or nearest to it
+        excess: factor by which the worst objective exceeds its bound; up to 1 if all objectives are met
+        broken: share of the requests that break each bound of the attainment
+        unfinished: number of requests that did not finish
+        trust: trust in the step times of the run
     """
 
     attainment: float
@@ -191,11 +198,14 @@ class Figures:
 
 @dataclass(frozen=True)
 class Trial:
-    """A test of a number of replicas: they must meet all objectives and keep up with the traffic, at the risk taken.
+    """A trial of a number of replicas: they must meet all objectives and keep up with the traffic at the accepted risk.
 
-    Figures are at the centre of the interval of step times. A run that was stopped before its end has none, but the
-    objective that was `broken` by then. `late` is the same fleet with steps as slow as the risk makes it take into
-    account, if they break an objective.
+    Attributes:
+        replicas: number of replicas
+        met: True if they passed
+        figures: figures with step times as predicted; None if the run was stopped before its end
+        broken: objective that broke before the run was stopped
+        late: trial of the same fleet with steps as slow as the accepted risk demands, if these break an objective
     """
 
     replicas: int
@@ -206,19 +216,19 @@ class Trial:
 
     @property
     def decisive(self) -> Trial:
-        """The run that shows what breaks, if anything does."""
+        """The run that shows which objective breaks, if one does."""
         return self.late or self
 
 
 class _Broken(Exception):
-    """An objective cannot be met any more."""
+    """Raised when an objective cannot be met any more."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
 
 class _Watch:
-    """A sink that keeps the requests, and stops the run when it has seen enough of them to know the result."""
+    """A sink that keeps the requests, and stops the run as soon as an objective cannot be met any more."""
 
     def __init__(self, question: Question, to_the_end: bool) -> None:
         self._objectives = () if to_the_end else question.objectives.slos
@@ -238,7 +248,7 @@ class _Watch:
                 raise _Broken(objective)
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Keep no steps."""
+        """Discard steps."""
 
     @property
     def requests(self) -> pa.Table:
@@ -246,7 +256,7 @@ class _Watch:
 
 
 def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: bool = False) -> Trial:
-    """Try `replicas` of `engine`. Slow steps come first: a fleet that meets all objectives with them always does."""
+    """Try `replicas` of `engine`, first with slow steps: a fleet that meets all objectives with them always does."""
     share, known = 1 - question.risk, question.runs.known
     if question.risk >= 0.5:
         return at_share(question, engine, replicas, LIKELY, to_the_end)
@@ -254,7 +264,7 @@ def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: boo
     if not to_the_end and (engine.name, replicas, share) not in known:
         cost = question.pricing(engine)
         narrow = simulated(question, engine, cost.at_share(share), replicas)
-        if not narrow.met:  # the interval of the steps that it asks for is no narrower
+        if not narrow.met:  # the interval of the steps that occur is at least as wide
             return narrow
     likely = at_share(question, engine, replicas, LIKELY, to_the_end)
     if not likely.met:
@@ -266,22 +276,23 @@ def try_fleet(question: Question, engine: Engine, replicas: int, to_the_end: boo
 
 
 def _same_interval(cost: JudgedCost, likely: Trial) -> bool:
-    """Return True if steps like those of a whole run are as certain as steps of which nothing is known."""
+    """Return True if the interval of step times is the same for the steps of the run `likely` as for unknown steps."""
     return not isinstance(cost, ObservedOperations) or (
         likely.figures is not None and likely.figures.interval == cost.interval
     )
 
 
 def try_more(question: Question, engine: Engine, replicas: int) -> Trial:
-    """Try more replicas than are enough, to the end: only as predicted, since slow steps break nothing for fewer."""
+    """Try more replicas than are enough, to the end and only as predicted, since slow steps broke nothing for fewer."""
     return at_share(question, engine, replicas, LIKELY, to_the_end=True)
 
 
 def try_alone(question: Question, engine: Engine) -> Trial:
-    """Try every request with a replica to itself: the best that any number of replicas can do.
+    """Try every request with a replica to itself, which is the best that any number of replicas can do.
 
-    One replica serves one request after another. It never forgets a prefix, as many replicas might not. If requests
-    share none, a sample of them is enough if it breaks no objective, or so many break one that all would.
+    In the simulation one replica serves one request after another. It never evicts a prefix, because many replicas
+    together might keep all. If requests share no prefix, a sample of them is enough if it breaks no objective, or if so
+    many break one that all requests together would break it, too.
     """
     some, alone = _alone(question, engine, sampled=True)
     trial = try_fleet(some, alone, 1, to_the_end=True)
@@ -296,13 +307,13 @@ def try_alone(question: Question, engine: Engine) -> Trial:
 def nearly_alone(question: Question, engine: Engine) -> bool:
     """Return True if `try_alone` meets all objectives at the fast end of the 90 % interval of step times.
 
-    An engine that breaks one then does so by less than the uncertainty of its step times.
+    If such an engine breaks an objective, the excess is within the uncertainty of its step times.
     """
     return at_share(*_alone(question, engine, sampled=True), 1, FAST, to_the_end=True).met
 
 
 def at_share(question: Question, engine: Engine, replicas: int, share: float, to_the_end: bool = False) -> Trial:
-    """Try `replicas` of `engine`, with step times that are not exceeded in that `share` of the cases.
+    """Try `replicas` of `engine` with step times that are not exceeded in a `share` of the cases.
 
     Known results are not simulated again.
     """
@@ -316,10 +327,10 @@ def at_share(question: Question, engine: Engine, replicas: int, share: float, to
 def cost_at(
     question: Question, engine: Engine, replicas: int, share: float, drawn_engine: Engine | None = None
 ) -> JudgedCost:
-    """Return the cost model for steps like those of `replicas` replicas, at that `share` of the cases.
+    """Return a cost model with step times that are not exceeded in a `share` of the cases.
 
-    The steps decide how certain the model is. It times steps of `drawn_engine`, if that is another engine, and has
-    timed no step yet.
+    The uncertainty depends on the steps that occur; here it is that of a run with `replicas`. The cost model times the
+    steps of `drawn_engine` if that is given, and has timed no step yet.
     """
     cost = question.pricing(drawn_engine or engine)
     if share == LIKELY:
@@ -342,7 +353,7 @@ def _alone(question: Question, engine: Engine, sampled: bool = False) -> tuple[Q
 
 
 def _forgiving(some: Question) -> Question:
-    """Return the question that a sample meets if all requests do, whichever are in it."""
+    """Return `some` with looser objectives, which a sample almost certainly meets if all requests meet the original."""
 
     def share(objective: Objective) -> Fraction:
         spread = math.sqrt(objective.share * (1 - objective.share) / some.requests)
@@ -353,7 +364,7 @@ def _forgiving(some: Question) -> Question:
 
 
 def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: int, to_the_end: bool = False) -> Trial:
-    """Simulate `replicas` of `engine`, their steps timed by `cost`."""
+    """Simulate `replicas` of `engine` with the step times of `cost`."""
     watch = _Watch(question, to_the_end)
     cluster = Cluster(
         engine.deployment,

@@ -1,7 +1,7 @@
-"""The `vllm serve` command of a deployment: the settings that differ from vLLM's defaults.
+"""The `vllm serve` command of a deployment, with the settings that differ from vLLM's defaults.
 
-Types of weights are always written out, since by default they are the checkpoint's, which the shapes of a model do not
-tell.
+The data type of the weights is always stated, since vLLM's default is the type in the checkpoint, which the shapes of a
+model in the catalogue do not tell.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from serving.deployments.model_catalogue import find_model, hub_id
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 
-_QUANTIZATION = {"fp8": "fp8"}  # any other is as the checkpoint has it
+_QUANTIZATION = {"fp8": "fp8"}  # any other quantization is in the checkpoint already
 _STORED = ("int4", "int8")  # vLLM reads these types, but does not make them
 
 
 def vllm_command(deployment: Deployment, gpu: GpuSpec | None = None) -> str:
-    """Return one line for a shell; without a `gpu`, whose vLLM defaults are known, it says more than necessary.
+    """Return the command as one line for a shell.
 
-    Raises UserError for settings that vLLM does not have, or has no option for.
+    vLLM's defaults depend on the GPU; without a `gpu` the command states more settings than necessary. Raises UserError
+    for settings that vLLM does not have, or has no option for.
     """
     return shlex.join(["vllm", "serve", hub_id(deployment.model), *vllm_options(deployment, gpu)])
 
 
 def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str]:
-    """Return the words of the command after the model. Raises UserError as `vllm_command` does."""
+    """Return the options of the command, which follow the model. Raises UserError as `vllm_command` does."""
     if deployment.policy != "vllm":
         remedy = "does not exist in vLLM; it runs on our own engine (docs/policies.md)"
         raise UserError("policy", deployment.policy, remedy)
@@ -83,7 +84,7 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
 
 
 def _longest(deployment: Deployment) -> int | None:
-    """Return the positions of the model, which are vLLM's default; None for a model without catalogued shapes."""
+    """Return the model's number of positions, vLLM's default length; None for a model that is not in the catalogue."""
     try:
         return find_model(deployment.model).max_positions
     except UserError:
@@ -91,7 +92,7 @@ def _longest(deployment: Deployment) -> int | None:
 
 
 def _stored(deployment: Deployment) -> str | None:
-    """Return how the model's checkpoint is stored; None for a model without catalogued shapes."""
+    """Return the quantization of the model's checkpoint; None for a model that is not in the catalogue."""
     try:
         return find_model(deployment.model).checkpoint_quantization
     except UserError:

@@ -1,8 +1,8 @@
-"""The worth of fleets: what a fleet serves for a dollar, times the probability that it keeps the SLOs.
+"""The worth of a fleet: the traffic that it serves per dollar, times the probability that it meets the SLOs.
 
-All fleets serve the same traffic, so a cheaper one is worth more for a dollar, and nothing if it breaks an SLO. A
-fleet's expected worth is therefore its own probability over its price, whatever errors fleets have in common, and the
-rule of `calibration.choice` needs no draws.
+All fleets serve the same traffic, so a cheaper fleet serves more per dollar. A fleet that breaks an SLO is worth
+nothing. The expected worth of a fleet is therefore its own probability divided by its price, even if the errors of
+fleets are correlated, and the rule of `calibration.choice` needs no random draws.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from planning.plan.sensitivity import holding
 from planning.plan.trial import Question
 from planning.workers import Workers
 
-_MORE = (0, 1, 2, 4, 8)  # replicas beyond those that an engine needs
-_ROUNDING = 1e-9  # error of a mean of probabilities
+_MORE = (0, 1, 2, 4, 8)  # numbers of replicas that are added to the fewest that an engine needs
+_ROUNDING = 1e-9  # rounding error of a mean of probabilities
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """A number of replicas of an engine that carry the traffic, and the price of all that are bought.
+    """A number of replicas of an engine that serve the traffic, and the price with spares in dollars an hour.
 
-    `holds` is the probability that it meets all objectives on the planned traffic; None if the cost model knows of no
-    error.
+    `holds` is the probability that it meets all objectives on the planned traffic; None if the error of step times is
+    unknown.
     """
 
     engine: Engine
@@ -41,9 +41,9 @@ class Fleet:
 
 
 class Probabilities(NamedTuple):
-    """The probability that a fleet meets all objectives: on the planned traffic, and on other draws of it.
+    """The probability that a fleet meets all objectives: on the planned traffic, and on each other draw of the traffic.
 
-    None if the error of step times is unknown.
+    `planned` is None if the error of step times is unknown.
     """
 
     planned: float | None
@@ -56,7 +56,7 @@ class Probabilities(NamedTuple):
 
 
 def probabilities_of(workers: Workers[Question], fleets: Sequence[tuple[Engine, int]]) -> list[Probabilities]:
-    """Return how probably each fleet holds; on another draw at most as probably as on the planned traffic."""
+    """Return the probabilities of each fleet; on other draws they do not exceed that on the planned traffic."""
     draws = range(len(workers.common.draws))
     planned = workers.run([partial(holding, engine=engine, replicas=n) for engine, n in fleets])
     tasks = [
@@ -74,14 +74,15 @@ def probabilities_of(workers: Workers[Question], fleets: Sequence[tuple[Engine, 
 def most_worth(
     workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int
 ) -> list[tuple[Fleet, Probabilities]]:
-    """Return the fleet of most worth first, then the other engines near it, each sized as if it were alone.
+    """Return the fleet with the highest worth first, then fleets of the other engines, each with its own best size.
 
-    The worth of an engine is that of as many replicas as hold with the risk taken on all draws of the traffic, so that
-    no answer costs more than another that holds at least as probably. `fewest` has the cheapest engine first; engines
-    that cannot be worth more than the best so far, even if they surely hold, are left out.
+    An engine is sized so that it meets the objectives with the accepted risk on all draws of the traffic. So no answer
+    costs more than another that meets them with at least the same probability. `fewest` has the fewest replicas of each
+    engine, the cheapest engine first. Engines that cannot be worth more than the best so far, even with probability
+    `SURE`, are left out.
     """
     sized: list[tuple[Fleet, Probabilities]] = []
-    beaten = 0.0  # the greatest worth of a fleet that holds with the risk taken
+    beaten = 0.0  # the highest worth of a fleet that meets the objectives with the accepted risk
     for engine, replicas in fewest:
         usd = (replicas + spares) * engine.usd_per_hour
         if sized and usd and SURE / usd <= beaten:
@@ -89,7 +90,7 @@ def most_worth(
         fleet, probabilities = _sized(workers, engine, replicas, most, spares)
         sized.append((fleet, probabilities))
         if probabilities.mean is None or not fleet.usd_per_hour:
-            break  # only the price tells engines apart
+            break  # without probabilities or prices, the cheapest engine is the answer
         if probabilities.mean >= 1 - workers.common.risk - _ROUNDING:
             beaten = max(beaten, probabilities.mean / fleet.usd_per_hour)
     known = np.array([np.nan if probabilities.mean is None else probabilities.mean for _, probabilities in sized])
@@ -103,7 +104,7 @@ def most_worth(
 def _sized(
     workers: Workers[Question], engine: Engine, fewest: int, most: int, spares: int
 ) -> tuple[Fleet, Probabilities]:
-    """Return the replicas of one engine that are worth most and hold with the risk taken on other draws, too."""
+    """Return the fleet of one engine with the highest worth that has the accepted risk on other draws, too."""
     best = _most_worth(workers, [(engine, fewest)], most, spares)
     if not workers.common.draws:
         return best, Probabilities(best.holds)
@@ -116,10 +117,10 @@ def _sized(
 
 
 def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:
-    """Return the most worth of the `fewest` replicas of each engine, the cheapest first, and of a few more.
+    """Return the fleet with the highest worth, among the `fewest` replicas of each engine and a few more.
 
-    The `fewest` hold with the risk taken. The probability of a fleet that cannot be worth more than the cheapest is not
-    computed.
+    `fewest` has the cheapest engine first; its fleets meet the objectives with the accepted risk. The probability of a
+    fleet that cannot be worth more than the cheapest fleet is not computed.
     """
     least = 1 - workers.common.risk
 

@@ -27,7 +27,7 @@ _BANDED = (
     "slo_attainment",
 )
 _AUTOMATIC = 2  # number of partition keys chosen by default
-_MOST = 32  # most values of such a key
+_MOST = 32  # maximum number of values of such a key
 
 
 def _field(name: str, type_: pa.DataType, unit: str, definition: str, **more: str) -> pa.Field:
@@ -51,7 +51,7 @@ _ORIGIN = (
 
 
 def run_schema(runs: Sequence[Point], bands: bool = False) -> pa.Schema:
-    """Return the columns of a run's row: first parameters, then metrics and their bands, then the origin of the run."""
+    """Return the columns of a run's row: parameters, then metrics and their bands, then the origin of the run."""
     rest = [*_metric_fields(), *(_band_fields() if bands else ()), *_ORIGIN]
     names = _short_names(list(runs[0].parameters), taken={field.name for field in rest})
     parameters = [
@@ -67,9 +67,10 @@ def parameter_fields(schema: pa.Schema) -> dict[str, pa.Field]:
 
 
 def partition_keys(chosen: Iterable[str] | None, runs: Sequence[Point], schema: pa.Schema) -> list[str]:
-    """Return the names of the columns that partition the dataset: the chosen paths, else up to two with few names.
+    """Return the names of the columns that partition the dataset.
 
-    Raises UserError for a parameter that is not a single value in some run.
+    They are the columns of the `chosen` paths, or by default up to two text or boolean columns with few values. Raises
+    UserError for a parameter that is not a single value in some run.
     """
     fields = parameter_fields(schema)
     if chosen is None:
@@ -82,7 +83,7 @@ def partition_keys(chosen: Iterable[str] | None, runs: Sequence[Point], schema: 
 
 
 def parameter_values(point: Point, schema: pa.Schema) -> dict[str, Any]:
-    """Return the parameters of a run by column; a value that is not single is JSON."""
+    """Return the parameters of a run by column; lists, mappings and values of mixed types are written as JSON."""
     values = {}
     for path, field in parameter_fields(schema).items():
         value = point.parameters[path]
@@ -104,7 +105,7 @@ def metric_values(metrics: RunMetrics) -> dict[str, Any]:
 
 
 def band_values(central: RunMetrics, fast: RunMetrics, slow: RunMetrics) -> dict[str, float | None]:
-    """Return the ends of the 90 % bands of the headline metrics by column; a band spans the three simulations."""
+    """Return the ends of the 90 % bands of the main metrics by column; a band spans the three simulations."""
     runs = [metric_values(run) for run in (central, fast, slow)]
     values: dict[str, float | None] = {}
     for name in _BANDED:
@@ -149,7 +150,7 @@ def _metric_fields() -> list[pa.Field]:
 
 
 def _short_names(paths: list[str], taken: set[str]) -> dict[str, str]:
-    """Return a column name for each path: the fewest last parts that tell the path from the others."""
+    """Return a column name for each path, made of as few of its last parts as distinguish it from other names."""
     names = {}
     for path in paths:
         parts = path.split(".")

@@ -1,9 +1,9 @@
-"""A sweep on disk: a journal of finished runs, and the hive-partitioned Parquet dataset that it is folded into.
+"""A sweep on disk: a journal of finished runs, and the hive-partitioned Parquet dataset into which it is merged.
 
-A run is in once its journal entry has been renamed into place; whatever kills the sweep, an entry is complete or
-absent. Folding merges entries into the partitions by run id, rewrites the partitions in place by rename, and only then
-drops the entries: after a kill in between, it can be done again. Rows are sorted, so that the bytes depend on the runs
-alone.
+A run is saved once its journal entry has been renamed into place, so an entry is complete or absent even if the sweep
+is killed. Folding merges the entries into the partitions by run id, replaces the partitions by rename, and only then
+deletes the entries. If it is killed before the end, it can be repeated. Rows are sorted, so the bytes of the dataset
+depend only on its runs.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from serving.errors import UserError, reason
 from serving.whole_file import DirectoryLock, whole_file
 from traces.schema import COLUMNS_FILE, columns_text, described
 
-ABOUT = "sweep.json"  # data that all rows share
+ABOUT = "sweep.json"  # file with the data that all rows share
 _FILE = "runs.parquet"
 
 
 class SweepDataset:
-    """The directory `path`, which one sweep at a time writes.
+    """The dataset in the directory `path`, to which only one sweep at a time can write.
 
-    `about` describes what all rows share; a dataset made with another `about` is refused. Its `inputs`, digests of
-    files, may grow but must not change. Without `resume` there must be no dataset yet. Raises UserError.
+    `about` holds the data that all rows share. Raises UserError for a dataset made with another `about`; only `inputs`,
+    the digests of input files, may get more entries. Also raises UserError if `resume` is not set and there is a
+    dataset.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class SweepDataset:
         _write(self.path / COLUMNS_FILE, columns_text({"runs": described(self._schema)}).encode())
 
     def discard(self) -> None:
-        """Remove everything, if the dataset was begun here."""
+        """Remove the dataset, if this object created it."""
         if self._begun:
             for name in ("runs", "requests", self._journal.name):
                 rmtree(self.path / name, ignore_errors=True)
@@ -80,11 +81,11 @@ class SweepDataset:
     def close(self) -> None:
         """Release the directory for other sweeps."""
         self._lock.close()
-        with suppress(OSError):  # the directory is empty only after a sweep that came to nothing
+        with suppress(OSError):  # the directory is empty only after a sweep without any result
             self.path.rmdir()
 
     def errors(self) -> dict[str, str | None]:
-        """Return the error of every run that is in, by its id; None for a run that did not fail."""
+        """Return the error of every saved run by its id; None for a run that did not fail."""
         errors: dict[str, str | None] = {}
         for file in sorted((self.path / "runs").rglob(_FILE)):
             table = _read(file, ["run_id", "error"])
@@ -98,7 +99,7 @@ class SweepDataset:
         _write(self._journal / f"{row['run_id']}.json", json.dumps(row, allow_nan=False).encode())
 
     def fold(self) -> None:
-        """Merge the journal into the partitions; newer rows replace older ones of the same run."""
+        """Merge the journal into the partitions; newer rows replace older rows of the same run."""
         by_folder: dict[Path, list[dict[str, Any]]] = {}
         for row in self._entries():
             by_folder.setdefault(self._folder(row), []).append(row)
@@ -129,7 +130,7 @@ class SweepDataset:
 
 
 def _agreed(file: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the content of `file` and `about` merged. Raises UserError when they contradict each other."""
+    """Return the content of `file` and `about` merged. Raises UserError if they contradict each other."""
     before = read_json_file(file, "out")
     was, now = before.pop("inputs", {}), about["inputs"]
     changed = [path for path in now if was.get(path, now[path]) != now[path]]

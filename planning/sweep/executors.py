@@ -1,4 +1,4 @@
-"""Executors of the runs of a sweep. Results come as the runs end, in any order."""
+"""Executors of the runs of a sweep. They yield results as the runs end, in any order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def in_processes(
 ) -> Results:
     """Yield the results of runs in at most `jobs` processes of this machine, by default one for each usable CPU.
 
-    `limit_s` is the longest that a run may take, in seconds. One job without a limit runs in this process.
+    `limit_s` is the maximum time of a run in seconds. One job without a limit runs in this process.
     """
     if jobs == 1 and limit_s is None:
         yield from map(measure, points)
@@ -45,10 +45,10 @@ _EXECUTORS = {"process": in_processes, "ray": as_ray_tasks}
 
 
 def find_executor(name: str, jobs: int | None, limit_s: float | None = None) -> Executor:
-    """Return the executor called `name`, which makes `jobs` runs at a time (None: one for each CPU).
+    """Return the executor named `name`, which makes `jobs` runs at a time (None: one for each CPU).
 
-    A run that takes longer than `limit_s` seconds fails. Raises UserError for an unknown name, and for Ray where it is
-    not installed.
+    A run that takes longer than `limit_s` seconds fails. Raises UserError for an unknown name, and for Ray if it is not
+    installed.
     """
     if not isinstance(name, str) or name not in _EXECUTORS:
         raise UserError("executor", name, f"must be one of {', '.join(_EXECUTORS)}")

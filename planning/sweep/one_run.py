@@ -1,4 +1,4 @@
-"""One run of a sweep: from a point to its row. A pure function of the point, wherever it is called."""
+"""One run of a sweep, from its point to its row. The result depends only on the point, on any machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ OVERDUE = "took longer than run_limit_s; raise the limit, or leave the run out"
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run: values by column (`status` among them), and its requests as a Parquet file if kept.
+    """The result of a run.
 
     Attributes:
+        values: values by column, including `status`
+        requests: the requests as a Parquet file; None if they were not kept
         refused: the error of a run that cannot be made
     """
 
@@ -39,12 +41,12 @@ def failed(point: Point, error: str, refused: UserError | None = None) -> RunRes
 
 @dataclass(frozen=True)
 class Measure:
-    """A callable that simulates points.
+    """A callable that simulates a point.
 
     Attributes:
-        full: also keep steps and tokens for the metrics
-        requests: keep the requests for the reader
-        bands: simulate twice more, at the ends of the cost model's interval
+        full: True to keep steps and tokens for their metrics
+        requests: True to keep the requests in the result
+        bands: True to simulate both ends of the 90 % interval of step times, too
     """
 
     full: bool = False
@@ -58,7 +60,7 @@ class Measure:
             return self._simulated(point)
         except UserError as error:
             return failed(point, str(error))
-        except Exception as error:  # a user's policy may fail in any way, and the sweep goes on
+        except Exception as error:  # a user's policy may fail in any way, and the sweep must continue
             return failed(point, f"{type(error).__name__}: {error}")
 
     def _simulated(self, point: Point) -> RunResult:

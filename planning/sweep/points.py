@@ -27,10 +27,10 @@ class Point:
     """A run to be made.
 
     Attributes:
-        config: the `Scenario` as JSON values, with all defaults; only the given part when `error` is set
-        parameters: value of each path that the sweep varies, and `seed` if it has seeds
-        error: the reason why this cannot run at all, or empty
-        defaults: the settings that it leaves to its engines, and their values: a line each
+        config: the `Scenario` as JSON values, with all defaults; only the stated part if `error` is set
+        parameters: value of each path that the sweep varies, and `seed` if the sweep has seeds
+        error: the reason why the run cannot be made; otherwise empty
+        defaults: a line for each set of settings that the run leaves to its engines, with their values
     """
 
     config: dict[str, Any]
@@ -40,10 +40,10 @@ class Point:
 
     @property
     def id(self) -> str:
-        """Hash of the configuration. It begins with a letter, so that no reader takes it for a number.
+        """Hash of the configuration. It begins with a letter, so that no program reads it as a number.
 
-        A point that cannot run has no full configuration, and seeds have no place in it yet, so its parameters count as
-        well.
+        A run that cannot be made has no full configuration, and its seed is not filled in, so its hash also covers the
+        parameters.
         """
         identity = [self.config, self.parameters] if self.error else self.config
         return "r" + sha256(canonical(identity).encode()).hexdigest()[:15]
@@ -57,8 +57,8 @@ def canonical(value: Any) -> str:
 def points(settings: SweepSettings) -> list[Point]:
     """Return the runs of a sweep, in the order of its file.
 
-    A combination that is not allowed becomes a point with an error. Raises UserError when none is allowed, or two are
-    the same run.
+    An invalid combination becomes a point with an error. Raises UserError if no combination is valid, or if two of them
+    are the same run.
     """
     variations = list(settings.variations())
     paths = dict.fromkeys(path for overrides, _ in variations for path in overrides)
@@ -72,7 +72,7 @@ def points(settings: SweepSettings) -> list[Point]:
             scenario, defaults = parse(Scenario, _on_calibrated(config), where="base", typed=True).whole()
             full = scenario.model_dump(mode="json")
             if full["deployment"]["gpu_memory_utilization"] is not None:
-                del full["deployment"]["scheduler"]["num_blocks"]  # they follow; stated, they would override it
+                del full["deployment"]["scheduler"]["num_blocks"]  # if stated, it would override the memory
         except UserError as wrong:
             error, first_error, full = str(wrong), first_error or wrong, config
         parameters = {path: found_at(config, path, found_at(full, path)) for path in paths}
@@ -88,7 +88,7 @@ def points(settings: SweepSettings) -> list[Point]:
 
 
 def input_digests(runs: list[Point]) -> dict[str, str]:
-    """Return the SHA-256 of every file that the runs read, by its path as given.
+    """Return the SHA-256 of every file that the runs read, by its path as it was given.
 
     Raises UserError for a file that cannot be read.
     """
@@ -113,7 +113,7 @@ def _files(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _digest(path: Path) -> str:
-    """Return the hash of a file, or of the files in a recording's or a calibration's directory that determine a run."""
+    """Return the hash of a file, or of the files in a recording or calibration that determine a run."""
     files = [path]
     if path.is_dir():
         files = [path / name for name in ("calibration.json", FILE, "workload.parquet") if (path / name).is_file()]
@@ -132,7 +132,7 @@ def _digest(path: Path) -> str:
 
 
 def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
-    """Return `config`, its deployment completed by the deployment of its calibration of our own engine."""
+    """Return `config`, its deployment completed by that of its calibration, if this is one of our own engine."""
     directory = config.get("calibration")
     if not isinstance(directory, str) or not (Path(directory) / "calibration.json").is_file():
         return config
@@ -143,7 +143,7 @@ def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sized(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return `config` without the num_blocks of base if gpu_memory_utilization varies, which they would override."""
+    """Return `config` without the num_blocks of base if gpu_memory_utilization varies; num_blocks would override it."""
     memory, blocks = "deployment.gpu_memory_utilization", "deployment.scheduler.num_blocks"
     if overrides.get(memory) is None:
         return config

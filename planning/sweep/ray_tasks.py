@@ -1,6 +1,6 @@
-"""Runs as Ray tasks: on an existing cluster (`RAY_ADDRESS`, or one started on this machine), or a local one.
+"""Runs as Ray tasks, on an existing cluster (`RAY_ADDRESS`, or one started on this machine) or a local one.
 
-Other nodes need the same tokentwin, and the files that a sweep names at the same paths.
+Other nodes need the same version of tokentwin, and the files that the sweep names, at the same paths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def as_ray_tasks(
 ) -> Generator[RunResult, None, None]:
     """Yield the results of runs as they end, from at most `jobs` tasks at a time, by default one for each CPU.
 
-    `limit_s` is the longest that a run may take, in seconds from when Ray receives it.
+    `limit_s` is the maximum time of a run in seconds, counted from the time when Ray receives it.
     """
     import ray
 
@@ -36,8 +36,8 @@ def as_ray_tasks(
     if not joined:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local cluster sends no usage statistics
         os.environ.update(module_environment())  # the path on which its workers find this package
-        # Workers look for modules first in the directory where Ray was begun: an empty one keeps a user's own files
-        # out.
+        # Workers look for modules first in the directory where Ray was started. An empty directory prevents that they
+        # import the user's own files.
         with TemporaryDirectory() as nothing, chdir(nothing):
             ray.init(num_cpus=None, include_dashboard=False, log_to_driver=False, logging_level=ERROR)
     try:
@@ -72,6 +72,6 @@ def as_ray_tasks(
 
 
 def _measured(where: str, measure: Callable[[Point], RunResult], point: Point) -> RunResult:
-    with suppress(OSError):  # a node may lack the directory: then it finds no files by relative names
+    with suppress(OSError):  # a node without this directory finds no files by relative paths
         os.chdir(where)
     return measure(point)

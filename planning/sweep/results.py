@@ -1,4 +1,4 @@
-"""A sweep's dataset read back: its rows, its varied columns, and the meaning of its numbers."""
+"""The results of a sweep, read from its dataset: its rows, its varied columns, and the units of its metrics."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SweepResults(Answer):
     """The results of a sweep.
 
     Attributes:
-        runs: one row a run, failed ones included
+        runs: table with one row for each run, including failed runs
         parameters: columns that were varied, in the order of the sweep
-        paths: the setting behind each parameter
-        metrics: columns of numbers that came out and that some run has, with the title of their axis
-        base: the settings that all runs began from
+        paths: dotted path of the setting of each parameter
+        metrics: axis title of each metric column that has a value in some run
+        base: the settings that the sweep varies
     """
 
     runs: pa.Table
@@ -42,7 +42,7 @@ class SweepResults(Answer):
 
     @classmethod
     def load(cls, directory: Path) -> SweepResults:
-        """Load the dataset that `tokentwin sweep` left in `directory`. Raises UserError when it is damaged."""
+        """Load the dataset that `tokentwin sweep` wrote to `directory`. Raises UserError if it is damaged."""
         about = _about(directory / ABOUT)
         try:
             paths = {str(name): str(path) for path, name in about["varied"].items()}
@@ -69,7 +69,7 @@ class SweepResults(Answer):
         return ("runs",)
 
     def table(self, name: str) -> pa.Table:
-        """Return `runs`: one row a run."""
+        """Return `runs`, the table with one row for each run."""
         return self.runs
 
     def report(self) -> Iterator[Line | Table]:
@@ -82,7 +82,7 @@ class SweepResults(Answer):
 
     @property
     def summary(self) -> str:
-        """How many runs there are, how many failed, and how many values of each parameter they have."""
+        """The number of runs, of failed runs, and of values of each parameter, in words."""
         failed = self.runs.num_rows - self.complete.num_rows
         varied = ", ".join(f"{name} ({len(self.values(name))})" for name in self.parameters) or "nothing"
         runs = counted(self.runs.num_rows, "run") + (f", {failed:,} of them failed" if failed else "")
@@ -93,13 +93,13 @@ class SweepResults(Answer):
         return self.runs.filter(pc.equal(self.runs["status"], "complete"))
 
     def values(self, parameter: str) -> list[Any]:
-        """Return the values of a parameter, in order; null last."""
+        """Return the values of a parameter, sorted, with null last."""
         values = self.runs[parameter].unique()
         return values.take(pc.array_sort_indices(values)).to_pylist()
 
 
 def axis_title(column: str) -> str:
-    """Return the title of a metric's axis, with its unit; empty for a column that is no metric."""
+    """Return the title of a metric's axis, with its unit; empty for a column that is not a metric."""
     if column in METRICS:
         return METRICS[column].axis
     name, _, statistic = column.rpartition("_")

@@ -21,12 +21,12 @@ from serving.errors import UserError
 
 Overrides = dict[str, Any]  # values by dotted path
 _PAGE = "docs/sweeps.md"
-MOST_RUNS = 50_000  # each run takes 50 kB before it is made
+MOST_RUNS = 50_000  # maximum number of runs; each takes 50 kB of memory before it is made
 _Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class SobolRange(Request):
-    """A range that a Sobol sequence fills evenly; with `integer`, both ends are included."""
+    """A range that a Sobol sequence fills evenly; if `integer` is set, both ends are included."""
 
     low: float = Field(description="lower end")
     high: float = Field(description="upper end")
@@ -56,7 +56,7 @@ class SobolRange(Request):
 
 
 class Sobol(Request):
-    """A scrambled Sobol sequence (Owen 1995): a longer sequence begins with the shorter one."""
+    """A scrambled Sobol sequence (Owen 1995). A longer sequence begins with the points of a shorter sequence."""
 
     points: int = Field(
         ge=1, le=2**20, description="number of points; must be a power of two, so that the points are balanced"
@@ -141,13 +141,13 @@ class SweepSettings(Request):
 
     @property
     def seed_values(self) -> tuple[int | None, ...]:
-        """The seeds, or one None."""
+        """The seeds; a single None if the sweep does not vary them."""
         if self.seeds is None:
             return (None,)
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
     def variations(self) -> Iterator[tuple[Overrides, int | None]]:
-        """Yield the changes of `base` in each run, and its seed."""
+        """Yield the changes to `base` and the seed of each run."""
         grid = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
         sobol = self.sobol.draw() if self.sobol else ({},)
         for entry, cell, drawn, seed in product(self.list or ({},), grid, sobol, self.seed_values):
@@ -155,17 +155,17 @@ class SweepSettings(Request):
 
 
 def is_seed(name: str) -> bool:
-    """Return True if a setting of this name is a seed."""
+    """Return True if a setting with this name is a seed."""
     return name == "seed" or name.endswith("_seed")
 
 
 def load_sweep(path: str | Path) -> SweepSettings:
-    """Read the sweep in a YAML file; a deployment that is only named is read in. Raises UserError."""
+    """Read the sweep in a YAML file; if its deployment is the name of a file, read that, too. Raises UserError."""
     return read_sweep(read_mapping(path, "sweep", _PAGE), str(path))
 
 
 def read_sweep(data: Mapping[str, Any], where: str = "sweep") -> SweepSettings:
-    """Read the sweep in a mapping, like `load_sweep`; `where` begins the name of a wrong field. Raises UserError."""
+    """Read the sweep in a mapping as `load_sweep` does; `where` begins the name of a wrong field. Raises UserError."""
     settings = parse(SweepSettings, _plain(data, where), where=where, typed=True)
     deployment = settings.base.get("deployment")
     if isinstance(deployment, str):
@@ -176,7 +176,7 @@ def read_sweep(data: Mapping[str, Any], where: str = "sweep") -> SweepSettings:
 
 
 def _plain(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return `data` as plain JSON values, which identify a run."""
+    """Return `data` as plain JSON values. Raises UserError for values that JSON or the dataset cannot hold."""
     check_text(data, where)
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(data)))

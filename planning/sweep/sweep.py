@@ -1,4 +1,4 @@
-"""A sweep as a whole: the runs that are wanted, the runs that exist, and making the others."""
+"""A sweep as a whole: it makes the requested runs that do not exist yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class Swept:
-    """The number of runs made now, runs kept from before, and failed runs among all that the file asks for."""
+    """The outcome of a sweep.
+
+    Attributes:
+        made: number of runs made now
+        kept: number of runs kept from before
+        failed: number of failed runs among all requested runs
+        first_error: error of the first failed run
+    """
 
     made: int
     kept: int
@@ -44,14 +51,14 @@ class Sweep:
 
     @classmethod
     def from_settings(cls, settings: SweepSettings) -> Sweep:
-        """Return the sweep of `settings`. Raises UserError when it cannot be made."""
+        """Return the sweep of `settings`. Raises UserError if it cannot be made."""
         runs = points(settings)
         schema = run_schema(runs, settings.bands)
         return cls(settings, runs, schema, partition_keys(settings.partition, runs, schema))
 
     @property
     def defaults(self) -> list[str]:
-        """The settings that runs leave to their engines, and their values: a line for each engine on each GPU."""
+        """The settings that runs leave to their engines, with their values; one line for each engine on each GPU."""
         return list(dict.fromkeys(line for point in self.points for line in point.defaults))
 
     def run(
@@ -59,8 +66,9 @@ class Sweep:
     ) -> Swept:
         """Make the runs that the dataset `out` lacks. If interrupted, it leaves a dataset that can be read and resumed.
 
-        Without `resume` there must be no dataset yet; `retry_failed` makes failed runs again. Raises UserError if `out`
-        holds something else, and if none of the runs can be made; then nothing is left.
+        If `resume` is not set, there must be no dataset yet. If `retry_failed` is set, failed runs are made again.
+        Raises UserError if `out` holds something else. If no run can be made, it raises UserError and removes a new
+        dataset.
         """
         settings = self.settings
         measure = Measure(full=settings.full_metrics, requests=settings.per_request, bands=settings.bands)

@@ -14,11 +14,11 @@ from serving.document import Document
 from serving.markdown import markdown
 from serving.whole_file import check_free, write_whole
 
-_ANY = ("style", "save", "force", "jobs")  # options that change no answer
+_ANY = ("style", "save", "force", "jobs")  # options that do not change the answer
 
 
 def _command_line() -> str:
-    """Return the command with its arguments, and with options that differ from their defaults and change the answer."""
+    """Return the command with its arguments and those options that change the answer and differ from their defaults."""
     context = click.get_current_context()
     words = ["tokentwin", context.info_name or ""]
     for parameter in context.command.params:
@@ -69,7 +69,7 @@ class AnswerOutput(NamedTuple):
 def answering(command: Callable[..., None]) -> Callable[..., None]:
     """Add --save, --force and --format, which the command gets as `output`.
 
-    A file that cannot be saved is refused at once.
+    The command checks first whether the file can be saved.
     """
 
     @click.option("--save", type=click.Path(path_type=Path), help="Save the complete answer to this JSON file.")

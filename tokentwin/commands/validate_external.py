@@ -138,7 +138,7 @@ def _refuse_cases(cases: str | None, names: tuple[str, ...]) -> None:
 
 
 def _refuse_server(server: Mapping[str, Any]) -> None:
-    """Raise UserError for an option that describes a server of one's own."""
+    """Raise UserError for an option that describes the user's own server."""
     from serving.errors import UserError
 
     for option, value in server.items():
@@ -147,7 +147,7 @@ def _refuse_server(server: Mapping[str, Any]) -> None:
 
 
 def _scored(cases: Sequence[Case], folder: Path, refused: dict[str, UserError]) -> list[CaseResult]:
-    """Return the results of the cases; a wrong one goes to `refused`, unless it is the only one."""
+    """Return the results of the cases. The error of a wrong case goes to `refused`, unless it is the only case."""
     from calibration.validation.external.predictor import blind
     from calibration.validation.external.scoring import score
     from calibration.validation.external.steps import score_steps
@@ -194,7 +194,7 @@ def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], 
 
 
 def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:
-    """Return the cases of `names`, or all; if all are taken, a wrong file goes to `refused`."""
+    """Return the cases of `names`, or all cases. If all are read, the error of a wrong file goes to `refused`."""
     from calibration.validation.external.case import load_cases
     from planning.checkout import lab_is_here, need_lab
     from serving.errors import UserError
@@ -204,7 +204,7 @@ def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: 
         from lab.external.cases import FOLDER as folder
     else:
         folder = Path(cases)
-    lab_is_here()  # whose formats a user's own case may name
+    lab_is_here()  # makes `lab` importable, because a user's own case may name formats in it
     if not Path(data).is_dir():
         raise UserError("data", data, "is not a folder; give --data DIR, the folder of the measured runs")
     wrong: dict[str, UserError] = {}
@@ -260,7 +260,7 @@ def write_text(option: str, path: Path, text: str) -> None:
 
 
 def print_results(results: list[CaseResult]) -> None:
-    """Print every case as a table, long ones summed up by group, and then the targets."""
+    """Print a table for every case, with long tables summarised by group, and then the targets."""
     from calibration.validation.external.report import (
         LEVEL_HEADER,
         MANY,
