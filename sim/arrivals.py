@@ -39,13 +39,15 @@ class Arrivals:
 
     def _arrive(self) -> ProcessGenerator:
         clock, clients = self._clock, self._clients
-        while not clients.exhausted:
-            next_ns = clients.next_ns
+        next_ns = clients.next_ns
+        while next_ns is not None or not clients.exhausted:
             self._waits_until_ns = _NEVER if next_ns is None else next_ns
             try:
                 yield clock.event() if next_ns is None else clock.until(next_ns, ARRIVAL)
             except Interrupt:
-                continue  # the end of a request made another request due earlier
+                next_ns = clients.next_ns  # the end of a request made another request due earlier
+                continue
             self._waits_until_ns = 0
+            self._offer(clients.pop())
             while (next_ns := clients.next_ns) is not None and next_ns <= clock.now_ns:
                 self._offer(clients.pop())

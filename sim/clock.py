@@ -55,7 +55,7 @@ class VirtualClock(simpy.core.Environment):
 
         Among the events of that time, it comes after steps end and before requests arrive, unless `order` differs.
         """
-        return Moment(self, max(at_ns, self.now_ns), order)
+        return Moment(self, at_ns if at_ns > self.now_ns else self.now_ns, order)
 
 
 def _raise_failure(process: simpy.events.Event) -> None:
@@ -66,11 +66,14 @@ def _raise_failure(process: simpy.events.Event) -> None:
 
 @mypyc_attr(native_class=False)
 class Moment(simpy.events.Event):
-    """An event at a given time, like SimPy's Timeout, with a given order among the events of that time."""
+    """An event at a given time, with a given order among the events of that time.
+
+    Like SimPy's Timeout it sets the fields of an Event itself, because there is one at every arrival.
+    """
 
     def __init__(self, clock: VirtualClock, at_ns: int, order: int) -> None:
-        super().__init__(clock)
-        self._ok, self._value = True, None
+        self.env, self.callbacks = clock, []
+        self._ok, self._value, self._defused = True, None, False
         clock.schedule(self, order, at_ns - clock.now_ns)  # type: ignore[arg-type]
 
 
