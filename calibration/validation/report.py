@@ -236,10 +236,10 @@ class ValidationReport(Document):
             if self.weather_rows:
                 yield Line("same: the simulator knows how slow the machine was. blind: it does not", "note")
             if run.covered is not None:
-                held = f"{shown_share(run.covered)} of the real numbers lie in their 90 % band"
+                covered = f"{shown_share(run.covered)} of the real numbers lie in their 90 % band"
                 if run.weather_covered is not None:
-                    held += f"; {shown_share(run.weather_covered)} in the same weather"
-                yield Line(f"rung 5, bands: {held}")
+                    covered += f"; {shown_share(run.weather_covered)} in the same weather"
+                yield Line(f"rung 5, bands: {covered}")
         if self.extrapolated_share:
             outside = shown_share(self.extrapolated_share, 1)
             yield Line(f"extrapolated: {outside} of the simulated steps lie outside the measured steps")
