@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from calibration.steps.external_calibration import FILE as ENGINE_CALIBRATION
+from calibration.steps.measured_runs import LEARNT_FILES
 
 RECORDING = "requests.parquet"
 OWN_CALIBRATION = "calibration.json"
@@ -40,7 +40,7 @@ def find(runs: Path, filename: str, *also: str | None) -> dict[str, Path]:
 
 def calibrations(runs: Path) -> dict[str, Path]:
     """Return directories under `runs` that hold a calibration, of our own engine or of another, by name."""
-    return {**find(runs, OWN_CALIBRATION), **find(runs, ENGINE_CALIBRATION)}
+    return {path: where for file in (OWN_CALIBRATION, *LEARNT_FILES) for path, where in find(runs, file).items()}
 
 
 def stamp(directory: Path) -> int:

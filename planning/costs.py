@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.measured_runs import Learnt, load_learnt
 from calibration.steps.observed import JudgedCost, observed, pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
@@ -87,7 +87,7 @@ def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> 
     if names_own_cost(calibration):
         return _by_own_model(calibration, gpu, deployment)
     learnt = calibration_in(calibration)
-    if isinstance(learnt, ExternalCalibration):
+    if not isinstance(learnt, Calibration):
         return _on_gpu(gpu or learnt.gpu, learnt, deployment)
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
@@ -111,13 +111,12 @@ def timing_gpu(calibration: str | None, gpu: str | None) -> GpuSpec | None:
     if names_own_cost(calibration):
         return None
     learnt = calibration_in(calibration)
-    return find_gpu(gpu or learnt.gpu) if isinstance(learnt, ExternalCalibration) else None
+    return None if isinstance(learnt, Calibration) else find_gpu(gpu or learnt.gpu)
 
 
-def calibration_in(directory: str | Path) -> Calibration | ExternalCalibration:
-    """Return the calibration in a directory, for our own engine or another. Raises UserError if there is none."""
-    file = Path(directory) / FILE
-    return ExternalCalibration.load(file) if file.exists() else Calibration.load(directory)
+def calibration_in(directory: str | Path) -> Calibration | Learnt:
+    """Return the calibration in a directory, for our own engine or others. Raises UserError if there is none."""
+    return load_learnt(Path(directory)) or Calibration.load(directory)
 
 
 def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
@@ -134,7 +133,7 @@ def _check_blocks(deployment: Deployment) -> None:
         raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
 
 
-def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment) -> Priced:
+def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment) -> Priced:
     from calibration.steps.predict import (  # imports slowly: kernels are interpolated with scipy
         identity,
         predicted_cost,

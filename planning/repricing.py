@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.measured_runs import LEARNT_FILES
+from calibration.steps.step_cost import Calibration
 from planning.costs import Priced, calibration_in, priced
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
@@ -47,12 +48,13 @@ def source_of(run: Mapping[str, Any], calibrations: Iterable[Path]) -> Source | 
     for directory in calibrations:
         try:
             learnt = calibration_in(directory)
-            if isinstance(learnt, ExternalCalibration):
-                gpu = noted if noted in gpus() else learnt.gpu
-                if identity(gpu, learnt) == wanted:
-                    return Source(str(directory), gpu)
-            elif learnt.id == wanted:
-                return Source(str(directory), None)
+            if isinstance(learnt, Calibration):
+                if learnt.id == wanted:
+                    return Source(str(directory), None)
+                continue
+            gpu = noted if noted in gpus() else learnt.gpu
+            if identity(gpu, learnt) == wanted:
+                return Source(str(directory), gpu)
         except UserError:
             continue
     return None
@@ -62,7 +64,7 @@ def fitting_sources(deployment: Deployment, calibrations: Iterable[Path]) -> lis
     """Return the `calibrations` of our own engine for this deployment; scheduler settings and policy may differ."""
     sources = []
     for directory in calibrations:
-        if (directory / FILE).exists():
+        if any((directory / name).exists() for name in LEARNT_FILES):
             continue
         try:
             priced(str(directory), None, deployment)

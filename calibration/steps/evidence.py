@@ -11,9 +11,11 @@ no new simulation.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -133,6 +135,11 @@ class Origin:
         return ((level, names[level]) for level, families in LEVELS.items() if family in families)
 
 
+def own_origin(origin: Origin) -> Origin:
+    """Return `origin` with the source of a user's own runs of its model, GPU and engine."""
+    return replace(origin, source=f"own/{origin.model}/{origin.gpu}/{origin.engine}")
+
+
 def _bits(dtype: str) -> str:
     return "16 bit" if dtype in ("bfloat16", "float16", "float32") else dtype
 
@@ -149,6 +156,25 @@ class Taught:
     information: Floats
     vector: Floats
     rows: int
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Taught:
+        """Make normal equations from the output of `as_dict`."""
+        upper = np.triu_indices(len(_NAMES))
+        information, vector = np.zeros((len(_NAMES), len(_NAMES))), np.zeros(len(_NAMES))
+        information[upper], vector[:] = entry["information"], entry["vector"]
+        information += np.triu(information, 1).T
+        return cls(Origin(**entry["origin"]), information, vector, entry["rows"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for JSON; a symmetric information matrix is stored as its upper half, row by row."""
+        upper = np.triu_indices(len(_NAMES))
+        return {
+            "origin": asdict(self.origin),
+            "rows": self.rows,
+            "information": [float(f"{x:.5g}") for x in self.information[upper]],
+            "vector": [float(f"{x:.5g}") for x in self.vector],
+        }
 
 
 @dataclass(frozen=True)
@@ -204,6 +230,8 @@ class Missed:
 
 _REACHED = 0.92  # share of other origins' rows that a band must contain to contain 90 % of a left-out origin's rows
 _LEAST_REACH = 1.0  # standard deviations
+OWN_ROWS = (1, 2, 3, 5, 10)
+"""Numbers of own rows for which the width of bands was measured."""
 _ALIKE = 5.0  # factor on an origin's weight for each of engine, GPU and model that is the same
 
 
@@ -235,44 +263,50 @@ class Evidence:
     Attributes:
         noise: for each figure, the standard deviation of log errors that no level explains
         missed: errors for sources that were left out in turn
+        own_reach: for each figure, the number of standard deviations that contained 90 % of the rows of a source when
+            the fit had `OWN_ROWS` rows of this source
     """
 
     taught: Sequence[Taught]
     spreads: Spreads
     noise: Mapping[str, float] = field(default_factory=lambda: dict(NOISE))
     missed: Sequence[Missed] = ()
+    own_reach: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Evidence:
         """Make evidence from the output of `as_dict`."""
-        upper = np.triu_indices(len(_NAMES))
-        taught = []
-        for entry in data["taught"]:
-            information = np.zeros((len(_NAMES), len(_NAMES)))
-            information[upper] = entry["information"]
-            information += np.triu(information, 1).T
-            taught.append(Taught(Origin(**entry["origin"]), information, np.array(entry["vector"]), entry["rows"]))
+        taught = [Taught.read(entry) for entry in data["taught"]]
         missed = [Missed(**{**entry, "origin": Origin(**entry["origin"])}) for entry in data["missed"]]
-        return cls(taught, data["spreads"], data["noise"], missed)
+        return cls(taught, data["spreads"], data["noise"], missed, data.get("own_reach", {}))
 
-    def reach(self, figure: str, origin: Origin) -> float:
-        """Return the half-width of the 90 % band of a figure of `origin` in standard deviations."""
+    def reach(self, figure: str, origin: Origin, own_rows: int | None = None) -> float:
+        """Return the half-width of the 90 % band of a figure of `origin` in standard deviations.
+
+        If the origin has own rows, it is the half-width that was needed with so many rows (`own_reach`).
+        """
+        rows = self.own_rows(origin) if own_rows is None else own_rows
+        enough = [count for count in OWN_ROWS if count <= rows]
+        if enough and figure in self.own_reach:
+            return self.own_reach[figure][OWN_ROWS.index(enough[-1])]
         return reach_of([miss for miss in self.missed if miss.figure == figure], origin)
 
+    def own_rows(self, origin: Origin) -> int:
+        """Return the number of a user's own runs of the origin's model, GPU and engine."""
+        own = own_origin(origin).source
+        return -(-sum(taught.rows for taught in self.taught if taught.origin.source == own) // len(NOISE))
+
     def as_dict(self) -> dict[str, Any]:
-        """Return everything for JSON; a symmetric information matrix is stored as its upper half, row by row."""
-        upper = np.triu_indices(len(_NAMES))
-        taught = [
-            {
-                "origin": asdict(part.origin),
-                "rows": part.rows,
-                "information": [float(f"{x:.5g}") for x in part.information[upper]],
-                "vector": [float(f"{x:.5g}") for x in part.vector],
-            }
-            for part in self.taught
-        ]
+        """Return everything for JSON."""
+        taught = [part.as_dict() for part in self.taught]
         missed = [{**asdict(part), "misses": [float(f"{x:.4g}") for x in part.misses]} for part in self.missed]
-        return {"spreads": self.spreads, "noise": self.noise, "missed": missed, "taught": taught}
+        return {
+            "spreads": self.spreads,
+            "noise": self.noise,
+            "own_reach": self.own_reach,
+            "missed": missed,
+            "taught": taught,
+        }
 
     def untaught(self, origin: Origin) -> str:
         """Return a sentence about the first part of the configuration without a measurement; empty if there is none."""
@@ -316,10 +350,15 @@ class Evidence:
         ]
         return Belief(design @ means, design @ covariance @ design.T + np.diag(unseen))
 
+    def joined(self, more: Sequence[Taught]) -> Evidence:
+        """Return the evidence with `more` normal equations."""
+        return replace(self, taught=[*self.taught, *more])
+
     def without(self, left_out: Callable[[Origin], bool]) -> Evidence:
         """Return the evidence without the origins for which `left_out` returns True."""
         missed = [part for part in self.missed if not left_out(part.origin)]
-        return Evidence([part for part in self.taught if not left_out(part.origin)], self.spreads, self.noise, missed)
+        taught = [part for part in self.taught if not left_out(part.origin)]
+        return replace(self, taught=taught, missed=missed)
 
     def _spread(self, level: str, number: int) -> float:
         return float(_SPREADS[number]) * (1.0 if level == "all" else self.spreads[level])
@@ -355,3 +394,15 @@ def _design(origin: Origin, places: Mapping[tuple[str, str, int], int]) -> tuple
     ]
     rows, columns = np.array(ones, dtype=np.int64).reshape(-1, 2).T
     return rows, columns
+
+
+@cache
+def bundled_evidence() -> Evidence:
+    """Return the evidence that `lab.external.teaching` made."""
+    return Evidence.read(json.loads(bundled_bytes()))
+
+
+@cache
+def bundled_bytes() -> bytes:
+    """Return the file of the bundled evidence."""
+    return Path(__file__).with_name("blind.json").read_bytes()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
-from pathlib import Path
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.collectives import COLLECTIVES
 from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.kernels.times import KernelTimes
-from calibration.steps.evidence import Evidence, Origin
+from calibration.steps.evidence import Evidence, Origin, bundled_bytes, bundled_evidence, own_origin
 from calibration.steps.external_calibration import ExternalCalibration, of_belief, step_shares, transferred
 from calibration.steps.launches import PUBLISHED, LaunchCost
+from calibration.steps.measured_runs import Learnt, MeasuredRuns
 from calibration.steps.operation_cost import OperationCost
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu, gpus
@@ -26,18 +25,22 @@ from serving.deployments.weight_types import check_heads
 def predicted_cost(
     gpu: str,
     deployment: Deployment,
-    calibration: ExternalCalibration | None = None,
+    calibration: Learnt | None = None,
     launches: LaunchCost = PUBLISHED,
 ) -> OperationCost:
     """Return the cost model of `deployment` on `gpu`, from `calibration` or else from the bundled evidence (blind).
 
-    If `launches` was measured, it replaces the launch cost. Raises UserError for an unknown GPU or model, for heads
+    Measured runs join the bundled evidence, and hold for any GPU and model. If `launches` was measured, it replaces the
+    launch cost. Raises UserError for an unknown GPU or model, for heads
     that cannot be split over the devices, and for a calibration of another GPU or model.
     """
     model = find_model(deployment.model)
     check_heads(model, deployment.tensor_parallel_size)
-    known = blind(gpu, deployment)
-    if calibration is not None:
+    if isinstance(calibration, MeasuredRuns):
+        known = blind(gpu, deployment, evidence=calibration.evidence)
+    else:
+        known = blind(gpu, deployment)
+    if isinstance(calibration, ExternalCalibration):
         then = calibration.learnt_as
         same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
         there = blind(gpu, then) if same else known
@@ -47,12 +50,12 @@ def predicted_cost(
     return known.cost(model, deployment, kernels(gpu))
 
 
-def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
+def identity(gpu: str, calibration: Learnt | None = None) -> str:
     """Return a hash of everything that a prediction depends on, as twelve hexadecimal digits.
 
     It covers the calibration, the evidence, the kernel tables, and the datasheet of a user's own GPU.
     """
-    digest = blake2b((calibration.id if calibration else "").encode() + _bundled_bytes(), digest_size=6)
+    digest = blake2b((calibration.id if calibration else "").encode() + bundled_bytes(), digest_size=6)
     spec = find_gpu(gpu)
     if spec != gpus().get(spec.name):
         digest.update(spec.model_dump_json().encode())
@@ -73,27 +76,17 @@ def blind(
     deployment: Deployment,
     without: Callable[[Origin], bool] | None = None,
     client: str = "",
+    evidence: Evidence | None = None,
 ) -> ExternalCalibration:
     """Return the calibration of `deployment` on `gpu` from measured runs of other engines.
 
-    Evidence from origins for which `without` returns True is left out.
+    Evidence from origins for which `without` returns True is left out. `evidence` is the bundled evidence by default.
     """
     model, spec = find_model(deployment.model), find_gpu(gpu)
-    known = bundled_evidence()
-    origin = Origin.from_deployment(model, spec, deployment, client=client)
+    known = evidence or bundled_evidence()
+    origin = own_origin(Origin.from_deployment(model, spec, deployment, client=client))
     left = known if without is None else known.without(without)
     calibration = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
     if spec.name in gpus():
         return calibration
     return replace(calibration, untaught=f"the catalogue lacks {spec.name}, so no measured run taught it")
-
-
-@cache
-def bundled_evidence() -> Evidence:
-    """Return the evidence that `lab.external.teaching` made."""
-    return Evidence.read(json.loads(_bundled_bytes()))
-
-
-@cache
-def _bundled_bytes() -> bytes:
-    return Path(__file__).with_name("blind.json").read_bytes()

@@ -53,6 +53,10 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
         to.heading("Serve it with vLLM", None, _HELP["serve"])
         # Text, because Streamlit's highlighter of code is nearly as large as Plotly, and would delay the first figure.
         to.text(f"`{best.vllm_serve}`")
+    if best.next_measurement:
+        to.heading("Measure next", None, _HELP["next"])
+        to.text(sentence(best.next_measurement.effect))
+        to.text(f"`{best.next_measurement.command}`")
 
 
 def show_others(to: Sheet, answer: PlanDocument) -> None:
@@ -88,6 +92,8 @@ _MEANS = {
 _HELP = {
     "replicas": "The share of requests that meet every SLO, with its 90 % interval.",
     "serve": "The command for one replica. All other settings are vLLM's defaults on this GPU.",
+    "next": "Of closed loops at several concurrencies, this one narrows the predicted latencies of the recommended "
+    "deployment most. `tokentwin plan --measured next.json` uses its result.",
     "latency": "The recommended fleet with the same requests at lower and higher rates. The knee is the highest rate "
     "that meets every SLO.",
 }

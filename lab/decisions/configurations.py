@@ -14,10 +14,10 @@ from math import exp
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.predict import bundled_evidence
+from calibration.steps.evidence import bundled_evidence
 from calibration.validation.external.case import Case
 from lab.external.leave_out import Scored, leave_out
-from lab.external.lessons import FIGURES, Lesson, lesson_of
+from calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run
 from lab.external.silicon_table import SiliconTable
 from serving.errors import UserError
 
@@ -77,7 +77,7 @@ def configurations(
     Predictions are those of `leave_out` by source: sums over steps, from one simulation for all runs with equal
     requests.
     """
-    taken: list[Lesson] = []
+    taken: list[PredictedRun] = []
     left_out, described = Counter[str](), set()
     tables = [case for case in cases if not case.is_of_steps and isinstance(case.format, SiliconTable)]
     for number, case in enumerate(tables):
@@ -89,12 +89,12 @@ def configurations(
                 left_out["its case warns of the measurement itself"] += 1
                 continue
             try:
-                taken.append(lesson_of(case, run))
+                taken.append(predicted_run(case, run))
             except UserError as error:
                 left_out[error.remedy] += 1  # without the run's name, so that equal reasons are counted together
     scored: dict[str, list[Scored]] = {}
     for prediction in leave_out(taken, bundled_evidence(), "source"):
-        scored.setdefault(prediction.lesson.run.name, []).append(prediction)
+        scored.setdefault(prediction.run.measured_run.name, []).append(prediction)
     used = [_configuration(predictions) for predictions in scored.values() if len(predictions) == len(FIGURES)]
     left_out.update(_undescribed(data, described))
     if not used:
@@ -105,20 +105,20 @@ def configurations(
 def _configuration(scored: Sequence[Scored]) -> Configuration:
     by_figure = {one.figure: one for one in scored}
     both = [by_figure[figure] for figure in ("ttft_ms.mean", "tpot_ms.mean")]
-    lesson = both[0].lesson
-    slots, lengths, deployment = lesson.run.workload.concurrency, lesson.run.lengths, lesson.deployment
+    run = both[0].run
+    slots, lengths, deployment = run.measured_run.workload.concurrency, run.measured_run.lengths, run.deployment
     assert slots is not None and lengths is not None  # a closed loop, as every row of such a table
     engines = sum(pool.replicas for pool in deployment.fleet.pools) if deployment.fleet else 1
-    ideal = dict(zip(lesson.figures, lesson.at_roofline().tolist(), strict=True))
+    ideal = dict(zip(run.figures, run.at_roofline().tolist(), strict=True))
     low, blind, high = (Times(*(one.predicted * exp(end * one.reach) for one in both)) for end in (-1, 0, 1))
     return Configuration(
-        run=lesson.run.name,
+        run=run.measured_run.name,
         model=deployment.model,
-        gpu=lesson.gpu,
+        gpu=run.gpu,
         lengths=lengths,
         requests=slots if deployment.fleet else slots * deployment.data_parallel_size,
         gpus=engines * deployment.gpus,
-        measured=Times(*(lesson.run.figures[one.figure] for one in both)),
+        measured=Times(*(run.measured_run.figures[one.figure] for one in both)),
         low=low,
         blind=blind,
         high=high,

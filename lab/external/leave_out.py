@@ -16,7 +16,7 @@ from calibration.steps.correction import Correction
 from calibration.steps.evidence import NOISE, Belief, Evidence, Missed, Origin, reach_of
 from calibration.steps.external_calibration import correction_of
 from calibration.trust import TrustLevel
-from lab.external.lessons import FIGURES, Lesson
+from calibration.validation.external.predicted_run import FIGURES, PredictedRun
 from serving.deployments.gpu_spec import find_gpu
 
 Floats = NDArray[np.float64]
@@ -42,7 +42,7 @@ class Scored:
         reach: half-width of the band, in the logarithm
     """
 
-    lesson: Lesson
+    run: PredictedRun
     figure: str
     group: str
     error: float
@@ -53,7 +53,7 @@ class Scored:
     @property
     def predicted(self) -> float:
         """The prediction in milliseconds, like the measurement."""
-        return float(np.exp(self.error)) * self.lesson.run.figures[self.figure]
+        return float(np.exp(self.error)) * self.run.measured_run.figures[self.figure]
 
     @property
     def off(self) -> float:
@@ -65,29 +65,29 @@ class Scored:
         return abs(self.error) <= self.reach
 
 
-def leave_out(lessons: Sequence[Lesson], evidence: Evidence, by: str) -> list[Scored]:
+def leave_out(runs: Sequence[PredictedRun], evidence: Evidence, by: str) -> list[Scored]:
     """Return every figure of the measured runs, predicted without its group; `by` is a kind of group in `GROUPS`."""
     group = GROUPS[by]
     left: dict[str, Evidence] = {}
     known: dict[Origin, tuple[Belief, Correction]] = {}
     scored: list[Scored] = []
-    for lesson in lessons:
-        name = group(lesson.origin)
+    for run in runs:
+        name = group(run.origin)
         if name not in left:
             left[name] = evidence.without(lambda origin, name=name: group(origin) == name)  # type: ignore[misc]
-        if lesson.origin not in known:
-            belief = left[name].belief(lesson.origin)
-            known[lesson.origin] = (
+        if run.origin not in known:
+            belief = left[name].belief(run.origin)
+            known[run.origin] = (
                 belief,
-                correction_of(left[name], lesson.origin, belief, lesson.deployment, find_gpu(lesson.gpu)),
+                correction_of(left[name], run.origin, belief, run.deployment, find_gpu(run.gpu)),
             )
-        belief, correction = known[lesson.origin]
-        level = lesson.level(correction, left[name].untaught(lesson.origin))
-        predicted, slopes = lesson.predicted(belief.logs, correction)
-        errors = np.log(predicted / lesson.measured)
-        for figure, error, slope in zip(lesson.figures, errors.tolist(), slopes, strict=True):
+        belief, correction = known[run.origin]
+        level = run.level(correction, left[name].untaught(run.origin))
+        predicted, slopes = run.predicted(belief.logs, correction)
+        errors = np.log(predicted / run.measured)
+        for figure, error, slope in zip(run.figures, errors.tolist(), slopes, strict=True):
             sigma = float(np.sqrt(belief.variance(slope) + NOISE[figure] ** 2))
-            scored.append(Scored(lesson, figure, name, error, sigma, level))
+            scored.append(Scored(run, figure, name, error, sigma, level))
     return list(_reaching(scored))
 
 
@@ -95,10 +95,10 @@ def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
     """Yield the figures with bands; their width in standard deviations is the one that other groups' rows needed."""
     needed: dict[tuple[str, str, Origin], float] = {}
     for one in scored:
-        key = one.figure, one.group, one.lesson.origin
+        key = one.figure, one.group, one.run.origin
         if key not in needed:
             others = [s for s in scored if s.figure == one.figure and s.group != one.group]
-            needed[key] = reach_of(missed(others), one.lesson.origin)
+            needed[key] = reach_of(missed(others), one.run.origin)
         yield replace(one, reach=one.sigma * needed[key])
 
 
@@ -106,8 +106,8 @@ def missed(scored: Iterable[Scored]) -> list[Missed]:
     """Return each origin's errors in standard deviations, all versions together, without rows that have a caution."""
     misses: dict[tuple[Origin, str], list[float]] = {}
     for one in scored:
-        if not one.lesson.run.caution:
-            origin = replace(one.lesson.origin, version="")
+        if not one.run.measured_run.caution:
+            origin = replace(one.run.origin, version="")
             misses.setdefault((origin, one.figure), []).append(abs(one.error) / one.sigma)
     at = (np.arange(_KEPT) + 0.5) / _KEPT
     return [
@@ -121,18 +121,18 @@ HEADER = ("left out", "rows", "TPOT off, %", "TTFT off, %", "TPOT in band, %", "
 
 def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
     """Yield rows under `HEADER`: logged steps, all runs, vLLM's, each trust level and group, GPUs with many rows."""
-    logged = [s for s in scored if s.lesson.steps is not None]
+    logged = [s for s in scored if s.run.steps is not None]
     if logged:
         yield _cells("steps of iteration logs", logged)
-    scored = [s for s in scored if s.lesson.steps is None]
+    scored = [s for s in scored if s.run.steps is None]
     yield _cells("all", scored)
-    yield _cells("vLLM", [s for s in scored if s.lesson.origin.engine == "vllm"])
+    yield _cells("vLLM", [s for s in scored if s.run.origin.engine == "vllm"])
     for level in sorted({s.level for s in scored} - {TrustLevel.UNKNOWN}):
         yield _cells(level.word, [s for s in scored if s.level is level])
     for name in sorted({s.group for s in scored}):
         yield _cells(name, [s for s in scored if s.group == name])
-    for gpu, engine in sorted({(s.lesson.origin.gpu, s.lesson.origin.engine) for s in scored}):
-        mine = [s for s in scored if (s.lesson.origin.gpu, s.lesson.origin.engine) == (gpu, engine)]
+    for gpu, engine in sorted({(s.run.origin.gpu, s.run.origin.engine) for s in scored}):
+        mine = [s for s in scored if (s.run.origin.gpu, s.run.origin.engine) == (gpu, engine)]
         if sum(s.figure == FIGURES[0] for s in mine) >= MANY:
             yield _cells(f"of these, {gpu} under {engine}", mine)
 

@@ -17,16 +17,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.evidence import LEVELS, NOISE, NUMBERS, Evidence, Origin, Spreads, Taught
-from calibration.steps.predict import bundled_evidence
+from calibration.steps.evidence import LEVELS, NUMBERS, Evidence, Origin, Spreads, Taught, bundled_evidence
 from calibration.validation.external.case import Case, load_cases
 from lab.external.cases import FOLDER
 from lab.external.leave_out import leave_out, missed, table
-from lab.external.lessons import Lesson, lessons
+from calibration.validation.external.predicted_run import PredictedRun, predicted_runs, taught
 
 Floats = NDArray[np.float64]
 
-_OUTLIER = 0.25  # larger log errors count less and less, because queueing amplifies them
 _ALIKE = 20  # number of rows of one source beyond which more rows add no weight
 _ROUNDS = 5
 _FURTHEST = 1.0  # maximum change of a number's logarithm in a round
@@ -43,38 +41,33 @@ START: Spreads = dict.fromkeys(LEVELS, 0.5) | _GIVEN
 class Linearised:
     """The measured runs linearised at each origin's `logs`: log errors, slopes, and the weight of each figure."""
 
-    lessons: Sequence[Lesson]
+    runs: Sequence[PredictedRun]
     logs: Mapping[Origin, Floats]
 
     def taught(self) -> list[Taught]:
         """Return the normal equations of every origin."""
-        taught, rows_of = [], Counter(lesson.origin.source for lesson in self.lessons)
-        for origin, at in self.logs.items():
-            information, vector, rows = np.zeros((len(at), len(at))), np.zeros(len(at)), 0
-            mine = [lesson for lesson in self.lessons if lesson.origin == origin]
-            share = min(1.0, _ALIKE / rows_of[origin.source])
-            for lesson in mine:
-                predicted, slopes = lesson.predicted(at)
-                errors = np.log(predicted / lesson.measured)
-                for name, error, slope in zip(lesson.figures, errors, slopes, strict=True):
-                    weight = 1.0 / NOISE[name] ** 2 / (1.0 + (error / _OUTLIER) ** 2) * share
-                    information += weight * np.outer(slope, slope)
-                    vector += weight * slope * (slope @ at - error)
-                    rows += 1
-            taught.append(Taught(origin, information, vector, rows))
-        return taught
+        rows_of = Counter(run.origin.source for run in self.runs)
+        return [
+            taught(
+                origin,
+                [run for run in self.runs if run.origin == origin],
+                logs,
+                min(1.0, _ALIKE / rows_of[origin.source]),
+            )
+            for origin, logs in self.logs.items()
+        ]
 
 
-def fit(lessons: Sequence[Lesson], spreads: Spreads = START, say: Callable[[str], None] | None = None) -> Evidence:
-    """Return the evidence fitted to the runs `lessons`, or the bundled evidence if none can be used.
+def fit(runs: Sequence[PredictedRun], spreads: Spreads = START, say: Callable[[str], None] | None = None) -> Evidence:
+    """Return the evidence fitted to the `runs`, or the bundled evidence if none can be used.
 
     Runs with a caution and runs of fleets are not used.
     """
-    alone = [lesson for lesson in lessons if not lesson.run.caution and lesson.deployment.fleet is None]
-    used = [lesson for lesson in alone if lesson.figures]
+    alone = [run for run in runs if not run.measured_run.caution and run.deployment.fleet is None]
+    used = [run for run in alone if run.figures]
     if not used:
         return bundled_evidence()
-    logs = {origin: np.zeros(len(NUMBERS)) for origin in dict.fromkeys(lesson.origin for lesson in used)}
+    logs = {origin: np.zeros(len(NUMBERS)) for origin in dict.fromkeys(run.origin for run in used)}
     evidence = Evidence([], spreads)
     for round_ in range(_ROUNDS):
         evidence = Evidence(Linearised(used, logs).taught(), spreads)
@@ -101,11 +94,11 @@ def likeliest(evidence: Evidence) -> dict[str, float]:
 _KEPT = Path(__file__).parents[2] / "calibration" / "steps" / "blind.json"
 
 
-def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> list[Lesson]:
+def all_runs(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> list[PredictedRun]:
     """Return the measured runs of every case; tell how many cannot be represented, by reason."""
-    every: list[Lesson] = []
+    every: list[PredictedRun] = []
     for case in cases:
-        taken, skipped = lessons(case, data)
+        taken, skipped = predicted_runs(case, data)
         every += taken
         say(f"{case.name}: {len(taken)} runs")
         for why in dict.fromkeys(skipped):
@@ -113,7 +106,7 @@ def all_lessons(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -
     return every
 
 
-def teach(taken: Sequence[Lesson], say: Callable[[str], None]) -> Evidence:
+def teach(taken: Sequence[PredictedRun], say: Callable[[str], None]) -> Evidence:
     """Return the evidence fitted to the runs `taken`, with its most probable spreads and errors on left-out sources."""
     evidence = fit(taken, say=say)
     evidence = fit(taken, likeliest(evidence), say=say)
@@ -125,7 +118,7 @@ def left_out_tables(
     cases: Sequence[Case], data: Path, levels: Sequence[str], say: Callable[[str], None]
 ) -> dict[str, list[tuple[str, ...]]]:
     """Return the rows of `leave_out.table` for each level."""
-    taken = all_lessons(cases, data, say)
+    taken = all_runs(cases, data, say)
     evidence = fit(taken, bundled_evidence().spreads, say)
     return {level: list(table(leave_out(taken, evidence, level))) for level in levels}
 
@@ -136,7 +129,7 @@ def main() -> None:
     parser.add_argument("--write", default=_KEPT, type=Path)
     given = parser.parse_args()
     cases = [case for case in load_cases(FOLDER) if not case.only_named]  # others take too long for few rows
-    evidence = teach(all_lessons(cases, given.data, print), print)
+    evidence = teach(all_runs(cases, given.data, print), print)
     given.write.write_text(json.dumps(evidence.as_dict()) + "\n", encoding="utf-8")
     print(f"spreads {evidence.spreads}")
 

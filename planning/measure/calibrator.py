@@ -16,16 +16,18 @@ from calibration.acceptance import as_accepted
 from calibration.front_door_fit import fit_front_door
 from calibration.kv_link import as_linked
 from calibration.steps.design import designed_workloads
-from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import fit, predict, step_residuals_table
 from calibration.steps.iteration_fit import calibrate_from_log, read_iteration_log
 from calibration.steps.launches import measured_launches
+from calibration.steps.measured_runs import LEARNT_FILES, MeasuredRuns
 from calibration.steps.predict import kernels
 from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.external.case import load_case
 from calibration.validation.external.learning import learnt_from
+from calibration.validation.external.own_runs import learnt_from_runs
 from calibration.validation.external.predictor import blind
 from calibration.validation.external.scoring import CaseResult, score
 from planning.checkout import lab_is_here
@@ -44,34 +46,36 @@ if TYPE_CHECKING:
     from planning.measure.real_engine import RealEngines
 
 
-class Learnt(NamedTuple):
-    """A calibration of our own engine, of another engine (with the result of its case), or of a front door."""
+class Made(NamedTuple):
+    """A calibration of our own engine, of other engines (with the result of a case), or of a front door."""
 
-    calibration: Calibration | ExternalCalibration | FrontDoor
+    calibration: Calibration | ExternalCalibration | MeasuredRuns | FrontDoor
     outcome: CaseResult | None = None
 
 
 def calibrate(
     request: CalibrateRequest, *, overwrite: bool = False, say: Callable[[str], None] = lambda line: None
-) -> Learnt:
+) -> Made:
     """Fit the step times of an engine, or a front door, and save the calibration in the request's directory.
 
     `say` is called with a line for each measured trace. Raises UserError for measurements that allow no fit, for an
     engine that cannot run here, and if there is a calibration already and `overwrite` is not set.
     """
-    if not overwrite and any((request.out / file).exists() for file in ("calibration.json", FILE, FRONT_DOOR)):
+    if not overwrite and any((request.out / file).exists() for file in ("calibration.json", *LEARNT_FILES, FRONT_DOOR)):
         remedy = (
             "already holds a calibration; use --force (overwrite in Python) to replace it, or choose another directory"
         )
         raise UserError("out", str(request.out), remedy)
     if request.iterations is not None:
-        return Learnt(_from_iterations(request, request.iterations))
+        return Made(_from_iterations(request, request.iterations))
+    if request.measured:
+        return Made(_from_measured(request))
     if request.case is not None:
         return _from_case(request, request.case)
     if request.served is not None and request.client is not None:
-        return Learnt(_from_served(request, request.served, request.client))
+        return Made(_from_served(request, request.served, request.client))
     paths = _of_one_engine(request.recordings) if request.recordings else _measured(request, overwrite, say)
-    return Learnt(fit_recordings(paths, request.out))
+    return Made(fit_recordings(paths, request.out))
 
 
 def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
@@ -125,12 +129,19 @@ def _from_served(request: CalibrateRequest, served: Path, client: Path) -> Front
     return learnt
 
 
-def _from_case(request: CalibrateRequest, path: Path) -> Learnt:
+def _from_measured(request: CalibrateRequest) -> MeasuredRuns:
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    learnt = learnt_from_runs(request.measured, request.deployment, request.gpu, created)
+    learnt.save(request.out)
+    return learnt
+
+
+def _from_case(request: CalibrateRequest, path: Path) -> Made:
     lab_is_here()  # whose formats the case may name
     outcome = score(load_case(path), request.data, blind)
     learnt = learnt_from(outcome, datetime.now(UTC).isoformat(timespec="seconds"))
     learnt.save(request.out)
-    return Learnt(learnt, outcome)
+    return Made(learnt, outcome)
 
 
 def measure(

@@ -14,9 +14,9 @@ from traces.synth import SynthSpec
 
 # The sources of a calibration that each option belongs to; an empty name is the engine on this machine.
 _GOES_WITH = {
-    "deployment": ("", "iterations"),
+    "deployment": ("", "iterations", "measured"),
     "minutes": ("",),
-    "gpu": ("iterations",),
+    "gpu": ("iterations", "measured"),
     "data": ("case",),
     "client": ("served",),
     "engine": ("served",),
@@ -52,7 +52,7 @@ class ValidateRequest(Offered):
 
 
 class CalibrateRequest(Request):
-    """A calibration of the engine on this machine, or from one of `recordings`, `iterations`, `case` and `served`."""
+    """A calibration of the engine on this machine, or from one of `recordings`, `iterations`, `measured`, `case` and `served`."""
 
     out: Path = Field(description="directory to write the calibration to")
     deployment: StatedDeployment | None = None
@@ -63,7 +63,12 @@ class CalibrateRequest(Request):
     iterations: Path | None = Field(
         None, description="CSV file with the iterations of another engine, which correct its steps' times"
     )
-    gpu: str | None = Field(None, description="with --from-iterations: GPU that the engine ran on")
+    measured: tuple[Path, ...] = Field(
+        (),
+        description="runs measured on your servers: a result of vllm bench serve, GuideLLM or AIPerf, a recording of "
+        "`tokentwin bench --url`, a CSV table, or a case file; can be repeated",
+    )
+    gpu: str | None = Field(None, description="with --from-iterations or --from-measured: GPU of the engine")
     case: Path | None = Field(None, description="case file whose anchor run corrects the step times of another engine")
     data: Path = Field(Path(), description="folder of the files that the case names; by default the current folder")
     served: Path | None = Field(
@@ -76,9 +81,11 @@ class CalibrateRequest(Request):
     def _one_source(self) -> Self:
         if "recordings" in self.model_fields_set and not self.recordings:
             raise UserError("recordings", None, "is empty; give recordings, or leave it out to measure")
-        sources = [name for name in ("recordings", "iterations", "case", "served") if getattr(self, name)]
+        sources = [name for name in ("recordings", "iterations", "measured", "case", "served") if getattr(self, name)]
         if len(sources) > 1:
-            raise UserError("from", ", ".join(sources), "give only one of recordings, iterations, case and served")
+            raise UserError(
+                "from", ", ".join(sources), "give only one of recordings, iterations, measured, case and served"
+            )
         source = sources[0] if sources else ""
         for name, about in _GOES_WITH.items():
             stated = getattr(self, name) if name in self.model_fields_set else None

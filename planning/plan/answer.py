@@ -28,6 +28,7 @@ from planning.plan.document import (
 )
 from planning.plan.headline import choices, near_ties
 from planning.plan.objectives import Objective
+from planning.plan.next_measurement import next_measurement
 from planning.plan.plan import Offer, Plan
 from planning.plan.plan import Recommendation as Recommended
 from planning.plan.sentences import answer, span_s, too_short, why_not_fewer
@@ -160,6 +161,9 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
         draws=best.probabilities.draws,
         trust=TrustSection(**figures.trust._asdict()),
         seen={objective.text: objectives.seen(objective, value, figures.broken) for objective, value in seen},
+        next_measurement=next_measurement(
+            plan.question.pricing, best.offer.engine, best.offer.trial.replicas, figures, plan.question.workload
+        ),
     )
 
 

@@ -99,6 +99,37 @@ class TrustSection(Part):
     reason: str = fact("reason of the level")
 
 
+class NextMeasurement(Part):
+    """The run on one replica that would narrow the predicted latencies most, and the effect it would have."""
+
+    concurrency: int = fact("requests in flight in the closed loop")
+    prompt_tokens: int = fact("length of each prompt", "tokens")
+    output_tokens: int = fact("length of each answer", "tokens")
+    tpot_interval: tuple[float, float] = fact("90 % interval of the mean TPOT as factors of the prediction")
+    tpot_interval_after: tuple[float, float] = fact("the same after this measurement")
+    ttft_interval: tuple[float, float] = fact("90 % interval of the mean TTFT as factors of the prediction")
+    ttft_interval_after: tuple[float, float] = fact("the same after this measurement")
+    command: str = fact("the command that makes the measurement, against a server at localhost:8000")
+
+    @property
+    def effect(self) -> str:
+        """The measurement and its expected effect, in words."""
+        return (
+            f"one replica with {self.concurrency:,} requests in flight would narrow the 90 % interval of the mean TPOT "
+            f"from {_range(self.tpot_interval)} to {_range(self.tpot_interval_after)}, and of the mean TTFT from "
+            f"{_range(self.ttft_interval)} to {_range(self.ttft_interval_after)}; repeat the plan with --measured next.json"
+        )
+
+    def report(self) -> Iterator[Line]:
+        yield Line(f"measure next: {self.effect}")
+        yield Line(self.command, "command")
+
+
+def _range(factors: tuple[float, float]) -> str:
+    """Return an interval of factors as changes in percent."""
+    return f"{shown_band(100 * (factors[0] - 1), 100 * (factors[1] - 1), 2)} %"
+
+
 class Recommendation(Offered):
     """The recommended fleet, and the evidence for it."""
 
@@ -127,6 +158,10 @@ class Recommendation(Offered):
     )
     trust: TrustSection = fact("trust in the fleet's step times")
     seen: dict[str, str] = fact("the observed value of each objective, in words", default={})
+    next_measurement: NextMeasurement | None = fact(
+        "the measurement that would narrow the predicted latencies most; null if published runs do not time the steps",
+        default=None,
+    )
 
     def to_change(self) -> Deployment:
         """Return the deployment for a user who changes it; KV blocks that came from memory come from it again."""
@@ -338,6 +373,8 @@ class PlanDocument(Document):
             yield self.fleets(points, [(Column("best\nper"), best_per)], title)
         if best is not None and best.vllm_serve:
             yield Line(best.vllm_serve, "command")
+        if best is not None and best.next_measurement:
+            yield from best.next_measurement.report()
 
     def fleets(self, points: Sequence[Point], more: Sequence[tuple[Column, Sequence[Any]]], title: str = "") -> Table:
         """Return a table of fleets with their prices and throughputs, and `more` columns with their cells."""

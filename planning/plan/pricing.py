@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.measured_runs import Learnt, load_learnt
 from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
@@ -30,9 +30,9 @@ from serving.workload import Workload
 
 @dataclass(frozen=True)
 class KernelPricing:
-    """Pricing by the kernel tables of each GPU, corrected by a calibration of an engine or the bundled corrections."""
+    """Pricing by the kernel tables of each GPU, corrected by a calibration of engines or the bundled corrections."""
 
-    learnt: ExternalCalibration | None = None
+    learnt: Learnt | None = None
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, engine: Engine) -> JudgedCost:
@@ -71,14 +71,14 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         find_policy(policy)
     calibration, learnt = request.calibration, None
     if calibration is not None:
-        if not (Path(calibration) / FILE).exists():
+        learnt = load_learnt(Path(calibration))
+        if learnt is None:
             base_deployment(calibration)  # raises if this is not a calibration
             if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
                 remedy = "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
                 "leave these options out"
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
-        learnt = ExternalCalibration.load(Path(calibration) / FILE)
     base = completed(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
     if request.model:
         base = base.model_copy(update={"model": request.model})

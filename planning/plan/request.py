@@ -97,6 +97,16 @@ class PlanRequest(Offered):
         return vary
 
     @property
+    def served(self) -> Deployment | None:
+        """The deployment that is stated, with the model and the only tensor-parallel size; None if none is stated."""
+        if self.deployment is None and self.model is None:
+            return None
+        stated = self.deployment or Deployment(device="cuda")
+        sizes = self.tensor_parallel_sizes or ()
+        changes = {"model": self.model} if self.model else {}
+        return stated.model_copy(update=changes | ({"tensor_parallel_size": sizes[0]} if len(sizes) == 1 else {}))
+
+    @property
     def variations(self) -> list[dict[str, Any]]:
         """Every combination of the values of each setting that varies."""
         vary = self.vary or {}

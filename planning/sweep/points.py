@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from calibration.steps.external_calibration import FILE
+from calibration.steps.measured_runs import LEARNT_FILES
 from calibration.steps.step_cost import Calibration
 from planning.scenario import Scenario
 from planning.settings import found_at, overridden
@@ -116,7 +116,9 @@ def _digest(path: Path) -> str:
     """Return the hash of a file, or of the files in a recording or calibration that determine a run."""
     files = [path]
     if path.is_dir():
-        files = [path / name for name in ("calibration.json", FILE, "workload.parquet") if (path / name).is_file()]
+        files = [
+            path / name for name in ("calibration.json", *LEARNT_FILES, "workload.parquet") if (path / name).is_file()
+        ]
     for file in files:
         if file.exists() and not file.is_file():
             raise UserError("input", str(file), "is not a regular file; save it to one first")

@@ -16,15 +16,15 @@ from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import step_parts, wider_types
-from calibration.steps.predict import blind, bundled_evidence, kernels, predicted_cost
+from calibration.steps.predict import blind, kernels, predicted_cost
 from calibration.validation.external.case import Case
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.trust_page.results import covered, load_external
 from lab.external.leave_out import HEADER, leave_out, table
-from lab.external.lessons import Lesson, lessons
+from calibration.validation.external.predicted_run import PredictedRun, predicted_runs
 from lab.external.page import left_out_section
-from lab.external.schedule import schedule
+from calibration.validation.external.schedule import schedule
 from lab.external.teaching import fit
 from serving.deployments.config import Deployment, parse
 from serving.deployments.engines import EngineName
@@ -131,7 +131,7 @@ def test_evidence_is_kept_in_a_file() -> None:
 # Measured runs
 
 
-def lesson(concurrency: int, prompt: int, outputs: int, overlapped: bool, spread: int = 0) -> Lesson:
+def run(concurrency: int, prompt: int, outputs: int, overlapped: bool, spread: int = 0) -> PredictedRun:
     requests = [
         WorkloadRequest(at, 0, ((PRIVATE, prompt - at % (spread + 1)),), outputs - at % (spread + 1))
         for at in range(4 * concurrency)
@@ -146,7 +146,7 @@ def lesson(concurrency: int, prompt: int, outputs: int, overlapped: bool, spread
         {"name": "c", "title": "", "source": "", "engine": "vLLM 1", "gpu": "H100", "deployment": {}, "shown": [],
          "measured": {"format": "lab.external.silicon_table:SiliconTable", "file": "none", "systems": {}}}
     )  # fmt: skip
-    return Lesson(HERE, case, run, "H100", deployment)
+    return PredictedRun(HERE, case, run, "H100", deployment)
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
@@ -156,12 +156,12 @@ def test_a_closed_loops_figures_are_those_of_the_simulator(concurrency, prompt, 
 
     An overlapped loop that was idle plans its first step in plain sight, which the sums leave out.
     """
-    one = lesson(concurrency, prompt, outputs, overlapped, spread)
+    one = run(concurrency, prompt, outputs, overlapped, spread)
     logs = np.linspace(-0.2, 0.3, COUNT)
     belief = Belief(logs, np.zeros((COUNT, COUNT)))
     model = find_model("Llama-3.1-8B")
     cost = OperationCost(model, one.deployment, kernels("H100"), belief.correction(""), belief.host)
-    simulated = simulated_figures(one.run, one.deployment, cost, belief.values["request"] / 1e6)
+    simulated = simulated_figures(one.measured_run, one.deployment, cost, belief.values["request"] / 1e6)
     predicted, slopes = one.predicted(logs)
     assert predicted == pytest.approx([simulated[name] for name in one.figures], rel=0.05 if overlapped else 0.01)
     for place in range(COUNT):
@@ -172,7 +172,7 @@ def test_a_closed_loops_figures_are_those_of_the_simulator(concurrency, prompt, 
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
 def test_a_closed_loop_with_drafts_is_that_of_the_simulator(acceptance: float) -> None:
     """Verifying three drafts and proposing them, of which all are accepted or none, so that no coin decides."""
-    plain = lesson(6, 900, 41, overlapped=False)
+    plain = run(6, 900, 41, overlapped=False)
     drafts = {"method": "mtp", "num_speculative_tokens": 3, "acceptance_rate": acceptance}
     stated = Deployment.model_validate(
         {"model": "DeepSeek-V3", "quantization": "fp8_block", "device": "cuda", "tensor_parallel_size": 8,
@@ -181,7 +181,7 @@ def test_a_closed_loop_with_drafts_is_that_of_the_simulator(acceptance: float) -
     one, logs = replace(plain, deployment=stated, gpu="H200"), np.zeros(COUNT)
     belief = Belief(logs, np.zeros((COUNT, COUNT)))
     cost = OperationCost(find_model("DeepSeek-V3"), stated, kernels("H200"), belief.correction(""), belief.host)
-    simulated = simulated_figures(one.run, stated, cost, belief.values["request"] / 1e6)
+    simulated = simulated_figures(one.measured_run, stated, cost, belief.values["request"] / 1e6)
     predicted, slopes = one.predicted(logs)
     assert predicted == pytest.approx([simulated[name] for name in one.figures], rel=0.02)
     assert slopes.sum(axis=1) == pytest.approx([1, 1])
@@ -208,7 +208,7 @@ def test_a_log_teaches_what_its_steps_take_and_is_left_out_with_its_likes(tmp_pa
     with (tmp_path / "log.csv").open("a", encoding="utf-8") as file:
         file.write("\n".join([*rows[:4], rows[3], rows[3], rows[4]]) + "\n")
     logged = [
-        lessons(
+        predicted_runs(
             Case.model_validate(
                 {"name": f"tp{tp}", "title": "", "source": "", "engine": "vLLM 0.20.1", "gpu": "B300", "shown": [],
                  "deployment": {"model": "Llama-3.1-8B", "tensor_parallel_size": tp},
@@ -216,7 +216,7 @@ def test_a_log_teaches_what_its_steps_take_and_is_left_out_with_its_likes(tmp_pa
             ), tmp_path,
         )[0] for tp in (1, 4)
     ]  # fmt: skip
-    assert [one.run.figures for one in logged[0]] == [{"tpot_ms.mean": 9.0}, {"ttft_ms.mean": 70.0}]
+    assert [one.measured_run.figures for one in logged[0]] == [{"tpot_ms.mean": 9.0}, {"ttft_ms.mean": 70.0}]
     assert len({one.origin for one in (*logged[0], *logged[1])}) == 1
     assert logged[0][0].origin.version == "vllm 0.20.1"
     logs = np.zeros(COUNT)
@@ -224,12 +224,12 @@ def test_a_log_teaches_what_its_steps_take_and_is_left_out_with_its_likes(tmp_pa
     assert decode[1][0, PLACE["prompt attention"]] == 0 < mixed[1][0, PLACE["prompt attention"]]
     assert decode[0][0] < mixed[0][0] and decode[1].sum() == pytest.approx(1)
     assert np.all(fit(logged[0]).taught[0].information.diagonal() >= 0)
-    rows_of = [row[0] for row in table(leave_out([*logged[0], lesson(2, 400, 20, True)], Evidence([], SPREADS), "gpu"))]
+    rows_of = [row[0] for row in table(leave_out([*logged[0], run(2, 400, 20, True)], Evidence([], SPREADS), "gpu"))]
     assert rows_of[0] == "steps of iteration logs" and "B300" not in rows_of
 
 
 def test_left_out_groups_have_a_table() -> None:
-    one = lesson(2, 400, 20, True)
+    one = run(2, 400, 20, True)
     other = replace(one, origin=ELSEWHERE)
     evidence = Evidence([taught(HERE, np.zeros(COUNT)), taught(ELSEWHERE, np.ones(COUNT))], SPREADS)
     scored = leave_out([one, other], evidence, "gpu")
@@ -247,7 +247,7 @@ def test_left_out_groups_have_a_table() -> None:
 def test_prefill_and_decode_apart_are_simulated_where_their_workers_are_known() -> None:
     """Left out like others, with slopes of a step and a prompt; the datasheet is faster, and nothing is taught."""
     pools = [{"name": role, "role": role, "replicas": count} for role, count in (("prefill", 1), ("decode", 2))]
-    whole = lesson(4, 900, 40, True)
+    whole = run(4, 900, 40, True)
     split = Deployment.model_validate({**whole.deployment.model_dump(), "fleet": {"pools": pools}})
     apart = replace(whole, deployment=split)
     logs = bundled_evidence().belief(HERE).logs

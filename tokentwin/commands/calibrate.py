@@ -23,7 +23,7 @@ options = options_of(CalibrateRequest)
 
 @click.command()
 @options(
-    "--out --minutes --from-recordings=recordings --from-iterations=iterations --from-case=case --data --gpu "
+    "--out --minutes --from-recordings=recordings --from-iterations=iterations --from-measured=measured --from-case=case --data --gpu "
     "--from-served=served --client --engine"
 )
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
@@ -36,11 +36,17 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
     With --from-iterations or --from-case no engine runs. Measurements of another engine correct the kernel tables of
     its GPU. The result is engine.json, which `simulate` also accepts.
 
+    With --from-measured any number of runs of your servers join the published runs behind every prediction. The result
+    is measured.json. `simulate` and `plan` accept it for every GPU and model; it helps most where they are the measured
+    ones.
+
     With --from-served the command fits the time that an API server and its clients add to a request. It writes
     front_door.json for `simulate --front-door`.
     """
     from calibration.steps.external_calibration import ExternalCalibration
+    from calibration.steps.measured_runs import MeasuredRuns
     from planning.measure import calibrator
+    from serving.terminal import print_report
     from serving.front_door import FrontDoor
     from tokentwin.commands.validate_external import print_results
 
@@ -53,6 +59,8 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
         print_results([outcome])
     elif isinstance(calibration, ExternalCalibration):
         _print_correction(calibration)
+    elif isinstance(calibration, MeasuredRuns):
+        print_report(calibration.report())
     elif isinstance(calibration, FrontDoor):
         _print_front_door(calibration)
     else:

@@ -48,8 +48,8 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from calibration.operations import uniform_step
     from calibration.steps.explanation import explain as explained
     from calibration.steps.explanation import token_life
-    from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.predict import predicted_cost
+    from calibration.steps.step_cost import Calibration
     from planning.costs import calibration_in
     from serving.deployments.config import Deployment
     from serving.deployments.engines import defaults_taken, with_engine_defaults
@@ -67,10 +67,10 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     drafts = speculative.num_speculative_tokens if speculative else 0
     sizes = uniform_step(rows, context, prompts, chunk, past, drafts)
     learnt = None if calibration is None else calibration_in(calibration)
-    if learnt is None or isinstance(learnt, ExternalCalibration):
-        cost = predicted_cost(gpu, deployment, learnt)
-    else:
+    if isinstance(learnt, Calibration):
         cost = predicted_cost(gpu, deployment, launches=learnt.launches)
+    else:
+        cost = predicted_cost(gpu, deployment, learnt)
     explanation, life = explained(cost, sizes), token_life(cost.model, cost.deployment, sizes)
     if style == "json":
         more = {"token_life": [stage._asdict() for stage in life], "defaults": defaults}

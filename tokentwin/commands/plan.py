@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from planning.plan.request import PlanRequest
+from serving.errors import UserError
 from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import listed, options_of, requested
 
@@ -24,13 +26,20 @@ options = options_of(PlanRequest)
     "--deployment"
 )
 @click.option(
+    "--measured",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A run measured on your own server, which corrects the predicted step times (a file or folder that `calibrate "
+    "--from-measured` reads); can be repeated.",
+)
+@click.option(
     "--jobs",
     "-j",
     type=click.IntRange(min=1),
     help="Number of simulations that run at once; by default one for each CPU.",
 )
 @answering
-def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
+def plan(jobs: int | None, measured: tuple[Path, ...], output: AnswerOutput, **given: Any) -> None:
     """Find the cheapest fleet that meets every SLO on TRAFFIC.
 
     TRAFFIC is a trace, a recording, or a YAML specification for `tokentwin trace synth`. All fleets get the same
@@ -38,6 +47,9 @@ def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
 
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
     replicas. `tokentwin export` writes a saved answer as a report.
+
+    With --measured the predictions learn from runs of your own server: one of the files says the GPU, or --gpu names
+    exactly one; --deployment is what the server ran. The calibration is kept, and `-c` names it next time.
 
     Within seconds a first answer appears on standard error. It is a range of fleet sizes from quick estimates.
 
@@ -58,6 +70,8 @@ def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
     if given["deployment"] is not None:
         given["deployment"] = load_deployment(given["deployment"])
     request = requested(PlanRequest, given)
+    if measured:
+        request = _with_measured(request, measured)
     with telling() as tell:
         document = planner.plan(
             request,
@@ -69,3 +83,18 @@ def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
     output.finish(document)
     if not document.feasible:
         sys.exit(INFEASIBLE)
+
+
+def _with_measured(request: PlanRequest, measured: tuple[Path, ...]) -> PlanRequest:
+    """Return the request with a calibration from measured runs, which is kept in the directory of fetched files.
+
+    Raises UserError if the request names a calibration already.
+    """
+    from planning.measure.kept_runs import kept_runs
+
+    if request.calibration is not None:
+        raise UserError("measured", str(measured[0]), "cannot be combined with --calibration; give one of them")
+    gpus = request.gpus or ()
+    directory = kept_runs(measured, request.served, gpus[0] if len(gpus) == 1 else None)
+    click.echo(f"tokentwin: the measured runs are kept as a calibration: -c {directory}", err=True)
+    return request.model_copy(update={"calibration": str(directory)})

@@ -13,6 +13,7 @@ from traces.measured.run import MeasuredFormat
 FORMATS = {
     "aiperf": "traces.measured.aiperf:AiPerf",
     "bench-serve": "traces.measured.bench_serve:BenchServe",
+    "csv": "traces.measured.csv_rows:CsvRows",
     "guidellm": "traces.measured.guidellm:GuideLlm",
     "guidellm-spans": "traces.measured.guidellm_spans:GuideLlmSpans",
     "inference-perf": "traces.measured.inference_perf:InferencePerf",

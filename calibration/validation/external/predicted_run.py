@@ -20,7 +20,7 @@ from calibration.kernels.times import Estimate, KernelTimes, floor_ns
 from calibration.operations import Operation, StepSizes
 from calibration.steps.correction import Correction
 from calibration.steps.draft_cost import draft_passes
-from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin
+from calibration.steps.evidence import NOISE, NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin, Taught
 from calibration.steps.external_calibration import step_shares
 from calibration.steps.iteration_fit import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
@@ -30,7 +30,7 @@ from calibration.steps.step_trust import run_level, step_trust
 from calibration.trust import TrustLevel
 from calibration.validation.external.case import Case, origin_of
 from calibration.validation.external.scoring import simulated_figures
-from lab.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
+from calibration.validation.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
@@ -46,11 +46,12 @@ Floats = NDArray[np.float64]
 FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
 _ATTENTION = ("decode attention", "prompt attention", "past attention")
 _FEWEST_STEPS = 3  # minimum number of steps of a kind; in fewer, a spike could not be told from a usual step
+_OUTLIER = 0.25  # larger log errors count less and less, because queueing amplifies them
 _STEP = 0.1  # change of a logarithm, for the slopes of simulated figures
 
 
 @dataclass(frozen=True)
-class Lesson:
+class PredictedRun:
     """One measured run for the fit: its origin, its measured figures, and their prediction.
 
     Attributes:
@@ -59,7 +60,7 @@ class Lesson:
 
     origin: Origin
     case: Case
-    run: MeasuredRun
+    measured_run: MeasuredRun
     gpu: str
     deployment: Deployment
     steps: Schedule | None = None
@@ -68,12 +69,12 @@ class Lesson:
     @property
     def figures(self) -> tuple[str, ...]:
         """The names in `FIGURES` that were measured."""
-        return tuple(name for name in FIGURES if self.run.figures.get(name, 0) > 0)
+        return tuple(name for name in FIGURES if self.measured_run.figures.get(name, 0) > 0)
 
     @property
     def measured(self) -> Floats:
         """The measured figures in milliseconds."""
-        return np.array([self.run.figures[name] for name in self.figures])
+        return np.array([self.measured_run.figures[name] for name in self.figures])
 
     def predicted(self, logs: Floats, correction: Correction | None = None) -> tuple[Floats, Floats]:
         """Return the predicted milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`.
@@ -84,7 +85,7 @@ class Lesson:
         if self._is_summed:
             wider = correction.by_type if correction else {}
             priced = _Priced.from_schedule(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
-            return priced.predicted(logs, self.figures, self.run.by_client)
+            return priced.predicted(logs, self.figures, self.measured_run.by_client)
         at = self._simulated(logs, kernels(self.gpu), correction)
         if "slopes" not in self._kept:  # slopes take many simulations, and change little
             self._kept["slopes"] = self._slopes(logs, at)
@@ -102,11 +103,11 @@ class Lesson:
     def _is_summed(self) -> bool:
         drafts = self.deployment.scheduler.speculative
         alone = self.case.replicas == 1 and self.deployment.fleet is None and (not drafts or drafts.method == "mtp")
-        return self.steps is not None or (alone and is_plain_loop(self.run.workload))
+        return self.steps is not None or (alone and is_plain_loop(self.measured_run.workload))
 
     @cached_property
     def _schedule(self) -> Schedule:
-        return self.steps or schedule(self.run.workload, self.deployment)
+        return self.steps or schedule(self.measured_run.workload, self.deployment)
 
     @cached_property
     def _summed(self) -> _Priced:
@@ -127,14 +128,16 @@ class Lesson:
         if not self._is_summed:
             return self._simulated(logs, ideal)
         priced = _Priced.from_schedule(self._schedule, self, ideal)
-        return priced.predicted(logs, self.figures, self.run.by_client)[0]
+        return priced.predicted(logs, self.figures, self.measured_run.by_client)[0]
 
     def _simulated(self, logs: Floats, times: KernelTimes, correction: Correction | None = None) -> Floats:
         belief = Belief(logs, np.zeros((len(logs), len(logs))))
         model = find_model(self.deployment.model)
         cost = OperationCost(model, self.deployment, times, correction or belief.correction(""), belief.host)
-        outside_ms = belief.values["request"] / 1e6 if self.run.by_client else 0.0
-        figures = simulated_figures(self.run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router)
+        outside_ms = belief.values["request"] / 1e6 if self.measured_run.by_client else 0.0
+        figures = simulated_figures(
+            self.measured_run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router
+        )
         return np.array([figures[name] for name in self.figures])
 
 
@@ -156,9 +159,9 @@ class _Priced:
 
     @classmethod
     def from_schedule(
-        cls, steps: Schedule, lesson: Lesson, times: KernelTimes, factors: TypeFactors = MappingProxyType({})
+        cls, steps: Schedule, run: PredictedRun, times: KernelTimes, factors: TypeFactors = MappingProxyType({})
     ) -> _Priced:
-        deployment, sizes = lesson.deployment, steps.sizes
+        deployment, sizes = run.deployment, steps.sizes
         kinds = len(steps.dense)
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
         for count, of, as_run_by, dense, sizes_of_pass in _passes(deployment, steps):
@@ -177,7 +180,7 @@ class _Priced:
         return cls(gpu_ns, cpu_ns, weights, deployment.scheduler.async_scheduling)
 
     def predicted(self, logs: Floats, figures: Sequence[str], by_client: bool) -> tuple[Floats, Floats]:
-        """Return figures and slopes; see `Lesson.predicted`."""
+        """Return figures and slopes; see `PredictedRun.predicted`."""
         values = np.exp(logs)
         gpu, cpu = self._gpu_ns * values, self._cpu_ns * values
         if self._overlapped:
@@ -217,23 +220,37 @@ def _padded(sizes: StepSizes, tokens: Floats) -> StepSizes:
     )
 
 
-def lessons(case: Case, data: Path) -> tuple[list[Lesson], list[str]]:
+def taught(origin: Origin, runs: Sequence[PredictedRun], logs: Floats, share: float = 1.0) -> Taught:
+    """Return the normal equations of the runs of one origin, linearised at `logs`; `share` multiplies their weight."""
+    information, vector, rows = np.zeros((len(logs), len(logs))), np.zeros(len(logs)), 0
+    for run in runs:
+        predicted, slopes = run.predicted(logs)
+        errors = np.log(predicted / run.measured)
+        for name, error, slope in zip(run.figures, errors, slopes, strict=True):
+            weight = share / NOISE[name] ** 2 / (1.0 + (error / _OUTLIER) ** 2)
+            information += weight * np.outer(slope, slope)
+            vector += weight * slope * (slope @ logs - error)
+            rows += 1
+    return Taught(origin, information, vector, rows)
+
+
+def predicted_runs(case: Case, data: Path) -> tuple[list[PredictedRun], list[str]]:
     """Return the runs that can be predicted, and why the others cannot; raise UserError for a wrong file."""
     taken, skipped = [], []
     if case.is_of_steps:
-        return list(log_lessons(case, data)), []
+        return list(logged_runs(case, data)), []
     for run in case.format.read(data):
         if run.skipped:
             skipped.append(run.skipped)
             continue
         try:
-            taken.append(lesson_of(case, run))
+            taken.append(predicted_run(case, run))
         except UserError as error:
             skipped.append(str(error))
     return taken, skipped
 
 
-def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
+def logged_runs(case: Case, data: Path) -> Iterator[PredictedRun]:
     """Yield each kind of step in a log as a run, with its median time; raise UserError for an unreadable log."""
     deployment, _ = case.deployment_of(MeasuredRun(case.name, Workload([]), {}))
     log = read_iteration_log(data / parse(StepLog, case.measured, where=f"{case.name}.measured").file)
@@ -252,11 +269,11 @@ def log_lessons(case: Case, data: Path) -> Iterator[Lesson]:
             {figure: float(np.median(log.measured_ns[mine])) / 1e6},
         )
         steps = Schedule(StepSizes(**mean, draft_tokens=np.zeros(1)), dense[mine].mean(keepdims=True), one, one)
-        yield Lesson(origin_of(case, run, deployment), case, run, case.gpu, deployment, steps)
+        yield PredictedRun(origin_of(case, run, deployment), case, run, case.gpu, deployment, steps)
 
 
-def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
-    """Return one run as a `Lesson`; raise UserError if it cannot be represented."""
+def predicted_run(case: Case, run: MeasuredRun) -> PredictedRun:
+    """Return one run as a `PredictedRun`; raise UserError if it cannot be represented."""
     if run.most_workers:
         raise UserError(run.name, None, "cannot teach: its workers are searched; score its case")
     if run.skipped:
@@ -269,7 +286,7 @@ def lesson_of(case: Case, run: MeasuredRun) -> Lesson:
         capacity = kv_capacity(model, find_gpu(gpu), deployment)
         capacity.check(deployment)
         deployment = deployment.rescheduled(num_blocks=capacity.num_blocks)
-    lesson = Lesson(origin_of(case, run, deployment), case, run, gpu, deployment)
-    if lesson._is_summed:
-        _ = lesson._summed  # raises its errors here
-    return lesson
+    predicted = PredictedRun(origin_of(case, run, deployment), case, run, gpu, deployment)
+    if predicted._is_summed:
+        _ = predicted._summed  # raises its errors here
+    return predicted

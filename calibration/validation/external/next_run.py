@@ -1,0 +1,105 @@
+"""The next run to measure: the one that narrows the predicted latencies of a deployment most.
+
+A run's effect on the belief is known before it is measured, because it depends only on the slopes of its figures
+(a Kalman update). The candidates are closed loops at several concurrencies, of lone prompts and of the planned lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.steps.evidence import Belief, Evidence, own_origin
+from calibration.steps.interval import Factors, factors_of
+from calibration.validation.external.case import Case
+from calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run
+from serving.deployments.config import Deployment
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from traces.measured.run import MeasuredRun
+
+_WAVES = 5  # requests per slot of a simulated loop
+_LADDER = (1, 4, 16, 64, 256)
+
+
+@dataclass(frozen=True)
+class NextRun:
+    """A closed loop to measure, and the 90 % intervals of mean TPOT and TTFT before and after it, as factors.
+
+    The intervals are those of a closed loop at the planned concurrency.
+    """
+
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+    tpot: tuple[Factors, Factors]
+    ttft: tuple[Factors, Factors]
+
+
+def next_run(
+    evidence: Evidence, gpu: str, deployment: Deployment, prompt_tokens: int, output_tokens: int, running: int
+) -> NextRun:
+    """Return the most informative run for `deployment`, which serves about `running` requests at a time.
+
+    Lengths are the means of the planned traffic. Raises UserError if the deployment cannot serve them.
+    """
+
+    def loop(concurrency: int) -> PredictedRun:
+        return _loop(gpu, deployment, prompt_tokens, output_tokens, concurrency)
+
+    most = deployment.scheduler.max_num_seqs
+    target = loop(min(max(running, 1), most))
+    belief = evidence.belief(target.origin)
+    noise = np.array([evidence.noise[name] ** 2 for name in FIGURES])
+    wanted = _slopes(target, belief)
+    ladder = sorted({target.measured_run.workload.concurrency or 1, *(c for c in _LADDER if c <= most)})
+    best: tuple[float, int, Belief] | None = None
+    for concurrency in ladder:
+        after = _updated(belief, _slopes(loop(concurrency), belief), noise)
+        left = float(np.log(after.variance(wanted) + noise).sum())
+        if best is None or left < best[0] - 1e-9:
+            best = left, concurrency, after
+    assert best is not None
+    _, concurrency, after = best
+    rows = evidence.own_rows(target.origin) + 1
+    before_after = [
+        tuple(
+            factors_of(evidence.reach(name, target.origin, own_rows) * float(np.sqrt(known.variance(slope) + variance)))
+            for known, own_rows in ((belief, rows - 1), (after, rows))
+        )
+        for name, slope, variance in zip(FIGURES, wanted, noise, strict=True)
+    ]
+    (tpot, ttft) = before_after
+    return NextRun(concurrency, prompt_tokens, output_tokens, (tpot[0], tpot[1]), (ttft[0], ttft[1]))
+
+
+def _loop(gpu: str, deployment: Deployment, prompt: int, output: int, concurrency: int) -> PredictedRun:
+    requests = [WorkloadRequest(at, 0, ((PRIVATE, prompt),), output) for at in range(_WAVES * concurrency)]
+    workload = Workload(requests, name="next", concurrency=concurrency, shares_prefixes=False)
+    run = MeasuredRun("next", workload, dict.fromkeys(FIGURES, 1.0), by_client=True)
+    stated = deployment.model_dump(exclude_unset=True, exclude={"fleet", "engine"})
+    case = Case(
+        name="next",
+        title="a run to measure",
+        source="",
+        engine=str(deployment.engine_name),
+        gpu=gpu,
+        deployment=stated,
+        measured={"format": "csv", "file": ""},
+        shown=(),
+    )
+    made = predicted_run(case, run)
+    return replace(made, origin=own_origin(made.origin))
+
+
+def _slopes(run: PredictedRun, belief: Belief) -> NDArray[np.float64]:
+    return run.predicted(belief.logs)[1]
+
+
+def _updated(belief: Belief, slopes: NDArray[np.float64], noise: NDArray[np.float64]) -> Belief:
+    """Return the belief after figures with these slopes `[figures, numbers]` and variances `noise` were measured."""
+    across = belief.covariance @ slopes.T
+    gain = np.linalg.solve(slopes @ across + np.diag(noise), across.T)
+    return replace(belief, covariance=belief.covariance - across @ gain)

@@ -1,0 +1,155 @@
+"""A calibration from any number of runs that a user measured on servers of one's own.
+
+A measured file is a result of `vllm bench serve`, a report of GuideLLM, an artifact folder of AIPerf, a recording of
+`tokentwin bench --url`, a CSV table, or a case file, which states everything itself. Each run is linearised at its
+prediction, and joins the evidence from published runs as one more source (Gauss-Newton).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration.steps.evidence import Belief, Evidence, Origin, Taught, bundled_evidence, own_origin
+from calibration.steps.external_calibration import correction_of
+from calibration.steps.measured_runs import MeasuredRuns, OwnFigure
+from calibration.validation.external.case import Case, load_case
+from calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
+from serving.data_file import read_json_file
+from serving.deployments.config import Deployment
+from serving.deployments.engines import EngineName
+from serving.deployments.gpu_spec import find_gpu
+from serving.errors import UserError
+
+_ROUNDS = 4
+_MOST_LEFT_OUT = 12  # more runs are left out in this many groups
+_FORMATS = "a result of vllm bench serve, GuideLLM or AIPerf, a recording, a CSV table, or a case file"
+
+
+def learnt_from_runs(
+    paths: Sequence[Path], deployment: Deployment | None, gpu: str | None, created: str
+) -> MeasuredRuns:
+    """Return the calibration from the runs in `paths`.
+
+    `deployment` and `gpu` are those of files that do not state them. Raises UserError for a file that cannot
+    be used, with the reason.
+    """
+    runs: list[PredictedRun] = []
+    for path in paths:
+        case, folder = _case(path, deployment, gpu)
+        for run in case.format.read(folder):
+            predicted = predicted_run(case, run)
+            if not predicted.figures:
+                raise UserError("measured", str(path), "has neither ttft_ms.mean nor tpot_ms.mean, which are fitted")
+            runs.append(replace(predicted, origin=own_origin(predicted.origin)))
+    if not runs:
+        raise UserError("measured", None, "is empty; give at least one measured run")
+    first = runs[0]
+    fitted = _equations(bundled_evidence(), runs)
+    return MeasuredRuns(
+        gpu=find_gpu(first.gpu).name,
+        deployment=first.case.deployment_of(first.measured_run)[0].model_dump_json(exclude_unset=True),
+        taught=tuple(part.as_dict() for part in fitted),
+        figures=tuple(_figures(runs)),
+        source=f"{len(runs)} measured runs from {', '.join(path.name for path in paths)}",
+        created=created,
+    )
+
+
+def _case(path: Path, deployment: Deployment | None, gpu: str | None) -> tuple[Case, Path]:
+    """Return the case of a measured file, and the folder that its files are relative to."""
+    if path.suffix in (".yaml", ".yml"):
+        return load_case(path), path.parent
+    measured, client = _format(path)
+    stated = deployment.model_dump(exclude_unset=True) if deployment is not None else {}
+    if not stated and measured["format"] == "recording":
+        stated = json.loads(read_json_file(path / "run.json", "recording", "").get("deployment") or "{}")
+    if not stated:
+        raise UserError("deployment", None, f"is missing; {path.name} does not say what the server ran")
+    if stated.pop("fleet", None) is not None:
+        raise UserError("deployment", "fleet", "must be left out; measured runs are of one engine")
+    engine = stated.pop("engine", None) or str(EngineName.read(stated.get("policy", "")))
+    return Case(
+        name="own-runs",
+        title=f"your runs in {path.name}",
+        source="measured by the user",
+        engine=engine,
+        gpu=gpu or "",
+        client=client,
+        deployment=stated,
+        measured=measured,
+        shown=("ttft_ms.mean", "tpot_ms.mean"),
+    ), path.parent
+
+
+def _format(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the format of a file or folder as a case states it, and the client that writes it."""
+    if not path.exists():
+        raise UserError("measured", str(path), "does not exist; give the path of a measured run")
+    if path.is_dir():
+        if (path / "profile_export.jsonl").exists():
+            return {"format": "aiperf", "folder": path.name}, "AIPerf"
+        return {"format": "recording", "folders": (path.name,)}, "tokentwin bench"
+    if path.suffix == ".csv":
+        return {"format": "csv", "file": path.name}, ""
+    if path.suffix == ".json":
+        keys = read_json_file(path, "measured", f"; give {_FORMATS}")
+        if "benchmarks" in keys:
+            return {"format": "guidellm", "file": path.name}, "GuideLLM"
+        if "mean_ttft_ms" in keys or "ttfts" in keys:
+            return {"format": "bench-serve", "files": (path.name,)}, "vllm bench serve"
+    raise UserError("measured", str(path), f"has no known format; give {_FORMATS}")
+
+
+def _equations(evidence: Evidence, runs: Sequence[PredictedRun]) -> list[Taught]:
+    """Return the normal equations of each origin, linearised where `evidence` with these runs predicts them."""
+    by_origin: dict[Origin, list[PredictedRun]] = {}
+    for run in runs:
+        by_origin.setdefault(run.origin, []).append(run)
+    equations: list[Taught] = []
+    for _ in range(_ROUNDS):
+        known = evidence.joined(equations)
+        equations = [taught(origin, own, known.belief(origin).logs) for origin, own in by_origin.items()]
+    return equations
+
+
+def _figures(runs: Sequence[PredictedRun]) -> list[OwnFigure]:
+    """Return each figure with its blind prediction, and with its prediction from the other runs."""
+    blind = bundled_evidence()
+    groups = min(len(runs), _MOST_LEFT_OUT)
+    figures = []
+    for group in range(groups):
+        left_out = [run for at, run in enumerate(runs) if at % groups == group]
+        others = [run for at, run in enumerate(runs) if at % groups != group]
+        evidence = blind.joined(_equations(blind, others))
+        for run in left_out:
+            before, after = (_predicted(known, run) for known in (blind, evidence))
+            for name, measured, (guess, _, _), (centre, low, high) in zip(
+                run.figures, run.measured.tolist(), before, after, strict=True
+            ):
+                shown = (centre, low, high) if others else (guess, low, high)
+                figures.append(
+                    OwnFigure(
+                        run.measured_run.name, name, measured, guess, shown[1], shown[2], centre if others else None
+                    )
+                )
+    order = {run.measured_run.name: at for at, run in enumerate(runs)}
+    return sorted(figures, key=lambda figure: (order[figure.run], figure.figure))
+
+
+def _predicted(evidence: Evidence, run: PredictedRun) -> list[tuple[float, float, float]]:
+    """Return each figure's prediction in milliseconds, and the ends of its 90 % interval."""
+    belief: Belief = evidence.belief(run.origin)
+    correction = correction_of(evidence, run.origin, belief, run.deployment, find_gpu(run.gpu))
+    centres, slopes = run.predicted(belief.logs, correction)
+    predictions = []
+    for name, centre, slope in zip(run.figures, centres.tolist(), slopes, strict=True):
+        sigma = float(np.sqrt(belief.variance(slope) + evidence.noise[name] ** 2))
+        factor = float(np.exp(evidence.reach(name, run.origin) * sigma))
+        predictions.append((centre, centre / factor, centre * factor))
+    return predictions

@@ -1,0 +1,61 @@
+"""The measurement that would narrow the latencies of the recommended fleet most, with the command that makes it."""
+
+from __future__ import annotations
+
+import shlex
+
+from calibration.steps.measured_runs import MeasuredRuns
+from planning.plan.candidates import Engine
+from planning.plan.document import NextMeasurement
+from planning.plan.pricing import KernelPricing
+from planning.plan.trial import Figures, Pricing
+from serving.deployments.model_catalogue import hub_id
+from serving.workload import Workload
+
+_WAVES, _FEWEST = 10, 20  # requests to send: 10 per slot, and at least 20
+
+
+def next_measurement(
+    pricing: Pricing, engine: Engine, replicas: int, figures: Figures, workload: Workload
+) -> NextMeasurement | None:
+    """Return the next run to measure on one replica; None if kernel tables and published runs do not time its steps.
+
+    `figures` are those of `replicas` engines on `workload`. A replica with separate prefill and decode engines, or with
+    a draft model, has no answer either.
+    """
+    drafts = engine.deployment.scheduler.speculative
+    if not isinstance(pricing, KernelPricing) or engine.split or (drafts and drafts.method != "mtp"):
+        return None
+    from calibration.steps.evidence import bundled_evidence
+    from calibration.validation.external.next_run import next_run
+
+    learnt = pricing.learnt
+    if learnt is not None and not isinstance(learnt, MeasuredRuns):
+        return None
+    requests = list(workload.requests)
+    prompt = round(sum(request.prompt_len for request in requests) / len(requests))
+    output = max(round(sum(request.output_len for request in requests) / len(requests)), 2)
+    per_replica = figures.steady.output_throughput / replicas
+    running = round(per_replica / figures.tok_s_user) if figures.tok_s_user else 1
+    evidence = learnt.evidence if learnt else bundled_evidence()
+    best = next_run(evidence, engine.gpu, engine.deployment, prompt, output, running)
+    options = {
+        "--model": hub_id(engine.deployment.model),
+        "--dataset-name": "random",
+        "--random-input-len": prompt,
+        "--random-output-len": output,
+        "--max-concurrency": best.concurrency,
+        "--num-prompts": max(_WAVES * best.concurrency, _FEWEST),
+    }
+    flags = ("--ignore-eos", "--save-result", "--save-detailed", "--result-filename", "next.json")
+    stated = [str(part) for option in options.items() for part in option]
+    return NextMeasurement(
+        concurrency=best.concurrency,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        tpot_interval=best.tpot[0],
+        tpot_interval_after=best.tpot[1],
+        ttft_interval=best.ttft[0],
+        ttft_interval_after=best.ttft[1],
+        command=shlex.join(["vllm", "bench", "serve", *stated, *flags]),
+    )
