@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from calibration.steps.evidence import bundled_evidence
 from calibration.validation.external.case import Case
-from lab.external.leave_out import Scored, leave_out
 from calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run
+from lab.external.leave_out import Scored, leave_out
 from lab.external.silicon_table import SiliconTable
 from serving.errors import UserError
 

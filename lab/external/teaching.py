@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from calibration.steps.evidence import LEVELS, NUMBERS, Evidence, Origin, Spreads, Taught, bundled_evidence
 from calibration.validation.external.case import Case, load_cases
+from calibration.validation.external.predicted_run import PredictedRun, predicted_runs, taught
 from lab.external.cases import FOLDER
 from lab.external.leave_out import leave_out, missed, table
-from calibration.validation.external.predicted_run import PredictedRun, predicted_runs, taught
 
 Floats = NDArray[np.float64]
 

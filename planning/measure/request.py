@@ -52,7 +52,7 @@ class ValidateRequest(Offered):
 
 
 class CalibrateRequest(Request):
-    """A calibration of the engine on this machine, or from one of `recordings`, `iterations`, `measured`, `case` and `served`."""
+    """A calibration of the engine on this machine, or from one kind of measurements."""
 
     out: Path = Field(description="directory to write the calibration to")
     deployment: StatedDeployment | None = None

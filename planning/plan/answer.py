@@ -27,8 +27,8 @@ from planning.plan.document import (
     TrustSection,
 )
 from planning.plan.headline import choices, near_ties
-from planning.plan.objectives import Objective
 from planning.plan.next_measurement import next_measurement
+from planning.plan.objectives import Objective
 from planning.plan.plan import Offer, Plan
 from planning.plan.plan import Recommendation as Recommended
 from planning.plan.sentences import answer, span_s, too_short, why_not_fewer

@@ -117,7 +117,8 @@ class NextMeasurement(Part):
         return (
             f"one replica with {self.concurrency:,} requests in flight would narrow the 90 % interval of the mean TPOT "
             f"from {_range(self.tpot_interval)} to {_range(self.tpot_interval_after)}, and of the mean TTFT from "
-            f"{_range(self.ttft_interval)} to {_range(self.ttft_interval_after)}; repeat the plan with --measured next.json"
+            f"{_range(self.ttft_interval)} to {_range(self.ttft_interval_after)}; repeat the plan with "
+            "--measured next.json"
         )
 
     def report(self) -> Iterator[Line]:

@@ -10,7 +10,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from calibration.operations import uniform_step
-from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Missed, Origin, Taught, reach_of
+from calibration.steps.evidence import (
+    LEVELS,
+    NUMBERS,
+    PLACE,
+    Belief,
+    Evidence,
+    Missed,
+    Origin,
+    Taught,
+    bundled_evidence,
+    reach_of,
+)
 from calibration.steps.external_calibration import transferred
 from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
@@ -18,13 +29,13 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.parts import step_parts, wider_types
 from calibration.steps.predict import blind, kernels, predicted_cost
 from calibration.validation.external.case import Case
+from calibration.validation.external.predicted_run import PredictedRun, predicted_runs
+from calibration.validation.external.schedule import schedule
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.trust_page.results import covered, load_external
 from lab.external.leave_out import HEADER, leave_out, table
-from calibration.validation.external.predicted_run import PredictedRun, predicted_runs
 from lab.external.page import left_out_section
-from calibration.validation.external.schedule import schedule
 from lab.external.teaching import fit
 from serving.deployments.config import Deployment, parse
 from serving.deployments.engines import EngineName
@@ -115,6 +126,20 @@ def test_what_is_left_out_leaves_no_trace(off: float, level: str) -> None:
     ]
     first, second = (evidence.belief(HERE) for evidence in left)
     assert np.array_equal(first.logs, second.logs) and np.array_equal(first.covariance, second.covariance)
+
+
+def test_joined_equations_are_fitted_as_if_all_were_known_at_once() -> None:
+    first, second, third = (
+        taught(HERE, np.linspace(-0.3, 0.4, COUNT)),
+        taught(ELSEWHERE, np.ones(COUNT)),
+        taught(replace(HERE, source="own"), np.full(COUNT, 0.2)),
+    )
+    together = Evidence([first, second, third], SPREADS)
+    joined = Evidence([first], SPREADS).joined([second]).joined([third])
+    for origin in (HERE, ELSEWHERE, replace(HERE, source="own"), replace(HERE, source="another", gpu="B200")):
+        one, other = together.belief(origin), joined.belief(origin)
+        assert other.logs == pytest.approx(one.logs, abs=1e-9)
+        assert other.covariance == pytest.approx(one.covariance, abs=1e-9)
 
 
 def test_evidence_is_kept_in_a_file() -> None:

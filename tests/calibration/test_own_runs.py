@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_more_runs_never_make_the_belief_wider(tmp_path: Path) -> None:
     for count in range(len(runs) + 1):
         known = before.joined([taught(runs[0].origin, runs[:count], before.belief(runs[0].origin).logs)])
         widths.append(np.diag(known.belief(runs[0].origin).covariance))
-    assert all((later <= earlier + 1e-12).all() for earlier, later in zip(widths, widths[1:], strict=False))
+    assert all((later <= earlier + 1e-12).all() for earlier, later in pairwise(widths))
     assert widths[-1].sum() < widths[0].sum()
 
 

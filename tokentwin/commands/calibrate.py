@@ -23,8 +23,8 @@ options = options_of(CalibrateRequest)
 
 @click.command()
 @options(
-    "--out --minutes --from-recordings=recordings --from-iterations=iterations --from-measured=measured --from-case=case --data --gpu "
-    "--from-served=served --client --engine"
+    "--out --minutes --from-recordings=recordings --from-iterations=iterations --from-measured=measured "
+    "--from-case=case --data --gpu --from-served=served --client --engine"
 )
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
@@ -46,8 +46,8 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
     from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.measured_runs import MeasuredRuns
     from planning.measure import calibrator
-    from serving.terminal import print_report
     from serving.front_door import FrontDoor
+    from serving.terminal import print_report
     from tokentwin.commands.validate_external import print_results
 
     stated = {name: given.pop(name) for name in CalibrateRequest.model_fields if name in given}

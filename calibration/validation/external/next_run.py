@@ -6,7 +6,6 @@ A run's effect on the belief is known before it is measured, because it depends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np

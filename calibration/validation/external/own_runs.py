@@ -8,15 +8,15 @@ prediction, and joins the evidence from published runs as one more source (Gauss
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from calibration.steps.evidence import Belief, Evidence, Origin, Taught, bundled_evidence, own_origin
+from calibration.steps.evidence import Evidence, Origin, Taught, bundled_evidence, own_origin
 from calibration.steps.external_calibration import correction_of
+from calibration.steps.interval import factors_of
 from calibration.steps.measured_runs import MeasuredRuns, OwnFigure
 from calibration.validation.external.case import Case, load_case
 from calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
@@ -118,38 +118,43 @@ def _equations(evidence: Evidence, runs: Sequence[PredictedRun]) -> list[Taught]
     return equations
 
 
-def _figures(runs: Sequence[PredictedRun]) -> list[OwnFigure]:
-    """Return each figure with its blind prediction, and with its prediction from the other runs."""
-    blind = bundled_evidence()
-    groups = min(len(runs), _MOST_LEFT_OUT)
-    figures = []
-    for group in range(groups):
-        left_out = [run for at, run in enumerate(runs) if at % groups == group]
-        others = [run for at, run in enumerate(runs) if at % groups != group]
-        evidence = blind.joined(_equations(blind, others))
-        for run in left_out:
-            before, after = (_predicted(known, run) for known in (blind, evidence))
-            for name, measured, (guess, _, _), (centre, low, high) in zip(
-                run.figures, run.measured.tolist(), before, after, strict=True
-            ):
-                shown = (centre, low, high) if others else (guess, low, high)
-                figures.append(
-                    OwnFigure(
-                        run.measured_run.name, name, measured, guess, shown[1], shown[2], centre if others else None
-                    )
-                )
-    order = {run.measured_run.name: at for at, run in enumerate(runs)}
-    return sorted(figures, key=lambda figure: (order[figure.run], figure.figure))
+def _figures(runs: Sequence[PredictedRun]) -> Iterator[OwnFigure]:
+    """Yield each figure with its blind prediction, and with its prediction from the other runs."""
+    blind, groups = bundled_evidence(), min(len(runs), _MOST_LEFT_OUT)
+    others = [
+        blind.joined(_equations(blind, [run for at, run in enumerate(runs) if at % groups != group]))
+        for group in range(groups)
+    ]
+    for at, run in enumerate(runs):
+        before, after = _bands(blind, run), _bands(others[at % groups], run)
+        for name, measured, guess, band in zip(run.figures, run.measured.tolist(), before, after, strict=True):
+            yield OwnFigure(
+                run=run.measured_run.name,
+                figure=name,
+                measured=measured,
+                blind=guess.centre,
+                low=band.low,
+                high=band.high,
+                others=band.centre if groups > 1 else None,
+            )
 
 
-def _predicted(evidence: Evidence, run: PredictedRun) -> list[tuple[float, float, float]]:
-    """Return each figure's prediction in milliseconds, and the ends of its 90 % interval."""
-    belief: Belief = evidence.belief(run.origin)
+class _Band(NamedTuple):
+    """A prediction in milliseconds and the ends of its 90 % interval."""
+
+    low: float
+    centre: float
+    high: float
+
+
+def _bands(evidence: Evidence, run: PredictedRun) -> list[_Band]:
+    """Return the prediction of each figure."""
+    belief = evidence.belief(run.origin)
     correction = correction_of(evidence, run.origin, belief, run.deployment, find_gpu(run.gpu))
     centres, slopes = run.predicted(belief.logs, correction)
-    predictions = []
+    bands = []
     for name, centre, slope in zip(run.figures, centres.tolist(), slopes, strict=True):
-        sigma = float(np.sqrt(belief.variance(slope) + evidence.noise[name] ** 2))
-        factor = float(np.exp(evidence.reach(name, run.origin) * sigma))
-        predictions.append((centre, centre / factor, centre * factor))
-    return predictions
+        sigma = sqrt(float(belief.variance(slope)) + evidence.noise[name] ** 2)
+        low, high = factors_of(evidence.reach(name, run.origin) * sigma)
+        bands.append(_Band(centre * low, centre, centre * high))
+    return bands

@@ -29,8 +29,8 @@ from calibration.steps.predict import kernels
 from calibration.steps.step_trust import run_level, step_trust
 from calibration.trust import TrustLevel
 from calibration.validation.external.case import Case, origin_of
-from calibration.validation.external.scoring import simulated_figures
 from calibration.validation.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
+from calibration.validation.external.scoring import simulated_figures
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
