@@ -134,7 +134,7 @@ def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
     assert any("12.5 % from cpu, 5.0 % from nvme" in text for text in said)
     assert any("2.5 tokens" in text and "50 % of the draft" in text for text in said)
-    assert any("of single replicas" in text for text in said)
+    assert any("of one replica" in text for text in said)
 
 
 def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):
