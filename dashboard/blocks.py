@@ -37,7 +37,7 @@ _MEANING = {
     MEASURED: "The figure was recorded on the real engine, without any prediction.",
     VALIDATED: "These kernels or steps were measured, or the result was compared with a real run.",
     INTERPOLATED: "These kernels or steps lie between measured ones.",
-    EXTRAPOLATED: "These kernels or steps lie outside the measured ones. Their times are predicted from the nearest ones.",
+    EXTRAPOLATED: "These kernels or steps lie outside the measured ones. Predicted times follow from the nearest ones.",
     UNKNOWN: "Nothing is known about how far to trust this figure.",
     ASSUMED: "This figure is an input, neither measured nor predicted.",
 }

@@ -64,7 +64,7 @@ def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
     [
         (
             "speculative-decoding",
-            "change: Share of draft tokens that are accepted",
+            "change: Fraction of draft tokens that are accepted",
             ("change", DRAFTS, "acceptance_rate"),
         ),
         ("continuous-batching", "TPOT SLO (ms)", ("slo", "tpot_ms")),

@@ -328,7 +328,7 @@ def test_a_calibration_under_the_runs_can_time_the_steps(tmp_path: Path, started
     assert settings["timing"]["calibration"] == str((tmp_path / "cal").resolve())
     answer = simulated(settings | {"traffic": small().model_dump(mode="json")["traffic"], "seeds": 1}, QUIET, progress)
     assert answer["a"]["calibration"] == "invented"
-    assert "There is no steps timed by" in shown(lab(tmp_path, timing="../cal"))
+    assert "Step times from: '../cal' of the link is not available" in shown(lab(tmp_path, timing="../cal"))
 
 
 # Recordings

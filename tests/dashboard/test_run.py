@@ -242,7 +242,7 @@ def test_the_step_view_shows_parts_and_roofline(samples, timed):
     assert [trace["y"][0] for trace in parts["data"]] == ["all steps"] * len(parts["data"])
     assert len(parts["data"]) <= 5 and {"weights"} <= {trace["name"] for trace in parts["data"]}
     assert {trace["name"] for trace in roof["data"]} >= {"16-bit roof", "bound by memory"}
-    assert "kernel tables of H100" in text(app) and "-badge[" in text(app)
+    assert "(measured kernel times) of H100" in text(app) and "-badge[" in text(app)
     assert any("qkv, decode" in list(frame.value.get("operation", ())) for frame in app.dataframe)
 
 

@@ -96,7 +96,7 @@ def test_a_disturbed_run_says_so(tmp_path, samples):
     app = trust(tmp_path)
     assert "badge[:material/help: unknown]" in text(app)
     assert "canary steps drifted by 31 %" in app.warning[0].value
-    assert ":gray[:material/help:] **9 of 14** figures" in text(app)
+    assert ":gray[:material/help:] **9 of 14** errors" in text(app)
     assert "**1,200 of 1,234** steps identical" in text(app)
     assert "step 1201" in text(app)
 
@@ -312,7 +312,7 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
     app = trust(samples, view="domain")
-    assert "(toy) was not found" in text(app)
+    assert "There is no map" in text(app) and "(toy)" in text(app)
     shutil.copytree(DEMO, tmp_path / "runs")
     (tmp_path / "runs" / "calibration" / "steps.parquet").write_text("not parquet")
     assert "calibration/steps.parquet" in one_line(trust(tmp_path / "runs", view="domain"))
@@ -404,7 +404,7 @@ def test_what_choices_were_worth_is_a_rung_and_a_table(tmp_path):
     app = trust(decision_results(tmp_path, {"rules": rules}))
     assert not app.exception and not app.error
     assert "**75 %** of the best" in text(app) and "5 % of choices broke" in text(app)
-    assert "1,200 questions" in text(app) and "interval 71–79 %. By other rules: roofline 20 %" in text(app)
+    assert "1,200 questions" in text(app) and "interval 71–79 %. With other rules of choice: roofline 20 %" in text(app)
     table = next(frame.value for frame in app.dataframe if "utility (%)" in frame.value.columns)
     assert table["choice by"].tolist() == ["ours", "roofline"]
 
