@@ -30,11 +30,13 @@ class TraceWorkload(Request):
         min_length=1, description="a trace in any format, a recording, or a YAML specification for `trace synth`"
     )
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
-    rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
+    rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate by this factor")
     warm_up_s: float | None = Field(
-        None, gt=0, le=1e9, description="seconds at the start whose requests are served but not counted"
+        None, gt=0, le=1e9, description="requests of the first N seconds are served, but left out of all figures"
     )
-    spread_ticks: bool = Field(False, description="spread arrivals with the same timestamp evenly until the next one")
+    spread_ticks: bool = Field(
+        False, description="spread arrivals with equal timestamps evenly until the next timestamp"
+    )
 
 
 class Scenario(Request):
@@ -46,19 +48,21 @@ class Scenario(Request):
     deployment: Annotated[Deployment, AfterValidator(with_stated_blocks)] = Field(
         description="the deployment, as in a deployment's YAML file"
     )
-    gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
+    gpu: str | None = Field(None, description="GPU to simulate; step times come from measured times of its kernels")
     calibration: TimedBy = None
     workload: dict[str, Any] = Field(description="a trace, or the specification of a synthetic workload")
     replicas: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="engines behind the router (with a fleet: in its first pool); by default 1, or as the fleet states",
+        description="number of engines behind the router (with a fleet: in its first pool); by default 1, or the "
+        "fleet's number",
     )
     router: RouterConfig | None = Field(None, description="name of the router; by default round-robin")
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {},
-        description="dollars per GPU-hour (H100=2.9), instead of the catalogue's; our own engine is cpu or cuda",
+        description="price in dollars per GPU-hour (H100=2.9), instead of the catalogue's; for our own engine: cpu or "
+        "cuda",
     )
     slo: dict[str, float] = Field({}, description="latency bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
 

@@ -162,7 +162,7 @@ def ranking(rows: Sequence[Ranked]) -> go.Figure:
     """Return the simulated and the real difference of every row in which either is shown: blue and orange."""
     shown = [row for row in rows if row.simulated_percent is not None and row.real_percent is not None]
     if not shown:
-        return empty("Neither the simulator nor the engine shows a difference", 160)
+        return empty("Neither the simulation nor the real runs show a difference", 160)
     y = [f"{_of_change(row)}: {row.outcome}" for row in shown]
     figure = go.Figure()
     for row, name in zip(shown, y, strict=True):

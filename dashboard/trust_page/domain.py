@@ -44,8 +44,8 @@ STEP_COLUMNS = (
 _MOST_STEPS = 4000  # largest number of steps drawn
 _MOST_JUDGED = 100_000
 _CELLS = 26
-_DECODE = ("decode rows", "context tokens of each row (mean)")
-_PROMPTS = ("prompt tokens", "decode rows in the same step")
+_DECODE = ("decoding requests", "context tokens per request (mean)")
+_PROMPTS = ("prompt tokens", "decoding requests in the same step")
 
 
 class Map(NamedTuple):
@@ -96,8 +96,8 @@ class Domain(NamedTuple):
     @property
     def trust(self) -> Trust:
         if not self.beyond.steps:
-            return Trust(self.level, f"none of {self.counted_steps} lies outside the measured steps")
-        return Trust(self.level, f"{self.beyond} lie outside the measured steps, most because of {self.reason}")
+            return Trust(self.level, f"none of {self.counted_steps} lies outside the measured range")
+        return Trust(self.level, f"{self.beyond} lie outside the measured range, most because of {self.reason}")
 
 
 def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | None:

@@ -113,7 +113,7 @@ def median_error_pct(of: External | Source, family: str, column: Column = "blind
 
 def trust(cases: Iterable[Source]) -> Trust:
     """Return the trust in predictions of several sources."""
-    otherwise = "the source does not state its trust"
+    otherwise = "the source does not state how far to trust it"
     return weakest((noted_trust(case.trust, f"{case.name}, where {case.why}", otherwise) for case in cases), "sources")
 
 
@@ -177,7 +177,7 @@ def error_line(external: External, gpu: str) -> str:
     runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
     return (
         f"The simulator was compared with {runs:,} published runs {where}, which were not used for the "
-        f"predictions. Its median error is {' and '.join(errors)}. Its 90 % band holds "
+        f"predictions. Its median error is {' and '.join(errors)}. Its 90 % bands contain "
         f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
     )
 

@@ -134,7 +134,7 @@ def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
     assert any("12.5 % from cpu, 5.0 % from nvme" in text for text in said)
     assert any("2.5 tokens" in text and "50 % of the draft" in text for text in said)
-    assert any("of single replicas" in text for text in said)
+    assert any("of one replica" in text for text in said)
 
 
 def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):
@@ -242,7 +242,7 @@ def test_the_step_view_shows_parts_and_roofline(samples, timed):
     assert [trace["y"][0] for trace in parts["data"]] == ["all steps"] * len(parts["data"])
     assert len(parts["data"]) <= 5 and {"weights"} <= {trace["name"] for trace in parts["data"]}
     assert {trace["name"] for trace in roof["data"]} >= {"16-bit roof", "bound by memory"}
-    assert "kernel tables of H100" in text(app) and "-badge[" in text(app)
+    assert "(measured kernel times) of H100" in text(app) and "-badge[" in text(app)
     assert any("qkv, decode" in list(frame.value.get("operation", ())) for frame in app.dataframe)
 
 

@@ -29,12 +29,13 @@ options = options_of(CalibrateRequest)
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
 def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
-    """Run the engine on a designed set of short traces, and fit the time that a step takes.
+    """Run the real engine on a designed set of short traces, and fit the time of a step.
 
-    This writes calibration.json (prices, domain, held-out errors, hardware, noise), steps.parquet and the recordings.
+    This writes calibration.json (the fitted costs, the measured range, held-out errors, hardware and noise),
+    steps.parquet and the recordings.
 
-    With --from-iterations or --from-case no engine runs. Measurements of another engine correct the kernel tables of
-    its GPU. The result is engine.json, which `simulate` also accepts.
+    With --from-iterations or --from-case no engine runs. Measurements of another engine correct the step times that
+    follow from measured kernels of its GPU. The result is engine.json, which `simulate` also accepts.
 
     With --from-served the command fits the time that an API server and its clients add to a request. It writes
     front_door.json for `simulate --front-door`.

@@ -35,7 +35,9 @@ options = options_of(CompareRequest, Timing, required=False)
 @click.option("--a", "own_a", multiple=True, metavar="NAME=VALUE", help="Setting of A, e.g. policy=vllm; repeatable.")
 @click.option("--b", "own_b", multiple=True, metavar="NAME=VALUE", help="Setting of B, e.g. policy=fair; repeatable.")
 @options("--seeds --limit --rate-scale --window-s --warm-up=warm_up_s")
-@click.option("--slo", help="Also compare the share of requests within these bounds in ms, e.g. 'ttft:200 tpot:50'.")
+@click.option(
+    "--slo", help="Also compare the share of requests within these latency bounds in ms, e.g. 'ttft:200 tpot:50'."
+)
 @click.option("--threshold", type=Finite(min=0), help=_THRESHOLD)
 @click.option("--engine", is_flag=True, help="Also run both sides on the real engine.")
 @click.option(
@@ -67,12 +69,12 @@ def compare(
     """Compare B with A, request by request.
 
     A and B are two deployments in YAML, which are simulated on --trace, or two directories with recordings of the same
-    workload. Without A and B, both sides start from --deployment or from the calibrated deployment, and --a and --b
+    workload. Without A and B, both sides start from --deployment or from the calibration's deployment, and --a and --b
     change settings of one side. NAME is a setting of a deployment (policy, scheduler.max_num_seqs, fleet.router), or
     replicas, router, gpu or calibration.
 
     Exit status: 0 if the sides differ significantly, 3 if they do not, 4 if the real engine (--engine) contradicts a
-    difference that the simulation claims.
+    difference that the simulation claims, 2 for bad input.
     """
     from planning.compare import comparer
     from planning.progress import telling

@@ -27,7 +27,7 @@ options = options_of(PlanRequest)
     "--jobs",
     "-j",
     type=click.IntRange(min=1),
-    help="Number of simulations that run at once; by default one for each CPU.",
+    help="Number of simulations that run at the same time; by default one for each CPU.",
 )
 @answering
 def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
@@ -39,7 +39,7 @@ def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
     replicas. `tokentwin export` writes a saved answer as a report.
 
-    Within seconds a first answer appears on standard error. It is a range of fleet sizes from quick estimates.
+    Within seconds a first answer appears on standard error: a range of fleet sizes from quick estimates.
 
     The exit status is 4 if no fleet meets the SLOs.
     """

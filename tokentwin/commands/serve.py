@@ -34,7 +34,7 @@ SECTIONS = {
 def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool, **flags: Any) -> None:
     """Serve OpenAI's API with the real engine or, with --twin, with a simulated fleet.
 
-    The twin sends each token when the real fleet would send it. The text of its answers is meaningless.
+    The simulated fleet (the twin) sends each token when the real fleet would. The text of its answers is meaningless.
 
     \b
       tokentwin serve
