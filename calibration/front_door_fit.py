@@ -21,8 +21,7 @@ from calibration.validation.same_weather import known_weather
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from traces.metrics.client_view import matched, seen_from_outside
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 Floats = NDArray[np.float64]
 _FEWEST = 10  # minimum number of requests

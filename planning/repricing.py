@@ -15,7 +15,7 @@ from planning.costs import Priced, calibration_in, priced
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
 from serving.errors import UserError
-from traces.recording_notes import notes_of
+from traces.recording import notes_of
 
 
 class Source(NamedTuple):

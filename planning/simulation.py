@@ -21,8 +21,7 @@ from planning.run_report import run_report
 from serving.deployments.gpu_spec import gpus
 from serving.document import Answer
 from serving.report import Line, Table
-from sim.cluster import Simulated
-from sim.simulate import simulate_to
+from sim.cluster import Simulated, simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from planning.costs import timing_gpu
-from serving.deployments.config import Deployment
+from serving.deployments.config import Deployment, merged, pool_deployment
 from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec
-from sim.priced_pool import merged, pool_deployment
 
 
 def whole_deployment(

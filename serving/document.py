@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from serving.data_file import with_present_names
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.former_names import with_present_names
 from serving.metrics import metric
 from serving.report import Report
 

@@ -1,8 +1,8 @@
 """The gateway handles a request from its arrival to its end: routing, refusals, retries, and users who give up.
 
-A request leaves in one of four ways: finished, rejected, timed out in a queue, or cancelled. No request ever
-disappears. The requests of a crashed replica start again at once on other replicas. While no replica is ready, requests
-wait in the gateway if a replica is starting.
+`Arrivals` offers each request of the clients when it is due. A request leaves in one of four ways: finished, rejected,
+timed out in a queue, or cancelled. No request ever disappears. The requests of a crashed replica start again at once on
+other replicas. While no replica is ready, requests wait in the gateway if a replica is starting.
 
 A decode replica takes a request over from a prefill replica when its first token is there. The prefill replica keeps
 the KV of the prompt until the decode replica has it; if this KV is lost, the request starts again, too.
@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
+from simpy import Interrupt
 from simpy.events import ProcessGenerator
 
+from serving.clients import Clients
 from serving.deployments.fleet import AdmissionConfig, Patience, Retry
 from serving.request import Request, Status
 from serving.workload import STOPPED, WorkloadRequest
@@ -24,6 +26,47 @@ from sim.fleet import Fleet, Life
 from sim.kv_transfers import KvTransfers
 from sim.replica import Replica
 from sim.run_log import RunLog
+
+_NEVER = 1 << 62
+
+
+class Arrivals:
+    """The process that offers the requests of `clients`."""
+
+    def __init__(self, clock: VirtualClock, clients: Clients, offer: Callable[[WorkloadRequest], None]) -> None:
+        self._clock = clock
+        self._clients = clients
+        self._offer = offer
+        self._waits_until_ns = 0
+        self._process = clock.start(self._arrive())
+
+    @property
+    def exhausted(self) -> bool:
+        """True once every request of the workload has been offered."""
+        return self._clients.exhausted
+
+    def ended(self, request: WorkloadRequest) -> None:
+        """Record that `request` leaves now."""
+        self._clients.ended(request, self._clock.now_ns)
+        next_ns = self._clients.next_ns
+        if next_ns is not None and next_ns < self._waits_until_ns:
+            self._waits_until_ns = next_ns
+            self._process.interrupt()
+
+    def _arrive(self) -> ProcessGenerator:
+        clock, clients = self._clock, self._clients
+        next_ns = clients.next_ns
+        while next_ns is not None or not clients.exhausted:
+            self._waits_until_ns = _NEVER if next_ns is None else next_ns
+            try:
+                yield clock.event() if next_ns is None else clock.until(next_ns, ARRIVAL)
+            except Interrupt:
+                next_ns = clients.next_ns  # the end of a request made another request due earlier
+                continue
+            self._waits_until_ns = 0
+            self._offer(clients.pop())
+            while (next_ns := clients.next_ns) is not None and next_ns <= clock.now_ns:
+                self._offer(clients.pop())
 
 
 class _Visit:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from serving.deployments.fleet import LinksConfig
 from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype, states_bytes
@@ -19,9 +19,11 @@ from serving.request import Request
 from serving.workload import WorkloadRequest
 from sim.clock import VirtualClock
 from sim.links import Flow, Links
-from sim.priced_pool import PricedPool
 from sim.replica import Replica
 from sim.run_log import RunLog
+
+if TYPE_CHECKING:
+    from sim.fleet import PricedPool
 
 _GB = 1e9
 

@@ -5,6 +5,11 @@ starts or ends, the rates of all flows that share a port with it, directly or th
 all rates rise together, and a flow stops rising when one of its ports is full (progressive filling: Bertsekas and
 Gallager, Data Networks, 6.5.2). Rates and bytes are integers of a very small unit, so that equal flows end at the same
 nanosecond on every machine.
+
+The collectives of an engine on several nodes may share its network adapters with KV transfers, fairly in each layer:
+beside k transfers a collective gets 1 / (k + 1) of an adapter, so its time on the link grows by the factor k + 1. The
+transfers share the rest of the link; the bytes that the step's collectives send are spread evenly over the step. Only
+the transfers that are present when a step is launched make it longer.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from collections.abc import Callable, Iterable
 from simpy import Interrupt, Process
 from simpy.events import ProcessGenerator
 
+from serving.cost_model import NetworkedCost
 from sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
 
 _FINE = 1_000_000  # rates are in millionths of a byte per second; shares are rounded down to this unit
@@ -188,3 +194,23 @@ def _connected(ports: Iterable[Port]) -> list[Port]:
                     reached[other] = None
                     to_visit.append(other)
     return to_visit
+
+
+class SharedNetwork:
+    """The adapters of the replica with this `index` in `links`. `cost` gives the times of its collectives."""
+
+    def __init__(self, links: Links, index: int, cost: NetworkedCost) -> None:
+        self._links = links
+        self._index = index
+        self._cost = cost
+
+    def wait_ns(self, tokens: int, step_ns: int) -> int:
+        """Return the time that transfers add to a step of `tokens` tokens launched now, which alone takes `step_ns`."""
+        alone_ns = min(self._cost.network_ns(tokens), step_ns)
+        more_ns = alone_ns * self._links.flows(self._index)
+        self._links.take(self._index, alone_ns, max(step_ns + more_ns, 1))
+        return more_ns
+
+    def rest(self) -> None:
+        """Leave the whole link to transfers, because no step is in flight."""
+        self._links.take(self._index, 0, 1)

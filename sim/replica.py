@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 from simpy.events import ProcessGenerator
 
 from serving.contract import Contract
-from serving.cost_model import CostModel
+from serving.cost_model import CostModel, paced
 from serving.deployments.kv_layout import kv_tokens
 from serving.kv.block_pool import BlockPool
 from serving.kv.external import ExternalKv
@@ -26,10 +26,9 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, PLANNING, STEP_ENDS, Alarm, VirtualClock
 from sim.leap import Leap
-from sim.pace import paced
+from sim.links import SharedNetwork
 from sim.pipeline import Pipeline
 from sim.run_log import RunLog
-from sim.shared_network import SharedNetwork
 
 
 class LoadListener(Protocol):

@@ -33,11 +33,11 @@ from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
 from calibration.steps.weather import Weather
 from serving.cost_model import MASK_NS, padded
-from serving.decode_run import DecodeRun
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.step_plan import StepPlan
+from serving.step_prices import DecodeRun
 
 FILE = "calibration.json"
 _FORMAT = 2

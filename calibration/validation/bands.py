@@ -16,7 +16,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig
 from serving.workload import Workload
 from sim.cluster import Cluster
-from sim.priced_pool import PricedPool
+from sim.fleet import PricedPool
 from sim.router import Router
 from sim.run_log import TableSink
 from traces.metrics.distribution import Distribution

@@ -46,7 +46,7 @@ from calibration.validation.same_weather import InWeather, in_weather_of, known_
 from serving.errors import UserError
 from serving.figures import shown_change, shown_percent
 from serving.whole_file import whole_file
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 

@@ -22,8 +22,7 @@ from calibration.validation.same_weather import known_weather
 from serving.canary import CALM_DRIFT, canary_rows
 from serving.deployments.config import Deployment, parse
 from serving.figures import shown_band, shown_percent, shown_share
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 _SLOW = 1.25  # ratio of measured to predicted time above which a step was disturbed
 _SLOW_SHARE = 0.03  # share of such steps above which the runs count as disturbed

@@ -18,8 +18,7 @@ from calibration.steps.step_cost import Calibration, StepCost
 from calibration.steps.weather import Weather
 from calibration.validation.bands import Band, drawn_bands, run_metrics
 from calibration.validation.decision_replay import recorded_deployment
-from serving.deployments.fleet import FailuresConfig, FleetConfig, Slowdown
-from sim.priced_pool import plain_fleet
+from serving.deployments.fleet import FailuresConfig, FleetConfig, Slowdown, plain_fleet
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 

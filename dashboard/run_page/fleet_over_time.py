@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.metrics.replica_lives import Lives
-from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.run_metrics import ReplicaLives, RunMetrics
 
 Series = tuple[NDArray[Any], NDArray[Any]]  # times in nanoseconds, in order, and the values from then on
 
@@ -41,7 +40,7 @@ class FleetOverTime(NamedTuple):
         )
 
 
-def live_replicas(lives: Lives, otherwise: int) -> Series:
+def live_replicas(lives: ReplicaLives, otherwise: int) -> Series:
     """Return the number of live replicas over time; always `otherwise` if replicas' lifetimes are not recorded."""
     if not lives:
         return np.zeros(1), np.array([otherwise])

@@ -21,8 +21,7 @@ from planning.request_endings import RequestEndings
 from serving.figures import shown_share
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}

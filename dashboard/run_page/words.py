@@ -16,8 +16,7 @@ from serving.figures import shown_band, shown_change, shown_number, shown_times
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 
 def trust(diagnosis: DiagnosisDocument) -> Trust:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from calibration.steps.predict import predicted_cost
 from serving.deployments.config import Deployment, SchedulerConfig
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from traces.formats.trace_file import read_workload
 
 RECORDS = {"summary": (False, False), "tokens": (False, True), "steps": (True, True)}  # steps, tokens

@@ -32,8 +32,7 @@ from serving.errors import UserError
 from serving.figures import shown_change
 from serving.metrics import check_slo
 from serving.version import __version__
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 _FAR = 0.25  # share of a real run's p99; if the error is larger, counterfactuals are about another run
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")

@@ -25,9 +25,8 @@ from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
-from sim.replica_set import ReplicaSet
 from sim.routed_replica import RoutedReplica
-from sim.router import Router, find_router
+from sim.router import ReplicaSet, Router, find_router
 from traces.recording_writer import RecordingWriter
 
 _LONGEST_WAIT_NS = 100_000_000  # maximum wait before it checks for Ctrl-C

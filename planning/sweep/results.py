@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from planning.sweep.dataset import ABOUT
-from serving.data_file import parse_json
+from serving.data_file import parse_json, present_name
 from serving.document import Answer
 from serving.errors import UserError
 from serving.figures import counted
-from serving.former_names import present_name
 from serving.metrics import METRICS, STATISTICS
 from serving.report import NUMBER, Column, Line, Table
 

@@ -16,9 +16,8 @@ from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
 from serving.kv.blocks import Hit, KvBlocks, blocks_for
 from serving.request import Request, Status
-from serving.scheduler import Scheduler
+from serving.scheduler import Scheduler, WaitingQueue
 from serving.step_plan import StepPlan
-from serving.waiting import WaitingQueue
 from serving.workload import WorkloadRequest
 
 

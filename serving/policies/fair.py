@@ -18,8 +18,8 @@ from typing import Any
 from serving.deployments.config import SchedulerConfig
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request
+from serving.scheduler import WaitingQueue
 from serving.step_plan import StepPlan
-from serving.waiting import WaitingQueue
 
 
 class ServiceCounters:

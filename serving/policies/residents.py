@@ -18,7 +18,7 @@ from serving.kv.external import ExternalKv, KvLoading
 from serving.kv.grouped_pool import GroupedPool
 from serving.policies.drafts import Drafts
 from serving.request import Request, Status
-from serving.waiting import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
+from serving.scheduler import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
 from serving.workload import WorkloadRequest
 
 

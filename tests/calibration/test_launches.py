@@ -28,7 +28,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
 from tokentwin.cli import cli

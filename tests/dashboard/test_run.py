@@ -40,8 +40,7 @@ from tests.dashboard.pages import charts, opened, parameter, text, worded_alike
 from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
 from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 from traces.recording_writer import RecordingWriter
 
 SPEC = {

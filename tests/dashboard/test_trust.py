@@ -36,7 +36,7 @@ from planning.repricing import Source
 from planning.simulation import recorded
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from tests.dashboard.badges import badges
 from tests.dashboard.bundled_samples import condense
 from tests.dashboard.pages import charts, opened, parameter, text

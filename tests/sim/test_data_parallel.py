@@ -10,7 +10,7 @@ from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.metrics.replica_lives import gpu_hours
+from traces.metrics.run_metrics import gpu_hours
 
 COST = TokenCost(2_000_000, 10_000, 10)
 REQUESTS = Workload([WorkloadRequest(id, id * 700_000, (("", 50 + id % 7),), 5 + id % 11) for id in range(90)])

@@ -12,8 +12,7 @@ from serving.cost_model import TokenCost
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
-from sim.router import ROUTERS, find_router
+from sim.router import ROUTERS, ReplicaSet, find_router
 from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, poisson
 

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment, parse, pool_deployment
+from serving.deployments.fleet import plain_fleet
 from serving.kv.blocks import blocks_for
 from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
-from sim.priced_pool import PricedPool, plain_fleet, pool_deployment
+from sim.fleet import PricedPool
 from sim.router import ROUTERS
 from sim.run_log import TableSink
 from tests.budget import examples

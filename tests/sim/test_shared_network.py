@@ -18,9 +18,8 @@ from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
-from sim.links import Links
+from sim.links import Links, SharedNetwork
 from sim.run_log import TableSink
-from sim.shared_network import SharedNetwork
 
 GB, MS = 10**9, 10**6
 BYTES = 1000  # of KV a token

@@ -34,7 +34,7 @@ from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES, stored, weights_dtype
 from serving.errors import UserError
 from traces.metrics.distribution import Distribution
-from traces.recording_notes import notes_of
+from traces.recording import notes_of
 from traces.tables import Datasets, Floats, MemoryTables, as_stored, known, known_or_zero, numbers, ratio, weighted_mean
 
 FLOPS_OF = ["prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "sampled_rows", "draft_tokens"]

@@ -19,11 +19,9 @@ from serving.deployments.fleet import FleetConfig
 from serving.user_code.call_limit import CALL_LIMIT_S, time_limit, watching
 from serving.user_code.plugins import Replaced
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
-from sim.check_requests import MS, requests, talks
+from sim.checks.requests import MS, requests, talks
 from sim.cluster import Cluster
-from sim.own_router import RouterBreach
-from sim.replica_set import ReplicaSet
-from sim.router import ROUTERS, find_router
+from sim.router import ROUTERS, ReplicaSet, RouterBreach, find_router
 from sim.run_log import TableSink
 
 RULES = {

@@ -23,7 +23,7 @@ from serving.user_code.call_limit import CALL_LIMIT_S, time_limit, watching
 from serving.user_code.own_contract import contract_with
 from serving.user_code.plugins import Replaced
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
-from sim.check_requests import MS, requests, talks
+from sim.checks.requests import MS, requests, talks
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sim.checks.oracle_recording import OracleRecording, RecordedConnector, read_oracle_recording
 from sim.cluster import Cluster
-from sim.oracle_recording import OracleRecording, read_oracle_recording
-from sim.recorded_connector import RecordedConnector
 from sim.run_log import TableSink
 
 
