@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.request_endings import status_word
-from planning.run_report import Bands, run_report
+from planning.run_report import Bands, run_report, status_word
 from serving.errors import one_line
 from serving.figures import shown_share
 

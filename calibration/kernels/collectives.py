@@ -52,8 +52,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from calibration.kernels.times import Estimate, floor_ns
-from calibration.operations import Collective, Exchange
+from calibration.operations import Collective, Estimate, Exchange, floor_ns
 from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.inter_node import InterNodeConfig

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import bound_by, floor_ns
-from calibration.operations import Operation, StepSizes
+from calibration.operations import Operation, StepSizes, bound_by, floor_ns
 from calibration.step_operations import heads_per_device, step_operations
-from calibration.steps.correction import PROMPT_PARTS
+from calibration.steps.correction import PROMPT_PARTS, never_slower, parts_of
 from calibration.steps.interval import REACH, Factors, widened
 from calibration.steps.launches import launches
 from calibration.steps.operation_cost import WAITING, OperationCost
-from calibration.steps.parts import never_slower, parts_of
 from calibration.steps.step_trust import stacked, step_trust
 from calibration.trust import Trust, TrustLevel
 from serving.deployments.config import Deployment

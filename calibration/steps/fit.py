@@ -32,7 +32,7 @@ from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.step_cost import Calibration, Residuals
 from calibration.steps.weather import Weather
 from serving.errors import UserError
-from traces.metrics.distribution import percentiles
+from traces.tables import percentiles
 
 _STRETCH = 20  # number of successive steps that are held out together, because neighbours are alike
 _HELD_OUT = 5  # one stretch in so many is held out

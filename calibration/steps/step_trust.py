@@ -18,12 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from calibration.steps.correction import domain_amounts
+from calibration.steps.correction import domain_amounts, never_slower
 from calibration.steps.features import REGIMES, Floats, recorded_sizes
 from calibration.steps.interval import REACH, StepInterval, widened
 from calibration.steps.launches import PUBLISHED
 from calibration.steps.operation_cost import WAITING, OperationCost
-from calibration.steps.parts import never_slower
 from calibration.steps.step_cost import Calibration
 from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
 from serving.figures import shown_share

@@ -19,8 +19,8 @@ from sim.cluster import Cluster
 from sim.fleet import PricedPool
 from sim.router import Router
 from sim.run_log import TableSink
-from traces.metrics.distribution import Distribution
 from traces.metrics.run_metrics import RunMetrics
+from traces.tables import Distribution
 
 BAND_STATS = ("mean", "p50", "p90", "p95", "p99")
 Band = tuple[float, float]

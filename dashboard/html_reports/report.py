@@ -46,7 +46,7 @@ from planning.exports.validation import Validation
 from planning.jobs.files import read_json
 from planning.jobs.job import finished
 from planning.plan.document import PlanDocument
-from planning.request_endings import RequestEndings
+from planning.run_report import RequestEndings
 from serving.errors import UserError
 from serving.report import Column, Table
 from traces.metrics.run_metrics import RunMetrics

@@ -33,9 +33,9 @@ from dashboard.url import (
     text,
     usual_first,
 )
+from planning.deployments import named_values
 from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
-from planning.settings import named_values
 from planning.traffic import BUSIEST_S, WHOLE_S, Offered
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus

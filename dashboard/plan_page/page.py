@@ -39,10 +39,10 @@ from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, percent, traffic_in_words
-from planning.plan.headline import risk
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
+from planning.plan.sentences import risk
 from planning.progress import in_words
 from planning.traffic import Offered
 from serving.errors import UserError

@@ -16,7 +16,7 @@ from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
 from dashboard.url import choose, keep, named
-from planning.request_endings import status_word
+from planning.run_report import status_word
 from serving.figures import shown_time
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics

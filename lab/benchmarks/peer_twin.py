@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from calibration.steps.predict import predicted_cost
+from calibration.steps.external_calibration import predicted_cost
 from serving.deployments.config import Deployment, SchedulerConfig
 from sim.cluster import simulate_to
 from traces.formats.trace_file import read_workload

@@ -10,8 +10,8 @@ from lab.claims.claim import BreakEven, Claim, Expected, Experiment
 from lab.claims.figures import Known, central, measured
 from lab.claims.terms import terms_of
 from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
+from planning.deployments import overridden
 from planning.progress import Tell, quiet
-from planning.settings import overridden
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.front_door import FrontDoor

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from calibration.operations import Elementwise, Operation, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
+from calibration.steps.external_calibration import predicted_cost
 from calibration.steps.launches import launches
-from calibration.steps.predict import predicted_cost
 from calibration.trust import VALIDATED, Trust, least_certain
 from lab.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.external_calibration import ExternalCalibration, blind, predicted_cost
 from calibration.steps.operation_cost import WAITING
-from calibration.steps.predict import blind, predicted_cost
 from calibration.steps.run_explanation import explain_run
 from lab.claims.claim import Experiment
 from lab.claims.figures import scenario_of

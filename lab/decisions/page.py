@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from calibration.choice import COMMON, RISK
+from lab.decisions.rules import COMMON
 from lab.decisions.scoring import BOLD, SHARES, Decisions, Score
+from planning.plan.worth import RISK
 from serving.figures import shown_share
 from serving.markdown import markdown_table
 

@@ -11,8 +11,8 @@ from planning.diagnose.document import Finding
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import KV_PARTS
 from serving.figures import shown_number, shown_share, shown_time
-from traces.metrics.distribution import Distribution
 from traces.recording import notes_of
+from traces.tables import Distribution
 
 LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"
 UNBOUNDED = "high ITL", "itl_ms"  # a symptom, and the latency in which it shows if no SLO bounds the latency

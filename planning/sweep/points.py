@@ -11,8 +11,8 @@ from typing import Any
 
 from calibration.steps.external_calibration import FILE
 from calibration.steps.step_cost import Calibration
+from planning.deployments import found_at, overridden
 from planning.scenario import Scenario
-from planning.settings import found_at, overridden
 from planning.sweep.settings import SweepSettings, is_seed
 from serving.deployments.config import merged, parse
 from serving.errors import UserError

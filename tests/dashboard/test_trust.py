@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("streamlit")
 
 
-from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.external_calibration import identity, predicted_cost
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.report import RunRow, ValidationReport, load_report
 from dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE

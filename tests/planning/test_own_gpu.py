@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.external_calibration import identity, predicted_cost
 from serving.deployments.config import Deployment
 from tokentwin.cli import cli
 from traces.recording import Recording, notes_of

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import floor_ns
-from calibration.operations import uniform_step
+from calibration.operations import floor_ns, uniform_step
 from calibration.step_operations import stage_transfer
 from calibration.steps.correction import ADDED, Correction
 from calibration.steps.explanation import explain

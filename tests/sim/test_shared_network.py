@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy.events import ProcessGenerator
 
-from calibration.steps.predict import predicted_cost
+from calibration.steps.external_calibration import predicted_cost
 from planning.diagnose.lifted_costs import with_free_prefill, without_cpu_time
 from serving.cost_model import NetworkedCost, TokenCost
 from serving.deployments.config import Deployment

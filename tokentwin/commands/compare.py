@@ -139,8 +139,7 @@ def compare(
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings of one side, from a file and from `NAME=VALUE` pairs with values in YAML."""
-    from planning.deployments import stated_deployment
-    from planning.settings import named_values
+    from planning.deployments import named_values, stated_deployment
 
     own = named_values(name, pairs)
     run = {name: own.pop(name) for name in _OF_THE_RUN if name in own}

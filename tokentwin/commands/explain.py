@@ -48,8 +48,7 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from calibration.operations import uniform_step
     from calibration.steps.explanation import explain as explained
     from calibration.steps.explanation import token_life
-    from calibration.steps.external_calibration import ExternalCalibration
-    from calibration.steps.predict import predicted_cost
+    from calibration.steps.external_calibration import ExternalCalibration, predicted_cost
     from planning.costs import calibration_in
     from serving.deployments.config import Deployment
     from serving.deployments.engines import defaults_taken, with_engine_defaults

@@ -44,9 +44,9 @@ def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
     The exit status is 4 if no fleet meets the SLOs.
     """
     from planning.costs import named_prices
+    from planning.deployments import named_values
     from planning.plan import planner
     from planning.progress import telling
-    from planning.settings import named_values
     from serving.deployments.config import load_deployment
     from traces.without_pandas import spare_pandas
 

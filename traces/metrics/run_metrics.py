@@ -27,12 +27,11 @@ from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
 from serving.metrics import METRICS, check_slo, metric
-from traces.metrics.distribution import Distribution
 from traces.metrics.saturation import Saturation, TimesInSystem, saturation_of
 from traces.metrics.step_metrics import STEP_METRICS, StepMetrics, StepWork
 from traces.recording import Recording
 from traces.schema import DATASETS
-from traces.tables import Datasets, Floats, MemoryTables, gaps_ms, known, numbers, over, ratio
+from traces.tables import Datasets, Distribution, Floats, MemoryTables, gaps_ms, known, numbers, over, ratio
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # metrics of an API server and its clients

@@ -33,9 +33,19 @@ from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES, stored, weights_dtype
 from serving.errors import UserError
-from traces.metrics.distribution import Distribution
 from traces.recording import notes_of
-from traces.tables import Datasets, Floats, MemoryTables, as_stored, known, known_or_zero, numbers, ratio, weighted_mean
+from traces.tables import (
+    Datasets,
+    Distribution,
+    Floats,
+    MemoryTables,
+    as_stored,
+    known,
+    known_or_zero,
+    numbers,
+    ratio,
+    weighted_mean,
+)
 
 FLOPS_OF = ["prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "sampled_rows", "draft_tokens"]
 BYTES_OF = ["prefill_rows", "prefill_tokens", "prefill_context", "decode_rows", "decode_context", "draft_tokens"]
