@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from serving.figures import shown_band, shown_share
+from serving.answers.figures import shown_band, shown_share
+from serving.answers.report import FIGURE, METRIC_AND_UNIT, Column, Line, Table
 from serving.metrics import STATISTICS, metric
-from serving.report import FIGURE, METRIC_AND_UNIT, Column, Line, Table
 from traces.metrics.run_metrics import RunMetrics
 
 ENOUGH = 0.99  # share of the requests that must finish for their latencies to describe the run

@@ -25,7 +25,7 @@ from calibration.steps.launches import PUBLISHED
 from calibration.steps.operation_cost import WAITING, OperationCost
 from calibration.steps.step_cost import Calibration
 from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
-from serving.figures import shown_share
+from serving.answers.figures import shown_share
 from serving.step_plan import AGGREGATES
 from traces.recording import Recording
 

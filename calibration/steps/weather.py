@@ -14,7 +14,7 @@ import numpy as np
 
 from calibration.steps.features import Floats, MeasuredSteps, sums_around
 from calibration.steps.interval import REACH
-from serving.figures import shown_percent, shown_share
+from serving.answers.figures import shown_percent, shown_share
 
 _STRETCH = 10  # number of successive steps whose errors are drawn together
 _NEIGHBOURS = 5  # number of steps on each side from which the share of other processes is computed

@@ -43,8 +43,8 @@ from calibration.validation.report import (
     ValidationReport,
 )
 from calibration.validation.same_weather import InWeather, in_weather_of, known_weather
+from serving.answers.figures import shown_change, shown_percent
 from serving.errors import UserError
-from serving.figures import shown_change, shown_percent
 from serving.whole_file import whole_file
 from sim.cluster import simulate_to
 from traces.metrics.run_metrics import RunMetrics

@@ -19,9 +19,9 @@ from calibration.steps.step_cost import Calibration
 from calibration.steps.weather import Weather
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.same_weather import known_weather
+from serving.answers.figures import shown_band, shown_percent, shown_share
 from serving.canary import CALM_DRIFT, canary_rows
 from serving.deployments.config import Deployment, parse
-from serving.figures import shown_band, shown_percent, shown_share
 from traces.recording import Recording, notes_of
 
 _SLOW = 1.25  # ratio of measured to predicted time above which a step was disturbed

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serving.answers.document import Document, Number, Part, fact
+from serving.answers.figures import shown_number, shown_share
+from serving.answers.report import BAND, CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
 from serving.data_file import parse_json
 from serving.deployments.config import parse
-from serving.document import Document, Number, Part, fact
 from serving.errors import UserError
-from serving.figures import shown_number, shown_share
-from serving.report import BAND, CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
 from traces.document_table import table_of
 
 REPORT = "report.json"

@@ -47,8 +47,8 @@ from planning.jobs.files import read_json
 from planning.jobs.job import finished
 from planning.plan.document import PlanDocument
 from planning.run_report import RequestEndings
+from serving.answers.report import Column, Table
 from serving.errors import UserError
-from serving.report import Column, Table
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 

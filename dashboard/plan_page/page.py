@@ -45,8 +45,8 @@ from planning.plan.request import PlanRequest
 from planning.plan.sentences import risk
 from planning.progress import in_words
 from planning.traffic import Offered
+from serving.answers.figures import counted, shown_share, shown_usd
 from serving.errors import UserError
-from serving.figures import counted, shown_share, shown_usd
 
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _FEW = 2000  # maximum number of requests read for an estimate

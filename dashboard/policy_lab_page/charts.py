@@ -27,7 +27,7 @@ from dashboard.palette import (
     whiskers,
 )
 from planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
-from serving.figures import shown_band, shown_number
+from serving.answers.figures import shown_band, shown_number
 from serving.metrics import METRICS, label_of
 
 HEIGHT = 320

@@ -16,7 +16,7 @@ from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, p
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.step_series import STATES, StepSeries
 from dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
-from serving.figures import shown_number, shown_share
+from serving.answers.figures import shown_number, shown_share
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.tables import known

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, finish, pale
 from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocument
-from serving.figures import shown_change, shown_share, shown_time
+from serving.answers.figures import shown_change, shown_share, shown_time
 from serving.metrics import metric
 
 _SLIVER = 0.01  # minimum length of a bar in percent, because a bar without length would have no text

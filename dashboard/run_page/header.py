@@ -18,7 +18,7 @@ from dashboard.run_page.words import backlog, bands_of, headline_figures
 from dashboard.shown import capitalised, literal, sentence
 from planning.exports.recorded_run import RecordedRun
 from planning.run_report import RequestEndings
-from serving.figures import shown_share
+from serving.answers.figures import shown_share
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording, notes_of

@@ -14,7 +14,7 @@ from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.sheet import Fact
-from serving.figures import shown_number, shown_share, shown_times
+from serving.answers.figures import shown_number, shown_share, shown_times
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording

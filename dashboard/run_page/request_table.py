@@ -17,7 +17,7 @@ from dashboard.run_page.time_window import Window
 from dashboard.series import column
 from dashboard.url import choose, keep, named
 from planning.run_report import status_word
-from serving.figures import shown_time
+from serving.answers.figures import shown_time
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording

@@ -11,8 +11,8 @@ from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
 from planning.diagnose.document import DiagnosisDocument
 from planning.run_report import Bands, distributions, scalars
+from serving.answers.figures import shown_band, shown_change, shown_number, shown_times
 from serving.canary import CALM_DRIFT
-from serving.figures import shown_band, shown_change, shown_number, shown_times
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation

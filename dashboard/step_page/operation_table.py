@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from calibration.steps.explanation import ExplainedOperation
 from dashboard.sheet import Sheet
-from serving.report import Form, Table
+from serving.answers.report import Form, Table
 
 _TENTHS = Form("{:,.1f}".format, "%.1f")
 

@@ -24,9 +24,9 @@ from dashboard.trust_page.words import (
     of_report,
     of_steps,
 )
+from serving.answers.report import PERCENT, Table
 from serving.errors import UserError
 from serving.metrics import metric
-from serving.report import PERCENT, Table
 from traces.metrics.run_metrics import RunMetrics
 
 _REQUESTS = "Real and simulated latency of all requests"

@@ -29,7 +29,7 @@ from dashboard.palette import (
     whiskers,
 )
 from dashboard.series import thin
-from serving.figures import shown_band, shown_number, shown_percent
+from serving.answers.figures import shown_band, shown_number, shown_percent
 from serving.metrics import label_of
 from traces.tables import Floats, ecdf
 

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from calibration.trust import Trust, noted_trust, weakest
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find, stamp
+from serving.answers.figures import shown_band
 from serving.data_file import parse_json, with_present_names
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.figures import shown_band
 
 EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}

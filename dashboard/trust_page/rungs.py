@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
 from dashboard.trust_page.results import LATENCIES, Clients, Decisions, External, Source, covered, median_error_pct
-from serving.figures import shown_band, shown_change, shown_percent, shown_share
+from serving.answers.figures import shown_band, shown_change, shown_percent, shown_share
 from serving.metrics import label_of
 
 LADDER = "Each check is called a rung. A higher rung checks more, and depends on the rungs below."

@@ -8,7 +8,7 @@ from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust
 from calibration.validation.report import ValidationReport
 from dashboard.shown import when
 from dashboard.trust_page.domain import NEGLIGIBLE
-from serving.figures import shown_change, shown_percent, shown_share
+from serving.answers.figures import shown_change, shown_percent, shown_share
 
 CANARY = "A canary step is a fixed step that is timed now and then, and whose time should never change. "
 FLOOR = "The floor, or noise, is the difference between repeats of the same real run."

@@ -10,8 +10,8 @@ from typing import Any
 from lab.decisions.rules import COMMON
 from lab.decisions.scoring import BOLD, SHARES, Decisions, Score
 from planning.plan.worth import RISK
-from serving.figures import shown_share
-from serving.markdown import markdown_table
+from serving.answers.figures import shown_share
+from serving.answers.markdown import markdown_table
 
 COMMAND = "tokentwin validate decisions --write lab/results/decisions.md"
 

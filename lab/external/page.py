@@ -23,8 +23,8 @@ from calibration.validation.external.report import (
 )
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from lab.external.leave_out import HEADER as LEFT_OUT_HEADER
-from serving.figures import shown_change, shown_number, shown_percent, shown_share
-from serving.markdown import markdown_table
+from serving.answers.figures import shown_change, shown_number, shown_percent, shown_share
+from serving.answers.markdown import markdown_table
 
 COMMAND = "tokentwin validate external --write lab/results/external.md"
 

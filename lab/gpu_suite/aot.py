@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
 from realengine.kernels.launches import Specialisation
-from serving.markdown import markdown_table
+from serving.answers.markdown import markdown_table
 
 MODULES = (
     "kv_splits",

@@ -30,7 +30,7 @@ from planning.compare.document import (
 )
 from planning.compare.paired_runs import PairedRuns, SideRequests
 from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
-from serving.figures import shown_change
+from serving.answers.figures import shown_change
 from serving.metrics import metric
 from traces.tables import PERCENTILES, ecdf
 

@@ -10,7 +10,7 @@ from calibration.steps.operation_cost import WAITING
 from planning.diagnose.document import Finding
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import KV_PARTS
-from serving.figures import shown_number, shown_share, shown_time
+from serving.answers.figures import shown_number, shown_share, shown_time
 from traces.recording import notes_of
 from traces.tables import Distribution
 

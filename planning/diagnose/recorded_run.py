@@ -26,10 +26,10 @@ from planning.diagnose.symptoms import symptoms
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.progress import Tell, quiet
 from planning.repricing import Source
+from serving.answers.figures import shown_change
 from serving.deployments.config import parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from serving.figures import shown_change
 from serving.metrics import check_slo
 from serving.version import __version__
 from traces.recording import Recording, notes_of

@@ -16,7 +16,7 @@ from planning.diagnose.constraint_lifts import dispersion
 from planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, SHARE, Look
 from planning.diagnose.document import OVERLOAD, Finding, Symptom
 from planning.diagnose.evidence import Evidence
-from serving.figures import shown_number, shown_share, shown_time
+from serving.answers.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
 from traces.metrics.run_metrics import SERVED_METRICS, serving_ns, unserved_ns

@@ -19,9 +19,9 @@ from calibration.steps.step_cost import Calibration
 from calibration.validation.same_weather import known_weather, slowed_fleet
 from planning.priced_scenario import PricedScenario
 from planning.scenario import Scenario
+from serving.answers.report import CHANGE, METRIC, NUMBER, PERCENT, Column, Table
 from serving.errors import UserError
 from serving.front_door import FrontDoor
-from serving.report import CHANGE, METRIC, NUMBER, PERCENT, Column, Table
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.measured.recorded_client import RecordedClient, sent, spread_pct

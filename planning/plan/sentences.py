@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from planning.plan.document import Choices, percent
 from planning.plan.frontier import Point
-from serving.figures import counted, shown_change, shown_number, shown_share, shown_usd
+from serving.answers.figures import counted, shown_change, shown_number, shown_share, shown_usd
 
 if TYPE_CHECKING:
     from planning.plan.first_answer import FirstAnswer

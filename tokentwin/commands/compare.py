@@ -9,8 +9,8 @@ import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.request import Timing
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import Finite, options_of, requested
+from tokentwin.saved_answer import AnswerOutput, answering
 
 if TYPE_CHECKING:
     from planning.compare.document import ComparisonDocument

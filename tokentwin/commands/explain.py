@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import read_deployment, refuse_engine_flags
-from serving.figures import shown_number, shown_share
+from serving.answers.figures import shown_number, shown_share
 from tokentwin.options import deployment_options
 from tokentwin.tables import print_table
 

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from planning.plan.request import PlanRequest
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import listed, options_of, requested
+from tokentwin.saved_answer import AnswerOutput, answering
 
 INFEASIBLE = 4  # exit status
 

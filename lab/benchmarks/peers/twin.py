@@ -1,6 +1,6 @@
-"""Our own side of `peers.py`: one process that simulates a trace with the peers' limits, and records it.
+"""Our own side of `peers`: one process that simulates a trace with the peers' limits, and records it.
 
-    python -m lab.benchmarks.peer_twin trace.parquet limits.json summary OUT REPLICAS
+    python -m lab.benchmarks.peers.twin trace.parquet limits.json summary OUT REPLICAS
 
 It records requests (`summary`), also the time of each token (`tokens`), or also every step (`steps`). It prints JSON:
 its results, and the CPU seconds of simulating and recording, without imports, reading the trace and pricing tables.

@@ -1,9 +1,9 @@
-r"""DynoSim's side of `peers.py`. The Python of its own environment runs it, which has nothing of ours.
+r"""DynoSim's side of `peers`. The Python of its own environment runs it, which has nothing of ours.
 
     python -m venv V
     V/bin/pip install ai-dynamo-runtime==1.6.1
     V/bin/pip install --no-deps ai-dynamo==1.6.1
-    V/bin/python lab/benchmarks/peer_dynosim.py TRACE.jsonl WORKERS BLOCK_SIZE NUM_BLOCKS MAX_NUM_SEQS \
+    V/bin/python lab/benchmarks/peers/dynosim.py TRACE.jsonl WORKERS BLOCK_SIZE NUM_BLOCKS MAX_NUM_SEQS \
         MAX_BATCHED_TOKENS
 
 TRACE is in Mooncake's format, with a hash for every 512 tokens. It prints JSON: the replay's CPU seconds, and the

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from serving.document import Document
-from serving.markdown import markdown
+from serving.answers.document import Document
+from serving.answers.markdown import markdown
 from serving.whole_file import check_free, write_whole
 
 _ANY = ("style", "save", "force", "jobs")  # options that do not change the answer
@@ -61,7 +61,7 @@ class AnswerOutput(NamedTuple):
             case "markdown":
                 click.echo(markdown(answer.report()), nl=False)
             case _:
-                from serving.terminal import print_report
+                from serving.answers.terminal import print_report
 
                 print_report(answer.report())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from serving.report import Line, Report, Table
+from serving.answers.report import Line, Report, Table
 
 _LINES = {"headline": "**{}**", "title": "### {}", "warning": "> {}", "command": "```\n{}\n```"}
 

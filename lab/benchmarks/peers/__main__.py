@@ -5,7 +5,7 @@
     python -m lab.benchmarks.peers TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
 
 All simulate one engine with the same limits, Llama 3 8B on an H100; DynoSim simulates fleets, on whole traces
-(`peer_dynosim.py` says how to install it). `--install` fetches inference-lab by npm into a directory that is removed
+(`dynosim.py` says how to install it). `--install` fetches inference-lab by npm into a directory that is removed
 again. A peer that is not given is left out, with a message. Each run of a peer is followed by ours on the very requests
 that the peer simulated. The ratios of these pairs are shown by median, minimum and maximum. The last line is JSON.
 
@@ -29,14 +29,24 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from lab.benchmarks.peer_simulators import PACKAGE, Blis, DynoSim, InferenceLab, Peer, PeerFailed, PeerRun, Vidur, timed
+from lab.benchmarks.peers.simulators import (
+    PACKAGE,
+    Blis,
+    DynoSim,
+    InferenceLab,
+    Peer,
+    PeerFailed,
+    PeerRun,
+    Vidur,
+    timed,
+)
 from serving.deployments.config import SchedulerConfig
 from serving.workload import Workload
 from traces.formats.parquet import write_parquet
 from traces.formats.trace_file import read_workload
 from traces.reshape import reshaped
 
-TWIN = "lab.benchmarks.peer_twin"
+TWIN = "lab.benchmarks.peers.twin"
 LIMITS = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=131_072, num_blocks=27_000)
 RECORDS = ("summary", "tokens", "steps")
 _FLEETS = LIMITS.model_copy(update={"max_num_batched_tokens": 8192})  # limits of DynoSim's fleets
@@ -181,7 +191,7 @@ def cases(options: argparse.Namespace, stack: ExitStack, console: Console) -> It
         if not options.mooncake:
             console.print("DynoSim on Mooncake: not given; --mooncake FILE, its conversation trace")
     else:
-        console.print("DynoSim: not given; --dynosim PYTHON of an environment with ai-dynamo (peer_dynosim.py)")
+        console.print("DynoSim: not given; --dynosim PYTHON of an environment with ai-dynamo (dynosim.py)")
     package = install(stack) if options.install else options.inference_lab
     if package:
         yield Case(InferenceLab(package), workload, LIMITS)

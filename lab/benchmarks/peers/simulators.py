@@ -179,7 +179,7 @@ class DynoSim:
         with TemporaryDirectory() as scratch:
             trace = Path(scratch) / "trace.jsonl"
             write_mooncake(workload, trace)
-            driver = str(Path(__file__).with_name("peer_dynosim.py"))
+            driver = str(Path(__file__).with_name("dynosim.py"))
             out, cpu_s = timed([str(self._python), driver, str(trace), *map(str, numbers)])
         done = json.loads(out.splitlines()[-1])
         if done["requests"] != sum(1 for _ in workload.requests):

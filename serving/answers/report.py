@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from serving.figures import NOTHING, shown_band, shown_change, shown_number, shown_percent, shown_share, shown_usd
+from serving.answers.figures import (
+    NOTHING,
+    shown_band,
+    shown_change,
+    shown_number,
+    shown_percent,
+    shown_share,
+    shown_usd,
+)
 from serving.metrics import METRICS, metric
 
 
