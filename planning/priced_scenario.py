@@ -137,7 +137,7 @@ class PricedScenario:
             "replicas": self.engines,
             "num_blocks": self.num_blocks,
             "deployment": self.deployment.model_dump_json(),
-            "replica_lives": cluster.lives,
+            "replica_lives": cluster.replica_lives,
             "duration_ns": done.duration_ns,
             "usd_per_gpu_hour": self.usd_per_gpu_hour,
         }

@@ -153,7 +153,7 @@ class Cluster:
             replica.connect(make(self._clock, replica))
 
     @property
-    def lives(self) -> list[dict[str, Any]]:
+    def replica_lives(self) -> list[dict[str, Any]]:
         """The value of the column `replica_lives` in a recording of this run."""
         return self._fleet.record()
 
@@ -308,10 +308,10 @@ def simulate_to(
             leaps=leaps,
             front_door=front_door,
         )
-        done, lives = cluster.run(workload), cluster.lives
+        done, replica_lives = cluster.run(workload), cluster.replica_lives
         del cluster  # free its memory, because `note` may simulate more
         noted = None if note is None else partial(note, done)
-        writer.close(duration_ns=done.duration_ns, note=noted, replica_lives=lives)
+        writer.close(duration_ns=done.duration_ns, note=noted, replica_lives=replica_lives)
     return done
 
 

@@ -179,11 +179,11 @@ class Fleet:
 
     def awaits(self, request: WorkloadRequest) -> bool:
         """Return whether a replica for `request`, which has arrived, is starting or may be started."""
-        return self._awaits(self._routes.of(request))
+        return self._awaits(self._routes.route_for(request))
 
     def awaits_decode(self, request: WorkloadRequest) -> bool:
         """Return whether a decode replica for `request` is starting or may be started."""
-        return self._awaits(self._decode_routes.of(request))
+        return self._awaits(self._decode_routes.route_for(request))
 
     def _awaits(self, route: _Route) -> bool:
         return any(
@@ -310,10 +310,10 @@ class Fleet:
 
     # Called by a replica that drains
 
-    def loaded(self, replica: Replica) -> None:
+    def load_grew(self, replica: Replica) -> None:
         """Do nothing, because a draining replica gets no more requests."""
 
-    def lightened(self, replica: Replica) -> None:
+    def load_shrank(self, replica: Replica) -> None:
         life = self._lives[replica.index]
         if not replica.outstanding_requests and not life.ended_by:
             self._end(life, "scale-in")
@@ -331,12 +331,12 @@ class _Route:
 class _Routes(dict[str | None, _Route]):
     """The routes by SLO class. The key None stands for all classes for which no pool is reserved."""
 
-    def of(self, request: WorkloadRequest) -> _Route:
+    def route_for(self, request: WorkloadRequest) -> _Route:
         return self.get(request.slo_class) or self[None]
 
     def choose(self, request: WorkloadRequest) -> Replica | None:
         """Return the replica for `request`; None if no replica is ready."""
-        route = self.of(request)
+        route = self.route_for(request)
         return route.router.choose(request, route.replicas) if route.replicas else None
 
 
@@ -349,5 +349,5 @@ def _routes(pools: Sequence[PricedPool], roles: Collection[str], routers: Callab
         for name in dict.fromkeys(name for names in reserved.values() for name in names)
     }
     wanted[None] = tuple(number for number in numbers if not reserved[number]) or tuple(numbers)
-    made = {those: _Route(those, routers(), ReplicaSet()) for those in dict.fromkeys(wanted.values())}
-    return _Routes({name: made[those] for name, those in wanted.items()})
+    made = {numbers: _Route(numbers, routers(), ReplicaSet()) for numbers in dict.fromkeys(wanted.values())}
+    return _Routes({name: made[numbers] for name, numbers in wanted.items()})

@@ -100,7 +100,7 @@ class Gateway:
         self._log = log
         self._on_end = on_end
         self._visits: dict[int, _Visit] = {}
-        self._held: deque[_Visit] = deque()  # visits for which no replica is ready
+        self._unplaced: deque[_Visit] = deque()  # visits for which no replica is ready
         self._prefilled: deque[tuple[_Visit, Request]] = deque()  # visits for which no decode replica is ready
         self._most_at_replica = admission.max_queued_per_replica
         self._most = admission.max_queued
@@ -145,8 +145,8 @@ class Gateway:
         if (visit := self._visits.get(id)) is not None:
             if status == Status.FINISHED.value and (visit.live is None or not self._got(visit.live)):
                 status = "cancelled"
-            if visit in self._held:
-                self._held.remove(visit)
+            if visit in self._unplaced:
+                self._unplaced.remove(visit)
             self._leave(visit, status, reason)
 
     # Called by the fleet
@@ -167,8 +167,8 @@ class Gateway:
             self._attempt(visit)
 
     def _ready(self, life: Life) -> None:
-        held, self._held = self._held, deque()
-        for visit in held:
+        unplaced, self._unplaced = self._unplaced, deque()
+        for visit in unplaced:
             self._place(visit)
         prefilled, self._prefilled = self._prefilled, deque()
         for visit, request in prefilled:
@@ -187,7 +187,7 @@ class Gateway:
         refusal = self._refusal(replica) if self._limited else ""
         if replica is None and not refusal:
             if self._fleet.awaits(visit.request):
-                self._held.append(visit)
+                self._unplaced.append(visit)
                 return
             refusal = "no replica is left"
         if refusal:
@@ -220,7 +220,7 @@ class Gateway:
 
     def _refusal(self, replica: Replica | None) -> str:
         """Return why no request can be queued now; empty if a request can be queued."""
-        if self._most is not None and self._log.queued + len(self._held) >= self._most:
+        if self._most is not None and self._log.queued + len(self._unplaced) >= self._most:
             return f"{self._most} requests were queued in the fleet"
         if replica and self._most_at_replica is not None and replica.queued_requests >= self._most_at_replica:
             return f"{self._most_at_replica} requests were queued at its replica"
@@ -250,8 +250,8 @@ class Gateway:
             if visit.live.admitted >= 0 or visit.taken_over:
                 return
             self._take_off(visit)
-        elif visit in self._held:
-            self._held.remove(visit)
+        elif visit in self._unplaced:
+            self._unplaced.remove(visit)
         else:
             return  # refused, and waiting for its next attempt
         self._failed(visit, "timed_out", f"waited {timeout_ns / 1e9:g} s in the queue")

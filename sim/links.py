@@ -77,7 +77,7 @@ class Links:
 
     def start(self, source: int, destination: int, size: int, on_end: Callable[[], None]) -> Flow:
         """Send `size` bytes, beginning after the latency. `on_end` is called when all bytes have arrived."""
-        ports = (self._of(source)[0], self._of(destination)[1], *self._fabric)
+        ports = (self._ports_of(source)[0], self._ports_of(destination)[1], *self._fabric)
         flow = Flow(size * _FINE * SECOND_NS, ports)
         flow.process = self._clock.start(self._carry(flow, on_end))
         return flow
@@ -109,12 +109,12 @@ class Links:
     def lose(self, replica: int) -> None:
         """Cut `replica` off until `restore` is called. Its present flows start over then."""
         self._losses[replica] += 1
-        for port in self._of(replica):
+        for port in self._ports_of(replica):
             port.capacity = 0
             for flow in port.flows:
                 flow.left, flow.rate = flow.size, 0
                 self._wake(flow)
-        self._share(self._of(replica))
+        self._share(self._ports_of(replica))
 
     def restore(self, replica: int) -> None:
         """End one loss of the link of `replica`; the link works again if no other loss remains."""
@@ -125,7 +125,7 @@ class Links:
 
     def flows(self, replica: int) -> int:
         """Return the number of flows into or out of `replica` now, whichever is larger."""
-        return max(len(port.flows) for port in self._of(replica))
+        return max(len(port.flows) for port in self._ports_of(replica))
 
     def take(self, replica: int, part: int, whole: int) -> None:
         """Let other traffic take `part / whole` of the link of `replica` in both directions, until the next call."""
@@ -136,11 +136,11 @@ class Links:
 
     def _open(self, replica: int) -> None:
         part, whole = self._taken.get(replica, (0, 1))
-        for port in self._of(replica):
+        for port in self._ports_of(replica):
             port.capacity = self._nic - self._nic * part // whole
-        self._share(self._of(replica))
+        self._share(self._ports_of(replica))
 
-    def _of(self, replica: int) -> tuple[Port, Port]:
+    def _ports_of(self, replica: int) -> tuple[Port, Port]:
         if replica not in self._ports:
             self._ports[replica] = Port(self._nic), Port(self._nic)
         return self._ports[replica]

@@ -78,10 +78,10 @@ class ReplicaSet(list[Replica]):
         self.version += 1
         replica.listeners.remove(self)
 
-    def loaded(self, replica: Replica) -> None:
+    def load_grew(self, replica: Replica) -> None:
         self.outstanding_requests += 1
 
-    def lightened(self, replica: Replica) -> None:
+    def load_shrank(self, replica: Replica) -> None:
         self.outstanding_requests -= 1
         for ranking in self._rankings.values():
             ranking.note(replica)

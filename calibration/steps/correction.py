@@ -344,7 +344,9 @@ def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: F
             for index, name in enumerate(REGIMES)
             if (regime == index).any()
         },
-        domain={name: (float(np.min(of)), float(np.max(of))) for name, of in domain_amounts(sizes).items()},
+        domain={
+            name: (float(np.min(amounts)), float(np.max(amounts))) for name, amounts in domain_amounts(sizes).items()
+        },
         source=source,
     )
 

@@ -102,7 +102,7 @@ class StepTrust(NamedTuple):
     def worst_alone(self) -> StepTrust:
         """Return the trust in the most uncertain step alone."""
         at = [int(self.level.argmax())]
-        return self._replace(**{name: of[at] for name, of in self._asdict().items() if name != "names"})
+        return self._replace(**{name: values[at] for name, values in self._asdict().items() if name != "names"})
 
 
 def step_trust(cost: OperationCost, sizes: StepSizes) -> StepTrust:

@@ -234,6 +234,8 @@ def _clause(errors: Sequence[tuple[RunRow, float | None, float | None]]) -> str:
         else:
             within.append((name, shown_percent(floor_pct)))
     if within:
-        names, noise = (" and ".join(filter(None, (", ".join(of[:-1]), of[-1]))) for of in zip(*within, strict=True))
+        names, noise = (
+            " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) for texts in zip(*within, strict=True)
+        )
         parts.append(f"{names} within the noise of this machine ({noise})")
     return ", ".join(parts)

@@ -231,8 +231,8 @@ class ValidationReport(Document):
         if self.rungs.experts is not None:
             yield from map(Line, _balance(self.rungs.experts))
         if run is not None:
-            each = replay.requests // max(len(self.recordings.real), 1) if replay is not None else 0
-            yield self.figures(f"rung 3, the run{f' of {each} requests' if each else ''}")
+            requests = replay.requests // max(len(self.recordings.real), 1) if replay is not None else 0
+            yield self.figures(f"rung 3, the run{f' of {requests} requests' if requests else ''}")
             if self.weather_rows:
                 yield Line("same: the simulator knows how slow the machine was. blind: it does not", "note")
             if run.covered is not None:

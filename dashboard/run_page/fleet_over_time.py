@@ -40,12 +40,14 @@ class FleetOverTime(NamedTuple):
         )
 
 
-def live_replicas(lives: ReplicaLives, otherwise: int) -> Series:
+def live_replicas(replica_lives: ReplicaLives, otherwise: int) -> Series:
     """Return the number of live replicas over time; always `otherwise` if replicas' lifetimes are not recorded."""
-    if not lives:
+    if not replica_lives:
         return np.zeros(1), np.array([otherwise])
-    ready = np.array(sorted(life["ready_ns"] for life in lives if life["ready_ns"] is not None))
-    ended = np.array(sorted(life["ended_ns"] for life in lives if None not in (life["ready_ns"], life["ended_ns"])))
+    ready = np.array(sorted(life["ready_ns"] for life in replica_lives if life["ready_ns"] is not None))
+    ended = np.array(
+        sorted(life["ended_ns"] for life in replica_lives if None not in (life["ready_ns"], life["ended_ns"]))
+    )
     times = np.union1d(ready, ended)
     return times, np.searchsorted(ready, times, side="right") - np.searchsorted(ended, times, side="right")
 

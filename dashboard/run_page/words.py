@@ -28,10 +28,10 @@ def trust(diagnosis: DiagnosisDocument) -> Trust:
         level, reason = noted.level, noted.reason
     if diagnosis.twin_error is None:
         return Trust(level, reason)
-    of = "share of lost requests" if diagnosis.sheds else "p99"
+    figure = "share of lost requests" if diagnosis.sheds else "p99"
     return Trust(
         level,
-        f"{reason}; the simulated {of} differs from the recorded one by {shown_change(100 * diagnosis.twin_error)}",
+        f"{reason}; the simulated {figure} differs from the recorded one by {shown_change(100 * diagnosis.twin_error)}",
     )
 
 

@@ -132,7 +132,7 @@ def show_published(to: Sheet, external: External, column: Column) -> None:
     plot = errors_by_source(shown, column)
     to.figure(plot, "external", "Published engines, predicted", trust(shown), _PUBLISHED)
     forms = dict.fromkeys(("TTFT", "TPOT", "E2E", "in 90 % band"), PERCENT)
-    to.table(Table.of([source_row(case, column) for case in external.cases], forms))
+    to.table(Table.from_rows([source_row(case, column) for case in external.cases], forms))
     to.text(
         f"TTFT, TPOT and E2E are median absolute errors of {column} predictions. Made by `tokentwin validate "
         f"external`, {when(external.created) or 'undated'}.",

@@ -97,14 +97,14 @@ class External(Result):
         return self.model_copy(update={"cases": cases}) if cases else None
 
 
-def covered(of: External | Source) -> int:
+def covered(runs: External | Source) -> int:
     """Return the number of figures that lie in their 90 % interval."""
-    return sum(row.covered for row in of.rows)
+    return sum(row.covered for row in runs.rows)
 
 
-def median_error_pct(of: External | Source, family: str, column: Column = "blind") -> float | None:
+def median_error_pct(runs: External | Source, family: str, column: Column = "blind") -> float | None:
     """Return the median absolute error of the figures that begin with `family`."""
-    rows = of.rows
+    rows = runs.rows
     errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
     known = [abs(error) for error in errors if error is not None]
     return median(known) if known else None

@@ -116,9 +116,9 @@ def _others(external: External | None) -> Rung:
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 
 
-def _medians(of: External | Source) -> dict[str, float]:
+def _medians(runs: External | Source) -> dict[str, float]:
     """Return the median absolute errors of blind predictions in percent, by latency."""
-    medians = {label: median_error_pct(of, family) for family, label in LATENCIES.items()}
+    medians = {label: median_error_pct(runs, family) for family, label in LATENCIES.items()}
     return {label: error for label, error in medians.items() if error is not None}
 
 
@@ -141,7 +141,7 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     if not shares:
         return Rung(title, detail="The report has no bands; run tokentwin validate again.")
     inside, count, _ = shares[0]
-    parts = ", ".join(f"{shown_share(inside / count)} {of}" for inside, count, of in shares)
+    parts = ", ".join(f"{shown_share(inside / count)} {figures}" for inside, count, figures in shares)
     why = f"The bands contain {parts}.{_noisy(rows)}"
     rung = Rung(title, f"**{inside} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, rung) if banded or same else rung

@@ -87,7 +87,7 @@ def main() -> None:
     steps = [report.rungs.step for report in reports if report.rungs.step is not None]
     for name in ("prefill", "decode", "mixed"):
         blind_pct, same_pct = (
-            median(of[name].median_error_pct or 0.0 for of in errors if name in of)
+            median(step[name].median_error_pct or 0.0 for step in errors if name in step)
             for errors in ([step.regimes for step in steps], [step.same_weather for step in steps])
         )
         print(f"{name:8} step, median error: blind {blind_pct:5.1f} %, in the same weather {same_pct:5.1f} %")

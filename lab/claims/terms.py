@@ -46,7 +46,7 @@ def terms_of(experiment: Experiment, front_door: FrontDoor | None = None) -> tup
     inside = [
         Term(name=name, ms=ns / count / 1e6, source=source, level=level) for name, ns, source, level in terms if ns > 0
     ]
-    prompt, output = (float(np.mean(numbers(sink.requests, f"{of}_tokens"))) for of in ("prompt", "output"))
+    prompt, output = (float(np.mean(numbers(sink.requests, f"{part}_tokens"))) for part in ("prompt", "output"))
     outside = _served(known, learnt) if front_door is None else _measured(front_door, prompt, output)
     return (*inside, *outside)
 

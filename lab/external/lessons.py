@@ -158,9 +158,9 @@ class _Priced:
         deployment, sizes = lesson.deployment, steps.sizes
         kinds = len(steps.dense)
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
-        for count, of, as_run_by, dense, sizes_of_pass in _passes(deployment, steps):
+        for count, model, as_run_by, dense, sizes_of_pass in _passes(deployment, steps):
             for run, taken in (dense, False), (sizes_of_pass, True):
-                for part, ns in step_parts(of, as_run_by, times, run, factors).items():
+                for part, ns in step_parts(model, as_run_by, times, run, factors).items():
                     if part in PARTS and (part in _ATTENTION) == taken:
                         gpu_ns[:, PLACE[PARTS[part]]] += count * ns
         rows = np.asarray(sizes.decode_rows + sizes.prefill_rows)

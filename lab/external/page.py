@@ -160,7 +160,9 @@ def _by_run(result: CaseResult) -> Iterator[str]:
         cell = (shown_number(row.measured), blind if row.covered else f"**{blind}**", *anchored)
         rows.setdefault(row.run, {})[row.figure] = ", ".join(cell)
     figures = list(dict.fromkeys(row.figure for row in result.rows))
-    yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in rows.items()))
+    yield markdown_table(
+        ("run", *figures), ([run, *map(cells.get, figures, repeat(""))] for run, cells in rows.items())
+    )
 
 
 def _summed_up(result: CaseResult) -> Iterator[str]:

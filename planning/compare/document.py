@@ -383,10 +383,12 @@ def _with_units(table: pa.Table) -> pa.Table:
 def shown_ranking(ranked: Sequence[Ranked]) -> Table:
     """Return a table that says for each row whether the engine agrees with the simulator."""
     columns = (*_OF, Column("simulated", FIGURE), Column("real", FIGURE), Column("outcome"))
-    changes = ([change_of(row.metric, of) for of in (row.simulated_percent, row.real_percent)] for row in ranked)
+    changes = (
+        [change_of(row.metric, percent) for percent in (row.simulated_percent, row.real_percent)] for row in ranked
+    )
     return Table(
         columns,
-        [(axis_of(row.metric), row.stat, *of, row.outcome) for row, of in zip(ranked, changes, strict=True)],
+        [(axis_of(row.metric), row.stat, *pair, row.outcome) for row, pair in zip(ranked, changes, strict=True)],
     )
 
 

@@ -136,9 +136,9 @@ class EngineFleet:
             shares = [ran.launching_share for ran in routed.ran if ran.launching_share is not None]
             if shares:
                 notes["launching_share"] = sum(shares) / len(shares)
-            lives = [self._life(number) for number in range(self.replicas)]
+            replica_lives = [self._life(number) for number in range(self.replicas)]
             routed.texts.keep_sent(writer)
-            writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes), replica_lives=lives)
+            writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes), replica_lives=replica_lives)
         except BaseException:
             writer.discard()
             raise

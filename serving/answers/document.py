@@ -36,7 +36,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.12g}")
     if isinstance(value, dict):
-        return {name: _rounded(of) for name, of in value.items()}
+        return {name: _rounded(part) for name, part in value.items()}
     return tuple(map(_rounded, value)) if type(value) is tuple else value
 
 

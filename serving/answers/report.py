@@ -102,7 +102,7 @@ class Table:
     sentences: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], forms: Mapping[str, Form] | None = None) -> Table:
+    def from_rows(cls, rows: Sequence[Mapping[str, Any]], forms: Mapping[str, Form] | None = None) -> Table:
         """Return rows as a table; a column without a form in `forms` holds text or plain numbers."""
         names = list(dict.fromkeys(name for row in rows for name in row))
         cells = [[row.get(name) for name in names] for row in rows]

@@ -59,8 +59,10 @@ def _grid(table: Table, width: int) -> Grid:
     """Return a table in which no figure is cut; spare columns are left out if there is no room for them."""
     texts = table.texts()
     cells = [[column.name, *(row[at] for row in texts)] for at, column in enumerate(table.columns)]
-    longest = [max(len(line) for cell in of for line in cell.split("\n")) for of in cells]
-    least = [min(size, _least(column, of)) for column, size, of in zip(table.columns, longest, cells, strict=True)]
+    longest = [max(len(line) for cell in column for line in cell.split("\n")) for column in cells]
+    least = [
+        min(size, _least(column, texts)) for column, size, texts in zip(table.columns, longest, cells, strict=True)
+    ]
     kept = list(range(len(table.columns)))
     for spare in sorted({column.spare for column in table.columns} - {0}, reverse=True):
         if sum(least[at] + 2 for at in kept) - 2 > width:

@@ -44,8 +44,8 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     chance = Random(f"{family} {seed}")
     overlapped = chance.random() < 0.5 if family != "plain loop" else False
     overlapped = overlapped or family == "overlapped loop"
-    found = random_recording(chance, "priority" if family == "priorities" else "fcfs", overlapped, sharing=True)
-    config = found["config"]
+    recording = random_recording(chance, "priority" if family == "priorities" else "fcfs", overlapped, sharing=True)
+    config = recording["config"]
     config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], config["max_num_seqs"])
     config["long_prefill_token_threshold"] = chance.choice([1, 4, 9]) if family == "long-prefill threshold" else 0
     config["watermark"] = chance.choice([0.1, 0.5]) if family == "watermark" else 0.0
@@ -63,9 +63,9 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     if family == "rarer settings":
         config["long_prefill_token_threshold"] = chance.choice([0, 4, 9])
         config["vllm"] = rarer_settings(config, chance)
-        for request in found["requests"]:
+        for request in recording["requests"]:
             request["skip_cache"] = chance.random() < 0.2
-    return {"name": f"{family} {seed}", **found}
+    return {"name": f"{family} {seed}", **recording}
 
 
 def random_recording(chance: Random, policy: str, overlapped: bool, sharing: bool) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class LiveConformance:
         return all(family.identical == len(family.decided) for family in self.families)
 
 
-def conform_live(found: LiveVllm, scenarios: int, seed: int = 0, policy: str = "vllm") -> LiveConformance:
+def conform_live(vllm: LiveVllm, scenarios: int, seed: int = 0, policy: str = "vllm") -> LiveConformance:
     """Compare `scenarios` scenarios of each family, from seed `seed` on. Raises UserError if vLLM cannot be run."""
     with tempfile.TemporaryDirectory() as folder:
         paths = {
@@ -260,25 +260,25 @@ def conform_live(found: LiveVllm, scenarios: int, seed: int = 0, policy: str = "
                 path.write_text(json.dumps(scenario(family, seed + number)))
         every = [str(path) for of_family in paths.values() for path in of_family]
         done = subprocess.run(
-            found.command("-P", str(_PROGRAM), *every),
-            env=found.environment,
+            vllm.command("-P", str(_PROGRAM), *every),
+            env=vllm.environment,
             cwd=folder,
             capture_output=True,
             text=True,
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-            raise UserError("live", str(found.folder or found.python), f"vLLM cannot be run there: {last}")
-        version = _told(paths[FAMILIES[0]][0])["vllm"]
+            raise UserError("live", str(vllm.folder or vllm.python), f"vLLM cannot be run there: {last}")
+        version = _answer(paths[FAMILIES[0]][0])["vllm"]
         results = [_family(family, of_family, policy, version) for family, of_family in paths.items()]
         return LiveConformance(version, results)
 
 
-def _told(path: str | Path) -> dict[str, Any]:
-    """Read what vLLM wrote about the scenario at `path`."""
-    told = parse_json(read_head(_recording(Path(path)), _LARGEST_BYTES, "recording"))
-    assert isinstance(told, dict)
-    return told
+def _answer(path: str | Path) -> dict[str, Any]:
+    """Return what vLLM answered about the scenario at `path`."""
+    answer = parse_json(read_head(_recording(Path(path)), _LARGEST_BYTES, "recording"))
+    assert isinstance(answer, dict)
+    return answer
 
 
 def _recording(path: Path) -> Path:
@@ -288,14 +288,14 @@ def _recording(path: Path) -> Path:
 def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> FamilyResult:
     lacks, stuck, decided = [], [], []
     for path in paths:
-        told = _told(path)
-        if "lacks" in told:
-            lacks.append(told["lacks"])
-        elif "stuck" in told:
-            stuck.append(told["stuck"])
+        answer = _answer(path)
+        if "lacks" in answer:
+            lacks.append(answer["lacks"])
+        elif "stuck" in answer:
+            stuck.append(answer["stuck"])
         else:
-            told["config"] |= release_settings(version)
-            _recording(path).write_bytes(gzip.compress(json.dumps(told).encode()))
+            answer["config"] |= release_settings(version)
+            _recording(path).write_bytes(gzip.compress(json.dumps(answer).encode()))
             decided.append(conform(_recording(path), policy))
     return FamilyResult(family, decided, lacks, stuck)
 

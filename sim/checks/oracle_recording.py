@@ -61,11 +61,11 @@ class RecordedConnector:
         self._outside = outside
         self._failed: set[int] = set()
 
-    def matched(self, request: Request, found: int) -> int:
+    def matched(self, request: Request, cached_tokens: int) -> int:
         if request.id in self._failed:
             return 0
         most = request.known if self._outside.whole else request.known - 1
-        return max(min(self._outside.tokens[request.id], most) - found, 0)
+        return max(min(self._outside.tokens[request.id], most) - cached_tokens, 0)
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         if not self.synchronous:

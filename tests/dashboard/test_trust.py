@@ -293,8 +293,8 @@ def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
     monkeypatch.setattr("dashboard.trust_page.domain._MOST_JUDGED", 50)
     run = Recording.load(on_a_gpu / "run")
     maps = domain(run, Source(None, "H100"))
-    assert (maps.steps, maps.of) == (50, run.steps.num_rows)
-    assert f"none of 50 (of {maps.of:,}) steps lies outside" in maps.trust.reason
+    assert (maps.steps, maps.all_steps) == (50, run.steps.num_rows)
+    assert f"none of 50 (of {maps.all_steps:,}) steps lies outside" in maps.trust.reason
 
 
 def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):

@@ -51,7 +51,7 @@ def test_the_least_loaded_is_what_looking_at_all_would_find(events):
             replica = busy[pick % len(busy)]
             replica.outstanding_requests -= 1
             for listener in replica.listeners:
-                listener.lightened(replica)
+                listener.load_shrank(replica)
         elif event == "join":
             made.append(Loaded(len(made)))
             members.join(made[-1])

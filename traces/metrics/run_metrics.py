@@ -79,7 +79,7 @@ class RunMetrics:
         self._datasets: Datasets = requests if isinstance(requests, Recording) else MemoryTables(**tables)
         self._run = dict(run or {})
         self._steps = StepMetrics(self._datasets, self._run.get("num_blocks"), work)
-        self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
+        self._replica_lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
         self._duration_ns = int(self._run.get("duration_ns") or 0)
         self._gpus = gpus
         self.slo = check_slo(slo or {})
@@ -262,8 +262,8 @@ class RunMetrics:
             "pipeline_bubble": self._steps.pipeline_bubble(),
             "mfu": self._used("mfu"),
             "mbu": self._used("mbu"),
-            "live_replicas": self._replicas if self._lives else None,
-            "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
+            "live_replicas": self._replicas if self._replica_lives else None,
+            "gpu_hours": gpu_hours(self._replica_lives, self._duration_ns) if self._replica_lives else None,
             "cost_usd": self._cost_usd,
             "usd_per_hour": usd_per_hour,
             **{f"usd_per_mtok_{kind}": over(usd_per_hour, rate and rate * 3600 / 1e6) for kind, rate in rates.items()},
@@ -394,13 +394,15 @@ class RunMetrics:
     @cached_property
     def _cost_usd(self) -> float | None:
         prices = self._run.get("usd_per_gpu_hour")
-        return cost_usd(self._lives, self._duration_ns, dict(prices)) if self._lives and prices else None
+        return (
+            cost_usd(self._replica_lives, self._duration_ns, dict(prices)) if self._replica_lives and prices else None
+        )
 
     @cached_property
     def _replicas(self) -> float:
         """The number of replicas; the mean over the run if their start and end times are recorded."""
-        if self._lives and self._duration_ns:
-            return serving_ns(self._lives, self._duration_ns) / self._duration_ns
+        if self._replica_lives and self._duration_ns:
+            return serving_ns(self._replica_lives, self._duration_ns) / self._duration_ns
         return float(self._run.get("replicas") or 1)
 
 
@@ -456,42 +458,46 @@ def _token_time(columns: Floats, config: SchedulerConfig) -> tuple[float, float]
 ReplicaLives = Sequence[Mapping[str, Any]]
 
 
-def gpu_hours(lives: ReplicaLives, duration_ns: int) -> float:
+def gpu_hours(replica_lives: ReplicaLives, duration_ns: int) -> float:
     """Return the GPU hours that all replicas were paid for until the end of the run."""
-    return sum(_ns_to_end(life, duration_ns, life["started_ns"]) * life["gpus"] for life in lives) / 3.6e12
+    return sum(_ns_to_end(life, duration_ns, life["started_ns"]) * life["gpus"] for life in replica_lives) / 3.6e12
 
 
-def cost_usd(lives: ReplicaLives, duration_ns: int, usd_per_gpu_hour: Mapping[str, float | None]) -> float | None:
-    """Return the cost in dollars of the GPU hours of `lives`, at the prices of their pools.
+def cost_usd(
+    replica_lives: ReplicaLives, duration_ns: int, usd_per_gpu_hour: Mapping[str, float | None]
+) -> float | None:
+    """Return the cost in dollars of the GPU hours of `replica_lives`, at the prices of their pools.
 
     The result is None if a pool with a replica has no price.
     """
     usd = 0.0
-    for pool in dict.fromkeys(life["pool"] for life in lives):
+    for pool in dict.fromkeys(life["pool"] for life in replica_lives):
         price = usd_per_gpu_hour.get(pool)
         if price is None:
             return None
-        usd += price * gpu_hours([life for life in lives if life["pool"] == pool], duration_ns)
+        usd += price * gpu_hours([life for life in replica_lives if life["pool"] == pool], duration_ns)
     return usd
 
 
-def serving_ns(lives: ReplicaLives, duration_ns: int) -> int:
+def serving_ns(replica_lives: ReplicaLives, duration_ns: int) -> int:
     """Return the nanoseconds during which replicas were ready, summed over the replicas."""
-    return sum(_ns_to_end(life, duration_ns, life["ready_ns"]) for life in lives if life["ready_ns"] is not None)
+    return sum(
+        _ns_to_end(life, duration_ns, life["ready_ns"]) for life in replica_lives if life["ready_ns"] is not None
+    )
 
 
-def unserved_ns(lives: ReplicaLives, duration_ns: int) -> int:
-    """Return the nanoseconds without a ready replica after the first one was ready; `lives` is for one pool."""
-    timeline = [change for change in replica_counts(lives) if change["time_ns"] < duration_ns]
+def unserved_ns(replica_lives: ReplicaLives, duration_ns: int) -> int:
+    """Return the nanoseconds without a ready replica after the first one was ready; `replica_lives` is for one pool."""
+    timeline = [change for change in replica_counts(replica_lives) if change["time_ns"] < duration_ns]
     began = next((at for at, change in enumerate(timeline) if change["ready"]), len(timeline))
     times = [*(change["time_ns"] for change in timeline), duration_ns]
     return sum(times[at + 1] - times[at] for at in range(began, len(timeline)) if not timeline[at]["ready"])
 
 
-def replica_counts(lives: ReplicaLives) -> list[dict[str, Any]]:
+def replica_counts(replica_lives: ReplicaLives) -> list[dict[str, Any]]:
     """Return a row for each change: `time_ns`, `pool`, and the pool's new numbers of `paid` and `ready` replicas."""
     changes: dict[tuple[int, str], list[int]] = {}
-    for life in lives:
+    for life in replica_lives:
         for name, paid, ready in (("started_ns", 1, 0), ("ready_ns", 0, 1)):
             if life[name] is not None:
                 _change(changes, life[name], life["pool"], paid, ready)
