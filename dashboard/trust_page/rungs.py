@@ -79,7 +79,7 @@ def _runs(report: ValidationReport | None) -> Rung:
     if not rows:
         return Rung(title)
     noisy, quiet = _noisy(rows), [row for row in rows if not row.noisy]
-    same = [row for row in report.weather_rows if row.within_floor is not None] if report else []
+    same = [row for row in report.known_speed_rows if row.within_floor is not None] if report else []
     if not quiet and not same:
         return _tells_nothing(title, noisy)
     inside = _within_noise(quiet)
@@ -131,7 +131,7 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     rows = _rows(report)
     banded = [row.covered for row in rows if row.covered is not None]
     shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
-    same = [row.covered for row in report.weather_rows if row.covered is not None] if report else []
+    same = [row.covered for row in report.known_speed_rows if row.covered is not None] if report else []
     if same:
         shares.append((sum(same), len(same), "of its figures with the machine's speed known"))
     if external and external.rows:

@@ -12,8 +12,8 @@ from serving.answers.figures import shown_change, shown_percent, shown_share
 
 CANARY = "A canary step is a fixed step that is timed now and then, and whose time should never change. "
 FLOOR = "The floor, or noise, is the difference between repeats of the same real run."
-IN_WEATHER = "Error with the machine's speed known"
-ERRORS_IN_WEATHER = (
+AT_KNOWN_SPEED = "Error with the machine's speed known"
+ERRORS_AT_KNOWN_SPEED = (
     "The simulator knows how slow the machine was at each moment of the real run, and nothing else about that run. The "
     "remaining error is its own. The orange band is the noise floor."
 )
@@ -32,7 +32,7 @@ def disturbance(report: ValidationReport) -> str:
 
 def blind_title(report: ValidationReport) -> str:
     """Return the title of the figure of blind errors, which may be the only one."""
-    return "Error of the blind prediction" if report.weather_rows else "Error against the noise floor"
+    return "Error of the blind prediction" if report.known_speed_rows else "Error against the noise floor"
 
 
 def made_of(report: ValidationReport) -> str:

@@ -293,22 +293,22 @@ class ComparisonDocument(Compared, Document):
     def shown_errors(self) -> Table:
         """Return simulated and real numbers of both sides."""
         errors = self.errors()
-        weather = any(row.weather_error is not None for row in errors)
+        known = any(row.weather_error is not None for row in errors)
         columns = [
             *_OF,
             Column("side"),
             Column("simulated", NUMBER),
             Column("real", NUMBER),
             Column("error", FIGURE, "Error of the simulated value in percent of the real one; for a share in points."),
-            *((Column("in its\nweather", NUMBER), Column("error\nin it", FIGURE)) if weather else ()),
+            *((Column("speed\nknown", NUMBER), Column("its\nerror", FIGURE)) if known else ()),
         ]
         rows = []
         for row in errors:
-            same = (row.weather_simulated, change_of(row.metric, row.weather_error)) if weather else ()
+            same = (row.weather_simulated, change_of(row.metric, row.weather_error)) if known else ()
             error = change_of(row.metric, row.error)
             rows.append((axis_of(row.metric), row.stat, row.side, row.simulated, row.real, error, *same))
-        note = " (in its weather: the simulator knows how slow the machine was, and nothing else about the real run)"
-        return Table(columns, rows, f"simulated against real{note if weather else ''}")
+        note = " (speed known: the simulator knows how slow the machine was, and nothing else about the real run)"
+        return Table(columns, rows, f"simulated against real{note if known else ''}")
 
     @property
     def largest_error(self) -> Line | None:
@@ -341,7 +341,7 @@ def simulated_errors(
         key = row.metric, row.stat
         for side in "ab" if key in blind else "":
             value, predicted = getattr(row, side), getattr(blind[key], side)
-            in_weather = getattr(same.get(key), side, None)
+            known_speed = getattr(same.get(key), side, None)
             errors.append(
                 SimulatedError(
                     metric=row.metric,
@@ -350,8 +350,8 @@ def simulated_errors(
                     simulated=predicted,
                     real=value,
                     error=_error(row.metric, predicted, value),
-                    weather_simulated=in_weather,
-                    weather_error=_error(row.metric, in_weather, value),
+                    weather_simulated=known_speed,
+                    weather_error=_error(row.metric, known_speed, value),
                 )
             )
     return errors

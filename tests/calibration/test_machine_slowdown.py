@@ -1,4 +1,4 @@
-"""Slowdowns of the machine ("weather"): planted ones are found, never from the step to predict, and used."""
+"""Slowdowns of the machine: planted ones are found, never from the step to predict, and used."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import fit
+from calibration.steps.machine_slowdown import MachineSlowdown
 from calibration.steps.step_cost import Calibration
-from calibration.steps.weather import Weather
-from calibration.validation import same_weather
+from calibration.validation import known_speed
 from calibration.validation.covalidation import covalidate
 from calibration.validation.report import ValidationReport
 from serving.step_plan import StepPlan
@@ -25,7 +25,7 @@ from traces.synth import parse_spec, synthesise
 EXPONENT, SPEED = 0.7, 2.0
 
 
-class InWeather(KnownCost):
+class SlowedCost(KnownCost):
     """Known prices on a machine whose speed changes, and where other processes run now and then."""
 
     def __init__(self, seed: int) -> None:
@@ -43,7 +43,7 @@ class InWeather(KnownCost):
 
 def recorded(path: Path, workload: object, seed: int, shuffled: bool = False) -> Path:
     """Record a "real" run with its own slowdowns; `shuffled` permutes the recorded CPU times of its steps."""
-    cost = InWeather(seed)
+    cost = SlowedCost(seed)
     record(path, workload, cost)  # type: ignore[arg-type]
     steps = pq.read_table(path / "steps.parquet")
     speed, taken = np.array(cost.speeds[: steps.num_rows]).T
@@ -73,14 +73,14 @@ def validated(folder: Path, calibration: Calibration, shuffled: bool = False) ->
     return covalidate(real, calibration, folder / "report", "")
 
 
-def test_planted_weather_is_found(calibration: Calibration) -> None:
+def test_a_planted_slowdown_is_found(calibration: Calibration) -> None:
     assert calibration.weather is not None
     assert calibration.weather.exponent == pytest.approx(EXPONENT, abs=0.11)
     assert calibration.weather.speed == pytest.approx(SPEED, rel=0.2)
     assert 1.7 < calibration.weather.taken < 2.3
 
 
-def test_in_the_same_weather_the_twin_is_right_where_blind_it_cannot_be(tmp_path, calibration):
+def test_with_the_speed_known_the_twin_is_right_where_blind_it_cannot_be(tmp_path, calibration):
     report = validated(tmp_path, calibration)
     medians = [row for row in report.rows if row.stat == "p50"]
     assert max(abs(row.error_pct or 0) for row in medians) > 5
@@ -88,41 +88,41 @@ def test_in_the_same_weather_the_twin_is_right_where_blind_it_cannot_be(tmp_path
     assert report.rungs.step is not None
     for name, regime in report.rungs.step.same_weather.items():
         assert (regime.median_error_pct or 100) < 3, name
-    assert report.verdict.startswith("blind ") and "; in the same weather " in report.verdict
+    assert report.verdict.startswith("blind ") and "; with the machine's speed known " in report.verdict
     assert report.rungs.run is not None and (report.rungs.run.weather_covered or 0) >= 0.8
     assert not report.disturbed and "others took" in report.disturbance
 
 
 def test_shuffled_step_times_are_not_explained_away(tmp_path, calibration, monkeypatch):
     """It would pass if the second verdict knew what each step took. Its bands are of no interest."""
-    monkeypatch.setattr(same_weather, "_DRAWS", 5)
+    monkeypatch.setattr(known_speed, "_DRAWS", 5)
     report = validated(tmp_path, calibration, shuffled=True)
     assert report.rungs.step is not None
     assert (report.rungs.step.same_weather["decode"].median_error_pct or 0) > 10
 
 
 @given(st.integers(0, 39), st.floats(0.1, 10))
-def test_a_step_says_nothing_of_its_own_weather(at: int, factor: float) -> None:
+def test_a_step_says_nothing_of_its_own_slowdown(at: int, factor: float) -> None:
     rng = np.random.default_rng(3)
     steps = MeasuredSteps.__new__(MeasuredSteps)
     steps.step_ns, steps.own_ns = rng.uniform(2e6, 3e6, 40), rng.uniform(1e6, 2e6, 40)
     steps.speed, steps.recording = rng.uniform(0.5, 1, 40), np.repeat([0, 1], 20)
-    weather = Weather(1.5, 0.8, 0.7)
-    before = weather.slowdown(steps)
+    machine = MachineSlowdown(1.5, 0.8, 0.7)
+    before = machine.slowdown(steps)
     steps.step_ns[at] *= factor
     steps.own_ns[at] /= factor
-    after = weather.slowdown(steps)
+    after = machine.slowdown(steps)
     assert after[at] == pytest.approx(before[at], rel=1e-9)
 
 
 def test_draws_are_as_far_apart_as_the_interval_and_the_misses_say() -> None:
     rng, misses = np.random.default_rng(0), np.random.default_rng(1).normal(0, 0.2, 500)
-    weather = Weather(1.5, 0.8, 0.7, (0.9, 1 / 0.9), tuple(misses))
-    draws = np.log([weather.drawn(np.ones(200), rng) for _ in range(2000)])
+    machine = MachineSlowdown(1.5, 0.8, 0.7, (0.9, 1 / 0.9), tuple(misses))
+    draws = np.log([machine.drawn(np.ones(200), rng) for _ in range(2000)])
     assert np.std(draws) == pytest.approx(np.hypot(0.2, np.log(1 / 0.9) / 1.645), rel=0.1)
     assert np.mean(np.abs(draws.mean(axis=1)) < np.log(1 / 0.9)) == pytest.approx(0.9, abs=0.04)
 
 
-def test_a_calibration_in_weather_is_loaded_as_it_was_saved(tmp_path: Path, calibration: Calibration) -> None:
+def test_a_calibration_with_a_slowdown_is_loaded_as_it_was_saved(tmp_path: Path, calibration: Calibration) -> None:
     calibration.save(tmp_path)
     assert Calibration.load(tmp_path).weather == calibration.weather

@@ -1,8 +1,8 @@
-"""The weather of a machine: slowdowns of an engine that have causes outside of it and cannot be predicted.
+"""The slowdown of a machine: an engine is slower for causes outside of it, which cannot be predicted.
 
 There are two kinds. Other processes take the CPU: their share is the wall time that is not CPU time of the engine's
 thread. And the CPU time itself is longer if memory, caches or clocks are slower, which the recorded `speed` shows. The
-weather of a step does not depend on the step's own duration: the share of other processes comes from the neighbouring
+slowdown at a step does not depend on the step's own duration: the share of other processes comes from the neighbouring
 steps, and the speed is measured before and after the step.
 """
 
@@ -21,16 +21,16 @@ _NEIGHBOURS = 5  # number of steps on each side from which the share of other pr
 
 
 @dataclass(frozen=True)
-class Weather:
-    """The weather of the calibration, which its prices include.
+class MachineSlowdown:
+    """The slowdown of the machine during a calibration, which its prices include.
 
     Attributes:
         taken: ratio of wall time to CPU time of the steps
         speed: median recorded speed
         exponent: the CPU time of a step is proportional to (`speed` / speed of the step) ** `exponent`
-        interval: factors of the predicted time between which 90 % of runs lie if their weather is known
-        misses: log ratio of measured to predicted time of each measured step in order, with its weather known; the
-            error of a single step that the weather around it does not explain
+        interval: factors of the predicted time between which 90 % of runs lie if the machine's speed is known
+        misses: log ratio of measured to predicted time of each measured step in order, with the machine's speed known;
+            the error of a single step that the slowdown around it does not explain
     """
 
     taken: float
@@ -59,7 +59,7 @@ class Weather:
         return np.round(taken / self.taken * self.slowness(steps), 6)
 
     def drawn(self, slowdown: Floats, rng: np.random.Generator) -> Floats:
-        """Draw a random variation of `slowdown` `[steps]` from the errors of predictions with known weather.
+        """Draw a random variation of `slowdown` `[steps]` from the errors of predictions with the speed known.
 
         All steps are multiplied by one factor drawn from the interval, and each step by a factor of `misses`. The
         latter are drawn in stretches, because neighbours are alike (moving-block bootstrap, Künsch 1989).
@@ -72,7 +72,7 @@ class Weather:
         return np.round(slowdown * np.exp(spread * rng.standard_normal() + misses[places]), 6)
 
     def clause(self, steps: MeasuredSteps) -> str:
-        """Return a clause that describes the weather of `steps`."""
+        """Return a clause that describes the slowdown of `steps`."""
         others = 1 - steps.own_ns.sum() / steps.step_ns.sum()
         low, high = np.percentile(steps.speed, (5, 95))
         return (
