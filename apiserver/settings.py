@@ -11,7 +11,7 @@ from apiserver.kv_cache_events.block_hash import DEFAULT_SEED, Algorithm
 from planning.request import Request, TimedBy
 from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
-from traces.lengths import Lengths
+from traces.distributions import Lengths
 
 _OF_A_TWIN = ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica", "kv_links")
 _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"

@@ -18,9 +18,9 @@ from calibration.trust import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNK
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, verbatim
 from dashboard.url import go_to
+from serving.answers.figures import NOTHING
+from serving.answers.report import Table
 from serving.errors import UserError
-from serving.figures import NOTHING
-from serving.report import Table
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}

@@ -135,7 +135,7 @@ def _check_blocks(deployment: Deployment) -> None:
 
 
 def _on_gpu(gpu: str, learnt: ExternalCalibration | None, deployment: Deployment) -> Priced:
-    from calibration.steps.predict import (  # imports slowly: kernels are interpolated with scipy
+    from calibration.steps.external_calibration import (  # imports slowly: kernels are interpolated with scipy
         identity,
         predicted_cost,
     )

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from serving.answers.figures import shown_number
 from serving.errors import UserError
-from serving.figures import shown_number
 
 Direction = Literal["lower", "higher"]
 Tool = Literal["vllm", "aiperf", "guidellm", "prometheus"]

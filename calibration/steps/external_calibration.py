@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import blake2b
 from math import log, sqrt
 from pathlib import Path
@@ -19,20 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
-from calibration.kernels.times import KernelTimes
-from calibration.operations import StepSizes
+from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.collectives import COLLECTIVES
+from calibration.kernels.surfaces import bundled, bundled_names
+from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price, checked, read, save
-from calibration.steps.correction import ADDED, FACTORS, Correction
+from calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
 from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Evidence, Origin
 from calibration.steps.interval import REACH, Factors, StepInterval, factors_of, widened
+from calibration.steps.launches import PUBLISHED, LaunchCost
 from calibration.steps.operation_cost import HostTimes, OperationCost
-from calibration.steps.parts import step_parts, wider_types
 from calibration.steps.pipeline_cost import PipelineCost
 from serving.deployments.config import Deployment, parse
-from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import narrowest_dtype
+from serving.deployments.weight_types import check_heads, narrowest_dtype
 from serving.errors import UserError
 
 FILE = "engine.json"
@@ -244,3 +247,79 @@ def transferred(
         request_interval=here.request_interval,
         untaught=f"it was learnt as {differs}",
     )
+
+
+def predicted_cost(
+    gpu: str,
+    deployment: Deployment,
+    calibration: ExternalCalibration | None = None,
+    launches: LaunchCost = PUBLISHED,
+) -> OperationCost:
+    """Return the cost model of `deployment` on `gpu`, from `calibration` or else from the bundled evidence (blind).
+
+    If `launches` was measured, it replaces the launch cost. Raises UserError for an unknown GPU or model, for heads
+    that cannot be split over the devices, and for a calibration of another GPU or model.
+    """
+    model = find_model(deployment.model)
+    check_heads(model, deployment.tensor_parallel_size)
+    known = blind(gpu, deployment)
+    if calibration is not None:
+        then = calibration.learnt_as
+        same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
+        there = blind(gpu, then) if same else known
+        known = transferred(calibration, find_gpu(gpu), deployment, known, there)
+    if launches.ns is not None and launches is not PUBLISHED:
+        known = replace(known, host=replace(known.host, launches=launches))
+    return known.cost(model, deployment, kernels(gpu))
+
+
+def identity(gpu: str, calibration: ExternalCalibration | None = None) -> str:
+    """Return a hash of everything that a prediction depends on, as twelve hexadecimal digits.
+
+    It covers the calibration, the evidence, the kernel tables, and the datasheet of a user's own GPU.
+    """
+    digest = blake2b((calibration.id if calibration else "").encode() + _bundled_bytes(), digest_size=6)
+    spec = find_gpu(gpu)
+    if spec != gpus().get(spec.name):
+        digest.update(spec.model_dump_json().encode())
+    own = bundled(spec.name)
+    for path in [COLLECTIVES, *([own] if own.exists() else map(bundled, bundled_names()))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def kernels(gpu: str) -> KernelTimes:
+    """Return the kernel times of a GPU, given by its name or its file; they are read only once."""
+    return load_kernels(find_gpu(gpu))
+
+
+def blind(
+    gpu: str,
+    deployment: Deployment,
+    without: Callable[[Origin], bool] | None = None,
+    client: str = "",
+) -> ExternalCalibration:
+    """Return the calibration of `deployment` on `gpu` from measured runs of other engines.
+
+    Evidence from origins for which `without` returns True is left out.
+    """
+    model, spec = find_model(deployment.model), find_gpu(gpu)
+    known = bundled_evidence()
+    origin = Origin.from_deployment(model, spec, deployment, client=client)
+    left = known if without is None else known.without(without)
+    calibration = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
+    if spec.name in gpus():
+        return calibration
+    return replace(calibration, untaught=f"the catalogue lacks {spec.name}, so no measured run taught it")
+
+
+@cache
+def bundled_evidence() -> Evidence:
+    """Return the evidence that `lab.external.teaching` made."""
+    return Evidence.read(json.loads(_bundled_bytes()))
+
+
+@cache
+def _bundled_bytes() -> bytes:
+    return Path(__file__).with_name("blind.json").read_bytes()

@@ -18,9 +18,9 @@ from dashboard.calibration_page import charts, step_calibration
 from dashboard.palette import SERIES
 from dashboard.sheet import Fact
 from dashboard.url import choose, choose_many, in_url, pick, usual_first
+from serving.answers.figures import shown_share
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from serving.figures import shown_share
 
 _KERNELS, _ENGINES = "Kernel tables", "Engines"
 _TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}

@@ -22,8 +22,8 @@ from dashboard.shown import literal
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.words import of_steps
 from dashboard.url import choose
+from serving.answers.figures import shown_band, shown_change, shown_percent
 from serving.errors import UserError
-from serving.figures import shown_band, shown_change, shown_percent
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]

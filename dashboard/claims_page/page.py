@@ -22,8 +22,8 @@ from dashboard.shown import capitalised, literal
 from dashboard.url import amount, choose, go_to, in_url, usual_first
 from planning.checkout import lab_is_here
 from planning.claims.document import CheckedClaim, ClaimsDocument
+from planning.deployments import found_at, overridden
 from planning.jobs.job import Job
-from planning.settings import found_at, overridden
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError

@@ -10,7 +10,7 @@ from calibration.trust import EXTRAPOLATED, UNKNOWN
 from dashboard.palette import NEUTRAL, SERIES, dots, empty, finish, line, symbols
 from planning.plan.document import EngineCurve, RatePoint
 from planning.plan.frontier import Point
-from serving.figures import shown_number
+from serving.answers.figures import shown_number
 
 STAR = "the recommended fleet at the planned traffic"
 _HEIGHT = 440

@@ -28,7 +28,7 @@ from dashboard.planned import Planned, Ways, plans, strip
 from dashboard.shown import literal
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
-from serving.figures import shown_number, shown_share, shown_usd
+from serving.answers.figures import shown_number, shown_share, shown_usd
 
 
 @in_url

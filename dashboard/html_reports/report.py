@@ -46,9 +46,9 @@ from planning.exports.validation import Validation
 from planning.jobs.files import read_json
 from planning.jobs.job import finished
 from planning.plan.document import PlanDocument
-from planning.request_endings import RequestEndings
+from planning.run_report import RequestEndings
+from serving.answers.report import Column, Table
 from serving.errors import UserError
-from serving.report import Column, Table
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
@@ -178,11 +178,13 @@ def _sweep(to: Sheet, source: Sweep) -> str:
     shown = complete.select([*results.parameters, *metrics, "trust"]).slice(0, _ROWS)
     to.heading("Runs", None)
     to.text(f"The first {_ROWS:,} of {complete.num_rows:,}." if complete.num_rows > _ROWS else "", soft=True)
-    to.table(Table.of([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()]))
+    to.table(
+        Table.from_rows([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()])
+    )
     rows = results.runs.select(["status", *results.parameters, "error"]).to_pylist()
     if failed := [row for row in rows if row.pop("status") != "complete"]:
         to.heading("Runs that failed", None)
-        to.table(Table.of(failed[:_ROWS]))
+        to.table(Table.from_rows(failed[:_ROWS]))
     versions = [] if "version" not in results.runs.column_names else results.runs["version"].unique().to_pylist()
     varied = {results.paths[name]: results.values(name)[:_VALUES] for name in results.parameters}
     _again(to, ", ".join(filter(None, versions)), {"command": "tokentwin sweep FILE -o OUT"}, "Sweeps")

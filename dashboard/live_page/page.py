@@ -50,8 +50,8 @@ def show() -> None:
 
 @st.fragment(run_every=_EVERY_S)
 def _follow(server: Server) -> None:
-    of, history = st.session_state.get(_HISTORY, ("", None))
-    if of != server.url or history is None:
+    url, history = st.session_state.get(_HISTORY, ("", None))
+    if url != server.url or history is None:
         history = deque[Snapshot](maxlen=_MOST)
         st.session_state[_HISTORY] = server.url, history
     try:

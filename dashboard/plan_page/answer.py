@@ -13,8 +13,8 @@ from dashboard.plan_page import words
 from dashboard.sheet import Fact, Sheet, show
 from dashboard.shown import sentence
 from planning.plan.document import PlanDocument, Recommendation
+from serving.answers.report import Line
 from serving.metrics import METRICS, metric
-from serving.report import Line
 
 
 def figures(answer: PlanDocument) -> dict[str, go.Figure]:

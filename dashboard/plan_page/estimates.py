@@ -11,9 +11,9 @@ from dashboard.blocks import data_table
 from dashboard.shown import verbatim
 from planning.plan.candidates import Engine, RuledOut
 from planning.plan.document import ROOM_HELP
+from planning.plan.first_answer import MeanRequest, Roofline
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
-from planning.plan.roofline import MeanRequest, Roofline
 from planning.traffic import mean_rate
 from serving.deployments.gpu_spec import GpuSpec
 from serving.workload import Workload

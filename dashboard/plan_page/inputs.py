@@ -33,15 +33,15 @@ from dashboard.url import (
     text,
     usual_first,
 )
+from planning.deployments import named_values
 from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
-from planning.settings import named_values
 from planning.traffic import BUSIEST_S, WHOLE_S, Offered
+from serving.answers.figures import shown_number
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
-from serving.figures import shown_number
 from serving.scheduler import POLICIES
 from sim.router import ROUTERS
 

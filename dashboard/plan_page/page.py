@@ -39,14 +39,14 @@ from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, percent, traffic_in_words
-from planning.plan.headline import risk
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
+from planning.plan.sentences import risk
 from planning.progress import in_words
 from planning.traffic import Offered
+from serving.answers.figures import counted, shown_share, shown_usd
 from serving.errors import UserError
-from serving.figures import counted, shown_share, shown_usd
 
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _FEW = 2000  # maximum number of requests read for an estimate

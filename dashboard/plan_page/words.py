@@ -12,10 +12,10 @@ from dashboard.shown import prose
 from dashboard.uploads import trace_name
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
+from serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
+from serving.answers.report import Column, Table
 from serving.deployments.model_catalogue import spec_from_hf_config
 from serving.errors import UserError
-from serving.figures import counted, shown_band, shown_number, shown_share, shown_usd
-from serving.report import Column, Table
 
 EXAMPLE = "example"  # the bundled plan, in a link
 LOOKED_AT = "plan_looked_at"  # key of a tab's state: the plan whose answer its Plan page showed last

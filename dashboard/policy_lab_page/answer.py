@@ -12,8 +12,8 @@ from dashboard.sheet import Sheet, show
 from dashboard.shown import sentence
 from dashboard.trust_page.words import CANARY
 from planning.compare.document import ComparisonDocument, ranking_verdict
+from serving.answers.report import FIGURE, Column, Line, Table
 from serving.metrics import metric
-from serving.report import FIGURE, Column, Line, Table
 
 
 def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:

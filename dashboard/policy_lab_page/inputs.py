@@ -17,10 +17,10 @@ from dashboard.shapes import mixes
 from dashboard.shown import literal
 from dashboard.url import amount, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
+from planning.deployments import named_value
 from planning.plan.document import Recommendation
 from planning.plan.request import PlanRequest
 from planning.request import Timing
-from planning.settings import named_value
 from planning.traffic import Offered
 from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus

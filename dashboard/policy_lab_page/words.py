@@ -9,7 +9,7 @@ from calibration.trust import Trust, noted_trust, weakest
 from dashboard.policy_lab_page.charts import label
 from planning.compare.comparison import ranking as rank
 from planning.compare.document import Compared, ComparisonDocument, Row, Side
-from serving.figures import counted, shown_change
+from serving.answers.figures import counted, shown_change
 
 
 def fairness(answer: ComparisonDocument) -> str:

@@ -17,12 +17,11 @@ from dashboard.palette import CLOCK_NAME
 from dashboard.run_page.words import backlog, bands_of, headline_figures
 from dashboard.shown import capitalised, literal, sentence
 from planning.exports.recorded_run import RecordedRun
-from planning.request_endings import RequestEndings
-from serving.figures import shown_share
+from planning.run_report import RequestEndings
+from serving.answers.figures import shown_share
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}

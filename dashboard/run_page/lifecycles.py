@@ -14,11 +14,11 @@ from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.sheet import Fact
-from serving.figures import shown_number, shown_share, shown_times
+from serving.answers.figures import shown_number, shown_share, shown_times
 from serving.metrics import metric
-from traces.metrics.distribution import Distribution
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
+from traces.tables import Distribution
 
 _CELL_PX = 110  # width: four fit side by side on a wide page, two on a narrow one
 _HELP = "Four views of the same run: its tokens, its steps (compute), its memory and its requests."

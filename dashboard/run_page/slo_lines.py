@@ -19,9 +19,9 @@ from dashboard.planned import Planned
 from dashboard.shown import literal
 from planning.jobs.files import read_json
 from planning.plan.objectives import Objective, Objectives, parse_objectives
-from traces.metrics.distribution import ecdf
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
+from traces.tables import ecdf
 
 _HEIGHT = 230
 _OF_A_PLAN = re.compile(r"jobs/([0-9a-f]{16})/run")

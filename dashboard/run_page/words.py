@@ -11,13 +11,12 @@ from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
 from planning.diagnose.document import DiagnosisDocument
 from planning.run_report import Bands, distributions, scalars
+from serving.answers.figures import shown_band, shown_change, shown_number, shown_times
 from serving.canary import CALM_DRIFT
-from serving.figures import shown_band, shown_change, shown_number, shown_times
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 
 def trust(diagnosis: DiagnosisDocument) -> Trust:
@@ -29,10 +28,10 @@ def trust(diagnosis: DiagnosisDocument) -> Trust:
         level, reason = noted.level, noted.reason
     if diagnosis.twin_error is None:
         return Trust(level, reason)
-    of = "share of lost requests" if diagnosis.sheds else "p99"
+    figure = "share of lost requests" if diagnosis.sheds else "p99"
     return Trust(
         level,
-        f"{reason}; the simulated {of} differs from the recorded one by {shown_change(100 * diagnosis.twin_error)}",
+        f"{reason}; the simulated {figure} differs from the recorded one by {shown_change(100 * diagnosis.twin_error)}",
     )
 
 

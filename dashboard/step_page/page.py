@@ -6,8 +6,8 @@ import streamlit as st
 
 from calibration.operations import uniform_step
 from calibration.steps.explanation import Explanation, explain, token_life
+from calibration.steps.external_calibration import predicted_cost
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.predict import predicted_cost
 from calibration.trust import Trust, weakest
 from dashboard import blocks
 from dashboard.blocks import data_table, figure, heading, mistake

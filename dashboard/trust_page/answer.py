@@ -17,16 +17,16 @@ from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.results import Column, External, source_row, trust
 from dashboard.trust_page.words import (
-    ERRORS_IN_WEATHER,
-    IN_WEATHER,
+    AT_KNOWN_SPEED,
+    ERRORS_AT_KNOWN_SPEED,
     bias,
     blind_title,
     of_report,
     of_steps,
 )
+from serving.answers.report import PERCENT, Table
 from serving.errors import UserError
 from serving.metrics import metric
-from serving.report import PERCENT, Table
 from traces.metrics.run_metrics import RunMetrics
 
 _REQUESTS = "Real and simulated latency of all requests"
@@ -87,8 +87,8 @@ def figures(latencies: ComparedLatencies, report: ValidationReport) -> dict[str,
     drawn = {"errors": trust_charts.errors(report.rows)}
     if latencies.real or latencies.simulated:
         drawn["cdfs"] = trust_charts.cdfs(latencies.real, latencies.simulated, COMPARED)
-    if report.weather_rows:
-        drawn["errors-in-weather"] = trust_charts.errors(report.weather_rows)
+    if report.known_speed_rows:
+        drawn["errors-at-known-speed"] = trust_charts.errors(report.known_speed_rows)
     return drawn
 
 
@@ -106,8 +106,8 @@ def show_runs(
         to.text("" if latencies.problems else "The report has no recordings.", soft=True)
     rated = of_report(report)
     to.figure(drawn["errors"], "errors", blind_title(report), rated, _ERRORS)
-    if "errors-in-weather" in drawn:
-        to.figure(drawn["errors-in-weather"], "errors-in-weather", IN_WEATHER, rated, ERRORS_IN_WEATHER)
+    if "errors-at-known-speed" in drawn:
+        to.figure(drawn["errors-at-known-speed"], "errors-at-known-speed", AT_KNOWN_SPEED, rated, ERRORS_AT_KNOWN_SPEED)
     if report.rows:
         with to.fold("The figures"):
             to.table(report.figures())
@@ -132,7 +132,7 @@ def show_published(to: Sheet, external: External, column: Column) -> None:
     plot = errors_by_source(shown, column)
     to.figure(plot, "external", "Errors for published runs of other engines", trust(shown), _PUBLISHED)
     forms = dict.fromkeys(("TTFT", "TPOT", "E2E", "in 90 % band"), PERCENT)
-    to.table(Table.of([source_row(case, column) for case in external.cases], forms))
+    to.table(Table.from_rows([source_row(case, column) for case in external.cases], forms))
     to.text(
         f"The columns TTFT, TPOT and E2E are median absolute errors of {column} predictions. The results come from "
         f"`tokentwin validate external`, {when(external.created) or 'undated'}.",

@@ -83,7 +83,7 @@ class Domain(NamedTuple):
     decode: Map
     prompts: Map
     steps: int
-    of: int
+    all_steps: int
     beyond: Beyond
     level: str
     reason: str
@@ -91,7 +91,9 @@ class Domain(NamedTuple):
     @property
     def counted_steps(self) -> str:
         """The number of judged steps, and of all steps, in words."""
-        return f"{self.steps:,} steps" if self.steps == self.of else f"{self.steps:,} (of {self.of:,}) steps"
+        return (
+            f"{self.steps:,} steps" if self.steps == self.all_steps else f"{self.steps:,} (of {self.all_steps:,}) steps"
+        )
 
     @property
     def trust(self) -> Trust:
@@ -149,7 +151,7 @@ def domain(recording: Recording, source: Source) -> Domain:
         ),
         prompts=_map(_PROMPTS, token_edges, beside_edges, prompt_cells, prompt_points[prompts], steps.out[prompts]),
         steps=len(steps.out),
-        of=table.num_rows,
+        all_steps=table.num_rows,
         beyond=steps.beyond,
         level=steps.level.word,
         reason=steps.reason,

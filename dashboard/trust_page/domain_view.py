@@ -16,8 +16,8 @@ from dashboard.trust_page.domain import Domain, domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.url import choose, forget, moved
 from planning.repricing import Source
+from serving.answers.figures import shown_share
 from serving.errors import UserError
-from serving.figures import shown_share
 from traces.recording import Recording
 
 TITLE = "Measured steps, and the steps of this run"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dashboard.plan_page.words import model_name
 from dashboard.trust_page.results import LATENCIES, External, Figure, Source
 from planning.plan.document import PlanDocument
-from serving.figures import shown_percent, shown_share
+from serving.answers.figures import shown_percent, shown_share
 
 _NEAR = 2.0  # maximum factor between the numbers of requests at a time of near runs
 _COVERED = 0.8  # share of the measured values inside bands that should contain 0.9 of them

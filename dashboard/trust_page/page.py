@@ -194,7 +194,7 @@ def _clients(clients: Clients) -> None:
 def _trust(report: ValidationReport) -> None:
     with st.expander("Where this was measured"):
         blocks.text(made_of(report), soft=True)
-        if report.weather_rows and report.disturbance:
+        if report.known_speed_rows and report.disturbance:
             st.caption(literal(f"While the real engine ran, {report.disturbance}."))
         if report.hardware:
             st.table({name: str(value) for name, value in report.hardware.items()})

@@ -13,11 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from calibration.trust import Trust, noted_trust, weakest
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find, stamp
-from serving.data_file import parse_json
+from serving.answers.figures import shown_band
+from serving.data_file import parse_json, with_present_names
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.figures import shown_band
-from serving.former_names import with_present_names
 
 EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
@@ -98,14 +97,14 @@ class External(Result):
         return self.model_copy(update={"cases": cases}) if cases else None
 
 
-def covered(of: External | Source) -> int:
+def covered(runs: External | Source) -> int:
     """Return the number of figures that lie in their 90 % interval."""
-    return sum(row.covered for row in of.rows)
+    return sum(row.covered for row in runs.rows)
 
 
-def median_error_pct(of: External | Source, family: str, column: Column = "blind") -> float | None:
+def median_error_pct(runs: External | Source, family: str, column: Column = "blind") -> float | None:
     """Return the median absolute error of the figures that begin with `family`."""
-    rows = of.rows
+    rows = runs.rows
     errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
     known = [abs(error) for error in errors if error is not None]
     return median(known) if known else None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
 from dashboard.trust_page.results import LATENCIES, Clients, Decisions, External, Source, covered, median_error_pct
-from serving.figures import shown_band, shown_change, shown_percent, shown_share
+from serving.answers.figures import shown_band, shown_change, shown_percent, shown_share
 from serving.metrics import label_of
 
 LADDER = "Each check is called a rung. A higher rung checks more, and depends on the rungs below it."
@@ -79,7 +79,7 @@ def _runs(report: ValidationReport | None) -> Rung:
     if not rows:
         return Rung(title)
     noisy, quiet = _noisy(rows), [row for row in rows if not row.noisy]
-    same = [row for row in report.weather_rows if row.within_floor is not None] if report else []
+    same = [row for row in report.known_speed_rows if row.within_floor is not None] if report else []
     if not quiet and not same:
         return _tells_nothing(title, noisy)
     inside = _within_noise(quiet)
@@ -114,9 +114,9 @@ def _others(external: External | None) -> Rung:
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 
 
-def _medians(of: External | Source) -> dict[str, float]:
+def _medians(runs: External | Source) -> dict[str, float]:
     """Return the median absolute errors of blind predictions in percent, by latency."""
-    medians = {label: median_error_pct(of, family) for family, label in LATENCIES.items()}
+    medians = {label: median_error_pct(runs, family) for family, label in LATENCIES.items()}
     return {label: error for label, error in medians.items() if error is not None}
 
 
@@ -129,7 +129,7 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     rows = _rows(report)
     banded = [row.covered for row in rows if row.covered is not None]
     shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
-    same = [row.covered for row in report.weather_rows if row.covered is not None] if report else []
+    same = [row.covered for row in report.known_speed_rows if row.covered is not None] if report else []
     if same:
         shares.append((sum(same), len(same), "of its figures with the machine's speed known"))
     if external and external.rows:
@@ -139,7 +139,7 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     if not shares:
         return Rung(title, detail="The report has no bands; run tokentwin validate again.")
     inside, count, _ = shares[0]
-    parts = ", ".join(f"{shown_share(inside / count)} {of}" for inside, count, of in shares)
+    parts = ", ".join(f"{shown_share(inside / count)} {figures}" for inside, count, figures in shares)
     why = f"The bands contain {parts}.{_noisy(rows)}"
     rung = Rung(title, f"**{inside} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, rung) if banded or same else rung

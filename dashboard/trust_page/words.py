@@ -8,12 +8,12 @@ from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust
 from calibration.validation.report import ValidationReport
 from dashboard.shown import when
 from dashboard.trust_page.domain import NEGLIGIBLE
-from serving.figures import shown_change, shown_percent, shown_share
+from serving.answers.figures import shown_change, shown_percent, shown_share
 
 CANARY = "A canary step is a fixed step that is repeated during the run; its time should never change. "
 FLOOR = "The noise floor is the difference between repeated real runs of the same requests."
-IN_WEATHER = "Error with the machine's speed known"
-ERRORS_IN_WEATHER = (
+AT_KNOWN_SPEED = "Error with the machine's speed known"
+ERRORS_AT_KNOWN_SPEED = (
     "The simulator knows the machine's speed at each moment of the real run, and nothing else about that run. The "
     "remaining error is that of the simulator. The orange band is the noise floor."
 )
@@ -32,7 +32,7 @@ def disturbance(report: ValidationReport) -> str:
 
 def blind_title(report: ValidationReport) -> str:
     """Return the title of the figure of blind errors, which may be the only one."""
-    return "Error of the blind prediction" if report.weather_rows else "Error against the noise floor"
+    return "Error of the blind prediction" if report.known_speed_rows else "Error against the noise floor"
 
 
 def made_of(report: ValidationReport) -> str:

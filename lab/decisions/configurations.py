@@ -14,7 +14,7 @@ from math import exp
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.predict import bundled_evidence
+from calibration.steps.external_calibration import bundled_evidence
 from calibration.validation.external.case import Case
 from lab.external.leave_out import Scored, leave_out
 from lab.external.lessons import FIGURES, Lesson, lesson_of

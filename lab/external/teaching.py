@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.steps.evidence import LEVELS, NOISE, NUMBERS, Evidence, Origin, Spreads, Taught
-from calibration.steps.predict import bundled_evidence
+from calibration.steps.external_calibration import bundled_evidence
 from calibration.validation.external.case import Case, load_cases
 from lab.external.cases import FOLDER
 from lab.external.leave_out import leave_out, missed, table

@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from planning.deployments import completed
+from planning.deployments import completed, with_settings
 from planning.request import Request, StatedDeployment, Timing
-from planning.settings import with_settings
 from planning.traffic import Offered, waits_for_answers
 from serving.deployments.config import Deployment
 from serving.errors import UserError

@@ -10,10 +10,9 @@ from calibration.steps.operation_cost import WAITING
 from planning.diagnose.document import LEAST, Finding
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import KV_PARTS
-from serving.figures import shown_number, shown_share, shown_time
-from traces.metrics.distribution import Distribution
-from traces.recording_notes import notes_of
-from traces.tables import Floats
+from serving.answers.figures import shown_number, shown_share, shown_time
+from traces.recording import notes_of
+from traces.tables import Distribution, Floats
 
 LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"
 IDLE = (LOW_UTILISATION, SMALL_BATCHES)  # symptoms that make no request wait

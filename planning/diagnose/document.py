@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 from planning.diagnose.command import compare_command
-from serving.document import Document, Number, Part, fact
-from serving.figures import shown_change, shown_share, shown_time
+from serving.answers.document import Document, Number, Part, fact
+from serving.answers.figures import shown_change, shown_share, shown_time
+from serving.answers.report import FIGURE, SHARE, Column, Line, Table
 from serving.metrics import label_of, metric
-from serving.report import FIGURE, SHARE, Column, Line, Table
 from traces.document_table import table_of
 
 FINISHED = "finished"  # judged instead of a latency if requests are lost

@@ -14,7 +14,7 @@ from planning.diagnose.constraint_lifts import REPLICA, twice_the_gpus
 from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom
 from planning.diagnose.fleet_lifts import one_more_replica
 from planning.priced_scenario import PricedScenario
-from serving.figures import shown_number, shown_share, shown_time
+from serving.answers.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
 from traces.metrics.client_view import as_clients_saw
 from traces.metrics.run_metrics import RunMetrics

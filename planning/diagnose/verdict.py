@@ -8,7 +8,7 @@ from planning.diagnose.constraint_lifts import LIFTS, NO_PARTS, QUESTIONS
 from planning.diagnose.device_symptoms import IDLE, UNBOUNDED
 from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question
 from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
-from serving.figures import shown_change, shown_share, shown_time
+from serving.answers.figures import shown_change, shown_share, shown_time
 from serving.metrics import metric
 from serving.version import __version__
 from traces.metrics.saturation import FEWEST

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from serving.data_file import read_mapping
 from serving.deployments.engines import EngineName, check_engine
-from serving.deployments.fleet import FleetConfig
+from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
@@ -466,6 +466,36 @@ def with_stated_blocks(deployment: Deployment) -> Deployment:
     if deployment.gpu_memory_utilization is None or "num_blocks" not in deployment.scheduler.model_fields_set:
         return deployment
     return deployment.model_copy(update={"gpu_memory_utilization": None})
+
+
+def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
+    """Return `deployment` with the pool's own settings. Raises UserError that names a wrong setting."""
+    where = f"fleet.pools.{pool.name}.deployment"
+    own = _own_deployment(deployment, pool, where)
+    if own.kv_tiers is not None and pool.role != "serve":
+        raise UserError(f"{where}.kv_tiers", None, f"needs a pool of role serve, not {pool.role}; set it to null")
+    return own
+
+
+def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Deployment:
+    alone = deployment.model_copy(update={"fleet": None})
+    if not pool.deployment:
+        return alone
+    if "fleet" in pool.deployment:
+        remedy = "a pool cannot have a fleet of its own; leave it out"
+        raise UserError(f"{where}.fleet", pool.deployment["fleet"], remedy)
+    own = parse(Deployment, merged(alone.model_dump(exclude_unset=True), pool.deployment), where=where)
+    scheduler = pool.deployment.get("scheduler")
+    return with_stated_blocks(own) if isinstance(scheduler, dict) and "num_blocks" in scheduler else own
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` updated with `changes`; nested mappings are merged in the same way."""
+    result = dict(base)
+    for name, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(base.get(name), dict)
+        result[name] = merged(base[name], value) if nested else value
+    return result
 
 
 def parse(model: type[Model], data: Any, where: str, *, typed: bool = False) -> Model:

@@ -306,3 +306,8 @@ class FleetConfig(_Settings):
     def pool_number(self, name: str | None) -> int:
         """Return the index in `pools` of the pool called `name`; 0 for None."""
         return 0 if name is None else [pool.name for pool in self.pools].index(name)
+
+
+def plain_fleet(replicas: int) -> FleetConfig:
+    """Return a fleet of one pool with a round-robin router."""
+    return FleetConfig(pools=(PoolConfig(replicas=replicas),))

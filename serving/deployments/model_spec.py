@@ -82,9 +82,7 @@ class ModelSpec(Settings):
         description="number of groups of experts; a token first chooses groups, then experts in them; 0: no groups",
     )
     groups_per_token: int = Field(0, ge=0, description="number of groups that a token chooses")
-    shared_gate: bool = Field(
-        False, description="whether a gate of the token scales the output of the shared expert"
-    )
+    shared_gate: bool = Field(False, description="whether a gate of the token scales the output of the shared expert")
     router_bias: bool = Field(
         False, description="whether experts are scored by a sigmoid, and chosen by the score plus a bias"
     )

@@ -10,13 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from calibration.operations import uniform_step
+from calibration.steps.correction import step_parts, wider_types
 from calibration.steps.evidence import LEVELS, NUMBERS, PLACE, Belief, Evidence, Missed, Origin, Taught, reach_of
-from calibration.steps.external_calibration import transferred
+from calibration.steps.external_calibration import blind, bundled_evidence, kernels, predicted_cost, transferred
 from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import step_parts, wider_types
-from calibration.steps.predict import blind, bundled_evidence, kernels, predicted_cost
 from calibration.validation.external.case import Case
 from calibration.validation.external.scoring import simulated_figures
 from dashboard.bundled import EXTERNAL_SAMPLE

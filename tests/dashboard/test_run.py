@@ -18,7 +18,7 @@ import streamlit
 from click.testing import CliRunner
 
 from calibration.steps.explanation import ExplainedOperation
-from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.external_calibration import identity, predicted_cost
 from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
 from calibration.trust import TrustLevel
 from dashboard.bundled import RUN_SAMPLE, bundled_answer, portable, sample_diagnosis
@@ -32,7 +32,7 @@ from planning.diagnose.document import Counterfactual, DiagnosisDocument
 from planning.diagnose.recorded_run import diagnosis
 from planning.jobs.job import Job
 from planning.repricing import Source, source_of
-from planning.request_endings import RequestEndings
+from planning.run_report import RequestEndings
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.dashboard.badges import badges
@@ -40,8 +40,7 @@ from tests.dashboard.pages import charts, opened, parameter, text, worded_alike
 from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
 from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 from traces.recording_writer import RecordingWriter
 
 SPEC = {

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("streamlit")
 
 
-from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.external_calibration import identity, predicted_cost
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.report import RunRow, ValidationReport, load_report
 from dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE
@@ -36,7 +36,7 @@ from planning.repricing import Source
 from planning.simulation import recorded
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from tests.dashboard.badges import badges
 from tests.dashboard.bundled_samples import condense
 from tests.dashboard.pages import charts, opened, parameter, text
@@ -293,8 +293,8 @@ def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
     monkeypatch.setattr("dashboard.trust_page.domain._MOST_JUDGED", 50)
     run = Recording.load(on_a_gpu / "run")
     maps = domain(run, Source(None, "H100"))
-    assert (maps.steps, maps.of) == (50, run.steps.num_rows)
-    assert f"none of 50 (of {maps.of:,}) steps lies outside" in maps.trust.reason
+    assert (maps.steps, maps.all_steps) == (50, run.steps.num_rows)
+    assert f"none of 50 (of {maps.all_steps:,}) steps lies outside" in maps.trust.reason
 
 
 def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):

@@ -49,8 +49,8 @@ from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
-from sim.priced_pool import alike_pools
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
+from sim.fleet import alike_pools
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
 from tests.planning import diagnosed_runs as runs
@@ -58,8 +58,7 @@ from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, requests
 from tests.planning.sweep_samples import calibrated
 from tests.traces.notes import add_notes
 from tokentwin.cli import cli
-from traces.metrics.replica_lives import unserved_ns
-from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics, unserved_ns
 from traces.recording import Recording
 
 CAUSES = {

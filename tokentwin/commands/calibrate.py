@@ -9,7 +9,7 @@ import click
 
 from planning.deployments import read_deployment
 from planning.measure.request import CalibrateRequest
-from serving.figures import shown_change, shown_percent
+from serving.answers.figures import shown_change, shown_percent
 from tokentwin.options import deployment_options, options_of, requested
 from tokentwin.tables import print_table
 

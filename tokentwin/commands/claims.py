@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import listed
+from tokentwin.saved_answer import AnswerOutput, answering
 
 
 @click.command()

@@ -9,8 +9,8 @@ import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.request import Timing
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import Finite, options_of, requested
+from tokentwin.saved_answer import AnswerOutput, answering
 
 if TYPE_CHECKING:
     from planning.compare.document import ComparisonDocument
@@ -141,8 +141,7 @@ def compare(
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings of one side, from a file and from `NAME=VALUE` pairs with values in YAML."""
-    from planning.deployments import stated_deployment
-    from planning.settings import named_values
+    from planning.deployments import named_values, stated_deployment
 
     own = named_values(name, pairs)
     run = {name: own.pop(name) for name in _OF_THE_RUN if name in own}

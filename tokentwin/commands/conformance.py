@@ -29,12 +29,12 @@ def conformance(
     if bool(recordings) == (live is not None):
         raise UserError("recordings", None, "must be given without --live, and left out with it")
     if live is not None:
-        from sim.live_conformance import conform_live, find_vllm, lines
+        from sim.checks.live_conformance import conform_live, find_vllm, lines
 
         outcome = conform_live(find_vllm(live, python), scenarios, seed, policy)
         click.echo("\n".join(lines(outcome)))
         raise SystemExit(0 if outcome.identical else 1)
-    from sim.conformance import conform
+    from sim.checks.conformance import conform
 
     different = 0
     for recording in recordings:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import ENGINES
-from serving.figures import shown_share
+from serving.answers.figures import shown_share
 from tokentwin.options import Finite
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
     from planning.measure.calibrator import fit_recordings, measure
     from planning.measure.demo_size import LOAD, demo_size
     from planning.measure.real_engine import load_engines, pace_of, record_whole
+    from serving.answers.terminal import print_report
     from serving.deployments.config import Deployment, parse
     from serving.errors import UserError
-    from serving.terminal import print_report
     from tokentwin.commands.validate import DECISIONS_DIFFER
     from traces.formats.trace_file import write_workload
     from traces.synth import parse_spec, synthesise

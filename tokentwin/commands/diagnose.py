@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from planning.diagnose.request import DiagnoseRequest
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import options_of, requested
+from tokentwin.saved_answer import AnswerOutput, answering
 
 _LATENCIES = ("ttft", "itl", "tpot", "e2e")
 

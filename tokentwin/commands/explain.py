@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import read_deployment, refuse_engine_flags
-from serving.figures import shown_number, shown_share
+from serving.answers.figures import shown_number, shown_share
 from tokentwin.options import deployment_options
 from tokentwin.tables import print_table
 
@@ -52,8 +52,7 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from calibration.operations import uniform_step
     from calibration.steps.explanation import explain as explained
     from calibration.steps.explanation import token_life
-    from calibration.steps.external_calibration import ExternalCalibration
-    from calibration.steps.predict import predicted_cost
+    from calibration.steps.external_calibration import ExternalCalibration, predicted_cost
     from planning.costs import calibration_in
     from serving.deployments.config import Deployment
     from serving.deployments.engines import defaults_taken, with_engine_defaults

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.figures import shown_number
+from serving.answers.figures import shown_number
 from tokentwin.options import Finite
 from tokentwin.tables import print_table
 

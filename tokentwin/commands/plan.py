@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from planning.plan.request import PlanRequest
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import listed, options_of, requested
+from tokentwin.saved_answer import AnswerOutput, answering
 
 INFEASIBLE = 4  # exit status
 
@@ -44,9 +44,9 @@ def plan(jobs: int | None, output: AnswerOutput, **given: Any) -> None:
     The exit status is 4 if no fleet meets the SLOs.
     """
     from planning.costs import named_prices
+    from planning.deployments import named_values
     from planning.plan import planner
     from planning.progress import telling
-    from planning.settings import named_values
     from serving.deployments.config import load_deployment
     from traces.without_pandas import spare_pandas
 

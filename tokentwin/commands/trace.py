@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.answers.figures import shown_number, shown_share
 from serving.data_file import parse_yaml
 from serving.errors import UserError
-from serving.figures import shown_number, shown_share
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:

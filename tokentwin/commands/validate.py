@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from planning.measure.request import ValidateRequest
-from serving.figures import shown_percent
-from tokentwin.commands.saved_answer import AnswerOutput
+from serving.answers.figures import shown_percent
 from tokentwin.commands.validate_decisions import decisions
 from tokentwin.commands.validate_external import external
 from tokentwin.commands.validate_front_door import front_door
 from tokentwin.options import Finite, options_of, requested
+from tokentwin.saved_answer import AnswerOutput
 
 DECISIONS_DIFFER = 1
 ERROR_TOO_LARGE = 3

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.figures import NOTHING
+from serving.answers.figures import NOTHING
 from tokentwin.options import Finite
 from tokentwin.tables import print_table
 

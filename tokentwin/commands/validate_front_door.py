@@ -54,8 +54,8 @@ def front_door(
     from planning.deployments import read_deployment
     from planning.measure.front_door import clients_table, hold_against_clients
     from planning.priced_scenario import with_fleet
+    from serving.answers.terminal import print_report
     from serving.front_door import FrontDoor
-    from serving.terminal import print_report
     from tokentwin.commands.validate_external import write_results
 
     check_timed(calibration, gpu)
