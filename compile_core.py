@@ -21,7 +21,6 @@ from serving.compiled_core import BY_CHOICE, COMPILED, COMPILED_CORE, CORE, DIGE
 MODULES = (
     "serving/clients.py",
     "serving/contract.py",
-    "serving/decode_run.py",
     "serving/decode_set.py",
     "serving/kv/block_pool.py",
     "serving/kv/block_runs.py",
@@ -33,7 +32,6 @@ MODULES = (
     "serving/request.py",
     "serving/step_plan.py",
     "serving/step_prices.py",
-    "sim/arrivals.py",
     "sim/clock.py",
     "sim/gateway.py",
     "sim/leap.py",

@@ -22,16 +22,16 @@ class _Accident(BaseModel):
     for_s: float | None = Field(
         None, gt=0, le=1e9, description="duration of the failures in seconds; null: until the twin ends"
     )
-    share: float = Field(1.0, gt=0, le=1, description="share of requests that fail")
+    share: float = Field(1.0, gt=0, le=1, description="fraction of the requests that fail")
     replica: int | None = Field(
-        None, ge=0, description="with ports_per_replica: number of the replica whose requests fail; null: all"
+        None, ge=0, description="with ports_per_replica: index of the replica whose requests fail; null: all replicas"
     )
 
 
 class RefusedRequests(_Accident):
     """A period in which requests are refused."""
 
-    status: Literal[429, 503] = Field(503, description="HTTP's status")
+    status: Literal[429, 503] = Field(503, description="HTTP status of the answer")
 
 
 class CutAnswers(_Accident):

@@ -22,9 +22,8 @@ from planning.measure.engine_fleet import EngineProcess
 from realengine.parallel.replica_pipe import End
 from serving.deployments.config import Deployment
 from serving.errors import UserError
-from sim.replica_set import ReplicaSet
 from sim.routed_replica import RoutedReplica
-from sim.router import Router
+from sim.router import ReplicaSet, Router
 
 
 class RemoteEngine(RoutedReplica):

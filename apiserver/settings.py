@@ -11,7 +11,7 @@ from apiserver.kv_cache_events.block_hash import DEFAULT_SEED, Algorithm
 from planning.request import Request, TimedBy
 from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
-from traces.lengths import Lengths
+from traces.distributions import Lengths
 
 _OF_A_TWIN = ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica", "kv_links")
 _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
@@ -21,23 +21,25 @@ class KvEventSettings(Request):
     """The settings of KV events, with the names of vLLM's `--kv-events-config` if vLLM has the setting."""
 
     endpoint: str = Field(
-        pattern=_ENDPOINT, description="endpoint to publish at; a replica's number is added to the port"
+        pattern=_ENDPOINT, description="endpoint to publish at; the replica's index is added to the port"
     )
     connect: bool = Field(
-        False, description="connect to one endpoint for all replicas, instead of binding one for each"
+        False, description="connect all replicas to one endpoint, instead of binding one endpoint for each"
     )
     replay_endpoint: str | None = Field(
-        None, pattern=_ENDPOINT, description="endpoint at which a subscriber requests missed batches again"
+        None, pattern=_ENDPOINT, description="endpoint at which a subscriber requests event batches that it missed"
     )
     buffer_steps: int = Field(
-        10_000, ge=1, le=1_000_000, description="number of past batches that are kept for such requests"
+        10_000, ge=1, le=1_000_000, description="number of past event batches kept for such subscribers"
     )
-    topic: str = Field("", description="topic, in which {replica}, {port} and {model} are replaced")
+    topic: str = Field(
+        "", description="topic of the messages; {replica}, {port} and {model} are replaced by their values"
+    )
     form: Literal["map", "positional"] = Field("map", description="encode events with named fields, or as arrays")
     integer_hashes: bool = Field(
         True, description="send the last 64 bits of a hash as an integer, instead of all bytes"
     )
-    hash: Algorithm = Field("sha256", description="hash function of blocks, as vLLM's prefix_caching_hash_algo")
+    hash: Algorithm = Field("sha256", description="hash function of blocks, like vLLM's prefix_caching_hash_algo")
     hash_seed: str = Field(DEFAULT_SEED, description="seed of the hash; the value of PYTHONHASHSEED, if it is set")
 
     @field_validator("topic")
@@ -66,12 +68,14 @@ class ServeSettings(Request):
     max_requests: int = Field(
         4096, ge=1, description="maximum number of unfinished requests; further requests get status 429"
     )
-    request_timeout: float = Field(600, gt=0, le=86400, description="maximum time of a request, in seconds")
+    request_timeout: float = Field(
+        600, gt=0, le=86400, description="maximum time until a request is answered, in seconds"
+    )
     client_timeout: float = Field(
         60,
         gt=0,
         le=86400,
-        description="maximum time to receive a request, or of a pause while a client reads its answer, in seconds",
+        description="maximum seconds to receive a request, and for which a client may stop reading its answer",
     )
     body_limit: int = Field(4 << 20, ge=1024, description="maximum size of a request's body, in bytes")
     api_key_file: str | None = Field(
@@ -95,7 +99,7 @@ class ServeSettings(Request):
     speed: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="simulated seconds per real second")
     output_tokens: Lengths | None = Field(
         None,
-        description="tokens of the twin's answers: a number, or in JSON a distribution as in a trace's specification",
+        description="number of tokens of the twin's answers, or in JSON a distribution as in a trace's specification",
     )
     kv_events: Annotated[KvEventSettings | None, BeforeValidator(_endpoint_alone)] = Field(
         None,
@@ -105,14 +109,17 @@ class ServeSettings(Request):
         False, description="serve each replica at its own port, from --port upwards, so that a gateway can route"
     )
     role: Literal["serve", "prefill", "decode"] = Field(
-        "serve", description="part of a request that a gateway may ask the twin for by kv_transfer_params"
+        "serve",
+        description="serve: run complete requests; prefill, decode: also this part of a request, with vLLM's "
+        "kv_transfer_params",
     )
     kv_links: LinksConfig | None = Field(
         None,
-        description="with role decode: links that carry KV from prefill servers, in JSON, as in a fleet's kv_links",
+        description="with role decode: links over which KV comes from prefill servers, in JSON; fields of a fleet's "
+        "links",
     )
     failures: ServedFailures | None = Field(
-        None, description="failures of the twin, in a YAML file or JSON; they replace the deployment's failures"
+        None, description="failures to simulate, as a YAML file or JSON; they replace the deployment's fleet.failures"
     )
 
     @model_validator(mode="after")

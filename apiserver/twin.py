@@ -133,7 +133,7 @@ class Twin:
     def close(self) -> None:
         self._advance()
         done = self.cluster.finish(self.run_ns(self._now()))
-        self.ledger.over(duration_ns=done.duration_ns, replica_lives=self.cluster.lives)
+        self.ledger.over(duration_ns=done.duration_ns, replica_lives=self.cluster.replica_lives)
         self._exchange.flush(self._now())
         if self.kv_feeds is not None:
             self.kv_feeds.close()

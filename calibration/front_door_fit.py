@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from calibration.steps.features import CPU_FEATURES, STEP_FEATURES, MeasuredSteps
 from calibration.steps.fit import predict
 from calibration.steps.step_cost import Calibration
-from calibration.validation.same_weather import known_weather
+from calibration.validation.known_speed import machine_slowdown
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from traces.metrics.client_view import matched, seen_from_outside
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 Floats = NDArray[np.float64]
 _FEWEST = 10  # minimum number of requests
@@ -136,12 +135,12 @@ def _lost(server: Recording, calibration: Calibration) -> dict[str, float]:
     """
     measured = MeasuredSteps([server.steps])
     host_ns = measured.cpu @ np.array([calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES])
-    weather = known_weather([server], calibration)
-    if weather is None:
+    machine = machine_slowdown([server], calibration)
+    if machine is None:
         step_ns, slowdown = measured.step_ns - predict(calibration, measured), np.ones(len(measured))
     else:
-        step_ns = (measured.step_ns - measured.own_ns * weather.taken) / weather.slowness(measured)
-        slowdown = weather.slowdown(measured)
+        step_ns = (measured.step_ns - measured.own_ns * machine.taken) / machine.slowness(measured)
+        slowdown = machine.slowdown(measured)
     rows, waited = measured.step[:, list(STEP_FEATURES).index("sampled_rows")], ~np.isnan(measured.cpu_ns)
     engine = _prices(step_ns, rows)
     host = _prices((measured.cpu_ns / slowdown - host_ns)[waited], rows[waited])

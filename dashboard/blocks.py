@@ -18,9 +18,9 @@ from calibration.trust import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNK
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, verbatim
 from dashboard.url import go_to
+from serving.answers.figures import NOTHING
+from serving.answers.report import Table
 from serving.errors import UserError
-from serving.figures import NOTHING
-from serving.report import Table
 
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}
@@ -34,12 +34,12 @@ _SHOWN = {
     ASSUMED: ("gray", "edit"),
 }
 _MEANING = {
-    MEASURED: "It was recorded on the real engine, without any prediction.",
-    VALIDATED: "This exact shape was measured, or this result was compared with a real run.",
-    INTERPOLATED: "Similar shapes were measured; this one lies between them.",
-    EXTRAPOLATED: "It lies outside the measured shapes. A model predicts it from the nearest measured shapes.",
-    UNKNOWN: "There is no information about how far to trust it.",
-    ASSUMED: "It is an input. It was neither measured nor predicted.",
+    MEASURED: "The figure was recorded on the real engine, without any prediction.",
+    VALIDATED: "These kernels or steps were measured, or the result was compared with a real run.",
+    INTERPOLATED: "These kernels or steps lie between measured ones.",
+    EXTRAPOLATED: "These kernels or steps lie outside the measured ones. Predicted times follow from the nearest ones.",
+    UNKNOWN: "Nothing is known about how far to trust this figure.",
+    ASSUMED: "This figure is an input, neither measured nor predicted.",
 }
 
 

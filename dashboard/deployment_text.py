@@ -14,12 +14,11 @@ import yaml
 
 from dashboard.uploads import keep_document, kept_document
 from serving.data_file import parse_yaml
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment, parse, pool_deployment
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.scheduler import POLICIES
-from sim.priced_pool import pool_deployment
 from sim.router import ROUTERS
 
 MOST_KB = 64

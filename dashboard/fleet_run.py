@@ -15,7 +15,7 @@ from planning.plan.frontier import Fleet
 from serving.errors import UserError
 
 _TO_OPEN = "fleet_to_open"  # key of `st.session_state`: the job whose recording is opened when it is done
-_SIMULATE = "Simulates this fleet again with the plan's traffic, records every step, and opens the run on the Run page."
+_SIMULATE = "Simulate this fleet with the plan's traffic, record every step, and open the recording on the Run page."
 
 
 def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, label: str = "Simulate it") -> None:

@@ -82,6 +82,6 @@ def _progress(job: Job, watched: str, seen: Any) -> None:
 
 def _words(status: Status) -> str:
     if status.state == "queued":
-        return "Queued. It starts when a processor is free"
+        return "Queued. The job starts when a processor is free"
     left = "" if status.eta_s is None else f", about {in_words(status.eta_s)} left"
     return f"{capitalised(status.stage)}{left}"

@@ -18,8 +18,9 @@ _EXAMPLE = (
     "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
 )
 _YAML = (
-    f"A deployment file as for `tokentwin simulate -d`, up to {MOST_KB} kB. Settings that the file leaves out have "
-    "their defaults. The file can name only bundled models, policies and routers."
+    f"A deployment file as for `tokentwin simulate -d`, of at most {MOST_KB} kB. Settings that the file leaves out "
+    "have "
+    "their defaults. Models, policies and routers must be bundled ones."
 )
 Kept = TypeVar("Kept")
 
@@ -47,7 +48,7 @@ def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
     keep(parameter, f"{said}:{name}" if name else said)
     if path is None:
         which = f"The trace {verbatim(plain_name(name))} of this link" if name else "The trace of this link"
-        sum = f" Upload the file whose SHA-256 begins with {verbatim(said[:16])}." if said else ""
+        sum = f" Upload the file whose SHA-256 hash begins with {verbatim(said[:16])}." if said else ""
         return Incomplete(f"{which} is not on this server.{sum}" if said else "Upload a trace.")
     return path
 
@@ -58,7 +59,7 @@ def deployment_input(runs: Path, parameter: str, what: str) -> dict[str, Any] | 
     `what` is what to paste, in words.
     """
     said = named(parameter) or ""
-    with st.expander("Its YAML", expanded=kept_deployment(runs, said) is None):
+    with st.expander("Deployment in YAML", expanded=kept_deployment(runs, said) is None):
         pasted = st.text_area(
             "Paste it",
             height=160,
@@ -82,7 +83,7 @@ def model_input(runs: Path) -> Path | Incomplete:
     said = named("config") or ""
     with st.expander("config.json", expanded=model_path(runs, said) is None):
         text = st.text_area(
-            "Its text",
+            "Text of config.json",
             height=140,
             max_chars=100_000,
             key=fresh_key("config_text", "config"),

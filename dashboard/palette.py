@@ -15,7 +15,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from calibration.trust import EXTRAPOLATED
-from serving.figures import shown_number
+from serving.answers.figures import shown_number
 
 SIMULATED = "#3b7ddd"
 REAL = "#e8822a"

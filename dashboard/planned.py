@@ -112,7 +112,7 @@ def planned(runs: Path) -> Planned | None:
         if said:
             st.info(
                 f"The plan {verbatim(said[:40])} of this link is not on this server. "
-                "Open the link of its Plan page instead."
+                "Open the link of the Plan page instead, which contains the plan's inputs."
             )
         return None
     if said or name != EXAMPLE:
@@ -145,4 +145,4 @@ def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
     job = plan.fleet_job(runs, best)
     if here not in ("Run", "Plan") and "Run" in ways and job.status.state == "done":
         run = {**query, "run": f"jobs/{job.id}/run"}
-        st.page_link(ways["Run"], label="Its run", icon=":material/timeline:", query_params=run)
+        st.page_link(ways["Run"], label="Run of this fleet", icon=":material/timeline:", query_params=run)

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from traces.lengths import Drawn
+from traces.distributions import Drawn
 from traces.synth import SynthSpec, SystemPrompts, parse_spec
 
 LEAST_REQUESTS = 500  # minimum number of requests, because fewer say nothing about a 99th percentile

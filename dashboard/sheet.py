@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from calibration.trust import Trust
 from dashboard.shown import capitalised, sentence
-from serving.report import Report, Table
+from serving.answers.report import Report, Table
 
 
 class Fact(NamedTuple):

@@ -111,7 +111,9 @@ def choose(
     """
     said, key = named(parameter), _key(parameter)
     if said is not None and said not in options and key not in st.session_state:
-        st.info(f"There is no {label.lower()} {verbatim(repr(said[:80]))} here. The page shows another one.")
+        st.info(
+            f"{label}: {verbatim(repr(said[:80]))} of the link is not available here. The page shows another choice."
+        )
     wanted = said if said is not None and said in options else options[0]
     chosen: str = st.selectbox(label, options, options.index(wanted), show, key, help)
     keep(parameter, chosen, options[0], lasting)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.measured_runs import Learnt, load_learnt
+from calibration.steps.external_calibration import Learnt, load_learnt
 from calibration.steps.observed import JudgedCost, observed, pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
@@ -134,7 +134,7 @@ def _check_blocks(deployment: Deployment) -> None:
 
 
 def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment) -> Priced:
-    from calibration.steps.predict import (  # imports slowly: kernels are interpolated with scipy
+    from calibration.steps.external_calibration import (  # imports slowly: kernels are interpolated with scipy
         identity,
         predicted_cost,
     )

@@ -12,13 +12,13 @@ from calibration.steps.observed import JudgedCost
 from calibration.trust import Trust, least_certain
 from planning.costs import Priced, priced
 from serving.cost_model import CostModel
-from serving.deployments.config import Deployment
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from serving.deployments.config import Deployment, pool_deployment
+from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig, plain_fleet
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.workload import Workload
 from sim.cluster import Cluster
-from sim.priced_pool import PricedPool, alike_pools, plain_fleet, pool_deployment
+from sim.fleet import PricedPool, alike_pools
 from sim.router import find_router
 from sim.run_log import RunSink, TableSink
 from traces.metrics.run_metrics import RunMetrics
@@ -137,7 +137,7 @@ class PricedScenario:
             "replicas": self.engines,
             "num_blocks": self.num_blocks,
             "deployment": self.deployment.model_dump_json(),
-            "replica_lives": cluster.lives,
+            "replica_lives": cluster.replica_lives,
             "duration_ns": done.duration_ns,
             "usd_per_gpu_hour": self.usd_per_gpu_hour,
         }

@@ -45,7 +45,7 @@ class Timing(Request):
     """
 
     calibration: TimedBy = None
-    gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
+    gpu: str | None = Field(None, description="GPU to simulate; step times come from measured times of its kernels")
     model: str | None = Field(None, description="model of the catalogue to serve, if the deployment names no model")
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs that share each layer of --model")
 

@@ -1,7 +1,7 @@
 """A scenario: all inputs of one simulated run, so that equal scenarios give equal numbers.
 
 `tokentwin simulate` and the file of a sweep make scenarios. The JSON of a scenario, with defaults filled in, identifies
-a run of a sweep.
+a run of a sweep. A whole deployment states all defaults of its engines, on the GPUs of all its pools.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from planning.request import Request, TimedBy
-from serving.deployments.config import Deployment, parse, with_stated_blocks
+from serving.deployments.config import Deployment, merged, parse, pool_deployment, with_stated_blocks
+from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.fleet import RouterConfig
-from serving.deployments.gpu_spec import gpus
+from serving.deployments.gpu_spec import GpuSpec, gpus
 from serving.metrics import check_slo
 from serving.scheduler import find_policy
 from serving.workload import Workload
@@ -30,11 +31,13 @@ class TraceWorkload(Request):
         min_length=1, description="a trace in any format, a recording, or a YAML specification for `trace synth`"
     )
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
-    rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
+    rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate by this factor")
     warm_up_s: float | None = Field(
-        None, gt=0, le=1e9, description="seconds at the start whose requests are served but not counted"
+        None, gt=0, le=1e9, description="requests of the first N seconds are served, but left out of all figures"
     )
-    spread_ticks: bool = Field(False, description="spread arrivals with the same timestamp evenly until the next one")
+    spread_ticks: bool = Field(
+        False, description="spread arrivals with equal timestamps evenly until the next timestamp"
+    )
 
 
 class Scenario(Request):
@@ -46,19 +49,21 @@ class Scenario(Request):
     deployment: Annotated[Deployment, AfterValidator(with_stated_blocks)] = Field(
         description="the deployment, as in a deployment's YAML file"
     )
-    gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
+    gpu: str | None = Field(None, description="GPU to simulate; step times come from measured times of its kernels")
     calibration: TimedBy = None
     workload: dict[str, Any] = Field(description="a trace, or the specification of a synthetic workload")
     replicas: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="engines behind the router (with a fleet: in its first pool); by default 1, or as the fleet states",
+        description="number of engines behind the router (with a fleet: in its first pool); by default 1, or the "
+        "fleet's number",
     )
     router: RouterConfig | None = Field(None, description="name of the router; by default round-robin")
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {},
-        description="dollars per GPU-hour (H100=2.9), instead of the catalogue's; our own engine is cpu or cuda",
+        description="price in dollars per GPU-hour (H100=2.9), instead of the catalogue's; for our own engine: cpu or "
+        "cuda",
     )
     slo: dict[str, float] = Field({}, description="latency bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
 
@@ -99,7 +104,7 @@ class Scenario(Request):
 
     def whole(self) -> tuple[Scenario, tuple[str, ...]]:
         """Return this scenario with its engines' defaults stated, and a line for each engine's. Raises UserError."""
-        from planning.whole_deployment import whole_deployment
+        from planning.scenario import whole_deployment
 
         deployment, defaults = whole_deployment(self.deployment, self.calibration, self.gpu)
         return self.model_copy(update={"deployment": deployment}), defaults
@@ -131,3 +136,38 @@ class Scenario(Request):
             find_policy(pool.deployment.policy)
         find_router(priced.fleet.router.name, **priced.fleet.router.settings)
         return replace(priced, workload=self.offered())  # last, since reading takes longest
+
+
+def whole_deployment(
+    deployment: Deployment, calibration: str | None, gpu: str | None
+) -> tuple[Deployment, tuple[str, ...]]:
+    """Return `deployment` with its engines' defaults, and a line with the defaults of each engine.
+
+    `calibration` or `gpu` times the steps of the deployment.
+    Raises UserError for a GPU or a calibration that does not exist.
+    """
+    from planning.costs import timing_gpu
+
+    filled, lines = _filled(deployment, timing_gpu(calibration, gpu))
+    if deployment.fleet is None:
+        return filled, tuple(lines)
+    pools = []
+    for pool in deployment.fleet.pools:
+        shared = gpu if pool.calibration is None else None
+        own_gpu = timing_gpu(pool.calibration or calibration, pool.gpu or shared)
+        own, more = _filled(pool_deployment(deployment, pool), own_gpu)
+        lines += more
+        inherited = pool_deployment(filled, pool).scheduler.model_dump()
+        changed = {name: value for name, value in own.scheduler.model_dump().items() if inherited.get(name) != value}
+        settings = merged(pool.deployment, {"scheduler": changed}) if changed else pool.deployment
+        pools.append(pool.model_copy(update={"deployment": settings}))
+    fleet = deployment.fleet.model_copy(update={"pools": tuple(pools)})
+    return filled.model_copy(update={"fleet": fleet}), tuple(dict.fromkeys(lines))
+
+
+def _filled(deployment: Deployment, gpu: GpuSpec | None) -> tuple[Deployment, list[str]]:
+    """Return `deployment` with its engine's defaults on `gpu`; without a GPU it stays unchanged."""
+    if gpu is None:
+        return deployment, []
+    taken = defaults_taken(deployment, gpu)
+    return with_engine_defaults(deployment, gpu), [taken] if taken else []

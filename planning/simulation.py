@@ -18,11 +18,10 @@ from calibration.validation.bands import Band, bands
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
+from serving.answers.document import Answer
+from serving.answers.report import Line, Table
 from serving.deployments.gpu_spec import gpus
-from serving.document import Answer
-from serving.report import Line, Table
-from sim.cluster import Simulated
-from sim.simulate import simulate_to
+from sim.cluster import Simulated, simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 

@@ -36,9 +36,9 @@ class Offered(Request):
         description="a trace file, a recording, or a YAML specification for `tokentwin trace synth`"
     )
     limit: int | None = Field(None, ge=1, description="use only the first N requests")
-    rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate")
+    rate_scale: float | None = Field(None, gt=0, description="multiply the arrival rate by this factor")
     window_s: float | None = Field(
-        None, gt=0, le=WHOLE_S, description="use only the period of this many seconds with the most tokens"
+        None, gt=0, le=WHOLE_S, description="use only the busiest period of N seconds, the one with the most tokens"
     )
 
     @field_validator("traffic", mode="before")

@@ -143,7 +143,7 @@ class ModelDrafter:
         most: dict[int, int] = {}
         for request, start, tokens, samples, _ in rows:
             sequence = sequences[request.id]
-            known, room = len(sequence.tokens), request.held * self._block_size
+            known, room = len(sequence.tokens), request.block_count * self._block_size
             first = min(self._known.pop(request.id, start), known - 1)
             if request.id in going_on:
                 last = min(known, room)

@@ -35,10 +35,9 @@ from serving.kv.grouped_pool import block_tables
 from serving.kv.tiered_blocks import tier_blocks
 from serving.policies.drafts import judge_drafts
 from serving.request import Request, Status
-from serving.scheduler import Scheduler, find_policy
+from serving.scheduler import Hold, Scheduler, find_policy
 from serving.step_plan import StepPlan
 from serving.user_code.own_contract import contract_with
-from serving.waiting import Hold
 from serving.workload import WorkloadRequest
 
 _CLOSED = "was closed; make another"
@@ -117,7 +116,7 @@ class Engine:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Notes about the engine for a recording, in addition to its deployment; see `traces.recording_notes`."""
+        """Notes about the engine for a recording, in addition to its deployment; see `traces.recording`."""
         attention = self.runner.attention.name
         notes: dict[str, Any] = {"attention": attention, "model": self.source, "memory": self.memory_report}
         if self.spec.num_experts:

@@ -26,11 +26,11 @@ import torch
 
 from realengine.attention.kv_cache import KvCache
 from realengine.step import Attempt, Launched, TierEvents, Transfer
+from serving.answers.figures import shown_gib
 from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
-from serving.figures import shown_gib
 from serving.kv.content import Content
 from serving.kv.tiered_blocks import Filling, TieredBlocks, tier_blocks
 from serving.request import Request

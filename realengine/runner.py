@@ -31,12 +31,12 @@ from realengine.sampling import MOST_LOGPROBS, changed_logits, logprobs_of
 from realengine.step import Launched
 from realengine.step_graphs import StepGraphs, largest_layout, mixed_steps, pad
 from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
+from serving.answers.figures import shown_gib
 from serving.cost_model import DECODE_BUCKETS, padded
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.kv_layout import layers_of_a_group
 from serving.deployments.weight_types import GROUP_SIZE, weight_width
 from serving.errors import UserError
-from serving.figures import shown_gib
 
 _HOST_BUFFERS = 3  # two steps in flight, and one being written
 

@@ -3,7 +3,7 @@
 The real engine measures step times, calibration fits the cost model to them, and the simulator asks the cost model.
 Durations are integer nanoseconds. The engine pads steps, because CUDA graphs require it and CPU kernels run faster. The
 cost model must price the same padding: decode rows are padded to a batch size, and the tokens of mixed steps that run
-as CUDA graphs are padded to a bucket.
+as CUDA graphs are padded to a bucket. A throttled GPU, or a pool with another speed, has a paced cost model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
-from serving.decode_run import DecodeRun
 from serving.step_plan import StepPlan
+from serving.step_prices import DecodeRun
 
 DECODE_BUCKETS = (1, 2, 4, *range(8, 1025, 8))
 TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 8)))
@@ -108,3 +108,42 @@ def padded_tokens(tokens: int) -> int:
     Steps larger than every CUDA graph keep their size, because they run eagerly.
     """
     return TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, tokens)] if tokens <= TOKEN_BUCKETS[-1] else tokens
+
+
+class Paced:
+    """A cost model with `factor` times the times of `cost`, including CPU time. Sums are rounded to nanoseconds."""
+
+    def __init__(self, cost: CostModel, factor: float) -> None:
+        self._cost = cost
+        self._factor = factor
+
+    def cpu_ns(self, plan: StepPlan) -> int:
+        return round(self._cost.cpu_ns(plan) * self._factor)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        cpu_ns = self._cost.cpu_ns(plan)
+        return round((cpu_ns + self._cost.step_ns(plan)) * self._factor) - round(cpu_ns * self._factor)
+
+    def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
+        return [round(ns * self._factor) for ns in self._cost.decode_run_ns(rows, context, squares, steps)]
+
+
+class PacedPipeline(Paced):
+    """A paced cost model of an engine with pipeline stages. The time of each stage is rounded separately."""
+
+    def __init__(self, cost: PipelinedCost, factor: float) -> None:
+        super().__init__(cost, factor)
+        self._staged = cost
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        return [round(ns * self._factor) for ns in self._staged.stages_ns(plan)]
+
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return [round(ns * self._factor) for ns in self._staged.transfers_ns(plan)]
+
+
+def paced(cost: CostModel, factor: float) -> CostModel:
+    """Return a cost model with `factor` times the times of `cost`; `cost` itself if the factor is 1."""
+    if factor == 1:
+        return cost
+    return PacedPipeline(cost, factor) if isinstance(cost, PipelinedCost) else Paced(cost, factor)

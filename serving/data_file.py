@@ -1,7 +1,8 @@
 """Reading YAML and JSON files as data.
 
 The readers refuse mistakes that the formats allow: a name that is set twice, and data nested deeper than Python can
-follow. In YAML they also refuse octal and base-60 numbers, and aliases that expand to far more than is written.
+follow. In YAML they also refuse octal and base-60 numbers, and aliases that expand to far more than is written. Files
+of tokentwin 0.2 and earlier have other names for `trust` and its `level`, which `with_present_names` replaces.
 """
 
 from __future__ import annotations
@@ -148,3 +149,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"{max(names, key=names.count)!r} is given twice; leave one of them out")
     return members
+
+
+_PRESENT_NAMES = {"standing": "trust", "standing_reason": "trust_reason", "mark": "level"}
+
+
+def present_name(name: str) -> str:
+    """Return the present name of a key or a column."""
+    return _PRESENT_NAMES.get(name, name)
+
+
+def with_present_names(value: Any) -> Any:
+    """Return plain JSON data with its keys renamed to their present names, at any depth."""
+    if isinstance(value, dict):
+        return {present_name(name): with_present_names(part) for name, part in value.items()}
+    return [with_present_names(part) for part in value] if isinstance(value, list) else value

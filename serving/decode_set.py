@@ -81,7 +81,7 @@ class DecodeSet:
         request.decodes = None
         request.advance(ticks, returned)
         if ticks:
-            request.held = max(request.held, -(-computed // self.block_size))
+            request.block_count = max(request.block_count, -(-computed // self.block_size))
             hashed = (computed - self.lag) // self.block_size
             if hashed > request.hashed:
                 request.hashed = hashed

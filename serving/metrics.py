@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from serving.answers.figures import shown_number
 from serving.errors import UserError
-from serving.figures import shown_number
 
 Direction = Literal["lower", "higher"]
 Tool = Literal["vllm", "aiperf", "guidellm", "prometheus"]
@@ -165,7 +165,7 @@ def glossary() -> str:
         "",
         "## Definitions",
         "",
-        "In brackets: the unit, what has such a value (request, token, step or run), and which direction is better.",
+        "In brackets: the unit, whether a request, token, step or run has such a value, and which direction is better.",
         "",
     ]
     for m in METRICS.values():
@@ -175,16 +175,17 @@ def glossary() -> str:
         "",
         "## Rules",
         "",
-        "- **Measurement window**: first intended arrival to last finish. Throughputs are divided by it. A plan states",
-        "  throughputs and costs in [steady operation](plan.md#steady-operation) instead.",
+        "- **Measurement window**: first intended arrival to last finish. Throughputs are totals divided by this",
+        "  window. A plan states throughputs and costs in [steady operation](plan.md#steady-operation) instead.",
         "- **Latencies** are those of finished requests. Rejected, aborted and unfinished requests count only in the",
         "  denominator of SLO attainment.",
-        "- **Percentiles** are exact order statistics by nearest rank: with n values in order, p*q* is number",
+        "- **Percentiles** are exact order statistics by nearest rank: of n sorted values, p*q* is the value number",
         "  ceil(q n / 100). A percentile is always a value that occurred.",
         "- **SLO**: a request with fewer than two output tokens meets a TPOT bound.",
-        "- **Saturation**: the arrival period, without its first quarter in which an empty system fills, is divided",
-        "  into sixteen equal bins. A line is fitted to their outstanding requests, with a Student's t interval.",
-        "  Lag-1 autocorrelation, corrected for its bias, lowers the degrees of freedom. It needs 20 requests.",
+        "- **Saturation**: the first quarter of the arrival period, in which an empty system fills, is left out. The",
+        "  rest is divided into sixteen equal bins. A line is fitted to the number of outstanding requests in each",
+        "  bin. Its slope gets a Student's t interval. Lag-1 autocorrelation, corrected for its bias, lowers the",
+        "  degrees of freedom. A verdict needs 20 requests.",
         "",
         "## Statistics",
         "",
@@ -192,7 +193,7 @@ def glossary() -> str:
         "",
         "## Names elsewhere",
         "",
-        "All names of a metric measure the same thing. Prometheus has seconds, or counters for rates and ratios. Some",
+        "All names in a line mean the same metric. Prometheus has seconds, or counters for rates and ratios. Some",
         "tools use our words for other metrics: AIPerf's and GuideLLM's *inter-token latency* is our TPOT, and",
         "GuideLLM's *time per output token* is our inclusive TPOT.",
         "",

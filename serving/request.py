@@ -56,11 +56,10 @@ class Request(BlockTable):
     """
 
     __slots__ = (
-        "_computed", "_in_flight", "_known", "_placeholders", "accepted_last", "accepted_tokens", "admitted",
-        "arrived", "cached", "compiling", "decodes", "decoding", "draft_tokens", "drafts", "eligible", "end_len",
-        "exit_clock", "first_hit", "hashed", "held", "id", "joined", "keys", "loading", "max_len", "passed_over",
-        "preemptions", "priority", "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans",
-        "stale", "status",
+        "_computed", "_in_flight", "_known", "_placeholders", "accepted_last", "accepted_tokens", "admitted", "arrived",
+        "block_count", "cached", "compiling", "decodes", "decoding", "draft_tokens", "drafts", "eligible", "end_len",
+        "exit_clock", "first_hit", "hashed", "id", "joined", "keys", "loading", "max_len", "passed_over", "preemptions",
+        "priority", "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans", "stale", "status",
     )  # fmt: skip
 
     def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
@@ -87,7 +86,7 @@ class Request(BlockTable):
         self.joined = 0  # the set's clock when this request joined it
         self.exit_clock = 0  # the set's clock when its last token will be scheduled
         self.admitted = -1  # admission number; later admissions have larger numbers
-        self.held = 0  # number of blocks that it references
+        self.block_count = 0  # number of blocks that it references
         self.hashed = 0  # number of full blocks among them that other requests can reuse
         self.spans: list[Span] = []  # parts of its sequence, made on demand
         self.keys: list[bytes] = []  # content keys of its leading blocks, computed on demand
@@ -219,7 +218,7 @@ class Request(BlockTable):
         """Raise AssertionError unless the invariants hold (tests call this after every step)."""
         assert 0 <= self.cached <= self.computed <= self.known + self.placeholders, self
         assert self.known <= self.end_len <= self.max_len, self
-        assert self.hashed <= self.held, self
+        assert self.hashed <= self.block_count, self
 
     def __repr__(self) -> str:
         return (

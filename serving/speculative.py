@@ -49,7 +49,7 @@ class SpeculativeConfig(TerseSettings):
         "draft_model", description="method that proposes draft tokens"
     )
     num_speculative_tokens: int = Field(
-        ge=1, le=64, description="number of draft tokens of a request that one step verifies"
+        ge=1, le=64, description="number of draft tokens that one step verifies for each request"
     )
     acceptance_rate: float | None = Field(
         None,
@@ -59,39 +59,37 @@ class SpeculativeConfig(TerseSettings):
     )
     synthetic_acceptance_rates: tuple[float, ...] | None = Field(
         None,
-        description="share of drafts accepted up to each position, instead of acceptance_rate: in vLLM, "
-        "spec_decode_num_accepted_tokens_per_pos over spec_decode_num_drafts",
+        description="for each position, fraction of drafts whose tokens are accepted up to there, instead of "
+        "acceptance_rate. In vLLM: spec_decode_num_accepted_tokens_per_pos over spec_decode_num_drafts",
     )
     proposal_rates: tuple[float, ...] | None = Field(
         None,
-        description="share of steps in which the draft of a decoding request reaches each position; null: all steps",
+        description="for each position, fraction of steps in which a decoding request has a draft that long; null: all",
     )
     rates_after: tuple[DraftRates, DraftRates, DraftRates, DraftRates] | None = Field(
         None,
-        description="recorded rates of requests without an accepted draft so far, and of requests whose step before "
+        description="recorded rates for four cases: no draft of the request was accepted so far, or its previous step "
         "accepted none, some or all of num_speculative_tokens; null: the same rates in all steps",
     )
     seed: int = Field(0, description="seed of the random acceptances")
-    model: str | None = Field(
-        None, description="draft_model: the draft model, named in the same ways as the deployment's model"
-    )
+    model: str | None = Field(None, description="draft_model: the draft model, named like the deployment's model")
     draft_sample_method: Literal["coupled", "probabilistic"] = Field(
         "coupled",
-        description="draft_model on the real engine, at temperatures above 0: coupled draws drafts with the target's "
-        "random numbers and changes no output; probabilistic accepts more drafts, but the output of a seed depends on "
-        "the drafts",
+        description="draft_model on the real engine, at temperatures above 0. coupled: draw draft tokens with the "
+        "target's random numbers; outputs do not change. probabilistic: more drafts are accepted, but the output of a "
+        "seed depends on the drafts",
     )
     prompt_lookup_max: int | None = Field(
-        None, ge=1, le=64, description="ngram: maximum number of last tokens that are looked up in the text before them"
+        None, ge=1, le=64, description="ngram: maximum number of last tokens to look up in the earlier text"
     )
     prompt_lookup_min: int | None = Field(
-        None, ge=1, le=64, description="ngram: minimum number of last tokens that are looked up"
+        None, ge=1, le=64, description="ngram: minimum number of last tokens to look up in the earlier text"
     )
     draft_step_share: float | None = Field(
         None,
         ge=0,
         le=10,
-        description="eagle, ngram: time of a drafting pass, as a share of the time of the step before it",
+        description="eagle, ngram: time of a drafting pass, as a fraction of the time of the previous step",
     )
     draft_us: float | None = Field(
         None,

@@ -1,4 +1,7 @@
-"""A simulated run: a workload, a fleet of replicas behind a router, and one virtual clock."""
+"""A simulated run: a workload, a fleet of replicas behind a router, and one virtual clock.
+
+A `Cluster` writes its rows to a sink; `simulate_to` writes them to a recording on disk.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from simpy.core import EmptySchedule
@@ -13,7 +18,7 @@ from simpy.core import EmptySchedule
 from serving.clients import Clients
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
-from serving.deployments.fleet import FailuresConfig, FleetConfig, LinksConfig
+from serving.deployments.fleet import FailuresConfig, FleetConfig, LinksConfig, plain_fleet
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.kv.external import ExternalKv
@@ -22,20 +27,19 @@ from serving.user_code.call_limit import watching
 from serving.user_code.plugins import Replaced, functions_of, replaced
 from serving.workload import Workload, WorkloadRequest
 from sim.api_server import ApiServer
-from sim.arrivals import Arrivals
 from sim.autoscaler import Autoscaler, autoscaling
 from sim.clock import VirtualClock
 from sim.failures import Failures
-from sim.fleet import Fleet
-from sim.gateway import Gateway
+from sim.fleet import Fleet, PricedPool, alike_pools
+from sim.gateway import Arrivals, Gateway
 from sim.kv_tiers import TieredKv, connect_tiers
 from sim.kv_transfers import KvTransfers, exchanged_kv
 from sim.own_process import Controls, own_process
-from sim.own_router import OwnRouter
-from sim.priced_pool import PricedPool, alike_pools, plain_fleet
 from sim.replica import Replica
-from sim.router import ROUTERS, Router, find_router
+from sim.router import ROUTERS, OwnRouter, Router, find_router
 from sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
+from traces.recording import Recording
+from traces.recording_writer import RecordingWriter
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class Cluster:
             replica.connect(make(self._clock, replica))
 
     @property
-    def lives(self) -> list[dict[str, Any]]:
+    def replica_lives(self) -> list[dict[str, Any]]:
         """The value of the column `replica_lives` in a recording of this run."""
         return self._fleet.record()
 
@@ -247,3 +251,70 @@ def _no_cycle_search() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def simulate_to(
+    out: str | Path,
+    workload: Workload,
+    deployment: Deployment,
+    cost: CostModel,
+    *,
+    replicas: int = 1,
+    fleet: FleetConfig | None = None,
+    pools: Sequence[PricedPool] | None = None,
+    calibration: str = "",
+    usd_per_gpu_hour: Mapping[str, float | None] | None = None,
+    seed: int = 0,
+    steps: bool = True,
+    tokens: bool = False,
+    leaps: bool = False,
+    front_door: FrontDoor | None = None,
+    note: Callable[[Simulated, Recording], Mapping[str, Any]] | None = None,
+    overwrite: bool = False,
+) -> Simulated:
+    """Simulate `workload` and write the recording `out` while the simulation runs.
+
+    See `Cluster` for `replicas`, `fleet`, `pools`, `leaps` and `front_door`. The recorded deployment includes the
+    fleet, whichever argument gave it, so that the run can be repeated. `usd_per_gpu_hour` maps pools to prices, None if
+    unknown. `note` returns the notes of the run. Raises UserError if `out` exists and `overwrite` is not set.
+    """
+    fleet = fleet or deployment.fleet or plain_fleet(replicas)
+    deployment = deployment.model_copy(update={"fleet": fleet})
+    pools = pools or alike_pools(fleet, deployment, cost)
+    schedulers = [pool.deployment.scheduler for pool in pools]
+    run = {
+        "run_id": Path(out).name,
+        "clock": "virtual",
+        "workload": workload.name,
+        "deployment": deployment.model_dump_json(),
+        "replicas": sum(pool.replicas for pool in fleet.pools),
+        "seed": seed,
+        "hardware": "",
+        "calibration": calibration,
+        "num_blocks": _common([scheduler.num_blocks - 1 for scheduler in schedulers]),
+        "block_size": _common([scheduler.block_size for scheduler in schedulers]),
+        "notes": "{}",
+        "usd_per_gpu_hour": dict(usd_per_gpu_hour or {}),
+    }
+    with RecordingWriter(out, run, workload=workload, overwrite=overwrite) as writer:
+        cluster = Cluster(
+            deployment,
+            cost,
+            writer,
+            pools=pools,
+            shares_prefixes=workload.shares_prefixes,
+            steps=steps,
+            tokens=tokens,
+            leaps=leaps,
+            front_door=front_door,
+        )
+        done, replica_lives = cluster.run(workload), cluster.replica_lives
+        del cluster  # free its memory, because `note` may simulate more
+        noted = None if note is None else partial(note, done)
+        writer.close(duration_ns=done.duration_ns, note=noted, replica_lives=replica_lives)
+    return done
+
+
+def _common(values: list[int]) -> int | None:
+    """Return the value that all pools have; None if they differ."""
+    return values[0] if len(set(values)) == 1 else None

@@ -1,9 +1,10 @@
-"""The replicas of a fleet: which were started, which take requests, and for how long each was paid for.
+"""The pools and replicas of a fleet: which replicas were started, which take requests, and how long each was paid for.
 
-A replica is one engine from its start to its end: it starts, becomes ready, serves, and drains or crashes. The
-successor of a crashed replica is a new replica. If pools are reserved for an SLO class, its requests go to those pools.
-All other requests go to the pools without classes, or to all pools if every pool has classes. The same holds among
-decode pools for requests that come from a prefill pool.
+The replicas of a pool run one deployment, and one cost model prices their steps. A replica is one engine from its start
+to its end: it starts, becomes ready, serves, and drains or crashes. The successor of a crashed replica is a new
+replica. If pools are reserved for an SLO class, its requests go to those pools. All other requests go to the pools
+without classes, or to all pools if every pool has classes. The same holds among decode pools for requests that come
+from a prefill pool.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any
 
 from simpy.events import ProcessGenerator
 
+from serving.cost_model import CostModel, NetworkedCost, paced
+from serving.deployments.config import Deployment, pool_deployment
+from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.deployments.inter_node import nodes_of
+from serving.errors import UserError
 from serving.request import Request
 from serving.scheduler import find_policy
 from serving.user_code.own_contract import contract_with
@@ -22,14 +27,49 @@ from serving.workload import WorkloadRequest
 from sim.clock import VirtualClock
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
+from sim.links import SharedNetwork
 from sim.lockstep import Lockstep, Rank, steps_together
-from sim.pace import paced
-from sim.priced_pool import PricedPool, networked
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
-from sim.router import Router
+from sim.router import ReplicaSet, Router
 from sim.run_log import RunLog
-from sim.shared_network import SharedNetwork
+
+
+@dataclass(frozen=True)
+class PricedPool:
+    """A pool, the deployment its replicas run, and the cost model of their steps."""
+
+    config: PoolConfig
+    deployment: Deployment
+    cost: CostModel
+
+    @property
+    def ranks(self) -> int:
+        """The number of data-parallel ranks of one engine. Each has its own scheduler and is simulated as a replica."""
+        return self.deployment.data_parallel_size
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of one rank."""
+        return self.deployment.gpus // self.ranks
+
+
+def networked(pool: PricedPool) -> NetworkedCost:
+    """Return the pool's cost model, which must know what engines send between nodes.
+
+    Raises UserError if it does not, or if the engines have pipeline stages.
+    """
+    if not isinstance(pool.cost, NetworkedCost):
+        remedy = "needs the kernel tables of a GPU; simulate with --gpu, or leave it out"
+        raise UserError("fleet.links.shares_inter_node", True, remedy)
+    if (stages := pool.deployment.pipeline_parallel_size) > 1:
+        remedy = "cannot be combined with fleet.links.shares_inter_node; leave one of them out"
+        raise UserError("pipeline_parallel_size", stages, remedy)
+    return pool.cost
+
+
+def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
+    """Return the pools of `fleet`, all with the cost model `cost`."""
+    return [PricedPool(pool, pool_deployment(deployment, pool), cost) for pool in fleet.pools]
 
 
 class Life:
@@ -139,11 +179,11 @@ class Fleet:
 
     def awaits(self, request: WorkloadRequest) -> bool:
         """Return whether a replica for `request`, which has arrived, is starting or may be started."""
-        return self._awaits(self._routes.of(request))
+        return self._awaits(self._routes.route_for(request))
 
     def awaits_decode(self, request: WorkloadRequest) -> bool:
         """Return whether a decode replica for `request` is starting or may be started."""
-        return self._awaits(self._decode_routes.of(request))
+        return self._awaits(self._decode_routes.route_for(request))
 
     def _awaits(self, route: _Route) -> bool:
         return any(
@@ -270,10 +310,10 @@ class Fleet:
 
     # Called by a replica that drains
 
-    def loaded(self, replica: Replica) -> None:
+    def load_grew(self, replica: Replica) -> None:
         """Do nothing, because a draining replica gets no more requests."""
 
-    def lightened(self, replica: Replica) -> None:
+    def load_shrank(self, replica: Replica) -> None:
         life = self._lives[replica.index]
         if not replica.outstanding_requests and not life.ended_by:
             self._end(life, "scale-in")
@@ -291,12 +331,12 @@ class _Route:
 class _Routes(dict[str | None, _Route]):
     """The routes by SLO class. The key None stands for all classes for which no pool is reserved."""
 
-    def of(self, request: WorkloadRequest) -> _Route:
+    def route_for(self, request: WorkloadRequest) -> _Route:
         return self.get(request.slo_class) or self[None]
 
     def choose(self, request: WorkloadRequest) -> Replica | None:
         """Return the replica for `request`; None if no replica is ready."""
-        route = self.of(request)
+        route = self.route_for(request)
         return route.router.choose(request, route.replicas) if route.replicas else None
 
 
@@ -309,5 +349,5 @@ def _routes(pools: Sequence[PricedPool], roles: Collection[str], routers: Callab
         for name in dict.fromkeys(name for names in reserved.values() for name in names)
     }
     wanted[None] = tuple(number for number in numbers if not reserved[number]) or tuple(numbers)
-    made = {those: _Route(those, routers(), ReplicaSet()) for those in dict.fromkeys(wanted.values())}
-    return _Routes({name: made[those] for name, those in wanted.items()})
+    made = {numbers: _Route(numbers, routers(), ReplicaSet()) for numbers in dict.fromkeys(wanted.values())}
+    return _Routes({name: made[numbers] for name, numbers in wanted.items()})

@@ -1,8 +1,8 @@
 """The gateway handles a request from its arrival to its end: routing, refusals, retries, and users who give up.
 
-A request leaves in one of four ways: finished, rejected, timed out in a queue, or cancelled. No request ever
-disappears. The requests of a crashed replica start again at once on other replicas. While no replica is ready, requests
-wait in the gateway if a replica is starting.
+`Arrivals` offers each request of the clients when it is due. A request leaves in one of four ways: finished, rejected,
+timed out in a queue, or cancelled. No request ever disappears. The requests of a crashed replica start again at once on
+other replicas. While no replica is ready, requests wait in the gateway if a replica is starting.
 
 A decode replica takes a request over from a prefill replica when its first token is there. The prefill replica keeps
 the KV of the prompt until the decode replica has it; if this KV is lost, the request starts again, too.
@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
+from simpy import Interrupt
 from simpy.events import ProcessGenerator
 
+from serving.clients import Clients
 from serving.deployments.fleet import AdmissionConfig, Patience, Retry
 from serving.request import Request, Status
 from serving.workload import STOPPED, WorkloadRequest
@@ -24,6 +26,47 @@ from sim.fleet import Fleet, Life
 from sim.kv_transfers import KvTransfers
 from sim.replica import Replica
 from sim.run_log import RunLog
+
+_NEVER = 1 << 62
+
+
+class Arrivals:
+    """The process that offers the requests of `clients`."""
+
+    def __init__(self, clock: VirtualClock, clients: Clients, offer: Callable[[WorkloadRequest], None]) -> None:
+        self._clock = clock
+        self._clients = clients
+        self._offer = offer
+        self._waits_until_ns = 0
+        self._process = clock.start(self._arrive())
+
+    @property
+    def exhausted(self) -> bool:
+        """True once every request of the workload has been offered."""
+        return self._clients.exhausted
+
+    def ended(self, request: WorkloadRequest) -> None:
+        """Record that `request` leaves now."""
+        self._clients.ended(request, self._clock.now_ns)
+        next_ns = self._clients.next_ns
+        if next_ns is not None and next_ns < self._waits_until_ns:
+            self._waits_until_ns = next_ns
+            self._process.interrupt()
+
+    def _arrive(self) -> ProcessGenerator:
+        clock, clients = self._clock, self._clients
+        next_ns = clients.next_ns
+        while next_ns is not None or not clients.exhausted:
+            self._waits_until_ns = _NEVER if next_ns is None else next_ns
+            try:
+                yield clock.event() if next_ns is None else clock.until(next_ns, ARRIVAL)
+            except Interrupt:
+                next_ns = clients.next_ns  # the end of a request made another request due earlier
+                continue
+            self._waits_until_ns = 0
+            self._offer(clients.pop())
+            while (next_ns := clients.next_ns) is not None and next_ns <= clock.now_ns:
+                self._offer(clients.pop())
 
 
 class _Visit:
@@ -57,7 +100,7 @@ class Gateway:
         self._log = log
         self._on_end = on_end
         self._visits: dict[int, _Visit] = {}
-        self._held: deque[_Visit] = deque()  # visits for which no replica is ready
+        self._unplaced: deque[_Visit] = deque()  # visits for which no replica is ready
         self._prefilled: deque[tuple[_Visit, Request]] = deque()  # visits for which no decode replica is ready
         self._most_at_replica = admission.max_queued_per_replica
         self._most = admission.max_queued
@@ -102,8 +145,8 @@ class Gateway:
         if (visit := self._visits.get(id)) is not None:
             if status == Status.FINISHED.value and (visit.live is None or not self._got(visit.live)):
                 status = "cancelled"
-            if visit in self._held:
-                self._held.remove(visit)
+            if visit in self._unplaced:
+                self._unplaced.remove(visit)
             self._leave(visit, status, reason)
 
     # Called by the fleet
@@ -124,8 +167,8 @@ class Gateway:
             self._attempt(visit)
 
     def _ready(self, life: Life) -> None:
-        held, self._held = self._held, deque()
-        for visit in held:
+        unplaced, self._unplaced = self._unplaced, deque()
+        for visit in unplaced:
             self._place(visit)
         prefilled, self._prefilled = self._prefilled, deque()
         for visit, request in prefilled:
@@ -144,7 +187,7 @@ class Gateway:
         refusal = self._refusal(replica) if self._limited else ""
         if replica is None and not refusal:
             if self._fleet.awaits(visit.request):
-                self._held.append(visit)
+                self._unplaced.append(visit)
                 return
             refusal = "no replica is left"
         if refusal:
@@ -177,7 +220,7 @@ class Gateway:
 
     def _refusal(self, replica: Replica | None) -> str:
         """Return why no request can be queued now; empty if a request can be queued."""
-        if self._most is not None and self._log.queued + len(self._held) >= self._most:
+        if self._most is not None and self._log.queued + len(self._unplaced) >= self._most:
             return f"{self._most} requests were queued in the fleet"
         if replica and self._most_at_replica is not None and replica.queued_requests >= self._most_at_replica:
             return f"{self._most_at_replica} requests were queued at its replica"
@@ -207,8 +250,8 @@ class Gateway:
             if visit.live.admitted >= 0 or visit.taken_over:
                 return
             self._take_off(visit)
-        elif visit in self._held:
-            self._held.remove(visit)
+        elif visit in self._unplaced:
+            self._unplaced.remove(visit)
         else:
             return  # refused, and waiting for its next attempt
         self._failed(visit, "timed_out", f"waited {timeout_ns / 1e9:g} s in the queue")

@@ -1,7 +1,8 @@
 """KV tiers of a replica on the virtual clock: slower memory for its KV blocks.
 
 The rules are those of `serving.kv.tiered_blocks`. Waiting requests load the blocks that they find instead of computing
-them. Each tier has one link for reads and one for writes. A load of a block that is still being written waits for it.
+them. Each tier has one link for reads and one for writes, which carry one transfer after another. A load of a block
+that is still being written waits for it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,27 @@ from serving.deployments.kv_layout import kv_bytes_per_token
 from serving.kv.content import segment_content
 from serving.kv.tiered_blocks import TieredBlocks
 from serving.request import Request
-from sim.clock import TRANSFER_ENDS, VirtualClock
-from sim.fifo_link import FifoLink
+from sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
 from sim.replica import Replica
 from sim.run_log import RunLog
+
+
+class FifoLink:
+    """A link that carries one transfer at a time at `bytes_per_s`. Each transfer arrives `latency_ns` later."""
+
+    def __init__(self, bytes_per_s: float, latency_ns: int) -> None:
+        self._bytes_per_s = round(bytes_per_s)
+        self._latency_ns = latency_ns
+        self._free_ns = 0
+
+    def send(self, size: int, ready_ns: int) -> int:
+        """Return the time at which `size` bytes that can leave at `ready_ns` arrive.
+
+        The next transfer can begin during the latency of this one.
+        """
+        begins_ns = max(self._free_ns, ready_ns)
+        self._free_ns = begins_ns - (-size * SECOND_NS // self._bytes_per_s)
+        return self._free_ns + self._latency_ns
 
 
 class TieredKv(TieredBlocks):

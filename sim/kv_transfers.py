@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from serving.deployments.fleet import LinksConfig
 from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype, states_bytes
@@ -19,9 +19,11 @@ from serving.request import Request
 from serving.workload import WorkloadRequest
 from sim.clock import VirtualClock
 from sim.links import Flow, Links
-from sim.priced_pool import PricedPool
 from sim.replica import Replica
 from sim.run_log import RunLog
+
+if TYPE_CHECKING:
+    from sim.fleet import PricedPool
 
 _GB = 1e9
 
@@ -99,8 +101,8 @@ class KvTransfers:
     def keeps(self, id: int) -> bool:
         return id in self._awaited
 
-    def matched(self, request: Request, found: int) -> int:
-        return max(request.prompt_len - found, 0) if request.id in self._kept else 0
+    def matched(self, request: Request, cached_tokens: int) -> int:
+        return max(request.prompt_len - cached_tokens, 0) if request.id in self._kept else 0
 
     def pull(self, replica: Replica, request: Request, tokens: int) -> None:
         kept = self._kept[request.id]
@@ -144,7 +146,7 @@ class _Source:
     def __init__(self, transfers: KvTransfers) -> None:
         self._transfers = transfers
 
-    def matched(self, request: Request, found: int) -> int:
+    def matched(self, request: Request, cached_tokens: int) -> int:
         return 0
 
     def load(self, request: Request, start: int, tokens: int) -> None:
@@ -166,8 +168,8 @@ class _Destination:
         self._transfers = transfers
         self._replica = replica
 
-    def matched(self, request: Request, found: int) -> int:
-        return self._transfers.matched(request, found)
+    def matched(self, request: Request, cached_tokens: int) -> int:
+        return self._transfers.matched(request, cached_tokens)
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         self._transfers.pull(self._replica, request, tokens)

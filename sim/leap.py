@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
-from serving.decode_run import DecodeRun
+from serving.step_prices import DecodeRun
 
 
 class Leap:

@@ -5,6 +5,11 @@ starts or ends, the rates of all flows that share a port with it, directly or th
 all rates rise together, and a flow stops rising when one of its ports is full (progressive filling: Bertsekas and
 Gallager, Data Networks, 6.5.2). Rates and bytes are integers of a very small unit, so that equal flows end at the same
 nanosecond on every machine.
+
+The collectives of an engine on several nodes may share its network adapters with KV transfers, fairly in each layer:
+beside k transfers a collective gets 1 / (k + 1) of an adapter, so its time on the link grows by the factor k + 1. The
+transfers share the rest of the link; the bytes that the step's collectives send are spread evenly over the step. Only
+the transfers that are present when a step is launched make it longer.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from collections.abc import Callable, Iterable
 from simpy import Interrupt, Process
 from simpy.events import ProcessGenerator
 
+from serving.cost_model import NetworkedCost
 from sim.clock import SECOND_NS, TRANSFER_ENDS, VirtualClock
 
 _FINE = 1_000_000  # rates are in millionths of a byte per second; shares are rounded down to this unit
@@ -71,7 +77,7 @@ class Links:
 
     def start(self, source: int, destination: int, size: int, on_end: Callable[[], None]) -> Flow:
         """Send `size` bytes, beginning after the latency. `on_end` is called when all bytes have arrived."""
-        ports = (self._of(source)[0], self._of(destination)[1], *self._fabric)
+        ports = (self._ports_of(source)[0], self._ports_of(destination)[1], *self._fabric)
         flow = Flow(size * _FINE * SECOND_NS, ports)
         flow.process = self._clock.start(self._carry(flow, on_end))
         return flow
@@ -103,12 +109,12 @@ class Links:
     def lose(self, replica: int) -> None:
         """Cut `replica` off until `restore` is called. Its present flows start over then."""
         self._losses[replica] += 1
-        for port in self._of(replica):
+        for port in self._ports_of(replica):
             port.capacity = 0
             for flow in port.flows:
                 flow.left, flow.rate = flow.size, 0
                 self._wake(flow)
-        self._share(self._of(replica))
+        self._share(self._ports_of(replica))
 
     def restore(self, replica: int) -> None:
         """End one loss of the link of `replica`; the link works again if no other loss remains."""
@@ -119,7 +125,7 @@ class Links:
 
     def flows(self, replica: int) -> int:
         """Return the number of flows into or out of `replica` now, whichever is larger."""
-        return max(len(port.flows) for port in self._of(replica))
+        return max(len(port.flows) for port in self._ports_of(replica))
 
     def take(self, replica: int, part: int, whole: int) -> None:
         """Let other traffic take `part / whole` of the link of `replica` in both directions, until the next call."""
@@ -130,11 +136,11 @@ class Links:
 
     def _open(self, replica: int) -> None:
         part, whole = self._taken.get(replica, (0, 1))
-        for port in self._of(replica):
+        for port in self._ports_of(replica):
             port.capacity = self._nic - self._nic * part // whole
-        self._share(self._of(replica))
+        self._share(self._ports_of(replica))
 
-    def _of(self, replica: int) -> tuple[Port, Port]:
+    def _ports_of(self, replica: int) -> tuple[Port, Port]:
         if replica not in self._ports:
             self._ports[replica] = Port(self._nic), Port(self._nic)
         return self._ports[replica]
@@ -188,3 +194,23 @@ def _connected(ports: Iterable[Port]) -> list[Port]:
                     reached[other] = None
                     to_visit.append(other)
     return to_visit
+
+
+class SharedNetwork:
+    """The adapters of the replica with this `index` in `links`. `cost` gives the times of its collectives."""
+
+    def __init__(self, links: Links, index: int, cost: NetworkedCost) -> None:
+        self._links = links
+        self._index = index
+        self._cost = cost
+
+    def wait_ns(self, tokens: int, step_ns: int) -> int:
+        """Return the time that transfers add to a step of `tokens` tokens launched now, which alone takes `step_ns`."""
+        alone_ns = min(self._cost.network_ns(tokens), step_ns)
+        more_ns = alone_ns * self._links.flows(self._index)
+        self._links.take(self._index, alone_ns, max(step_ns + more_ns, 1))
+        return more_ns
+
+    def rest(self) -> None:
+        """Leave the whole link to transfers, because no step is in flight."""
+        self._links.take(self._index, 0, 1)

@@ -29,7 +29,7 @@ class LiveCluster(Cluster):
         super().__init__(*args, **settings)
         self._begin(for_ever=True)
         self._emptied_ns = 0
-        self._lives, self._changes = self._fleet.record(), self._fleet.changes
+        self._replica_lives, self._changes = self._fleet.record(), self._fleet.changes
 
     @property
     def next_ns(self) -> float:
@@ -43,9 +43,9 @@ class LiveCluster(Cluster):
         return [life for pool in pools for life in self._fleet.living(pool) if life.ready_ns is not None]
 
     @property
-    def lives(self) -> list[dict[str, Any]]:
+    def replica_lives(self) -> list[dict[str, Any]]:
         """The value of the column `replica_lives` when the fleet last became empty; a simulation would end there."""
-        return self._lives
+        return self._replica_lives
 
     def deployment(self, life: Life) -> Deployment:
         """Return the settings of a replica."""
@@ -124,4 +124,4 @@ class LiveCluster(Cluster):
         if not len(self._gateway):
             self._emptied_ns = self._clock.now_ns
             if self._changes != self._fleet.changes:
-                self._lives, self._changes = self._fleet.record(), self._fleet.changes
+                self._replica_lives, self._changes = self._fleet.record(), self._fleet.changes

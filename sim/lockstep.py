@@ -76,7 +76,7 @@ class Lockstep:
         self._ready, self._ready_ns, self.alarm = [], 0, None
         tokens = -(-sum(rank.planned.tokens for rank in ready) // self._ranks)
         times_ns = zip(*(rank.times_ns(tokens) for rank in ready), strict=True)
-        stages_ns, transfers_ns = ([max(of_ranks) for of_ranks in zip(*each, strict=True)] for each in times_ns)
+        stages_ns, transfers_ns = ([max(ranks_ns) for ranks_ns in zip(*part_ns, strict=True)] for part_ns in times_ns)
         passage = self._stages.passed(now, stages_ns, transfers_ns)
         self._ends_ns.append(passage.end_ns)
         self.until_ns = max(self._stages.free_ns[0], self._ends_ns[0])

@@ -44,8 +44,8 @@ class RemotePrefills:
         """Connect a new replica. Raises UserError if its policy cannot load KV."""
         life.replica.connect(_Remote(self, life.replica))
 
-    def matched(self, request: Request, found: int) -> int:
-        return max(request.prompt_len - found, 0) if request.id in self._at else 0
+    def matched(self, request: Request, cached_tokens: int) -> int:
+        return max(request.prompt_len - cached_tokens, 0) if request.id in self._at else 0
 
     def pull(self, replica: Replica, request: Request, tokens: int) -> None:
         size = tokens * self.bytes_per_token
@@ -67,8 +67,8 @@ class _Remote:
         self._prefills = prefills
         self._replica = replica
 
-    def matched(self, request: Request, found: int) -> int:
-        return self._prefills.matched(request, found)
+    def matched(self, request: Request, cached_tokens: int) -> int:
+        return self._prefills.matched(request, cached_tokens)
 
     def load(self, request: Request, start: int, tokens: int) -> None:
         self._prefills.pull(self._replica, request, tokens)

@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 from simpy.events import ProcessGenerator
 
 from serving.contract import Contract
-from serving.cost_model import CostModel
+from serving.cost_model import CostModel, paced
 from serving.deployments.kv_layout import kv_tokens
 from serving.kv.block_pool import BlockPool
 from serving.kv.external import ExternalKv
@@ -26,17 +26,16 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL, PLANNING, STEP_ENDS, Alarm, VirtualClock
 from sim.leap import Leap
-from sim.pace import paced
+from sim.links import SharedNetwork
 from sim.pipeline import Pipeline
 from sim.run_log import RunLog
-from sim.shared_network import SharedNetwork
 
 
 class LoadListener(Protocol):
-    """A listener that is called when a replica gets a request (`loaded`) or loses one (`lightened`)."""
+    """A listener that is called when a replica gets a request (`load_grew`) or loses one (`load_shrank`)."""
 
-    def loaded(self, replica: Replica) -> None: ...
-    def lightened(self, replica: Replica) -> None: ...
+    def load_grew(self, replica: Replica) -> None: ...
+    def load_shrank(self, replica: Replica) -> None: ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -118,12 +117,12 @@ class Replica:
     def used_blocks(self) -> int:
         """The number of KV blocks that requests hold, including those taken for the present step."""
         pool = self.scheduler.pool
-        ahead = 0
+        leap_blocks = 0
         if self._leap is not None:
             # A step that ends now counts as ended, and the next step is not planned yet.
             planned = self._leap.ended(self._clock.now_ns - 1) + 1
-            ahead = pool.net_blocks(self.scheduler.decodes, planned)
-        return pool.total - pool.free + ahead
+            leap_blocks = pool.net_blocks(self.scheduler.decodes, planned)
+        return pool.total - pool.free + leap_blocks
 
     def is_priced_by(self, cost: CostModel) -> bool:
         """Return whether `cost` is the cost model of its steps, apart from slowdowns."""
@@ -162,7 +161,7 @@ class Replica:
             request.await_grammar()
             self._clock.start(self._compile(request, compile_ns))
         for listener in self.listeners:
-            listener.loaded(self)
+            listener.load_grew(self)
         if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
@@ -178,7 +177,7 @@ class Replica:
         self._end_leap()
         self._policy.abort(request.id)
         self._withdrawals = bool(self._launched)
-        self._lighten(request)
+        self._shed_load(request)
         if self._alarm is None:  # other requests may have waited for its place
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
@@ -205,7 +204,7 @@ class Replica:
         self._wake()
         self._policy.release(request)
         if self._kept.pop(request.id, None):
-            self._lighten(request)
+            self._shed_load(request)
 
     def _wake(self) -> None:
         """Plan a step after all other events of this time, because a request may wait for the coming change."""
@@ -225,7 +224,7 @@ class Replica:
         kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
         for request in lost:
             self._policy.abort(request.id)
-            self._lighten(request)
+            self._shed_load(request)
         for request in kept:
             self.release(request)
         while self._launched:
@@ -401,16 +400,16 @@ class Replica:
             self._log.handed_on(request, now)
             self._kept[request.id] = request
             return
-        self._lighten(request)
+        self._shed_load(request)
         self._log.ended(request, now)
         self._on_end(request)
 
-    def _lighten(self, request: Request) -> None:
+    def _shed_load(self, request: Request) -> None:
         self.outstanding_requests -= 1
         self.outstanding_tokens -= request.max_len
         self._known_tokens -= request.known
         for listener in self.listeners:
-            listener.lightened(self)
+            listener.load_shrank(self)
 
     # Leaps
 

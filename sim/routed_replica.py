@@ -41,7 +41,7 @@ class RoutedReplica:
         self.known_tokens += prompt_tokens
         self.queued_requests += 1
         for listener in self.listeners:
-            listener.loaded(self.as_replica)
+            listener.load_grew(self.as_replica)
 
     def got(self, id: int, tokens: int) -> None:
         """Count `tokens` more received tokens of a request; do nothing if it has ended."""
@@ -59,4 +59,4 @@ class RoutedReplica:
         self.known_tokens -= prompt_tokens + got
         self.queued_requests -= not got
         for listener in self.listeners:
-            listener.lightened(self.as_replica)
+            listener.load_shrank(self.as_replica)

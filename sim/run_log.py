@@ -1,7 +1,8 @@
 """A log that turns the events of a simulation into rows of a recording.
 
 Rows go to a sink in column blocks, so memory is bounded by the requests and steps in flight: a `RecordingWriter`
-streams them to disk, a `TableSink` keeps them as Arrow tables.
+streams them to disk, a `TableSink` keeps them as Arrow tables. The time of each output token is the end of a step: the
+ends are kept by replica, and given to requests when their rows are written.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from serving.deployments.config import SchedulerConfig
@@ -24,8 +26,49 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 from sim.leap import Leap
 from sim.step_log import StepLog
-from sim.token_times import Sampled, TokenTimes
 from traces.schema import REQUESTS, arrow_schema
+
+
+class Sampled(NamedTuple):
+    """A request that finished: its last replica, the tokens that its user got on an earlier one, and their time."""
+
+    request: Request
+    replica: int
+    sampled_before: int
+    first_token_ns: int | None
+
+
+class TokenTimes:
+    """The ends of all steps, eight bytes each.
+
+    Attributes:
+        ends_ns: by replica
+    """
+
+    def __init__(self) -> None:
+        self.ends_ns: dict[int, array[int]] = {}
+
+    def lists(self, samples: Iterable[Sampled | None]) -> pa.ListArray:
+        """Return nanoseconds for each request, null for None."""
+        ends_ns = {replica: np.frombuffer(ends, np.int64) for replica, ends in self.ends_ns.items()}
+        parts, offsets, nothing = [np.zeros(0, np.int64)], [0], []
+        for sample in samples:
+            nothing.append(sample is None)
+            tokens = 0
+            if sample is not None:
+                left = sample.request.outputs
+                if sample.sampled_before:
+                    parts.append(np.full(min(sample.sampled_before, left), sample.first_token_ns, np.int64))
+                    left -= len(parts[-1])
+                for first, count in sample.request.sampled_in:
+                    if left:
+                        parts.append(ends_ns[sample.replica][first : first + min(count, left)])
+                        left -= len(parts[-1])
+                tokens = sample.request.outputs - left
+            offsets.append(offsets[-1] + tokens)
+        mask = pa.array(nothing) if any(nothing) else None
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.concatenate(parts)), mask=mask)
+
 
 BLOCK = 16_384  # rows handed to the sink at once, if not stated otherwise
 _AT_ONCE = 256  # rows that become columns while a processor's cache holds them

@@ -254,6 +254,6 @@ def test_a_short_simulation_loads_little(tmp_path: Path) -> None:
 
 
 def test_the_simulator_loads_without_torch() -> None:
-    modules = "sim.cluster, sim.conformance, calibration.validation.covalidation"
+    modules = "sim.cluster, sim.checks.conformance, calibration.validation.covalidation"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

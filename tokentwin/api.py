@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from calibration.steps.external_calibration import ExternalCalibration
+    from calibration.steps.measured_runs import MeasuredRuns
     from calibration.steps.step_cost import Calibration
     from calibration.validation.report import ValidationReport
     from planning.compare.document import ComparisonDocument
@@ -255,14 +256,14 @@ def calibrate(
     *,
     overwrite: bool = False,
     **request: Any,
-) -> Calibration | ExternalCalibration | FrontDoor:
+) -> Calibration | ExternalCalibration | MeasuredRuns | FrontDoor:
     """Measure the real engine on this machine, or read measurements of an engine, and fit its step times.
 
     Args:
         deployment: the deployment to measure, or the deployment that wrote the `iterations`
         out: directory of the calibration and the recordings; by default a temporary one, kept until Python ends
         request: more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or measurements to
-            read: `recordings`, `iterations` with `gpu`, `case` with `data`, or `served` with `client`
+            read: `recordings`, `iterations` with `gpu`, `measured` with `gpu`, `case` with `data`, or `served` with `client`
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements to which nothing can be
     fitted, and if `out` holds a calibration and `overwrite` is not set.

@@ -132,5 +132,5 @@ def deployment_options(command: Command) -> Command:
         "-d",
         "deployment_file",
         type=click.Path(),
-        help="Deployment: a YAML file, or a recording whose deployment is used.",
+        help="YAML file with the deployment, or a recording, whose deployment is then used.",
     )(command)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planning.request_endings import status_word
-from planning.run_report import Bands, run_report
+from planning.run_report import Bands, run_report, status_word
+from serving.answers.figures import shown_share
 from serving.errors import one_line
-from serving.figures import shown_share
 
 if TYPE_CHECKING:
     from traces.metrics.run_metrics import RunMetrics
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, **more: Any) -> None:
     """Print the metrics in the `style` `table` or `json`; `more` goes into the JSON."""
-    from serving.terminal import print_report
+    from serving.answers.terminal import print_report
 
     if style == "json":
         distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}

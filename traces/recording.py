@@ -5,10 +5,20 @@ if known, `workload.parquet` (the offered requests in our trace format). `traces
 
 Some columns of `runs` have JSON objects. The entries that we read are checked when a recording is opened, because any
 program may have written the file. Other entries are allowed and ignored.
+
+The `notes` of a run are such an object, with facts about a recording that have no column. A run of the real engine has
+`attention`, `model` and `memory`. For an MoE model it also has `experts`, with the number of experts in a layer
+(`experts`) and the number of experts per token (`topk`). A simulated run has these notes, as far as they are known:
+
+front_door  time that the API server in front of it took, as in `serving.front_door.FrontDoor`
+gpu         the GPU whose kernel tables timed its steps
+trust       `level` and `reason`, as in `calibration.trust`
+bands       90 % bands by metric and statistic; the statistic of a single number is `value`
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +30,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, Field
 
-from serving.data_file import parse_json
+from serving.data_file import parse_json, with_present_names
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.former_names import with_present_names
 from serving.front_door import FrontDoor
 from serving.workload import Workload
 from traces.formats.parquet import ParquetReader, arrow_reason
@@ -234,7 +243,7 @@ class _Served(BaseModel):
 
 
 class _Notes(BaseModel):
-    """The notes that we read; `traces.recording_notes` documents them."""
+    """The notes that we read; `traces.recording` documents them."""
 
     gpu: str | None = None
     trust: dict[str, Any] | None = None
@@ -274,3 +283,12 @@ def check_objects(run: Mapping[str, Any], where: str) -> None:
         except ValueError as error:
             raise UserError(field, text, f"{error}; record the run again") from None
         parse(model, with_present_names(value), field)
+
+
+def notes_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the notes of a row of `runs`; empty if it has none or they are not a JSON object."""
+    try:
+        notes = json.loads(run.get("notes") or "{}")
+    except ValueError:
+        return {}
+    return with_present_names(notes) if isinstance(notes, dict) else {}

@@ -24,8 +24,7 @@ from serving.version import __version__
 from serving.whole_file import LOCK, DirectoryLock
 from serving.workload import Workload
 from traces.formats.parquet import write_parquet
-from traces.recording import JOURNAL, WORKLOAD, Recording
-from traces.recording_notes import notes_of
+from traces.recording import JOURNAL, WORKLOAD, Recording, notes_of
 from traces.schema import COLUMNS_FILE, DATASETS, arrow_schema, columns_text, recording_columns
 
 DEPLOYMENT = "deployment.yaml"  # written with a recording of vLLM, so that users can run it again

@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
-from traces.arrivals import LATEST_NS
+from traces.distributions import LATEST_NS
 
 
 def reshaped(

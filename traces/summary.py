@@ -13,7 +13,7 @@ import numpy as np
 
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.metrics.distribution import Distribution
+from traces.tables import Distribution
 
 _ROOT = 0
 

@@ -22,8 +22,7 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.arrivals import LATEST_NS, Arrivals, Closed
-from traces.lengths import Empirical, Lengths
+from traces.distributions import LATEST_NS, Arrivals, Closed, Empirical, Lengths
 
 _CHUNK = 8192
 _MOST_REQUESTS = 1_000_000_000  # writing so many takes hours

@@ -27,10 +27,9 @@ from serving.contract import Contract
 from serving.errors import UserError
 from serving.kv.grouped_pool import block_tables
 from serving.request import Request, Status
-from serving.scheduler import find_policy
+from serving.scheduler import Hold, find_policy
 from serving.step_plan import StepPlan
 from serving.user_code.own_contract import contract_with
-from serving.waiting import Hold
 from serving.workload import PRIVATE, WorkloadRequest
 from vllmside.request_tokens import RequestTokens, SaltedContent
 from vllmside.scheduler_settings import policy_and_settings, request_not_carried

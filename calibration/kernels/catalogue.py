@@ -20,9 +20,18 @@ from numpy.typing import NDArray
 from calibration.kernels.collectives import collectives_of
 from calibration.kernels.shapes import measured_at, operation_at
 from calibration.kernels.surfaces import KernelSurfaces, bundled, bundled_names, is_whole, read_surfaces
-from calibration.kernels.times import Estimate, KernelTimes
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
+from calibration.operations import (
+    Collective,
+    DecodeAttention,
+    Elementwise,
+    Estimate,
+    Experts,
+    Gemm,
+    KernelTimes,
+    Operation,
+    PrefillAttention,
+)
 from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 

@@ -52,8 +52,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from calibration.kernels.times import Estimate, floor_ns
-from calibration.operations import Collective, Exchange
+from calibration.operations import Collective, Estimate, Exchange, floor_ns
 from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.inter_node import InterNodeConfig
@@ -257,7 +256,7 @@ class Collectives:
         if operation.nodes > 1:
             return self._on_several_nodes(operation)
         elements = np.asarray(operation.elements, dtype=np.float64)
-        estimates = [self._of(forms, operation) for forms in self._counting(operation)]
+        estimates = [self._time_by(forms, operation) for forms in self._counting(operation)]
         logs = np.array([np.log(ns) for ns, _ in estimates])
         ns = np.maximum(np.exp(logs.mean(axis=0)), floor_ns(self.gpu, operation))
         error = np.array([error for _, error in estimates]).mean(axis=0)
@@ -291,7 +290,7 @@ class Collectives:
     def _by_nccl(self, operation: Collective) -> Any:
         """Return NCCL's nanoseconds within a node."""
         fitted = [
-            self._of({key: form for key, form in forms.items() if "nccl/" in key}, operation)[0]
+            self._time_by({key: form for key, form in forms.items() if "nccl/" in key}, operation)[0]
             for forms in self._counting(operation)
         ]
         return np.exp(np.log(fitted).mean(axis=0))
@@ -301,7 +300,7 @@ class Collectives:
         limit = taken_up_to("fused", self.gpu, operation.gpus) if operation.fusible else 0
         return 2.0 * np.asarray(operation.elements) <= limit
 
-    def _of(self, forms: Mapping[str, ClosedForm], operation: Collective) -> tuple[Any, Any]:
+    def _time_by(self, forms: Mapping[str, ClosedForm], operation: Collective) -> tuple[Any, Any]:
         link = self.gpu.link_bytes_per_s
         sent = Collective("", "all_to_all", 2, 2.0 * operation.elements) if operation.kind == "p2p" else operation
         if not forms:
@@ -330,7 +329,7 @@ def taken_up_to(kernel: str, gpu: GpuSpec, gpus: int) -> int:
         limits = _FUSED if gpu.name in FUSING else {}
     else:
         limits = _CUSTOM.get(gpu.name, _OTHER_NVLINK) if over_nvlink(gpu) else _PCIE
-    return next((limits[of] for of in sorted(limits) if of >= gpus), 0)
+    return next((limits[number] for number in sorted(limits) if number >= gpus), 0)
 
 
 def over_nvlink(gpu: GpuSpec) -> bool:

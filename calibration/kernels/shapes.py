@@ -14,9 +14,8 @@ import numpy as np
 
 from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import KernelFit, fitted
-from calibration.kernels.times import Estimate
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import DecodeAttention, Experts, Gemm, Operation, PrefillAttention
+from calibration.operations import DecodeAttention, Estimate, Experts, Gemm, Operation, PrefillAttention
 from serving.deployments.gpu_spec import GpuSpec
 
 NO_WINDOW = 2**17  # value of the window feature for shapes without a sliding window

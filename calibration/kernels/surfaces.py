@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 
 from calibration.kernels.collectives import Collectives, collectives_of
 from calibration.kernels.structure import Efficiency, structure_of
-from calibration.kernels.times import Estimate, KernelTimes, floor_ns
-from calibration.operations import Collective, Elementwise, Operation
+from calibration.operations import Collective, Elementwise, Estimate, KernelTimes, Operation, floor_ns
 from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError

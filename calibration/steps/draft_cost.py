@@ -86,15 +86,17 @@ class ModelDraft:
         return 1000 * ns
 
     def ns(self, sizes: StepSizes, step: Any) -> Any:
-        first, *later = (count * sum(self._cost.parts(of).values()) for count, of in draft_passes(sizes, self._again))
+        first, *later = (
+            count * sum(self._cost.parts(pass_).values()) for count, pass_ in draft_passes(sizes, self._again)
+        )
         return first + np.where(np.asarray(sizes.sampled_rows) > 0, sum(later), 0.0)
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
         named = zip(("draft", f"draft, {self._again} more:"), draft_passes(sizes, self._again), strict=False)
         return [
             replace(operation, name=f"{which} {operation.name}", count=count * operation.count)  # type: ignore[type-var]
-            for which, (count, of) in named
-            for operation in self._cost.operations(of)
+            for which, (count, pass_) in named
+            for operation in self._cost.operations(pass_)
         ]
 
 

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import bound_by, floor_ns
-from calibration.operations import Operation, StepSizes
+from calibration.operations import Operation, StepSizes, bound_by, floor_ns
 from calibration.step_operations import heads_per_device, step_operations
-from calibration.steps.correction import PROMPT_PARTS
+from calibration.steps.correction import PROMPT_PARTS, never_slower, parts_of
 from calibration.steps.interval import REACH, Factors, widened
 from calibration.steps.launches import launches
 from calibration.steps.operation_cost import WAITING, OperationCost
-from calibration.steps.parts import never_slower, parts_of
 from calibration.steps.step_trust import stacked, step_trust
 from calibration.trust import Trust, TrustLevel
 from serving.deployments.config import Deployment
@@ -188,17 +186,19 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
     hidden, layers, vocabulary = model.hidden_size, model.num_layers, -(-model.vocab_size // tp)
     values = model.latent.v_head_dim if model.latent is not None else model.head_dim
 
-    def stage(name: str, *shape: int, of: str = dtype, times: int = 1) -> Stage:
-        width = {"int64": _ID_BYTES, "float32": _FLOAT_BYTES}.get(of) or DTYPE_BYTES[of]
-        return Stage(name, shape, of, times, int(times * prod(shape) * width))
+    def stage(name: str, *shape: int, stored_as: str = dtype, times: int = 1) -> Stage:
+        width = {"int64": _ID_BYTES, "float32": _FLOAT_BYTES}.get(stored_as) or DTYPE_BYTES[stored_as]
+        return Stage(name, shape, stored_as, times, int(times * prod(shape) * width))
 
     kept = (
-        stage("latent vectors, kept as KV", tokens, model.latent.kv_dim, of=cached, times=layers)
+        stage("latent vectors, kept as KV", tokens, model.latent.kv_dim, stored_as=cached, times=layers)
         if model.latent is not None
-        else stage("keys and values, kept as KV", 2, tokens, kv_heads, model.head_dim, of=cached, times=model.kv_layers)
+        else stage(
+            "keys and values, kept as KV", 2, tokens, kv_heads, model.head_dim, stored_as=cached, times=model.kv_layers
+        )
     )
     stages = [
-        stage("token ids", tokens, of="int64"),
+        stage("token ids", tokens, stored_as="int64"),
         stage("embeddings", tokens, hidden),
         stage("layer: queries", tokens, heads, model.head_dim, times=model.kv_layers),
         kept._replace(name=f"layer: {kept.name}"),
@@ -220,6 +220,6 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         stage("layer: hidden states", tokens, hidden, times=layers),
         stage("last hidden states", sampled, hidden),
         stage("logits", sampled, vocabulary),
-        stage("probabilities", sampled, model.vocab_size, of="float32"),
-        stage("sampled ids", sampled, of="int64"),
+        stage("probabilities", sampled, model.vocab_size, stored_as="float32"),
+        stage("sampled ids", sampled, stored_as="int64"),
     ]

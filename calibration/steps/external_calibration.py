@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import blake2b
 from math import log, sqrt
 from pathlib import Path
@@ -19,20 +20,35 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
-from calibration.kernels.times import KernelTimes
-from calibration.operations import StepSizes
+from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.collectives import COLLECTIVES
+from calibration.kernels.surfaces import bundled, bundled_names
+from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price, checked, read, save
-from calibration.steps.correction import ADDED, FACTORS, Correction
-from calibration.steps.evidence import NUMBERS, PARTS, PLACE, PRIORS, Belief, Evidence, Origin
+from calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
+from calibration.steps.evidence import (
+    NUMBERS,
+    PARTS,
+    PLACE,
+    PRIORS,
+    Belief,
+    Evidence,
+    Origin,
+    bundled_bytes,
+    bundled_evidence,
+    own_origin,
+)
 from calibration.steps.interval import REACH, Factors, StepInterval, factors_of, widened
+from calibration.steps.launches import PUBLISHED, LaunchCost
+from calibration.steps.measured_runs import FILE as MEASURED_FILE
+from calibration.steps.measured_runs import MeasuredRuns
 from calibration.steps.operation_cost import HostTimes, OperationCost
-from calibration.steps.parts import step_parts, wider_types
 from calibration.steps.pipeline_cost import PipelineCost
 from serving.deployments.config import Deployment, parse
-from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import narrowest_dtype
+from serving.deployments.weight_types import check_heads, narrowest_dtype
 from serving.errors import UserError
 
 FILE = "engine.json"
@@ -244,3 +260,83 @@ def transferred(
         request_interval=here.request_interval,
         untaught=f"it was learnt as {differs}",
     )
+
+
+Learnt = ExternalCalibration | MeasuredRuns
+"""A calibration of engines other than ours, which corrects the kernel times of a GPU."""
+
+LEARNT_FILES = (FILE, MEASURED_FILE)
+
+
+def load_learnt(directory: Path) -> Learnt | None:
+    """Return the calibration of engines other than ours in `directory`; None if there is none."""
+    if (directory / FILE).exists():
+        return ExternalCalibration.load(directory / FILE)
+    return MeasuredRuns.load(directory / MEASURED_FILE) if (directory / MEASURED_FILE).exists() else None
+
+
+def predicted_cost(
+    gpu: str,
+    deployment: Deployment,
+    calibration: Learnt | None = None,
+    launches: LaunchCost = PUBLISHED,
+) -> OperationCost:
+    """Return the cost model of `deployment` on `gpu`, from `calibration` or else from the bundled evidence (blind).
+
+    Measured runs join the bundled evidence, and hold for any GPU and model. If `launches` was measured, it replaces the
+    launch cost. Raises UserError for an unknown GPU or model, for heads
+    that cannot be split over the devices, and for a calibration of another GPU or model.
+    """
+    model = find_model(deployment.model)
+    check_heads(model, deployment.tensor_parallel_size)
+    known = blind(gpu, deployment, evidence=calibration.evidence if isinstance(calibration, MeasuredRuns) else None)
+    if isinstance(calibration, ExternalCalibration):
+        then = calibration.learnt_as
+        same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
+        there = blind(gpu, then) if same else known
+        known = transferred(calibration, find_gpu(gpu), deployment, known, there)
+    if launches.ns is not None and launches is not PUBLISHED:
+        known = replace(known, host=replace(known.host, launches=launches))
+    return known.cost(model, deployment, kernels(gpu))
+
+
+def identity(gpu: str, calibration: Learnt | None = None) -> str:
+    """Return a hash of everything that a prediction depends on, as twelve hexadecimal digits.
+
+    It covers the calibration, the evidence, the kernel tables, and the datasheet of a user's own GPU.
+    """
+    digest = blake2b((calibration.id if calibration else "").encode() + bundled_bytes(), digest_size=6)
+    spec = find_gpu(gpu)
+    if spec != gpus().get(spec.name):
+        digest.update(spec.model_dump_json().encode())
+    own = bundled(spec.name)
+    for path in [COLLECTIVES, *([own] if own.exists() else map(bundled, bundled_names()))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def kernels(gpu: str) -> KernelTimes:
+    """Return the kernel times of a GPU, given by its name or its file; they are read only once."""
+    return load_kernels(find_gpu(gpu))
+
+
+def blind(
+    gpu: str,
+    deployment: Deployment,
+    without: Callable[[Origin], bool] | None = None,
+    client: str = "",
+    evidence: Evidence | None = None,
+) -> ExternalCalibration:
+    """Return the calibration of `deployment` on `gpu` from measured runs of other engines.
+
+    Evidence from origins for which `without` returns True is left out. `evidence` is the bundled evidence by default.
+    """
+    model, spec = find_model(deployment.model), find_gpu(gpu)
+    known = evidence or bundled_evidence()
+    origin = own_origin(Origin.from_deployment(model, spec, deployment, client=client))
+    left = known if without is None else known.without(without)
+    calibration = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
+    if spec.name in gpus():
+        return calibration
+    return replace(calibration, untaught=f"the catalogue lacks {spec.name}, so no measured run taught it")

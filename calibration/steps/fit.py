@@ -4,8 +4,8 @@ Prices are fitted by non-negative least squares on relative errors: the weight o
 decode step counts as much as a long prefill. Weights by measured time would favour fast steps and make total times too
 short. Outliers have smaller weights (Huber). If they are recorded, the CPU time of the engine's thread and the speed of
 the machine are used: prices are fitted to CPU time at the median speed, and then raised by the share of time that other
-processes took. Prices are thus for the machine's usual slowdown, which is stored as `Weather`. Errors are stated for
-every fifth stretch of steps, predicted by a fit without these stretches.
+processes took. Prices are thus for the machine's usual slowdown, which is stored as `MachineSlowdown`. Errors are
+stated for every fifth stretch of steps, predicted by a fit without these stretches.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from calibration.steps.features import (
     MeasuredSteps,
 )
 from calibration.steps.launches import UNKNOWN, LaunchCost
+from calibration.steps.machine_slowdown import MachineSlowdown
 from calibration.steps.step_cost import Calibration, Residuals
-from calibration.steps.weather import Weather
 from serving.errors import UserError
-from traces.metrics.distribution import percentiles
+from traces.tables import percentiles
 
 _STRETCH = 20  # number of successive steps that are held out together, because neighbours are alike
 _HELD_OUT = 5  # one stretch in so many is held out
@@ -62,14 +62,14 @@ def fit(
         remedy = f"measured steps are too few; calibration needs at least {_LEAST_STEPS}, so measure longer"
         raise UserError("steps", len(steps), remedy)
     held_out = (np.arange(len(steps)) // _STRETCH) % _HELD_OUT == _HELD_OUT - 1
-    step_prices, weather = _model(steps, np.ones_like(held_out))
+    step_prices, machine = _model(steps, np.ones_like(held_out))
     timed = ~np.isnan(steps.cpu_ns)
     cpu_prices = _prices(steps.cpu[timed], steps.cpu_ns[timed])
     step_ps = {name: round(price * 1000) for name, price in zip(steps.features, step_prices, strict=True)}
     cpu_ps = {name: round(price * 1000) for name, price in zip(CPU_FEATURES, cpu_prices, strict=True)}
     predicted = steps.step @ step_prices
-    prices_without, weather_without = _model(steps, ~held_out)
-    blind_own_ns = weather_without.own_ns(steps.step @ prices_without, steps)
+    prices_without, machine_without = _model(steps, ~held_out)
+    blind_own_ns = machine_without.own_ns(steps.step @ prices_without, steps)
     identity = blake2b(repr((step_ps, cpu_ps, launches, deployment, created)).encode(), digest_size=6).hexdigest()
     return Calibration(
         id=identity,
@@ -82,9 +82,7 @@ def fit(
         domain=_domain(steps),
         residuals=residuals(steps.regime[held_out], steps.own_ns[held_out], blind_own_ns[held_out]),
         interval=interval(steps),
-        weather=replace(
-            weather, interval=interval(steps, same_weather=True), misses=_misses(steps, predicted, weather)
-        ),
+        weather=replace(machine, interval=interval(steps, speed_known=True), misses=_misses(steps, predicted, machine)),
         noise=dict(noise),
         launches=launches,
         fitted_steps=len(steps),
@@ -98,10 +96,10 @@ def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
     return steps.step @ prices
 
 
-def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, float]:
+def interval(steps: MeasuredSteps, speed_known: bool = False) -> tuple[float, float]:
     """Return the factors of the predicted time between which 90 % of whole runs lie.
 
-    With `same_weather`, the prediction uses the machine's slowdown that was measured in the run. Each recording in turn
+    With `speed_known`, the prediction uses the machine's slowdown that was measured in the run. Each recording in turn
     is predicted by a fit to the others, which gives the error of its total time. The interval is that of the error of
     one more run (Student's t, because there are few recordings). Errors of single steps average out over a run, but
     this error does not.
@@ -112,10 +110,10 @@ def interval(steps: MeasuredSteps, same_weather: bool = False) -> tuple[float, f
     logs = []
     for index in range(part[-1] + 1):
         mine = part == index
-        prices, weather = _model(steps, ~mine)
+        prices, machine = _model(steps, ~mine)
         predicted = steps.step[mine] @ prices
-        if same_weather:
-            predicted = predicted * weather.slowdown(steps)[mine]
+        if speed_known:
+            predicted = predicted * machine.slowdown(steps)[mine]
         logs.append(np.log(steps.step_ns[mine].sum() / predicted.sum()))
     count = len(logs)
     from scipy.stats import t as student
@@ -158,28 +156,28 @@ def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
     )
 
 
-def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Weather]:
+def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, MachineSlowdown]:
     """Return the prices of the features, fitted to the `used` steps, and the slowdown of the machine in these steps."""
     taken = float(steps.step_ns[used].sum() / steps.own_ns[used].sum())
     speed = float(np.median(steps.speed[used]))
-    best: tuple[float, Floats, Weather] | None = None
+    best: tuple[float, Floats, MachineSlowdown] | None = None
     for exponent in _EXPONENTS if np.ptp(steps.speed[used]) else (0.0,):
-        weather = Weather(taken, speed, exponent)
-        own_ns = steps.own_ns / weather.slowness(steps)
+        machine = MachineSlowdown(taken, speed, exponent)
+        own_ns = steps.own_ns / machine.slowness(steps)
         prices = step_prices(steps, own_ns, used)
         error = float(np.abs(steps.step[used] @ prices / own_ns[used] - 1).mean())
         if best is None or error < best[0]:
-            best = error, prices, weather
+            best = error, prices, machine
     assert best is not None
     return best[1] * taken, best[2]
 
 
-def _misses(steps: MeasuredSteps, predicted: Floats, weather: Weather) -> tuple[float, ...]:
+def _misses(steps: MeasuredSteps, predicted: Floats, machine: MachineSlowdown) -> tuple[float, ...]:
     """Return log errors of the last steps relative to their mean, for random draws.
 
     The error of the mean is left out, because the interval has it.
     """
-    misses = np.log(steps.step_ns / (predicted * weather.slowdown(steps)))[-_MOST_MISSES:]
+    misses = np.log(steps.step_ns / (predicted * machine.slowdown(steps)))[-_MOST_MISSES:]
     return tuple(np.round(misses - np.log(np.exp(misses).mean()), 3).tolist())
 
 

@@ -19,14 +19,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from calibration.kernels.times import KernelTimes
-from calibration.operations import StepSizes
-from calibration.steps.correction import Correction, fit_correction
+from calibration.operations import KernelTimes, StepSizes
+from calibration.steps.correction import Correction, fit_correction, step_parts
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.features import REGIMES, regimes
 from calibration.steps.interval import REACH
 from calibration.steps.operation_cost import HostTimes
-from calibration.steps.parts import step_parts
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError

@@ -18,11 +18,9 @@ from pydantic import ConfigDict
 
 from calibration.steps.calibration_file import checked, read, save
 from calibration.steps.evidence import Evidence, Taught, bundled_evidence
-from calibration.steps.external_calibration import FILE as ENGINE_FILE
-from calibration.steps.external_calibration import ExternalCalibration
+from serving.answers.report import BAND, CHANGE, METRIC, NUMBER, Column, Line, Table
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
-from serving.report import BAND, CHANGE, METRIC, NUMBER, Column, Line, Table
 
 FILE = "measured.json"
 _FORMAT = 1
@@ -132,16 +130,3 @@ class MeasuredRuns:
 
 def _error_pct(predicted: float | None, measured: float) -> float | None:
     return None if predicted is None else 100 * (predicted / measured - 1)
-
-
-Learnt = ExternalCalibration | MeasuredRuns
-"""A calibration of engines other than ours, which corrects the kernel times of a GPU."""
-
-LEARNT_FILES = (ENGINE_FILE, FILE)
-
-
-def load_learnt(directory: Path) -> Learnt | None:
-    """Return the calibration of engines other than ours in `directory`; None if there is none."""
-    if (directory / ENGINE_FILE).exists():
-        return ExternalCalibration.load(directory / ENGINE_FILE)
-    return MeasuredRuns.load(directory / FILE) if (directory / FILE).exists() else None

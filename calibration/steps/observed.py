@@ -30,8 +30,8 @@ from calibration.steps.step_trust import (
     worst_trust,
 )
 from calibration.trust import EXTRAPOLATED, INTERPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
+from serving.answers.figures import shown_share
 from serving.cost_model import CostModel
-from serving.figures import shown_share
 from serving.step_plan import AGGREGATES, StepPlan, aggregates_of
 from serving.user_code.own_cost import OwnCost
 

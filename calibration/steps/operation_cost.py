@@ -17,15 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.kernels.collectives import rate_between_nodes
-from calibration.kernels.times import KernelTimes
-from calibration.operations import Collective, Operation, StepSizes
+from calibration.operations import Collective, KernelTimes, Operation, StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.calibration_file import Price
-from calibration.steps.correction import Correction
+from calibration.steps.correction import Correction, parts_of, step_parts
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.launches import PUBLISHED, LaunchCost, launches, launching_ps
-from calibration.steps.parts import parts_of, step_parts
 from serving.cost_model import MASK_NS, decode_plans, padded
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
 from calibration.step_operations import stage_transfer
+from calibration.steps.correction import parts_of
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import parts_of
 from serving.cost_model import decode_plans
 from serving.deployments.inter_node import hops_between_nodes, of_stage
 from serving.deployments.model_spec import stage_models

@@ -31,13 +31,13 @@ from calibration.steps.features import (
 )
 from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
-from calibration.steps.weather import Weather
+from calibration.steps.machine_slowdown import MachineSlowdown
 from serving.cost_model import MASK_NS, padded
-from serving.decode_run import DecodeRun
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.step_plan import StepPlan
+from serving.step_prices import DecodeRun
 
 FILE = "calibration.json"
 _FORMAT = 2
@@ -89,7 +89,7 @@ class Calibration:
     fitted_steps: int
     mask_ps: int | None = None
     interval: Factors = (1.0, 1.0)
-    weather: Weather | None = None
+    weather: MachineSlowdown | None = None
     launches: LaunchCost = UNKNOWN
     format: int = field(default=_FORMAT)
 

@@ -18,15 +18,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from calibration.steps.correction import domain_amounts
+from calibration.steps.correction import domain_amounts, never_slower
 from calibration.steps.features import REGIMES, Floats, recorded_sizes
 from calibration.steps.interval import REACH, StepInterval, widened
 from calibration.steps.launches import PUBLISHED
 from calibration.steps.operation_cost import WAITING, OperationCost
-from calibration.steps.parts import never_slower
 from calibration.steps.step_cost import Calibration
 from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
-from serving.figures import shown_share
+from serving.answers.figures import shown_share
 from serving.step_plan import AGGREGATES
 from traces.recording import Recording
 
@@ -103,7 +102,7 @@ class StepTrust(NamedTuple):
     def worst_alone(self) -> StepTrust:
         """Return the trust in the most uncertain step alone."""
         at = [int(self.level.argmax())]
-        return self._replace(**{name: of[at] for name, of in self._asdict().items() if name != "names"})
+        return self._replace(**{name: values[at] for name, values in self._asdict().items() if name != "names"})
 
 
 def step_trust(cost: OperationCost, sizes: StepSizes) -> StepTrust:

@@ -16,11 +16,11 @@ from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig
 from serving.workload import Workload
 from sim.cluster import Cluster
-from sim.priced_pool import PricedPool
+from sim.fleet import PricedPool
 from sim.router import Router
 from sim.run_log import TableSink
-from traces.metrics.distribution import Distribution
 from traces.metrics.run_metrics import RunMetrics
+from traces.tables import Distribution
 
 BAND_STATS = ("mean", "p50", "p90", "p95", "p99")
 Band = tuple[float, float]

@@ -6,9 +6,9 @@ real ones. It also states the *floor*, which is the difference between repeats o
 closer than the floor.
 
 Rungs 2 and 3 are computed twice. The blind comparison has the errors that a planner would get. In the comparison with
-the same weather, the simulator knows how slow the machine was at each moment of the real run, so the remaining error is
-that of the simulator itself. The simulator always knows the output lengths and the proposed and accepted drafts,
-because they depend on texts, which it does not have.
+the machine's speed known, the simulator knows how slow the machine was at each moment of the real run, so the remaining
+error is that of the simulator itself. The simulator always knows the output lengths and the proposed and accepted
+drafts, because they depend on texts, which it does not have.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from calibration.validation.bands import Band, bands, run_metrics
 from calibration.validation.decision_replay import DecisionReplay, recorded_deployment, replay_decisions, worst
 from calibration.validation.disturbance import calibrated_deployment, disturbance
 from calibration.validation.expert_balance import expert_balance
+from calibration.validation.known_speed import KnownSpeedRun, at_known_speed, machine_slowdown
 from calibration.validation.report import (
     REPORT,
     RESIDUALS,
@@ -42,11 +43,10 @@ from calibration.validation.report import (
     StepRung,
     ValidationReport,
 )
-from calibration.validation.same_weather import InWeather, in_weather_of, known_weather
+from serving.answers.figures import shown_change, shown_percent
 from serving.errors import UserError
-from serving.figures import shown_change, shown_percent
 from serving.whole_file import whole_file
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
@@ -91,9 +91,9 @@ def covalidate(real: Sequence[str | Path], calibration: Calibration, out: str | 
     real_metrics = [RunMetrics.from_recording(run) for run in runs]
     rows = _run_errors(real_metrics, simulated, bands(simulated, (fast, slow)))
     regimes = {"regimes": residuals(steps.regime, steps.step_ns, predicted)}
-    if (weather := known_weather(runs, calibration)) is not None:
-        rows = _in_same_weather(rows, real_metrics, [in_weather_of(run, calibration, weather) for run in runs])
-        regimes["same_weather"] = residuals(steps.regime, steps.own_ns, weather.own_ns(predicted, steps))
+    if (machine := machine_slowdown(runs, calibration)) is not None:
+        rows = _with_known_speed(rows, real_metrics, [at_known_speed(run, calibration, machine) for run in runs])
+        regimes["same_weather"] = residuals(steps.regime, steps.own_ns, machine.own_ns(predicted, steps))
     judged = disturbance([(runs, calibration)])
     report = ValidationReport(
         verdict=_verdict(rows, replay),
@@ -173,8 +173,10 @@ def _run_errors(
     return rows
 
 
-def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: Sequence[InWeather]) -> list[RunRow]:
-    """Return the rows with results simulated in the weather of each real run added.
+def _with_known_speed(
+    rows: Sequence[RunRow], real: Sequence[RunMetrics], same: Sequence[KnownSpeedRun]
+) -> list[RunRow]:
+    """Return the rows with results simulated with the machine's speed known added.
 
     Their floor is the difference between the errors of the runs.
     """
@@ -186,14 +188,14 @@ def _in_same_weather(rows: Sequence[RunRow], real: Sequence[RunMetrics], same: S
         values = [numbers[key] for numbers in simulated]
         ratios = [run[key] / value for run, value in zip(measured, values, strict=True) if value]
         ends = [run.band[row.metric][row.stat] for run in same]
-        weather_figures = {
+        known_speed_figures = {
             "weather_simulated": mean(values),
             "weather_error_pct": 100 * (mean(values) / row.real - 1) if row.real else None,
             "weather_floor_pct": 100 * (max(ratios) - min(ratios)) / mean(ratios) if len(ratios) > 1 else None,
             "weather_low": mean(low for low, _ in ends),
             "weather_high": mean(high for _, high in ends),
         }
-        compared.append(RunRow.model_validate({**dict(row), **weather_figures}))
+        compared.append(RunRow.model_validate({**dict(row), **known_speed_figures}))
     return compared
 
 
@@ -210,7 +212,7 @@ def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
     verdict = _clause([(row, row.error_pct, row.floor_pct) for row in chosen])
     if chosen[0].weather_error_pct is not None:
         same = _clause([(row, row.weather_error_pct, row.weather_floor_pct) for row in chosen])
-        verdict = f"blind {verdict}; in the same weather {same}"
+        verdict = f"blind {verdict}; with the machine's speed known {same}"
     decisions = (
         f"all {replay.steps} steps decided alike" if replay.exact else f"DECISIONS DIFFER at {replay.first_difference}"
     )
@@ -234,6 +236,8 @@ def _clause(errors: Sequence[tuple[RunRow, float | None, float | None]]) -> str:
         else:
             within.append((name, shown_percent(floor_pct)))
     if within:
-        names, noise = (" and ".join(filter(None, (", ".join(of[:-1]), of[-1]))) for of in zip(*within, strict=True))
+        names, noise = (
+            " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) for texts in zip(*within, strict=True)
+        )
         parts.append(f"{names} within the noise of this machine ({noise})")
     return ", ".join(parts)

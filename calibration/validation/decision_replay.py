@@ -36,9 +36,8 @@ from sim.clock import FLEET, TRANSFER_ENDS, Alarm, VirtualClock
 from sim.cluster import Cluster
 from sim.kv_tiers import TieredKv
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
 from sim.routed_replica import RoutedReplica
-from sim.router import find_router
+from sim.router import ReplicaSet, find_router
 from sim.run_log import RunLog, TableSink
 from traces.recording import Recording
 

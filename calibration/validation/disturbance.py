@@ -1,6 +1,6 @@
 """A check whether the machine was disturbed while the real engine was recorded.
 
-If the recordings have the machine's weather, no run counts as disturbed, because it is simulated in its own weather.
+If the recordings have the machine's speed, no run counts as disturbed, because it is simulated with its speed known.
 Otherwise a machine was undisturbed if two conditions hold: the canary (a fixed reference step, timed before and after
 every run) always took about the same time, and few steps took much longer than a calibration of the engine predicts.
 Errors of a disturbed run are partly due to the machine.
@@ -15,15 +15,14 @@ from typing import NamedTuple, cast
 
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import predict
+from calibration.steps.machine_slowdown import MachineSlowdown
 from calibration.steps.step_cost import Calibration
-from calibration.steps.weather import Weather
 from calibration.validation.decision_replay import recorded_deployment
-from calibration.validation.same_weather import known_weather
+from calibration.validation.known_speed import machine_slowdown
+from serving.answers.figures import shown_band, shown_percent, shown_share
 from serving.canary import CALM_DRIFT, canary_rows
 from serving.deployments.config import Deployment, parse
-from serving.figures import shown_band, shown_percent, shown_share
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 _SLOW = 1.25  # ratio of measured to predicted time above which a step was disturbed
 _SLOW_SHARE = 0.03  # share of such steps above which the runs count as disturbed
@@ -42,9 +41,9 @@ class Disturbance(NamedTuple):
 def disturbance(sides: Sequence[Side]) -> Disturbance:
     """Check recordings of the real engine that were made together; a side has recordings and a calibration or None."""
     steps = [run.steps for runs, _ in sides for run in runs if run.steps.num_rows]
-    weathers = [calibration and known_weather(runs, calibration) for runs, calibration in sides]
-    if steps and all(weathers):
-        return Disturbance(False, cast(Weather, weathers[0]).clause(MeasuredSteps(steps)))
+    slowdowns = [calibration and machine_slowdown(runs, calibration) for runs, calibration in sides]
+    if steps and all(slowdowns):
+        return Disturbance(False, cast(MachineSlowdown, slowdowns[0]).clause(MeasuredSteps(steps)))
     drift, canary = canary_drift(sides)
     held_up, slow = _held_up(sides)
     return Disturbance(drift > CALM_DRIFT or held_up > _SLOW_SHARE, "; ".join(filter(None, (canary, slow))))

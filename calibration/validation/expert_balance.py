@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from calibration.expert_routing import experts_touched, random_imbalance
 from calibration.validation.report import DeviceLoad, ExpertBalance
 from serving.step_plan import AGGREGATES
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 _TOKENS = ("prefill_tokens", "decode_rows", "draft_tokens")
 assert set(_TOKENS) <= set(AGGREGATES)

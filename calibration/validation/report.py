@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serving.answers.document import Document, Number, Part, fact
+from serving.answers.figures import shown_number, shown_share
+from serving.answers.report import BAND, CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
 from serving.data_file import parse_json
 from serving.deployments.config import parse
-from serving.document import Document, Number, Part, fact
 from serving.errors import UserError
-from serving.figures import shown_number, shown_share
-from serving.report import BAND, CHANGE, COUNT, METRIC, NUMBER, PERCENT, Column, Line, Table
 from traces.document_table import table_of
 
 REPORT = "report.json"
@@ -137,8 +137,8 @@ class RunRow(RunFigures):
         return abs(self.error_pct) <= abs(self.floor_pct)
 
     @property
-    def in_weather(self) -> RunRow | None:
-        """The row with the results simulated in the weather of the real runs; None if there are none."""
+    def at_known_speed(self) -> RunRow | None:
+        """The row with the results simulated with the machine's speed known; None if there are none."""
         if self.weather_error_pct is None:
             return None
         return RunRow(
@@ -202,9 +202,9 @@ class ValidationReport(Document):
         return self.rungs.run.rows if self.rungs.run else ()
 
     @property
-    def weather_rows(self) -> tuple[RunRow, ...]:
-        """The rows with results in the weather of the real runs; empty if the weather is not known."""
-        return tuple(same for row in self.rows if (same := row.in_weather))
+    def known_speed_rows(self) -> tuple[RunRow, ...]:
+        """The rows with results simulated with the machine's speed known; empty if it is not known."""
+        return tuple(same for row in self.rows if (same := row.at_known_speed))
 
     def worst_error_pct(self) -> float:
         """Return the largest absolute error of the run in percent; 0 if there is none."""
@@ -227,18 +227,18 @@ class ValidationReport(Document):
         if steps is not None:
             yield _steps(steps.regimes, "rung 2, step time")
             if steps.same_weather:
-                yield _steps(steps.same_weather, "rung 2, CPU time of the steps, in the same weather")
+                yield _steps(steps.same_weather, "rung 2, CPU time of the steps, with the machine's speed known")
         if self.rungs.experts is not None:
             yield from map(Line, _balance(self.rungs.experts))
         if run is not None:
-            each = replay.requests // max(len(self.recordings.real), 1) if replay is not None else 0
-            yield self.figures(f"rung 3, the run{f' of {each} requests' if each else ''}")
-            if self.weather_rows:
-                yield Line("same: the simulator knows how slow the machine was. blind: it does not", "note")
+            requests = replay.requests // max(len(self.recordings.real), 1) if replay is not None else 0
+            yield self.figures(f"rung 3, the run{f' of {requests} requests' if requests else ''}")
+            if self.known_speed_rows:
+                yield Line("speed known: the simulator knows how slow the machine was. blind: it does not", "note")
             if run.covered is not None:
                 covered = f"{shown_share(run.covered)} of the real numbers lie in their 90 % band"
                 if run.weather_covered is not None:
-                    covered += f"; {shown_share(run.weather_covered)} in the same weather"
+                    covered += f"; {shown_share(run.weather_covered)} with the machine's speed known"
                 yield Line(f"rung 5, bands: {covered}")
         if self.extrapolated_share:
             outside = shown_share(self.extrapolated_share, 1)
@@ -250,7 +250,7 @@ class ValidationReport(Document):
         yield Line(self.verdict, "headline")
 
     def figures(self, title: str = "") -> Table:
-        """Return the table of rung 3: real and simulated values, blind and (if known) in the same weather."""
+        """Return the table of rung 3: real and simulated values, blind and (if it is known) at the machine's speed."""
         columns = [
             Column("metric", METRIC),
             Column("stat"),
@@ -260,11 +260,11 @@ class ValidationReport(Document):
             Column("noise", PERCENT, "Largest difference between repeats of the same real run."),
             *(
                 (
-                    Column("simulated\nin it", NUMBER, "Simulated with the machine's speed known.", spare=1),
-                    Column("same", CHANGE, "Error with the machine's speed known."),
+                    Column("simulated\nwith it", NUMBER, "Simulated with the machine's speed known.", spare=1),
+                    Column("speed\nknown", CHANGE, "Error with the machine's speed known."),
                     Column("its noise", PERCENT, "Noise apart from differences of the machine's speed."),
                 )
-                if self.weather_rows
+                if self.known_speed_rows
                 else ()
             ),
             Column("90 % band", BAND, "90 % band of the blind simulation."),
@@ -272,7 +272,9 @@ class ValidationReport(Document):
         rows = []
         for row in self.rows:
             blind = (row.metric, row.stat, row.real, row.simulated, row.error_pct, row.floor_pct)
-            same = (row.weather_simulated, row.weather_error_pct, row.weather_floor_pct) if self.weather_rows else ()
+            same = (
+                (row.weather_simulated, row.weather_error_pct, row.weather_floor_pct) if self.known_speed_rows else ()
+            )
             rows.append((*blind, *same, (row.low, row.high)))
         outside = {(at, len(columns) - 1) for at, row in enumerate(self.rows) if row.covered is False}
         return Table(columns, rows, title, outside)

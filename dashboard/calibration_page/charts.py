@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from calibration.kernels.shapes import estimate_at, kind_of, measured_at, operation_at
 from calibration.kernels.surfaces import KernelFit
-from calibration.kernels.times import floor_ns
+from calibration.operations import floor_ns
 from calibration.trust import TrustLevel
 from dashboard.palette import NEUTRAL, REAL, SERIES, SIMULATED, band, dots, empty, finish, line, tint
 from serving.deployments.gpu_spec import GpuSpec

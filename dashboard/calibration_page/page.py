@@ -18,30 +18,30 @@ from dashboard.calibration_page import charts, step_calibration
 from dashboard.palette import SERIES
 from dashboard.sheet import Fact
 from dashboard.url import choose, choose_many, in_url, pick, usual_first
+from serving.answers.figures import shown_share
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from serving.figures import shown_share
 
 _KERNELS, _ENGINES = "Kernel tables", "Engines"
 _TYPICAL = {"gemm": (4096, 4096), "prefill": (8, 4, 128), "decode": (8, 4, 128), "experts": (4096, 14336)}
 _SERIES = 4
-_HELD_OUT = "kernels that were left out of the fit were predicted, and compared with their measured times"
+_HELD_OUT = "kernels that were left out of the fit were predicted and compared with their measured times"
 _FIT = (
-    "Orange dots are measured times, interpolated to common sizes. The fit is the structure of the kernel (launch, "
+    "Orange dots are measured times, interpolated to common sizes. The fitted time is a model of the kernel (launch, "
     "waves of tiles, bytes) times a smooth correction that was fitted to all shapes. The roofline is the shortest time "
     "that the GPU's datasheet allows."
 )
-_GPUS = "The share of the roofline of each GPU's own datasheet. Dotted lines are extrapolated."
+_GPUS = "The roofline's time divided by the kernel's time, on each GPU. Dotted lines are extrapolated."
 _KNOWN = (
-    "The error within which nine of ten predictions stay. Grey cells are extrapolated: they lie outside the measured "
-    "shapes, or too few shapes were measured there. Orange dots are measured shapes."
+    "90 % of the predictions have a smaller error than this. Grey cells are extrapolated, because they lie outside the "
+    "measured shapes or near too few of them. Orange dots are measured shapes."
 )
 
 
 @in_url
 def show(runs: Path) -> None:
     """Draw the page: bundled kernel tables, and the calibrations under `runs`."""
-    with titled("What predictions rest on"):
+    with titled("What predictions are based on"):
         what = pick("Measurements of", [_KERNELS, _ENGINES], "of")
     if what == _ENGINES:
         step_calibration.show(runs)
@@ -55,7 +55,7 @@ def show(runs: Path) -> None:
 def _kernels() -> None:
     st.caption(
         "Measured times of single kernels on real GPUs, and the model that was fitted to them. The predicted time of "
-        "a step is a sum of kernel times."
+        "a step is the sum of the times of its kernels."
     )
     left, right = st.columns([2, 5], gap="medium")
     with left:
@@ -83,7 +83,7 @@ def _kernels() -> None:
         figure(charts.utilisations(fits, key, shape, at), "gpus", "Comparison of GPUs", trust, _GPUS)
     with other:
         known = _known(name, key, number, at)
-        figure(charts.domain(known), "domain", "How well each shape is known", _of_map(known), _KNOWN)
+        figure(charts.domain(known), "domain", "Uncertainty by shape", _of_map(known), _KNOWN)
     _provenance(about)
 
 
@@ -105,7 +105,7 @@ def _of_dots(measured: NDArray[np.float64]) -> Trust:
     count = int(np.isfinite(measured).sum())
     if count < measured.size:
         return Trust(EXTRAPOLATED, f"this shape was measured at only {count} of {measured.size} sizes (the dots)")
-    return Trust(VALIDATED, f"this shape was measured at {count} sizes (the dots), and is interpolated between them")
+    return Trust(VALIDATED, f"this shape was measured at {count} sizes (the dots); times between them are interpolated")
 
 
 def _of_gpu(name: str, level: TrustLevel) -> Trust:
@@ -152,14 +152,14 @@ def _held_out(errors: dict[str, float] | None) -> None:
     if errors is None:
         return
     heading("Error on held-out kernels", Trust(VALIDATED, _HELD_OUT))
-    help = "The error at shapes, or sizes, that were left out of the fit."
+    help = "The error for shapes (or sizes) that were left out of the fit."
     names = ("shapes_median", "shapes_p90", "sizes_median", "sizes_p90")
     labels = {name: name.replace("_", " ").replace("median", "p50") for name in names}
     facts(Fact(label, f"± {shown_share(errors[name], 1)}", None, help) for name, label in labels.items())
 
 
 def _provenance(about: dict[str, Any]) -> None:
-    with st.expander("Where these were measured"):
+    with st.expander("Where these kernels were measured"):
         st.table({name: str(about[name]) for name in ("source", "tables", "licence", "date") if about.get(name)})
 
 

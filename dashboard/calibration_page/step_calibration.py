@@ -22,13 +22,13 @@ from dashboard.shown import literal
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.words import of_steps
 from dashboard.url import choose
+from serving.answers.figures import shown_band, shown_change, shown_percent
 from serving.errors import UserError
-from serving.figures import shown_band, shown_change, shown_percent
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
-_PRICES = "Fitted times. A step takes the sum of its parts. *CPU* is the work between steps."
-_EVERY = "Every measured step is shown, including the steps of the fit."
+_PRICES = "Fitted times. The time of a step is the sum over its parts. *CPU* is work between steps."
+_EVERY = "All measured steps are shown, including those to which the calibration was fitted."
 
 
 def show(runs: Path) -> None:
@@ -55,13 +55,11 @@ def _own(calibration: Calibration, directory: Path) -> None:
     low, high = calibration.interval
     st.caption(
         f"calibration {calibration.id} · {calibration.fitted_steps:,} steps fitted · {calibration.created} · "
-        f"9 of 10 runs lie within {shown_band(100 * (low - 1), 100 * (high - 1))} % of the predicted time"
+        f"90 % of runs deviate by {shown_band(100 * (low - 1), 100 * (high - 1))} % from the predicted time"
     )
     medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())
-    heading(
-        "Error on held-out steps", of_steps(held_out, medians, "and none of them was used for the fit"), marked=True
-    )
+    heading("Error on held-out steps", of_steps(held_out, medians, "and not used for the fit"), marked=True)
     blocks.facts(
         Fact(
             f"{name}, median error",
@@ -72,7 +70,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
     )
     if (directory / _STEPS).is_file():
         regime, measured, predicted = _steps(directory / _STEPS)
-        rated = of_steps(len(measured), medians, "including the steps of the fit")
+        rated = of_steps(len(measured), medians, "including those of the fit")
         plot = trust_charts.residuals(regime, measured, predicted)
         plot.update_traces(name="a step", selector={"name": "a held-out step"})
         figure(plot, "residuals", "Step time, predicted against measured", rated, _EVERY)
@@ -83,14 +81,14 @@ def _own(calibration: Calibration, directory: Path) -> None:
 def _prices(calibration: Calibration) -> None:
     st.subheader("What a step costs", anchor=False, help=_PRICES)
     prices = [
-        {"part": part, "of": name, "for": meaning, "price (µs)": table[name] / 1e6}
+        {"part": part, "of": name, "for": meaning, "time (µs)": table[name] / 1e6}
         for part, table, meanings in (
             ("step", calibration.step_prices_ps, calibration.features),
             ("CPU", calibration.cpu_prices_ps, CPU_FEATURES),
         )
         for name, meaning in meanings.items()
     ]
-    data_table(prices, {"price (µs)": "%.4g"}, height="content")
+    data_table(prices, {"time (µs)": "%.4g"}, height="content")
     st.caption(f"Launches without CUDA graphs: {literal(str(calibration.launches))}")
 
 
@@ -104,7 +102,7 @@ def _steps(path: Path) -> tuple[NDArray[Any], ...]:
 
 
 def _domain(calibration: Calibration) -> None:
-    with st.expander("Measured ranges: a step outside them is extrapolated"):
+    with st.expander("Measured ranges (the time of a step outside them is extrapolated)"):
         rows = [
             {"regime": regime, "of": name, "from": low, "to": high}
             for regime, ranges in calibration.domain.items()
@@ -120,7 +118,7 @@ def _other(calibration: ExternalCalibration) -> None:
     st.caption(f"calibration {calibration.id} · {calibration.gpu} · from {calibration.source} · {calibration.interval}")
     factors, errors = st.columns(2, gap="large")
     with factors:
-        st.subheader("Correction of the kernel tables", anchor=False)
+        st.subheader("Correction of predicted kernel times", anchor=False)
         learnt = calibration.correction
         factors_of = [{"of": name, "factor": factor, "added (µs)": None} for name, factor in learnt.factors.items()]
         data_table([*factors_of, *({"of": name, "added (µs)": ns / 1e3} for name, ns in learnt.added_ns.items())])

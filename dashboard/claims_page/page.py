@@ -22,8 +22,8 @@ from dashboard.shown import capitalised, literal
 from dashboard.url import amount, choose, go_to, in_url, usual_first
 from planning.checkout import lab_is_here
 from planning.claims.document import CheckedClaim, ClaimsDocument
+from planning.deployments import found_at, overridden
 from planning.jobs.job import Job
-from planning.settings import found_at, overridden
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
@@ -36,20 +36,20 @@ _MOST = 1_000_000.0
 # Labels of an experiment's numbers, by the ends of their paths; other numbers are labelled by their path.
 _CALLED = {
     "arrivals.rate": "Requests per second",
-    "arrivals.concurrency": "Users at a time (each waits for its answer)",
+    "arrivals.concurrency": "Concurrent users (each waits for an answer)",
     "arrivals.cv": "Burstiness of arrivals",
-    "prompt.mean": "Tokens of a prompt (mean)",
-    "prompt.tokens": "Tokens of a prompt",
-    "output.mean": "Tokens of an answer (mean)",
-    "output.tokens": "Tokens of an answer",
-    "system_prompts.tokens.tokens": "Tokens of a system prompt",
-    "system_prompts.count": "System prompts",
-    "turns.tokens": "Turns of a conversation",
-    "longest_prompt": "Longest prompt that is measured (tokens)",
-    "tokens": "Tokens of a sequence",
-    "slo.ttft_ms": "TTFT must be below (ms)",
-    "slo.tpot_ms": "TPOT must be below (ms)",
-    "acceptance_rate": "Share of draft tokens that are accepted",
+    "prompt.mean": "Tokens per prompt (mean)",
+    "prompt.tokens": "Tokens per prompt",
+    "output.mean": "Tokens per answer (mean)",
+    "output.tokens": "Tokens per answer",
+    "system_prompts.tokens.tokens": "Tokens per system prompt",
+    "system_prompts.count": "Number of system prompts",
+    "turns.tokens": "Turns per conversation",
+    "longest_prompt": "Longest measured prompt (tokens)",
+    "tokens": "Tokens per sequence",
+    "slo.ttft_ms": "TTFT SLO (ms)",
+    "slo.tpot_ms": "TPOT SLO (ms)",
+    "acceptance_rate": "Fraction of draft tokens that are accepted",
 }
 _NOT_MOVED = ("seed", "requests", "tensor_parallel_size", "gpu_memory_utilization", "max", "sigma", "nodes")
 
@@ -96,25 +96,25 @@ def _results(checked: CheckedClaim) -> None:
 
 
 def _own(runs: Path, name: str, plan: Planned | None) -> None:
-    """Draw the claim under conditions that the reader sets, if there is a lab that can check it."""
+    """Draw the inputs to check the claim under other conditions, if the dashboard runs in a checkout with `lab`."""
     st.subheader("Under your conditions", anchor=False)
     if not lab_is_here():
-        st.caption("To check claims under other conditions, open the dashboard in a checkout of the repository.")
+        st.caption("To check claims under other conditions, run the dashboard in a checkout of the repository.")
         return
     from lab.claims.claim import load_claims
 
     claim = load_claims().get(name)
     if claim is None:
-        st.caption("This checkout does not have this claim.")
+        st.caption("This checkout does not contain this claim.")
         return
     if conditions := _planned_conditions(name, plan):
-        st.button("Use the model and the GPU of the plan", on_click=go_to, kwargs=conditions, icon=":material/dns:")
-    case = choose("Start from the case", [case.when for case in claim.cases], f"case-{name}")
+        st.button("Use the model and the GPU of your plan", on_click=go_to, kwargs=conditions, icon=":material/dns:")
+    case = choose("Start with the conditions of", [case.when for case in claim.cases], f"case-{name}")
     start = overridden(claim.experiment, next(first.set for first in claim.cases if first.when == case))
     own = claim.as_json() | {"experiment": _moved(name, start), "cases": [{"when": "set as here"}], "break_even": None}
     job = Job(runs / "jobs", CHECK, {"name": name, "claim": own})
     try:
-        if offer(job, "This takes some seconds.", "Check", f"check_{name}"):
+        if offer(job, "The check takes some seconds.", "Check", f"check_{name}"):
             return
         if job.result is not None:
             checked = ClaimsDocument.read(job.result).claims[0]

@@ -8,15 +8,15 @@ from dashboard.sheet import Sheet
 from planning.plan.document import PlanDocument
 
 _HELP = (
-    "Each line is an engine on as many GPUs as the recommended fleet has (at most 16 replicas), from a light load to "
-    "the highest rate within the SLOs. Further right, the median user gets more output tokens per second. A colour "
-    "stands for a GPU; hollow points are extrapolated."
+    "Each line is a kind of engine, on as many GPUs as the recommended fleet has (at most 16 replicas). It runs from a "
+    "light load to the highest rate within the SLOs. Further right, the median user gets more output tokens per "
+    "second. Each kind of GPU has a colour; hollow points are extrapolated."
 )
 _READ = (
     "The name of an engine stands at the highest rate at which every SLO holds with predicted step times. Numbers are "
-    "requests at a time in one replica. The star is the recommended fleet at the planned traffic. The star lies before "
-    "the end of its line, because the fleet holds its SLOs even if steps are slow. It lies below the line if the fleet "
-    "has spares, which get no traffic."
+    "concurrent requests in one replica. The star is the recommended fleet at the planned traffic. It does not lie at "
+    "the end of its line, because the fleet must also hold the SLOs if steps are slower than predicted. It lies below "
+    "the line if the fleet has spare replicas, which get no traffic."
 )
 
 

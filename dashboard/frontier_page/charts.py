@@ -10,7 +10,7 @@ from calibration.trust import EXTRAPOLATED, UNKNOWN
 from dashboard.palette import NEUTRAL, SERIES, dots, empty, finish, line, symbols
 from planning.plan.document import EngineCurve, RatePoint
 from planning.plan.frontier import Point
-from serving.figures import shown_number
+from serving.answers.figures import shown_number
 
 STAR = "the recommended fleet at the planned traffic"
 _HEIGHT = 440
@@ -38,8 +38,8 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
     drawn = [curve for curve in curves if usable(curve)]
     if not drawn:
         if any(curve.points for curve in curves):
-            return empty("Answers of one token have no tokens/s per user", _HEIGHT)
-        return empty("This plan has no curves of the engines; plan again", _HEIGHT)
+            return empty("Outputs of one token have no tokens/s per user", _HEIGHT)
+        return empty("This plan was saved without these curves; plan again", _HEIGHT)
     figure = go.Figure()
     gpus = list(dict.fromkeys(curve.gpu for curve in drawn))
     colours = {gpu: SERIES[at % len(SERIES)] for at, gpu in enumerate(gpus)}
@@ -64,7 +64,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
             textfont={"size": 10, "color": NEUTRAL},
             customdata=[
                 f"<b>{curve.engine}</b>, {shown_number(p.requests_per_s)} requests/s per replica, "
-                f"{shown_number(p.concurrency)} at a time"
+                f"{shown_number(p.concurrency)} concurrent requests"
                 f"<br>{shown_number(p.tok_s_user or 0)} tokens/s of the median user"
                 f"<br>{_UNITS[y].format(shown_number(getattr(p, y)))}"
                 f"<br>{p.level or UNKNOWN}"

@@ -28,7 +28,7 @@ from dashboard.planned import Planned, Ways, plans, strip
 from dashboard.shown import literal
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
-from serving.figures import shown_number, shown_share, shown_usd
+from serving.answers.figures import shown_number, shown_share, shown_usd
 
 
 @in_url
@@ -36,7 +36,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """Draw the page, over the plans under `runs` and the bundled plan."""
     by_name = _in_order(plans(runs))
     top = st.container()
-    with titled("Every fleet of a plan", (1, 1)):
+    with titled("All fleets of a plan", (1, 1)):
         name = choose("Plan", list(by_name), "plan", show=lambda name: plan_name(*by_name[name][1:]), lasting=False)
     planned = by_name[name]
     with top:
@@ -49,7 +49,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     )
     downloads(answer, "plan")
     if not points:
-        st.info("This plan has no fleet to show: no candidate can serve the traffic.")
+        st.info("This plan has no fleet to show, because no candidate can serve the traffic.")
         return
     recommended = answer.place(best) if best else None
     blocks.badge(trust_in(points, "fleets"))
@@ -85,8 +85,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
         verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"**{literal(point.called(planned.answer.spares))}** {verdict}", width="content")
-        price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per million "
-        "output tokens"
+        price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per Mtok output"
         text.caption(
             f"{point.gpus} GPUs, \\{shown_usd(point.usd_per_hour)}/h{price}; "
             f"{shown_share(point.attainment, 1)} of the requests meet the SLOs; "
@@ -95,7 +94,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
         )
         run_of(runs, planned, point, ways, button)
         if candidate := planned.answer.candidates.get(point.engine):
-            with st.expander("Its deployment"):
+            with st.expander("Deployment of one replica"):
                 st.json(candidate.deployment, expanded=1)
 
 

@@ -11,7 +11,7 @@ from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
 
 _SCOPES = {
     "request": ("Per request", "one value for each request that finished"),
-    "token": ("Per gap between tokens", "one value for each gap"),
+    "token": ("Per gap between tokens", "one value for each gap between two output tokens"),
     "step": ("Per engine step", "one value for each step"),
     "run": ("Per run", "one value"),
 }
@@ -20,8 +20,8 @@ _BETTER = {
     "higher": ":green-badge[:material/north: higher is better]",
 }
 _SLO_NOTE = (
-    "These statistics describe a distribution. A percentile is computed by nearest rank: it is always a value that "
-    "occurred, and is never interpolated."
+    "These statistics describe a distribution. A percentile is computed by nearest rank, so it is always a value that "
+    "occurred."
 )
 
 
@@ -32,8 +32,8 @@ def show() -> None:
         wanted = text("Search", "q", placeholder="a metric, a word, or a name in vLLM")
     matching = [m for m in METRICS.values() if matches(m, wanted)]
     st.caption(
-        f"{len(matching)} of {len(METRICS)} metrics. Each has one definition, the same for real and simulated runs. "
-        "Every number, tooltip and column of tokentwin uses this definition."
+        f"{len(matching)} of {len(METRICS)} metrics. Each metric has one definition, for real and simulated runs and "
+        "everywhere in tokentwin."
     )
     if not matching:
         st.info(f"No metric matches {verbatim(repr(wanted))}.", icon=":material/search_off:")

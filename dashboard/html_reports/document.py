@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 from calibration.trust import Trust
 from dashboard.sheet import Fact
 from dashboard.shown import prose, sentence
-from serving.report import Column, Table
+from serving.answers.report import Column, Table
 
 _OF_OURS = re.compile(r"<(?!br>|/?b>|/?extra>)")  # a tag in a figure's text that none of the charts writes
 

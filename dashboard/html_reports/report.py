@@ -46,9 +46,9 @@ from planning.exports.validation import Validation
 from planning.jobs.files import read_json
 from planning.jobs.job import finished
 from planning.plan.document import PlanDocument
-from planning.request_endings import RequestEndings
+from planning.run_report import RequestEndings
+from serving.answers.report import Column, Table
 from serving.errors import UserError
-from serving.report import Column, Table
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
@@ -69,14 +69,14 @@ def write_report(source: Exportable, out: IO[bytes]) -> None:
 def _plan(to: Sheet, answer: PlanDocument) -> str:
     best, drawn = answer.recommendation, plan_answer.figures(answer)
     to.text(" ".join(filter(None, (answer.answer, answer.risk_told))))
-    to.text(f"For {', '.join(answer.objectives)}.", soft=True)
+    to.text(f"SLOs: {', '.join(answer.objectives)}.", soft=True)
     if best:
         to.badge(plan_words.trust(best.trust))
         to.text(error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)), soft=True)
         if answer.too_short:
             to.warning(sentence(answer.too_short))
         plan_answer.show_recommended(to, answer, best, drawn)
-        with to.fold("the complete deployment of one replica"):
+        with to.fold("The complete deployment of one replica"):
             to.settings(best.deployment)
     if answer.points:
         to.heading("All fleets of the plan", None)
@@ -178,15 +178,17 @@ def _sweep(to: Sheet, source: Sweep) -> str:
     shown = complete.select([*results.parameters, *metrics, "trust"]).slice(0, _ROWS)
     to.heading("Runs", None)
     to.text(f"The first {_ROWS:,} of {complete.num_rows:,}." if complete.num_rows > _ROWS else "", soft=True)
-    to.table(Table.of([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()]))
+    to.table(
+        Table.from_rows([{metrics.get(name, name): value for name, value in row.items()} for row in shown.to_pylist()])
+    )
     rows = results.runs.select(["status", *results.parameters, "error"]).to_pylist()
     if failed := [row for row in rows if row.pop("status") != "complete"]:
         to.heading("Runs that failed", None)
-        to.table(Table.of(failed[:_ROWS]))
+        to.table(Table.from_rows(failed[:_ROWS]))
     versions = [] if "version" not in results.runs.column_names else results.runs["version"].unique().to_pylist()
     varied = {results.paths[name]: results.values(name)[:_VALUES] for name in results.parameters}
     _again(to, ", ".join(filter(None, versions)), {"command": "tokentwin sweep FILE -o OUT"}, "Sweeps")
-    with to.fold("settings of all runs, and the values of varied settings"):
+    with to.fold("Settings of all runs, and the values of varied settings"):
         to.settings({"base": dict(results.base), "varied": varied})
     name = source.path.resolve().name
     return name if name.lower().startswith("sweep") else f"Sweep {name}"
@@ -204,7 +206,7 @@ def _validation(to: Sheet, source: Validation) -> str:
     to.text(trust_words.made_of(report), soft=True)
     if report.disturbed:
         to.warning(trust_words.disturbance(report))
-    to.heading("The ladder", None)
+    to.heading("The seven checks", None)
     to.text(LADDER, soft=True)
     climbed = rungs(report, external, newest_clients(source.runs), newest_decisions(source.runs))
     columns = tuple(map(Column, ("rung", "result", "detail")))
@@ -218,10 +220,10 @@ def _validation(to: Sheet, source: Validation) -> str:
         to.warning(str(error))
     trust_answer.show_published(to, external, "blind")
     to.heading("How to reproduce it", None)
-    to.text("This command makes real runs, calibrates, simulates and compares:")
+    to.text("This command calibrates, makes real runs, simulates them and compares:")
     to.code("tokentwin demo")
     if report.hardware:
-        with to.fold("where this was measured"):
+        with to.fold("Where this was measured"):
             to.settings({name: str(value) for name, value in report.hardware.items()})
     return report.verdict
 

@@ -75,7 +75,7 @@ def waterfall(journey: Mapping[str, Any]) -> go.Figure:
     took = [step["end_ns"] - step["start_ns"] for step in steps]
     _bar(plot, "steps", "steps", begins, took, SIMULATED, said)
     plot.update_layout(barmode="overlay")
-    plot.update_xaxes(title="ms since the server had the request")
+    plot.update_xaxes(title="ms since the server received the request")
     plot.update_yaxes(autorange="reversed")
     return finish(plot, 330, legend=False)
 
@@ -94,7 +94,7 @@ def mates(journey: Mapping[str, Any]) -> go.Figure:
     """Return the number of requests in each step of one request, and the KV blocks that it held in the step."""
     steps = journey["steps"]
     begins = [(step["start_ns"] - journey["times"]["received_ns"]) / 1e6 for step in steps]
-    plot = make_subplots(1, 2, subplot_titles=["requests in its step", "KV blocks that it held"])
+    plot = make_subplots(1, 2, subplot_titles=["requests in the same step", "KV blocks of this request"])
     line(plot, begins, [step["rows"] for step in steps], "", SIMULATED, "%{y} requests<extra></extra>", row=1, col=1)
     line(plot, begins, [step["blocks"] for step in steps], "", SIMULATED, "%{y} blocks<extra></extra>", row=1, col=2)
     plot.update_yaxes(rangemode="tozero")

@@ -22,8 +22,8 @@ _EVERY_S = 2
 _MOST = 900  # maximum number of snapshots kept, for half an hour
 _OFTEN = 8  # number of pieces of an answer between two requests for its trace
 _KINDS = {
-    "twin": "a twin: its schedulers decide as on the real engine, its times are simulated, and its text is meaningless",
-    "real": "the real engine: its times are measured",
+    "twin": "a twin: scheduling is that of the real engine, times are simulated, and the text is meaningless",
+    "real": "the real engine",
 }
 _HISTORY, _JOURNEY = "live-history", "live-journey"
 
@@ -31,7 +31,7 @@ _HISTORY, _JOURNEY = "live-history", "live-journey"
 @in_url
 def show() -> None:
     """Draw the page, of the server whose URL is given."""
-    with titled("A server while it runs"):
+    with titled("A running server"):
         url = text("Server", "server", _USUAL)
     try:
         server = Server(url)
@@ -50,8 +50,8 @@ def show() -> None:
 
 @st.fragment(run_every=_EVERY_S)
 def _follow(server: Server) -> None:
-    of, history = st.session_state.get(_HISTORY, ("", None))
-    if of != server.url or history is None:
+    url, history = st.session_state.get(_HISTORY, ("", None))
+    if url != server.url or history is None:
         history = deque[Snapshot](maxlen=_MOST)
         st.session_state[_HISTORY] = server.url, history
     try:
@@ -62,12 +62,12 @@ def _follow(server: Server) -> None:
     begun = history[0].seconds
     shown = [Snapshot(snapshot.seconds - begun, snapshot.values, snapshot.buckets) for snapshot in history]
     figure(over_time(shown), "live-over-time", "Requests, KV and tokens", None)
-    heading("Latency in the last half minute", None, help="Latencies in ms, from the buckets of vLLM's histograms.")
+    heading("Latency in the last half minute", None, help="In ms, estimated from the buckets of vLLM's histograms.")
     data_table(latency_rows(shown))
 
 
 def _ask(server: Server) -> None:
-    heading("The journey of a prompt", None, help="Type a prompt, and see where the time of its answer goes.")
+    heading("The journey of a prompt", None, help="Send a prompt, and see how long each phase of its answer takes.")
     with st.form("live-prompt", border=False):
         prompt = st.text_area("Prompt", "What is the capital of France?", max_chars=20_000)
         tokens = int(st.number_input("Maximum number of output tokens", 1, 4096, 64))
@@ -103,9 +103,9 @@ def _travel(server: Server, prompt: str, tokens: int, said: Any, drawn: Any) -> 
 
 def _draw(journey: dict[str, Any], place: Any, key: str) -> None:
     with place.container():
-        figure(waterfall(journey), f"live-waterfall-{key}", "Where its time went", None, small=True)
+        figure(waterfall(journey), f"live-waterfall-{key}", "Where the time went", None, small=True)
         if journey["steps"]:
-            figure(mates(journey), f"live-mates-{key}", "Other requests and memory", None, small=True)
+            figure(mates(journey), f"live-mates-{key}", "Batch size and KV memory", None, small=True)
         where = "" if journey["replica"] is None else f", on replica {journey['replica']}"
         st.caption(
             f"{journey['prompt_tokens']} prompt tokens, {len(journey['steps'])} steps{where}: {journey['status']}"

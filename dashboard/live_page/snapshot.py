@@ -54,7 +54,7 @@ class Snapshot:
 
     def total(self, name: str) -> float:
         """Return a value, summed over the replicas."""
-        return sum(value for (of, _), value in self.values.items() if of == name)
+        return sum(value for (family, _), value in self.values.items() if family == name)
 
 
 def tokens_per_second(history: Sequence[Snapshot]) -> tuple[list[float], list[float]]:

@@ -13,8 +13,8 @@ from dashboard.plan_page import words
 from dashboard.sheet import Fact, Sheet, show
 from dashboard.shown import sentence
 from planning.plan.document import PlanDocument, Recommendation
+from serving.answers.report import Line
 from serving.metrics import METRICS, metric
-from serving.report import Line
 
 
 def figures(answer: PlanDocument) -> dict[str, go.Figure]:
@@ -31,7 +31,7 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
     bands = words.headline_bands(answer)
     helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
     to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
-    to.text("The ranges are 90 % bands, which come from the uncertainty of step times.", soft=True)
+    to.text("The ranges are 90 % bands from the uncertainty of step times.", soft=True)
     show(to, (Line(f"almost as good: {tie}") for tie in answer.near_ties))
     left, right = to.beside(2)
     with left:
@@ -72,28 +72,28 @@ def show_others(to: Sheet, answer: PlanDocument) -> None:
 
 def show_traffic(to: Sheet, about: str, plot: go.Figure) -> None:
     """Show the lengths of prompts and outputs; `about` is a clause below them."""
-    asked = Trust(ASSUMED, "it is the traffic of the request")
+    asked = Trust(ASSUMED, "it is your input")
     to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
     to.text(sentence(about), soft=True)
 
 
 def _plausible(best: Recommendation) -> str:
-    drawn = f"With the traffic drawn with other seeds, the SLOs hold in {best.elsewhere}."
-    elsewhere = drawn if best.elsewhere else "The traffic was not drawn with other seeds."
-    return f"If step times lie at an end of their 90 % interval, the fleet needs {best.plausible} GPUs. {elsewhere}"
+    drawn = f"For random traffic with other seeds, the SLOs hold in {best.elsewhere}."
+    elsewhere = drawn if best.elsewhere else "Random traffic with other seeds was not simulated."
+    return f"At the two ends of the 90 % interval of step times, the fleet needs {best.plausible} GPUs. {elsewhere}"
 
 
 _MEANS = {
-    "attainment": "The share of all requests that meet every SLO. A request that does not finish meets none.",
-    "headroom": "The growth of the traffic at which the fleet begins to break an SLO in more cases than you accept.",
-    "$ per Mtok output": "Dollars per million output tokens in steady operation. On the Run page a token costs more, "
-    "because the complete run includes the time in which the fleet fills and empties.",
+    "attainment": "The share of all requests that meet every SLO. An unfinished request meets none.",
+    "headroom": "The traffic can grow by this much until an SLO breaks with a higher probability than you accept.",
+    "$ per Mtok output": "Dollars per million output tokens in steady operation. The Run page shows a higher cost, "
+    "because a complete run includes the time in which the fleet fills and empties.",
 }
 _HELP = {
-    "replicas": "The share of requests that meet every SLO, with its 90 % interval.",
-    "serve": "The command for one replica. All other settings are vLLM's defaults on this GPU.",
+    "replicas": "The share of requests that meet every SLO, with its 90 % interval, by the number of replicas.",
     "next": "Of closed loops at several concurrencies, this one narrows the predicted latencies of the recommended "
     "deployment most. `tokentwin plan --measured next.json` uses its result.",
+    "serve": "The command starts one replica. All other settings are vLLM's defaults on this GPU.",
     "latency": "The recommended fleet with the same requests at lower and higher rates. The knee is the highest rate "
-    "that meets every SLO.",
+    "at which every SLO holds.",
 }

@@ -14,8 +14,8 @@ from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, fini
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
 from planning.plan.objectives import parse_objectives
+from serving.answers.figures import shown_usd
 from serving.errors import UserError
-from serving.figures import shown_usd
 from serving.metrics import metric
 
 HEIGHT = 300

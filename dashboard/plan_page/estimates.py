@@ -11,15 +11,15 @@ from dashboard.blocks import data_table
 from dashboard.shown import verbatim
 from planning.plan.candidates import Engine, RuledOut
 from planning.plan.document import ROOM_HELP
+from planning.plan.first_answer import MeanRequest, Roofline
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
-from planning.plan.roofline import MeanRequest, Roofline
 from planning.traffic import mean_rate
 from serving.deployments.gpu_spec import GpuSpec
 from serving.workload import Workload
 
 _ROOM = ("KV room (tokens)", "KV room (requests)")  # of one engine
-_USER, _RATE = "tok/s per user", "requests/s of a replica"
+_USER, _RATE = "tok/s per user", "requests/s per replica"
 _FORMATS = {_USER: "%.0f", _RATE: "%.3g", "GPUs": "%d", "$/h": "$%.2f", **dict.fromkeys(_ROOM, "localized")}
 
 
@@ -55,6 +55,6 @@ def _row(engine: Engine, gpu: GpuSpec, mean: MeanRequest, rate: float) -> dict[s
 
 _HELP = (
     "These estimates follow from the datasheet of each GPU: FLOPs at the peak rate, bytes at the memory bandwidth, and "
-    "as many requests as fit into memory. They ignore SLOs, bursts, communication and drafts. The answer nearly always "
-    "needs more GPUs."
+    "as many requests as fit into memory. They ignore SLOs, bursts, communication and speculative decoding. The answer "
+    "nearly always needs more GPUs."
 )

@@ -33,15 +33,15 @@ from dashboard.url import (
     text,
     usual_first,
 )
+from planning.deployments import named_values
 from planning.plan.objectives import parse_objectives
 from planning.plan.request import PlanRequest
-from planning.settings import named_values
 from planning.traffic import BUSIEST_S, WHOLE_S, Offered
+from serving.answers.figures import shown_number
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
-from serving.figures import shown_number
 from serving.scheduler import POLICIES
 from sim.router import ROUTERS
 
@@ -49,8 +49,8 @@ MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
 SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
 _SLOS = (
     "One SLO on each line, as for `tokentwin plan --slo`. `ttft_ms p99<=500`: 99 % of the requests have a TTFT of at "
-    "most 500 ms. `tpot_ms<=50` with `attainment>=0.99`: 99 % of the requests meet every bound without a percentile. "
-    "Latencies in milliseconds are ttft_ms, tpot_ms, e2e_ms, queue_ms, prefill_ms and decode_ms."
+    "most 500 ms. `tpot_ms<=50` with `attainment>=0.99`: 99 % of the requests meet all bounds that have no percentile. "
+    "You can bound ttft_ms, tpot_ms, e2e_ms, queue_ms, prefill_ms and decode_ms."
 )
 RATE = 20.0
 _PASTED = "a config.json of your own"
@@ -82,7 +82,7 @@ _FORMATS = {  # formats of weights and of KV: the URL's parameter, and the text 
     ),
 }
 _SWITCH = {"": "vLLM's default", "on": "on", "off": "off"}
-_ASYNC = "With async scheduling the engine plans step N + 1 while step N runs."
+_ASYNC = "With async scheduling, the engine plans step N + 1 while step N runs."
 _LIMITS = {"max_num_seqs": ("seqs", 1_000_000, 16), "max_num_batched_tokens": ("batch_tokens", 100_000_000, 512)}
 _VARIED = "pipeline_parallel_size=1,2; dtype=bfloat16,float16"
 _MOST_TEXT = 1000  # maximum number of characters of all SLOs
@@ -90,21 +90,21 @@ _VARY = "Values of other settings, as for `tokentwin plan --vary`. The plan trie
 "settings by semicolons."
 _COMBINATIONS, _CANDIDATES = 64, 4096  # maximum numbers, typed and in all; the page estimates each while a user types
 _TABLES = "kernel tables"
-_TIMED = "Step times come from the kernel tables of each GPU, or from a calibration in the runs directory. A "
-"calibration of our own engine fixes the model."
+_TIMED = "Kernel tables are measured times of each GPU's kernels. A calibration is measured on one engine; those in "
+"the runs directory are listed. A calibration of our own engine fixes the model."
 _REST = {"": "vLLM's defaults", "yaml": "a deployment in YAML"}
-_REST_HELP = "If the deployment states the model, the tensor-parallel size or the policy, the page does not ask for it."
+_REST_HELP = "If the deployment states model, tensor-parallel size or policy, the page hides these inputs."
 _NEEDED = {"gpus": "GPU", "tensor_parallel_sizes": "tensor-parallel size"}
 _SPLITS = {"none": "none (every engine does both)", "search": "every ratio of up to five engines"} | {
     split: split for split in ("1:1", "1:2", "1:3", "2:1", "3:1")
 }
 _SPLIT = (
-    "The plan tries each ratio. With 1:2 a replica has one prefill engine and two decode engines. You can type other "
-    "ratios."
+    "Ratios of prefill engines to decode engines in a replica; the plan tries each. With 1:2 a replica has one prefill "
+    "engine and two decode engines. You can type other ratios."
 )
 _HOLD = (
-    "The percentage of cases in which the SLOs must hold. Cases differ in step times (within their uncertainty) and "
-    "in the random traffic. 50 plans as if predictions were exact."
+    "The probability with which all SLOs must hold, given the uncertainty of step times and the random traffic. With "
+    "50 the plan takes predicted step times as exact."
 )
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
@@ -139,7 +139,9 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     with above:
         traffic = _traffic(runs, _slowest_tpot_ms(slos))
     hold = amount("Must hold in (% of cases)", "hold", 50, 99, 90, 1, help=_HOLD)
-    spares = number("Spare replicas", "spares", 0, 100, 0, help="Replicas that you pay for, but that get no traffic.")
+    spares = number(
+        "Spare replicas", "spares", 0, 100, 0, help="Number of replicas that you pay for, but that get no traffic."
+    )
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
     if isinstance(model := served.get("model"), Incomplete):
         return model
@@ -197,7 +199,7 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     """
     fleet: dict[str, Any] = {}
     measured = calibrations(runs)
-    timed = choose("Steps timed by", [_TABLES, *measured], "calibration", help=_TIMED)
+    timed = choose("Step times from", [_TABLES, *measured], "calibration", help=_TIMED)
     if timed in measured:
         fleet["calibration"] = str(measured[timed].resolve())
     if "policy" not in stated:
@@ -218,7 +220,7 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     usual = PlanRequest.model_fields
     router = choose("Router", usual_first(usual["router"].default, ROUTERS), "router")
     most = number(
-        "Most replicas", "most", 1, 100_000, usual["max_replicas"].default, help="The plan tries no more replicas."
+        "Maximum replicas", "most", 1, 100_000, usual["max_replicas"].default, help="No larger fleet is tried."
     )
     for name, value in (("router", router), ("max_replicas", most)):
         if value != usual[name].default:
@@ -337,7 +339,7 @@ def _shape() -> Shape:
         "Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="All requests begin with this prefix."
     )
     minutes = amount(
-        "Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: as many minutes as it takes to fill a fleet."
+        "Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: long enough to fill a fleet with requests."
     )
     return Shape(
         title="Shape",
@@ -355,7 +357,7 @@ def _arrivals() -> tuple[float, float]:
     with rate:
         at = amount("Peak req/s", "rate", 0.01, 10_000, RATE, 1, help="Requests per second in the busiest minutes.")
     with cv:
-        help = "Coefficient of variation of the gaps between arrivals. 1 is Poisson; more means bursts."
+        help = "Coefficient of variation of the times between arrivals. 1: Poisson arrivals; above 1: bursts."
         burst = amount("Burstiness", "cv", 0.1, 10, 1, 0.5, help=help)
     return at, burst
 
@@ -372,22 +374,19 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
         86_400,
         BUSIEST_S,
         60,
-        help="Length of the part with the most tokens, which the plan uses.",
+        help="The plan uses the period of this length with the most tokens.",
     )
     own, whole_s = _own_rate(str(path), window, limit)
     stretch = (
         f"the busiest {window:,.0f} s of {whole_s:,.0f} s" if window < whole_s else f"all {whole_s:,.0f} s of the trace"
     )
-    st.caption(f"The plan uses {stretch}, at {shown_number(own)} requests/s. Another rate keeps the bursts.")
+    st.caption(f"The plan uses {stretch}, at {shown_number(own)} requests/s. If you change the rate, bursts remain.")
     rate = amount("Peak req/s", "trace_rate", 0, 10_000, 0, 1, help="0: the trace's own rate.")
     return {"traffic": str(path), "window_s": window, "rate_scale": rate / own if rate else None, "limit": limit}
 
 
 def _limit() -> int | None:
-    return (
-        number("First requests", "limit", 0, 10**9, 0, 100, "Use only this number of requests from the start; 0: all.")
-        or None
-    )
+    return number("First requests", "limit", 0, 10**9, 0, 100, "Use only the first N requests; 0: all.") or None
 
 
 @st.cache_data(max_entries=32, show_spinner=False)

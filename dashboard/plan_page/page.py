@@ -39,14 +39,14 @@ from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, percent, traffic_in_words
-from planning.plan.headline import risk
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import PlanRequest
+from planning.plan.sentences import risk
 from planning.progress import in_words
 from planning.traffic import Offered
+from serving.answers.figures import counted, shown_share, shown_usd
 from serving.errors import UserError
-from serving.figures import counted, shown_share, shown_usd
 
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _FEW = 2000  # maximum number of requests read for an estimate
@@ -103,9 +103,9 @@ def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
     estimates_table(*_estimates(job.id, request))
     candidates = request.combinations
     why = (
-        f"There is no answer for these inputs yet. To try {counted(candidates, 'candidate')} on "
-        f"{counted(requests, 'request')} takes about {in_words(expected_s(requests, candidates))} on this server if "
-        "nothing else runs there. A first answer comes much earlier."
+        f"There is no answer for these inputs yet. Simulating {counted(candidates, 'candidate')} with "
+        f"{counted(requests, 'request')} takes about {in_words(expected_s(requests, candidates))} if this server does "
+        "nothing else. A first answer comes much earlier."
     )
     if offer(job, why, "Find the fleet", "find", watched=COARSE):
         _said(job.document(COARSE))
@@ -140,7 +140,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     run_of(runs, plan, best, ways, run, "Simulate it and open its run")
     _published_error(runs, answer.gpu_of(best))
     if answer.too_short:
-        most = f" This page simulates no more than {MOST_REQUESTS:,} requests; `tokentwin plan` takes any number."
+        most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."
         blocks.warning(sentence(answer.too_short) + (most if answer.requests == MOST_REQUESTS else ""))
     _choices(answer)
     show_recommended(blocks, answer, best, drawn)

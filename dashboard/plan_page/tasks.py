@@ -7,9 +7,11 @@ from typing import Any
 
 from planning.jobs.files import write_json
 from planning.plan import planner
-from planning.plan.fleet_run import record_fleet
+from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
-from planning.progress import Tell
+from planning.priced_scenario import price_scenario
+from planning.progress import Tell, quiet
+from planning.simulation import SimulatedRun, recorded
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.workload import Workload
@@ -34,6 +36,21 @@ def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     request = parse(PlanRequest, settings["plan"], where="plan")
     done = record_fleet(request, settings["engine"], settings["replicas"], out / "run", overwrite=True, tell=tell)
     return {"duration_s": done.recording.run["duration_ns"] / 1e9, **done.trust._asdict()}
+
+
+def record_fleet(
+    request: PlanRequest, engine: str, replicas: int, out: Path, *, overwrite: bool = False, tell: Tell = quiet
+) -> SimulatedRun:
+    """Record `replicas` of the candidate named `engine`. Raises UserError if it is unknown, or if `out` exists."""
+    workload = request.workload(at_named_rate=True)
+    candidates = {candidate.name: candidate for candidate in priced_candidates(request, workload).engines}
+    if engine not in candidates:
+        raise UserError("engine", engine, f"is not a candidate; choose one of {', '.join(candidates)}")
+    chosen = candidates[engine]
+    gpu = chosen.gpu if chosen.gpu in (request.gpus or ()) else None  # otherwise the calibrated one
+    deployment = chosen.deployment.model_copy(update={"fleet": chosen.fleet(replicas, request.router)})
+    scenario = price_scenario(workload, request.calibration, gpu, deployment, prices=request.prices)
+    return recorded(scenario, out, overwrite=overwrite, tell=tell)
 
 
 def check_few_enough(request: PlanRequest) -> None:

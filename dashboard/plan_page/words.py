@@ -12,14 +12,14 @@ from dashboard.shown import prose
 from dashboard.uploads import trace_name
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
+from serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
+from serving.answers.report import Column, Table
 from serving.deployments.model_catalogue import spec_from_hf_config
 from serving.errors import UserError
-from serving.figures import counted, shown_band, shown_number, shown_share, shown_usd
-from serving.report import Column, Table
 
 EXAMPLE = "example"  # the bundled plan, in a link
 LOOKED_AT = "plan_looked_at"  # key of a tab's state: the plan whose answer its Plan page showed last
-_UNSAID = "the plan does not state the trust in its step times"
+_UNSAID = "the plan does not state how far to trust its step times"
 
 
 def fleet_name(point: Fleet, spares: int = 0) -> str:
@@ -69,8 +69,8 @@ def choice_cards(answer: PlanDocument) -> dict[str, tuple[Choice, bool]]:
     if best is None or best.choices is None:
         return {}
     likely, chosen, whole = best.choices.as_predicted, best.choices.recommended, best.choices.whole_interval
-    named = [("if steps are as predicted", likely), (f"for {shown_share(1 - answer.risk)} of cases", chosen)]
-    named += [("for the whole 90 % interval", whole)] if whole else []
+    named = [("if step times are as predicted", likely), (f"for {shown_share(1 - answer.risk)} of cases", chosen)]
+    named += [("for the full 90 % interval of step times", whole)] if whole else []
     return {name: (choice, choice is chosen) for name, choice in sorted(named, key=lambda pair: pair[1].replicas)}
 
 

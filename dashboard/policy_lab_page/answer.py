@@ -12,8 +12,8 @@ from dashboard.sheet import Sheet, show
 from dashboard.shown import sentence
 from dashboard.trust_page.words import CANARY
 from planning.compare.document import ComparisonDocument, ranking_verdict
+from serving.answers.report import FIGURE, Column, Line, Table
 from serving.metrics import metric
-from serving.report import FIGURE, Column, Line, Table
 
 
 def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
@@ -57,18 +57,18 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
 def show_engines(to: Sheet, answers: Sequence[ComparisonDocument]) -> None:
     """Show the same change as simulated and as each engine ran it, in columns."""
     to.text("**B - A on each engine**")
-    columns = [Column("of"), *(Column(name, FIGURE, _ON_ENGINE) for name in words.engines(answers))]
+    columns = [Column("metric"), *(Column(name, FIGURE, _ON_ENGINE) for name in words.engines(answers))]
     to.table(Table(columns, words.engine_rows(answers)))
     to.text(words.agreement(answers))
 
 
-_ON_ENGINE = "B - A in percent of A, with a 95 % interval. The interval holds for all rows together."
+_ON_ENGINE = "B - A in percent of A, with a 95 % interval. The 95 % hold for all rows together."
 _HELP = {
     "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
     "differences": "B compared with A on the same requests. A difference is coloured if its interval does not contain "
-    "0. A grey difference may be chance. A diamond has no interval.",
-    "winners": "A request gains or loses if its latency changes by at least the threshold. A request that does not "
-    "finish counts as infinitely slow.",
-    "ranking": "The recorded workload is simulated with the recorded deployments. The figure has every row in which "
-    "the engine or the simulator shows a difference.",
+    "0; a grey difference may be chance. A diamond means that there is no interval.",
+    "winners": "A request counts as better or worse if its latency changes by at least the threshold. An unfinished "
+    "request counts as infinitely slow.",
+    "ranking": "The recorded workload is simulated with the recorded deployments. The figure shows every metric in "
+    "which the real runs or the simulation show a difference.",
 }

@@ -27,7 +27,7 @@ from dashboard.palette import (
     whiskers,
 )
 from planning.compare.document import SHARES, Cdfs, Ranked, Row, SimulatedError, Tally, Tenant, unit_of
-from serving.figures import shown_band, shown_number
+from serving.answers.figures import shown_band, shown_number
 from serving.metrics import METRICS, label_of
 
 HEIGHT = 320
@@ -55,8 +55,8 @@ def side_colours(a: str, b: str) -> Sides:
 def cdfs(curves: Cdfs, names: Sides, colours: Sides) -> go.Figure:
     """Return the distributions of TTFT, TPOT and E2E on both sides."""
     lines = [
-        Line({of: (curve.x, curve.y) for of, curve in curves_of}, f"{side.upper()}: {name}", colour)
-        for (side, curves_of), name, colour in zip(curves, names, colours, strict=True)
+        Line({metric: (curve.x, curve.y) for metric, curve in side_curves}, f"{side.upper()}: {name}", colour)
+        for (side, side_curves), name, colour in zip(curves, names, colours, strict=True)
     ]
     return cdf_panels(lines, LATENCIES, HEIGHT)
 
@@ -66,7 +66,7 @@ def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
     shown = [row for row in rows if row.percent is not None]
     if not shown:
         return empty("Nothing to compare", HEIGHT)
-    by = {"A": colours.a, "B": colours.b, "": tint(NEUTRAL, 0.6)}
+    colour_by_side = {"A": colours.a, "B": colours.b, "": tint(NEUTRAL, 0.6)}
     figure = go.Figure()
     for better, title in (("B", "B is better"), ("A", "A is better"), ("", "no clear difference")):
         mine = [row for row in shown if row.better == better]
@@ -74,10 +74,21 @@ def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
             continue
         x, y = [row.percent or 0.0 for row in mine], [_of_change(row) for row in mine]
         lows, highs = ([at + _percent(row, end(row)) for at, row in zip(x, mine, strict=True)] for end in _ENDS)
-        around = whiskers(x, lows, highs, color=by[better], thickness=2, width=4)
+        around = whiskers(x, lows, highs, color=colour_by_side[better], thickness=2, width=4)
         look = {"symbol": ["diamond" if row.low is None else "circle" for row in mine]}
         hover = "<b>%{y}</b>: %{x:+.1f}<br>%{customdata}<extra></extra>"
-        dots(figure, x, y, title, by[better], hover, 9, look, error_x=around, customdata=list(map(_hover, mine)))
+        dots(
+            figure,
+            x,
+            y,
+            title,
+            colour_by_side[better],
+            hover,
+            9,
+            look,
+            error_x=around,
+            customdata=list(map(_hover, mine)),
+        )
     figure.add_vline(x=0, line={"color": NEUTRAL, "width": 1})
     figure.update_xaxes(title_text=_CHANGE, zeroline=False)
     figure.update_yaxes(
@@ -162,7 +173,7 @@ def ranking(rows: Sequence[Ranked]) -> go.Figure:
     """Return the simulated and the real difference of every row in which either is shown: blue and orange."""
     shown = [row for row in rows if row.simulated_percent is not None and row.real_percent is not None]
     if not shown:
-        return empty("Neither the simulator nor the engine shows a difference", 160)
+        return empty("Neither the simulation nor the real runs show a difference", 160)
     y = [f"{_of_change(row)}: {row.outcome}" for row in shown]
     figure = go.Figure()
     for row, name in zip(shown, y, strict=True):

@@ -17,10 +17,10 @@ from dashboard.shapes import mixes
 from dashboard.shown import literal
 from dashboard.url import amount, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
+from planning.deployments import named_value
 from planning.plan.document import Recommendation
 from planning.plan.request import PlanRequest
 from planning.request import Timing
-from planning.settings import named_value
 from planning.traffic import Offered
 from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import gpus
@@ -36,14 +36,13 @@ PASTED = "pasted"
 PLANNED = "plan"  # an option of the traffic
 _SOURCES = ("preset", "trace")
 _PLAN_SEEDS = 5  # the fewest seeds with which intervals compare whole runs
-_ALONE = "nothing: recordings only"
-_BUNDLED = "bundled: measured before them"
+_ALONE = "none (recordings only)"
+_BUNDLED = "bundled calibration"
 _NO_ENGINE = "none"
-_ALSO = "Recordings of both sides with the same requests, which `compare --engine` made on another engine, such as "
-"vLLM."
-_SEEDS = "Number of runs, each with other random arrivals. With five or more, intervals compare runs instead of "
-"requests."
-_WIN = "A request gains or loses if its latency changes by at least this share."
+_ALSO = "A pair of recordings with the same requests that `compare --engine` made on another engine, such as vLLM."
+_SEEDS = "Number of runs of each side, each with other random arrivals. From five runs on, intervals come from the "
+"differences between runs, otherwise from those within a run."
+_WIN = "A request counts as better or worse if its latency changes by at least this percentage."
 _NUMBERS: dict[str, dict[str, tuple[float, float, float]]] = {  # settings of a policy: lowest, highest, step
     "sarathi": {"sarathi_token_budget": (0, 1_000_000, 64)},
     "sjf": {"sjf_error": (0.0, 10.0, 0.1)},
@@ -165,9 +164,9 @@ def _mixed() -> dict[str, Any]:
     st.caption(known[name].about)
     rate, length = st.columns(2)
     with rate:
-        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="Mean rate of all parts together.")
+        at = amount("Requests/s", "req_s", 0.01, 10_000, RATE, 1, help="Mean total rate of all kinds of requests.")
     with length:
-        seconds = amount("For (s)", "seconds", 1, 86_400, SECONDS, 10, help="Arrivals end after this time.")
+        seconds = amount("Duration (s)", "seconds", 1, 86_400, SECONDS, 10, help="Requests arrive during this time.")
     return {"traffic": known[name].traffic(at, seconds)}
 
 
@@ -182,16 +181,16 @@ def _recorded(runs: Path) -> dict[str, Any] | Incomplete:
         86_400,
         600,
         60,
-        help="Length of the simulated part of the trace: the part with the most tokens.",
+        help="Only the period of this length with the most tokens is simulated.",
     )
-    scale = amount("Rate, times", "rate_scale", 0.01, 100, 1, 0.1, help="Factor on the arrival rate.")
+    scale = amount("Rate factor", "rate_scale", 0.01, 100, 1, 0.1, help="The arrival rate is multiplied by this.")
     return {"traffic": str(path), "window_s": window, "rate_scale": scale}
 
 
 def _timing(runs: Path) -> Timing:
     """Draw the choice of a GPU of the catalogue with a model, or of a calibration, which brings its deployment."""
     measured, cards = calibrations(runs), _cards()
-    chosen = choose("Steps timed by", [*cards, *measured], "timing", help=_TIMING)
+    chosen = choose("Step times from", [*cards, *measured], "timing", help=_TIMING)
     if chosen in measured:
         return Timing(calibration=str(measured[chosen].resolve()))
     model = choose("Model", usual_first(MODEL, models()), "serving")
@@ -203,7 +202,7 @@ def _timing_beside(runs: Path, bundled: bool) -> Timing | None:
     """Draw the choice of step times to simulate recorded runs; for the `bundled` pair the default is bundled, too."""
     measured = {**calibrations(runs), **({_BUNDLED: DEMO / "calibration"} if bundled else {})}
     options = usual_first(_BUNDLED if bundled else _ALONE, (_ALONE, *measured, *_cards()))
-    chosen = choose("Also simulate, with steps timed by", options, "beside", help=_TIMING)
+    chosen = choose("Also simulate, with step times from", options, "beside", help=_TIMING)
     if chosen == _ALONE:
         return None
     if chosen in measured:
@@ -277,5 +276,5 @@ def _deadlines(side: str) -> dict[str, Any]:
 
 _TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
 _DEADLINES = "chat=1000, batch=20000"
-_POLICY = "The policy decides when each request is served. `docs/policies.md` describes each policy."
-_TIMING = "Step times come from the kernel tables of a GPU, or from a calibration in the runs directory."
+_POLICY = "The policy decides when each request is served. `docs/policies.md` describes all policies."
+_TIMING = "Step times come from measured kernels of a GPU, or from a calibration in the runs directory."

@@ -63,7 +63,7 @@ def _simulated(runs: Path, plan: Planned | None) -> None:
     if answer is None:
         if plan is not None and st.session_state.pop(TO_COMPARE, None) == plan.name:
             start_once(job)  # the reader asked for it beside the plan
-        offer(job, "There is no answer for these inputs yet. It takes seconds to a minute.", *_COMPARE)
+        offer(job, "There is no answer for these inputs yet. The comparison takes seconds to a minute.", *_COMPARE)
         return
     _answer(answer)
 
@@ -109,7 +109,7 @@ def _comparison(job: Job) -> ComparisonDocument | None:
 
 def _how_to_record(runs: Path) -> None:
     with st.expander("This pair is bundled. How to record your own"):
-        st.markdown("This command runs both sides on the engine in turns, three times each, and simulates both:")
+        st.markdown("This command runs both sides on the real engine in turns, three times each, and simulates both:")
         command = "tokentwin compare a.yaml b.yaml --trace TRACE -c CALIBRATION --engine --repeats 3"
         st.code(f"{command} --out {runs.resolve().name}/compared", language="bash", wrap_lines=True)
 

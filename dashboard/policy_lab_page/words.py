@@ -9,7 +9,7 @@ from calibration.trust import Trust, noted_trust, weakest
 from dashboard.policy_lab_page.charts import label
 from planning.compare.comparison import ranking as rank
 from planning.compare.document import Compared, ComparisonDocument, Row, Side
-from serving.figures import counted, shown_change
+from serving.answers.figures import counted, shown_change
 
 
 def fairness(answer: ComparisonDocument) -> str:
@@ -26,7 +26,7 @@ def fairness(answer: ComparisonDocument) -> str:
 
 def trust(sides: Compared) -> Trust:
     """Return the trust in figures of both sides, taken from the less certain side."""
-    why = "the comparison does not state the trust in step times"
+    why = "the comparison does not state how far to trust its step times"
     return weakest((noted_trust(side.level, side.reason, why) for side in (sides.a, sides.b)), "sides")
 
 
@@ -68,7 +68,7 @@ def _agreement(first: ComparisonDocument, other: ComparisonDocument) -> str:
     return (
         f"Of {counted(shown_first, 'difference')} on {one}, {outcomes.count('holds')} hold on {two}, "
         f"{outcomes.count('open')} may be chance there, and {outcomes.count('reversed')} are reversed. "
-        f"{outcomes.count('missed')} further differences show on {two} only."
+        f"{outcomes.count('missed')} more differences appear only on {two}."
     )
 
 

@@ -16,7 +16,7 @@ from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, p
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.step_series import STATES, StepSeries
 from dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
-from serving.figures import shown_number, shown_share
+from serving.answers.figures import shown_number, shown_share
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.tables import known
@@ -169,14 +169,14 @@ def lifecycles(
     metrics: RunMetrics, gaps: str, values: NDArray[Any], prefill: NDArray[Any], colour: str
 ) -> dict[str, go.Figure]:
     """Return the figures of the four cards; `values` are gaps between tokens, by the metric `gaps`."""
-    of = metrics.values
+    values_of = metrics.values
     shown_steps = np.concatenate([_thin_where(prefill == 0, _DOTS), _thin_where(prefill > 0, _DOTS)])
     few, some = metrics.at_steps(shown_steps).values, metrics.at_steps(thin(len(prefill), _SAMPLE)).values
     return {
         "Token": histogram(values, gaps, colour),
         "Compute": step_times(few("batch_tokens"), few("step_ms"), prefill[shown_steps], colour),
         "Memory": memory_shares(some("kv_usage"), some("kv_pressure"), some("step_ms"), colour),
-        "Request": phases(of("queue_ms"), of("prefill_ms"), of("decode_ms"), colour),
+        "Request": phases(values_of("queue_ms"), values_of("prefill_ms"), values_of("decode_ms"), colour),
     }
 
 

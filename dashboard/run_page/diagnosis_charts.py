@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, finish, pale
 from planning.diagnose.document import FINISHED, Counterfactual, DiagnosisDocument
-from serving.figures import shown_change, shown_share, shown_time
+from serving.answers.figures import shown_change, shown_share, shown_time
 from serving.metrics import metric
 
 _SLIVER = 0.01  # minimum length of a bar in percent, because a bar without length would have no text
@@ -26,15 +26,15 @@ def what_it_buys(diagnosis: DiagnosisDocument) -> go.Figure:
     before = diagnosis.simulated_finished if diagnosis.sheds else diagnosis.simulated_p99.get(name)
     ordered = sorted(diagnosis.with_changes, key=lambda c: _bought(c, name))
     figure = go.Figure()
-    for label, colour, of in _traces(ordered, name):
-        shares = [100 * _bought(c, name) for c in of]
-        text = {"text": [_left(c, name) for c in of], "textposition": "none" if colour == ALARM else "auto"}
+    for label, colour, changes in _traces(ordered, name):
+        shares = [100 * _bought(c, name) for c in changes]
+        text = {"text": [_left(c, name) for c in changes], "textposition": "none" if colour == ALARM else "auto"}
         gains = [shown_change(share) if math.isfinite(share) else "none" for share in shares]
         hover = f"with %{{y}}: %{{customdata}} of {_judged(name)}<extra></extra>"
-        x, y = [max(share, -100.0) or _SLIVER for share in shares], [c.called for c in of]
+        x, y = [max(share, -100.0) or _SLIVER for share in shares], [c.called for c in changes]
         bars(figure, x, y, label, colour, hover, orientation="h", customdata=gains, **text)
         if colour == ALARM:  # text beside the bar, where there is room even if the bar is short
-            for c in of:
+            for c in changes:
                 figure.add_annotation(x=0, y=c.called, text=_left(c, name), showarrow=False, xanchor="left", xshift=4)
     lowest = min((100 * _bought(c, name) for c in ordered), default=0.0)
     figure.update_layout(barmode="overlay")

@@ -38,10 +38,10 @@ _WORST = "worst"
 _JUDGED = {_WORST: "the worst latency", **{name: metric(name).label for name in LATENCIES}}
 _ONLY = "The page shows the symptoms only."
 _BUYS = (
-    "The run is simulated again, each time without one constraint. A bar shows the share of the p99 that disappears, "
-    "compared with a simulation with all constraints. An asterisk marks ideals that nobody can buy."
+    "The run is simulated again, each time without one constraint. A bar shows the fraction of the p99 that "
+    "disappears, compared with a simulation with all constraints. An asterisk marks ideal changes that cannot be made."
 )
-_ASK = "To find out which change would help, the run is simulated again, each time without one constraint."
+_ASK = "The run is simulated again, each time without one constraint, to find out which change would help."
 _WORKLOAD = "workload.parquet"
 
 
@@ -75,7 +75,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
 
 def _verdict(diagnosis: DiagnosisDocument | None) -> None:
     if diagnosis is None:
-        st.markdown("This run has many requests, so a job in the background diagnoses it.")
+        st.markdown("This run has so many requests that a background job looks for symptoms.")
     elif diagnosis.counterfactuals:
         st.markdown(f"**{sentence(diagnosis.summary or diagnosis.verdict)}**")
         st.caption(sentence(diagnosis.verdict))
@@ -90,7 +90,7 @@ def show_changes(to: Sheet, diagnosis: DiagnosisDocument, command: str = "") -> 
     """Show the gain from lifting each constraint; `command` compares the run with the best change."""
     show(to, diagnosis.shown_questions())
     if command:
-        to.text("This command compares the run with the change that helps most for its GPUs, request by request:")
+        to.text("This command compares the run with the recommended change, request by request:")
         to.code(command)
     to.figure(what_it_buys(diagnosis), "buys", "What would help", trust(diagnosis), _BUYS, menu=BARE)
     if diagnosis.warning:

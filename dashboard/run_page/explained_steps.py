@@ -47,8 +47,10 @@ def explained_steps(recording: Recording, calibrations: Iterable[Path]) -> Expla
     if measured is not None:
         coarse = any(MODEL in parts for parts in measured.values())
         more = "; record the run with `--time-operations` to see every operation" if coarse else ""
-        how = f"The engine timed these parts on its device{more}."
-        return ExplainedSteps(measured, [], None, "", how, Trust(VALIDATED, "the engine timed the parts on its device"))
+        how = f"The engine measured the time of these parts on its device{more}."
+        return ExplainedSteps(
+            measured, [], None, "", how, Trust(VALIDATED, "the engine measured the parts on its device")
+        )
     source = source_of(recording.run, calibrations)
     return _unknown(recording) if source is None else _predicted(recording, source)
 
@@ -57,12 +59,12 @@ def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
     deployment = recorded_deployment(recording)
     fleet = deployment.fleet
     if fleet is not None and any(p.deployment or p.gpu or p.calibration or p.speed != 1 for p in fleet.pools):
-        return "The pools of this fleet differ, and the recording does not state the pool of a step."
+        return "The pools of this fleet differ, and the recording does not state to which pool a step belongs."
     cost = pure(repriced(source, deployment).cost)
     if not isinstance(cost, OperationCost):
         return (
-            "This run was timed by a calibration of our engine, which predicts steps, not single operations. Real "
-            "runs, and runs that kernel tables of a GPU timed, show their operations."
+            "The step times of this run come from a calibration of our engine, which predicts steps, not operations. "
+            "Real runs, and runs simulated with the kernel tables of a GPU, show their operations."
         )
     explained = explain_run(cost, recording.table("steps", list(PREDICTED_COLUMNS)))
     gpu = cost.kernels.gpu
@@ -71,7 +73,8 @@ def _predicted(recording: Recording, source: Source) -> ExplainedSteps | str:
         explained.operations,
         gpu,
         weights_dtype(cost.model, cost.deployment),
-        f"Predicted from the kernel tables of {gpu.name}, for {explained.steps:,} steps spread over the run.",
+        f"Predicted from the kernel tables (measured kernel times) of {gpu.name}, for {explained.steps:,} steps spread "
+        "over the run.",
         weakest((o.trust for o in explained.telling), "kinds of kernel that matter in its steps"),
     )
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.metrics.replica_lives import Lives
-from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.run_metrics import ReplicaLives, RunMetrics
 
 Series = tuple[NDArray[Any], NDArray[Any]]  # times in nanoseconds, in order, and the values from then on
 
@@ -41,12 +40,14 @@ class FleetOverTime(NamedTuple):
         )
 
 
-def live_replicas(lives: Lives, otherwise: int) -> Series:
+def live_replicas(replica_lives: ReplicaLives, otherwise: int) -> Series:
     """Return the number of live replicas over time; always `otherwise` if replicas' lifetimes are not recorded."""
-    if not lives:
+    if not replica_lives:
         return np.zeros(1), np.array([otherwise])
-    ready = np.array(sorted(life["ready_ns"] for life in lives if life["ready_ns"] is not None))
-    ended = np.array(sorted(life["ended_ns"] for life in lives if None not in (life["ready_ns"], life["ended_ns"])))
+    ready = np.array(sorted(life["ready_ns"] for life in replica_lives if life["ready_ns"] is not None))
+    ended = np.array(
+        sorted(life["ended_ns"] for life in replica_lives if None not in (life["ready_ns"], life["ended_ns"]))
+    )
     times = np.union1d(ready, ended)
     return times, np.searchsorted(ready, times, side="right") - np.searchsorted(ended, times, side="right")
 

@@ -17,18 +17,17 @@ from dashboard.palette import CLOCK_NAME
 from dashboard.run_page.words import backlog, bands_of, headline_figures
 from dashboard.shown import capitalised, literal, sentence
 from planning.exports.recorded_run import RecordedRun
-from planning.request_endings import RequestEndings
-from serving.figures import shown_share
+from planning.run_report import RequestEndings
+from serving.answers.figures import shown_share
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 _SATURATION = {"STABLE": "green", "BACKLOGGED": "orange", "OVERLOADED": "red"}
 _CLOCK_COLOUR = {"real": "orange", "simulated": "blue"}
 _OF_A_FLEET = re.compile(r"jobs/[0-9a-f]+/run")
 _CELL_PX = 138  # width: all fit side by side on a wide page, five on a narrow one
-_BAND = "The grey numbers are 90 % bands, which come from the uncertainty of step times."
+_BAND = "The grey numbers are 90 % bands from the uncertainty of step times."
 
 
 def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> None:
@@ -77,5 +76,5 @@ def _backlog(metrics: RunMetrics) -> str | None:
     saturation = metrics.saturation
     if saturation is None:
         return None
-    waiting = f"requests wait {shown_share(saturation.waiting_share)} of the time"
+    waiting = f"requests wait during {shown_share(saturation.waiting_share)} of the time"
     return f"{capitalised(backlog(saturation))}; {waiting}.\n\n{metric('saturation').help}"

@@ -14,11 +14,11 @@ from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.sheet import Fact
-from serving.figures import shown_number, shown_share, shown_times
+from serving.answers.figures import shown_number, shown_share, shown_times
 from serving.metrics import metric
-from traces.metrics.distribution import Distribution
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
+from traces.tables import Distribution
 
 _CELL_PX = 110  # width: four fit side by side on a wide page, two on a narrow one
 _HELP = "Four views of the same run: its tokens, its steps (compute), its memory and its requests."
@@ -77,7 +77,7 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("queue p50", queue.p50, "queue_ms"),
             ("queue p99", queue.p99, "queue_ms"),
             ("requests/s", s["request_throughput"], "request_throughput"),
-            ("peak at a time", s["concurrency_peak"], "concurrency"),
+            ("peak concurrency", s["concurrency_peak"], "concurrency"),
         ],
     }
 
@@ -99,12 +99,13 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
     if s["acceptance_length"] is not None:
         token.append(
             f"A step with draft tokens gives a request {shown_number(s['acceptance_length'])} tokens on average. "
-            f"{shown_share(s['draft_acceptance_rate'])} of the draft tokens are accepted. Tokens of one step have "
-            "gaps of 0 between them."
+            f"{shown_share(s['draft_acceptance_rate'])} of the draft tokens are accepted. The ITL between tokens of "
+            "the "
+            "same step is 0."
         )
     if (run["replicas"] or 1) > 1:
         memory.append(
-            "These are values of single replicas at their steps. The plot over time adds up all live replicas."
+            "Each value is that of one replica at one of its steps. The plot over time shows the sum of all replicas."
         )
     if s["tier_hit_rate"] is not None:
         rates = [f"{shown_share(rate, 1)} from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
@@ -118,7 +119,7 @@ def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figur
     _, metrics = open_run(recording.path)
     gaps = token_gaps(recording)
     if len(gaps.values):
-        note = "" if gaps.share == 1 else f"of {shown_share(gaps.share)} of the requests"
+        note = "" if gaps.share == 1 else f"that of a sample: {shown_share(gaps.share)} of the requests"
         spread, values = _Spread("itl_ms", Distribution.from_values(gaps.values), note), gaps.values
     else:
         spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), metrics.values("tpot_ms")

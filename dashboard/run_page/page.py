@@ -99,13 +99,13 @@ def _calibrations(runs: Path) -> dict[str, Path]:
 def _bundled(runs: Path) -> None:
     st.info(
         f"There is no recording in `{runs.resolve().name}` yet. This recording is **bundled**; you can choose another "
-        "above.",
+        "one above.",
         icon=":material/inventory_2:",
     )
     with st.expander("Make your own recording"):
         # Text, because Streamlit's highlighter of code is nearly as large as Plotly, and would delay the first figure.
         st.markdown(
             "A recording is a directory that the real engine or the simulator writes. `tokentwin demo` makes several. "
-            "`tokentwin bench --help` explains how to record your own trace on the real engine, and "
-            "`tokentwin simulate --help` how to simulate a trace."
+            "`tokentwin bench --help` explains how to run your own trace on the real engine, and "
+            "`tokentwin simulate --help` explains how to simulate a trace."
         )

@@ -16,8 +16,8 @@ from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
 from dashboard.url import choose, keep, named
-from planning.request_endings import status_word
-from serving.figures import shown_time
+from planning.run_report import status_word
+from serving.answers.figures import shown_time
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
@@ -43,13 +43,13 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     """Draw the slowest requests of the window by a chosen metric, and the waterfall of the selected request."""
     heading, order = st.columns([3, 1], vertical_alignment="bottom")
     with order:
-        by = choose("Slowest by", _SHOWN, "by", show=lambda name: metric(name).axis)
+        slowest_by = choose("Slowest by", _SHOWN, "by", show=lambda name: metric(name).axis)
     requests = recording.table("requests", _REQUEST_COLUMNS)
     arrival, finish = column(requests, "arrival_ns") / 1e9, column(requests, "finish_ns") / 1e9
     inside = np.ones(requests.num_rows, dtype=bool)
     if window is not None:
         inside = (arrival <= window[1]) & ~(finish < window[0])
-    rows = slowest(metrics.values(by), np.flatnonzero(inside), ROWS)
+    rows = slowest(metrics.values(slowest_by), np.flatnonzero(inside), ROWS)
     with heading:
         st.subheader("Requests", anchor=False)
         count = f"the {len(rows):,} slowest of {int(inside.sum()):,}" if inside.sum() > ROWS else f"all {len(rows):,}"
@@ -70,7 +70,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     }
     formats = {"arrival (s)": "%.2f", **{_heading(name): "%.1f" for name in _SHOWN}}
     helps = {_heading(name): metric(name).help for name in _SHOWN}
-    selectable = choosing("request", columns["request"], f"requests-{recording.path}-{by}")
+    selectable = choosing("request", columns["request"], f"requests-{recording.path}-{slowest_by}")
     data_table(columns, formats, helps, height=270, **selectable)
     at = _linked(columns["request"])
     keep("request", str(columns["request"][at]), str(columns["request"][0]))

@@ -19,14 +19,14 @@ from dashboard.planned import Planned
 from dashboard.shown import literal
 from planning.jobs.files import read_json
 from planning.plan.objectives import Objective, Objectives, parse_objectives
-from traces.metrics.distribution import ecdf
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
+from traces.tables import ecdf
 
 _HEIGHT = 230
 _OF_A_PLAN = re.compile(r"jobs/([0-9a-f]{16})/run")
-_HELP = "A latency meets its SLO if its curve is left of the line at the SLO's percentile. The SLOs come from the "
-"plan above."
+_HELP = "A latency meets its SLO if, at the SLO's percentile, its curve is left of the dashed line. The SLOs come from "
+"the plan above."
 
 
 def slos_of(runs: Path, name: str, plan: Planned | None) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:
     for objective in objectives.slos:
         observed = objective.observed(metrics)
         if math.isnan(observed):
-            verdict = "cannot be told"
+            verdict = "cannot be checked"
         elif _broken(objective, metrics):
             verdict = "is broken"
         else:

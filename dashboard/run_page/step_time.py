@@ -20,9 +20,9 @@ from dashboard.step_page.operation_table import operation_table
 from traces.recording import Recording
 
 _ROOFLINE = (
-    "Each point is a kind of kernel in a kind of step, at its FLOPs per byte and its FLOP/s. Larger points take more "
-    "time. Left of the knee the limit is memory bandwidth; right of the knee the limit is the tensor cores. FLOPs and "
-    "bytes are the minimum that the operation needs."
+    "Each point is one operation in decode, prefill or mixed steps, at its FLOPs per byte and its FLOP/s. Larger "
+    "points take more time in total. Left of the knee the limit is memory bandwidth; right of the knee it is the "
+    "tensor cores. FLOPs and bytes are the minimum that the operation needs."
 )
 
 
@@ -44,9 +44,7 @@ def show_step_time(to: Sheet, steps: ExplainedSteps, run: Mapping[str, Any]) -> 
         to.figure(bars, "part_times", "By part", steps.trust, menu=BARE)
     with right:
         if steps.gpu is None:
-            to.text(
-                "There is no roofline, because the recording does not have the FLOPs and bytes of operations.", True
-            )
+            to.text("There is no roofline, because the recording has no FLOPs and bytes of operations.", True)
             return
         roofs = roofline(steps.operations, steps.gpu, steps.weights)
         to.figure(roofs, "run_roofline", "What bounds it", steps.trust, _ROOFLINE)

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from dashboard.palette import NEUTRAL, empty, finish
 from dashboard.palette import bars as draw_bars
-from serving.figures import shown_share
+from serving.answers.figures import shown_share
 
 _MOST = 4  # parts with a colour of their own; the others share one
 _TOTAL, _OTHER = "all steps", "other"

@@ -24,11 +24,11 @@ _PARAMETER = "window"
 _PANELS = ("waiting", "running", "kv_usage", "batch_tokens", "mfu", "mbu")
 _BAR = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "autoScale2d", "pan2d", "zoom2d"]}
 _SUMMED = (
-    "With several replicas the panels show their sum. KV use is the share of the blocks of live replicas, and batch "
-    "tokens are the mean of a step. The grey line counts all requests that have arrived and not left, including "
-    "requests at no replica, because no replica is live or the request is on its way to one."
+    "With several replicas, the panels show their sum. KV use is the used fraction of all blocks of live replicas, and "
+    "batch tokens are the mean per step. The grey line counts all requests in the fleet. Some of them are at no "
+    "replica, because no replica is live or the request is between two replicas."
 )
-_HELP = "The plot and the requests show only this time. You can also draw a box on the plot."
+_HELP = "The plot and the list of requests show only this period. You can also draw a box on the plot."
 
 
 def time_window(recording: Recording) -> Window | None:

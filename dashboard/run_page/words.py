@@ -11,28 +11,27 @@ from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
 from planning.diagnose.document import DiagnosisDocument
 from planning.run_report import Bands, distributions, scalars
+from serving.answers.figures import shown_band, shown_change, shown_number, shown_times
 from serving.canary import CALM_DRIFT
-from serving.figures import shown_band, shown_change, shown_number, shown_times
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 
 def trust(diagnosis: DiagnosisDocument) -> Trust:
     """Return the trust in the simulation, by its step times and by the error of the run simulated as it was."""
     noted = diagnosis.trust
     if noted is None:
-        level, reason = Trust(UNKNOWN, "the diagnosis does not state the trust in its step times")
+        level, reason = Trust(UNKNOWN, "the diagnosis does not state how far to trust its step times")
     else:
         level, reason = noted.level, noted.reason
     if diagnosis.twin_error is None:
         return Trust(level, reason)
-    of = "share of lost requests" if diagnosis.sheds else "p99"
+    figure = "share of lost requests" if diagnosis.sheds else "p99"
     return Trust(
         level,
-        f"{reason}; the simulated {of} differs from the recorded one by {shown_change(100 * diagnosis.twin_error)}",
+        f"{reason}; the simulated {figure} differs from the recorded one by {shown_change(100 * diagnosis.twin_error)}",
     )
 
 
@@ -42,8 +41,8 @@ def disturbance(recording: Recording) -> str:
     if drift <= CALM_DRIFT:
         return ""
     return (
-        f"The machine was disturbed during this run: {why}. The canary is a fixed step whose time should never change. "
-        "Other work on the machine has increased some of the times below."
+        f"The machine was disturbed during this run: {why}. A canary is a fixed step whose time should never change. "
+        "Other work on the machine made some of the times below longer."
     )
 
 
@@ -55,8 +54,8 @@ def backlog(saturation: Saturation) -> str:
     """Return a clause about whether requests pile up."""
     slope, half = saturation.trend.slope, saturation.trend.half
     return (
-        f"the backlog changes by {shown_number(slope)} requests/s (95 %: {shown_band(slope - half, slope + half)}) "
-        f"while {shown_number(saturation.arrival_rate)} requests/s arrive"
+        f"the number of unfinished requests changes by {shown_number(slope)} per second (95 % interval "
+        f"{shown_band(slope - half, slope + half)}) while {shown_number(saturation.arrival_rate)} requests/s arrive"
     )
 
 

@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 
 from calibration.steps.explanation import ExplainedOperation
 from dashboard.palette import ALARM, NEUTRAL, SIMULATED, bars, dots, finish, line, pale, symbols
+from serving.answers.figures import shown_share
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.weight_types import DTYPE_BYTES
-from serving.figures import shown_share
 
 BOUND_COLOUR = {"compute": SIMULATED, "memory": pale(SIMULATED), "link": ALARM}
 

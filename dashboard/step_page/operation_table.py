@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from calibration.steps.explanation import ExplainedOperation
 from dashboard.sheet import Sheet
-from serving.report import Form, Table
+from serving.answers.report import Form, Table
 
 _TENTHS = Form("{:,.1f}".format, "%.1f")
 
@@ -22,4 +22,4 @@ def operation_table(to: Sheet, operations: Sequence[ExplainedOperation], **amoun
         "error within (± %)": [100 * o.sigma for o in operations],
     }
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    to.table(Table.of(rows, {name: _TENTHS for name in columns if rows and isinstance(rows[0][name], float)}))
+    to.table(Table.from_rows(rows, {name: _TENTHS for name in columns if rows and isinstance(rows[0][name], float)}))

@@ -6,8 +6,8 @@ import streamlit as st
 
 from calibration.operations import uniform_step
 from calibration.steps.explanation import Explanation, explain, token_life
+from calibration.steps.external_calibration import predicted_cost
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.predict import predicted_cost
 from calibration.trust import Trust, weakest
 from dashboard import blocks
 from dashboard.blocks import data_table, figure, heading, mistake
@@ -26,24 +26,33 @@ from serving.errors import UserError
 def show() -> None:
     """Draw the page. Inputs live in the URL."""
     st.title("What a step costs", anchor=False)
-    st.caption("The time of one engine step by operation, predicted from kernel tables and from measured engines.")
+    st.caption(
+        "The time of one engine step by operation, predicted from measured kernels and corrected by measured engines."
+    )
     left, right = st.columns([1, 3], gap="large")
     with left:
         model = choose("Model", list(models()), "model")
-        gpu = choose("GPU", usual_first("H100", gpus()), "gpu", help="Rates and prices: `tokentwin gpus`.")
+        gpu = choose("GPU", usual_first("H100", gpus()), "gpu", help="`tokentwin gpus` lists their rates and prices.")
         devices = int(choose("Tensor parallel", ["1", "2", "4", "8"], "tp"))
         rows = number(
-            "Decode rows", "rows", 0, 4096, 64, help="Number of requests that get one more token in this step."
+            "Decoding requests", "rows", 0, 4096, 64, help="Number of requests that get one more token in this step."
         )
-        context = number("Context tokens of each row", "context", 0, 131_072, 1024)
+        context = number(
+            "Context of each (tokens)",
+            "context",
+            0,
+            131_072,
+            1024,
+            help="Tokens in the context of each decoding request.",
+        )
         prompts = number(
             "Prompt chunks", "prompts", 0, 64, 0, help="Number of prompts of which this step computes a part."
         )
-        chunk = number("Tokens of each chunk", "chunk", 2, 32_768, 512)
+        chunk = number("Tokens per chunk", "chunk", 2, 32_768, 512)
         past = number("Cached tokens before each chunk", "past", 0, 131_072, 0)
     with right:
         if not rows and not prompts:
-            st.info("This step is empty. Set decode rows or prompt chunks.")
+            st.info("This step is empty. Set decoding requests or prompt chunks.")
             return
         sizes = uniform_step(rows, context, prompts, chunk, past)
         try:
@@ -55,7 +64,7 @@ def show() -> None:
             return
         _show(explanation, cost, rows)
         st.caption(defaults_taken(stated, spec))
-        st.subheader("Tensors of the step's tokens", anchor=False, help=_LIFE)
+        st.subheader("Tensors in this step", anchor=False, help=_LIFE)
         life = token_life(cost.model, cost.deployment, sizes)
         columns = {
             "stage": [stage.name for stage in life],
@@ -75,7 +84,7 @@ def _show(explanation: Explanation, cost: OperationCost, rows: int) -> None:
     tokens = f", {rows / explanation.step_ns * 1e9:,.0f} decoded tokens per second" if rows else ""
     st.caption(
         f"90 % interval {low * explanation.step_ns / 1e6:,.2f} to {high * explanation.step_ns / 1e6:,.2f} ms{tokens}; "
-        f"the CPU needs {explanation.host_ns / 1e6:,.2f} ms before it, which async scheduling hides"
+        f"before the step, the CPU needs {explanation.host_ns / 1e6:,.2f} ms, which async scheduling hides"
     )
     figure(parts_bar(explanation.parts_ns), "parts", "By part", trust)
     roofs = roofline(explanation.operations, cost.kernels.gpu, weights_dtype(cost.model, cost.deployment))
@@ -91,7 +100,7 @@ def _show(explanation: Explanation, cost: OperationCost, rows: int) -> None:
 
 
 _ROOF = (
-    "Each point is a kind of kernel, at its FLOPs per byte and its FLOP/s. Larger points take more of the step's time. "
-    "The line is the limit of the datasheet. Kernels with little computation are in the table only."
+    "Each point is an operation, at its FLOPs per byte and its FLOP/s. Larger points take more of the step's time. "
+    "The line is the limit of the GPU's datasheet. Operations with little computation are in the table only."
 )
-_LIFE = "The tensors on one device that the tokens of a step pass through, from token ids to sampled ids."
+_LIFE = "The tensors on one device through which the tokens of the step pass, from token ids to sampled ids."

@@ -162,7 +162,7 @@ def drawn(sweep: SweepResults, runs: pa.Table, view: SweepView) -> Any:
 def trust(runs: pa.Table) -> Trust:
     """Return the trust in runs shown together."""
     noted = zip(runs["trust"].to_pylist(), runs["trust_reason"].to_pylist(), strict=True)
-    return weakest((noted_trust(*trust, "the run does not state the trust in it") for trust in noted), "runs")
+    return weakest((noted_trust(*trust, "the run does not state how far to trust it") for trust in noted), "runs")
 
 
 def help_of(column: str) -> str | None:

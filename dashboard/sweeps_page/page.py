@@ -37,7 +37,7 @@ _ASKED = "sweeps_asked"  # key of `st.session_state`: queries for which somebody
 def show(runs: Path) -> None:
     """Draw the page, over the sweeps under `runs` and a bundled one."""
     sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
-    with titled("How metrics change"):
+    with titled("Metrics against settings"):
         name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
     try:
         results = _load(sweeps[name])
@@ -75,9 +75,9 @@ def _axes(results: SweepResults) -> SweepView:
         "Against",
         likely,
         "x",
-        help="The line is the median over all values of the other parameters, and the band is their range.",
+        help="The line is the median over all values of the other parameters; the band is the range.",
     )
-    by = choose("A colour for each", [*sweep_charts.others_in_order(results, x), _NONE], "by")
+    by = choose("Colours by", [*sweep_charts.others_in_order(results, x), _NONE], "by")
     if by == _NONE:
         return SweepView(y, x, None, [None], switch("Log metric", "log"))
     values = _several(by, results, f"of_{by}", f"At most {_MOST} are shown.", most=sweep_charts.SERIES_AT_FIRST)
@@ -128,7 +128,7 @@ def _plot(results: SweepResults, chosen: pa.Table, view: SweepView) -> None:
 
 def _table(results: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
     st.subheader("Runs", anchor=False)
-    st.caption(f"{chosen.num_rows:,} runs. Select one to see its configuration.")
+    st.caption(f"{chosen.num_rows:,} runs. Select a run to see its configuration.")
     metrics = [column for column in dict.fromkeys((y, *sweep_charts.FIRST)) if column in results.metrics]
     rows = chosen.select([*results.parameters, "trust", *metrics]).slice(0, ROWS)
     ids = list(map(str, chosen["run_id"].slice(0, ROWS).to_pylist()))
@@ -148,8 +148,9 @@ def _sql(directory: Path, results: SweepResults, y: str) -> None:
     st.subheader(
         "Ask in SQL",
         anchor=False,
-        help=f"The query can read the table `runs` only. It may take {SECONDS} s and return {ROWS:,} rows. Columns are "
-        "the parameters above, and metrics of the glossary with a statistic such as `_p99`. The SQL is DuckDB's.",
+        help=f"A query in DuckDB's SQL. It can only read the table `runs`, for at most {SECONDS} s, and returns at "
+        f"most {ROWS:,} rows. Columns are the parameters above, and metrics of the glossary with a statistic such as "
+        "`_p99`.",
     )
     group = ", ".join(results.parameters[:2]) or "status"
     suggested = f"select {group}, max({y}), min({y}), count(*) as runs\nfrom runs\ngroup by all\norder by all"

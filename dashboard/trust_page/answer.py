@@ -17,32 +17,32 @@ from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.external_charts import errors_by_source
 from dashboard.trust_page.results import Column, External, source_row, trust
 from dashboard.trust_page.words import (
-    ERRORS_IN_WEATHER,
-    IN_WEATHER,
+    AT_KNOWN_SPEED,
+    ERRORS_AT_KNOWN_SPEED,
     bias,
     blind_title,
     of_report,
     of_steps,
 )
+from serving.answers.report import PERCENT, Table
 from serving.errors import UserError
 from serving.metrics import metric
-from serving.report import PERCENT, Table
 from traces.metrics.run_metrics import RunMetrics
 
 _REQUESTS = "Real and simulated latency of all requests"
 _STEPS = "Step time, predicted against measured"
 _ERRORS = (
-    "A bar is the error of the simulation. The orange band is the noise floor: the differences between repeats of the "
-    "same real run. No prediction can be more accurate than the noise."
+    "A bar is the error of the simulation. The orange band is the noise floor: the difference between repeated real "
+    "runs of the same requests. No prediction can be more accurate than the noise."
 )
 _HELP_STEPS = (
-    "The calibration was fitted without these held-out steps. A decode step gives running requests one token each, a "
-    "prefill step computes prompts, and a mixed step does both."
+    "Held-out steps are measured steps that were not used to fit the calibration. A decode step computes one token of "
+    "each running request, a prefill step computes prompts, and a mixed step does both."
 )
 _PUBLISHED = (
-    "Public measurements of engines, simulated with the engine's settings. *Blind* predictions use kernel tables and "
-    "runs of other sources only. *Anchored* predictions also fit one or two factors to one run of the source, which is "
-    "not scored. A dot is the error of one figure; a triangle at the edge is an error beyond the axis."
+    "Public measurements of engines, simulated with the same settings. *Blind* predictions use only measured kernel "
+    "times and runs of other sources. *Anchored* predictions also fit one or two factors to one run of the source; "
+    "this run is left out. A dot is the error of one figure; a triangle at the edge is an error beyond the axis."
 )
 
 
@@ -87,8 +87,8 @@ def figures(latencies: ComparedLatencies, report: ValidationReport) -> dict[str,
     drawn = {"errors": trust_charts.errors(report.rows)}
     if latencies.real or latencies.simulated:
         drawn["cdfs"] = trust_charts.cdfs(latencies.real, latencies.simulated, COMPARED)
-    if report.weather_rows:
-        drawn["errors-in-weather"] = trust_charts.errors(report.weather_rows)
+    if report.known_speed_rows:
+        drawn["errors-at-known-speed"] = trust_charts.errors(report.known_speed_rows)
     return drawn
 
 
@@ -103,11 +103,11 @@ def show_runs(
         to.figure(drawn["cdfs"], "cdfs", _REQUESTS, latencies.trust, help)
     else:
         to.heading(_REQUESTS, None)
-        to.text("" if latencies.problems else "The report names no recording.", soft=True)
+        to.text("" if latencies.problems else "The report has no recordings.", soft=True)
     rated = of_report(report)
     to.figure(drawn["errors"], "errors", blind_title(report), rated, _ERRORS)
-    if "errors-in-weather" in drawn:
-        to.figure(drawn["errors-in-weather"], "errors-in-weather", IN_WEATHER, rated, ERRORS_IN_WEATHER)
+    if "errors-at-known-speed" in drawn:
+        to.figure(drawn["errors-at-known-speed"], "errors-at-known-speed", AT_KNOWN_SPEED, rated, ERRORS_AT_KNOWN_SPEED)
     if report.rows:
         with to.fold("The figures"):
             to.table(report.figures())
@@ -117,11 +117,11 @@ def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
     """Show the held-out steps of the report in `directory`. Raises UserError if they are damaged."""
     if (table := load_residuals(directory)) is None:
         to.heading(_STEPS, None)
-        to.text("The report has no residuals of steps.", soft=True)
+        to.text("The report has no errors of single steps.", soft=True)
         return
     columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
     medians = (regime.median_error_pct for regime in report.rungs.step.regimes.values()) if report.rungs.step else ()
-    rated = of_steps(table.num_rows, medians, "and the calibration was fitted without them")
+    rated = of_steps(table.num_rows, medians, "and not used to fit the calibration")
     to.figure(trust_charts.residuals(*columns), "residuals", _STEPS, rated, _HELP_STEPS)
     to.text(bias(report), soft=True)
 
@@ -130,11 +130,11 @@ def show_published(to: Sheet, external: External, column: Column) -> None:
     """Show errors by source over their targets, then a row for each source."""
     shown = [case for case in external.cases if any(row.error_pct(column) is not None for row in case.rows)]
     plot = errors_by_source(shown, column)
-    to.figure(plot, "external", "Published engines, predicted", trust(shown), _PUBLISHED)
+    to.figure(plot, "external", "Errors for published runs of other engines", trust(shown), _PUBLISHED)
     forms = dict.fromkeys(("TTFT", "TPOT", "E2E", "in 90 % band"), PERCENT)
-    to.table(Table.of([source_row(case, column) for case in external.cases], forms))
+    to.table(Table.from_rows([source_row(case, column) for case in external.cases], forms))
     to.text(
-        f"TTFT, TPOT and E2E are median absolute errors of {column} predictions. Made by `tokentwin validate "
-        f"external`, {when(external.created) or 'undated'}.",
+        f"The columns TTFT, TPOT and E2E are median absolute errors of {column} predictions. The results come from "
+        f"`tokentwin validate external`, {when(external.created) or 'undated'}.",
         soft=True,
     )

@@ -29,10 +29,9 @@ from dashboard.palette import (
     whiskers,
 )
 from dashboard.series import thin
-from serving.figures import shown_band, shown_number, shown_percent
+from serving.answers.figures import shown_band, shown_number, shown_percent
 from serving.metrics import label_of
-from traces.metrics.distribution import ecdf
-from traces.tables import Floats
+from traces.tables import Floats, ecdf
 
 REGIMES = ("prefill", "decode", "mixed")
 _POINTS = 1500

@@ -44,8 +44,8 @@ STEP_COLUMNS = (
 _MOST_STEPS = 4000  # largest number of steps drawn
 _MOST_JUDGED = 100_000
 _CELLS = 26
-_DECODE = ("decode rows", "context tokens of each row (mean)")
-_PROMPTS = ("prompt tokens", "decode rows in the same step")
+_DECODE = ("decoding requests", "context tokens per request (mean)")
+_PROMPTS = ("prompt tokens", "decoding requests in the same step")
 
 
 class Map(NamedTuple):
@@ -83,7 +83,7 @@ class Domain(NamedTuple):
     decode: Map
     prompts: Map
     steps: int
-    of: int
+    all_steps: int
     beyond: Beyond
     level: str
     reason: str
@@ -91,13 +91,15 @@ class Domain(NamedTuple):
     @property
     def counted_steps(self) -> str:
         """The number of judged steps, and of all steps, in words."""
-        return f"{self.steps:,} steps" if self.steps == self.of else f"{self.steps:,} (of {self.of:,}) steps"
+        return (
+            f"{self.steps:,} steps" if self.steps == self.all_steps else f"{self.steps:,} (of {self.all_steps:,}) steps"
+        )
 
     @property
     def trust(self) -> Trust:
         if not self.beyond.steps:
-            return Trust(self.level, f"none of {self.counted_steps} lies outside the measured steps")
-        return Trust(self.level, f"{self.beyond} lie outside the measured steps, most because of {self.reason}")
+            return Trust(self.level, f"none of {self.counted_steps} lies outside the measured range")
+        return Trust(self.level, f"{self.beyond} lie outside the measured range, most because of {self.reason}")
 
 
 def timed_by(recording: Recording, runs: Path, calibration: str) -> Source | None:
@@ -149,7 +151,7 @@ def domain(recording: Recording, source: Source) -> Domain:
         ),
         prompts=_map(_PROMPTS, token_edges, beside_edges, prompt_cells, prompt_points[prompts], steps.out[prompts]),
         steps=len(steps.out),
-        of=table.num_rows,
+        all_steps=table.num_rows,
         beyond=steps.beyond,
         level=steps.level.word,
         reason=steps.reason,

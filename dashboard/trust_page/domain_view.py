@@ -16,14 +16,14 @@ from dashboard.trust_page.domain import Domain, domain, timed_by
 from dashboard.trust_page.domain_charts import domain_maps
 from dashboard.url import choose, forget, moved
 from planning.repricing import Source
+from serving.answers.figures import shown_share
 from serving.errors import UserError
-from serving.figures import shown_share
 from traces.recording import Recording
 
 TITLE = "Measured steps, and the steps of this run"
 _HELP = (
-    "Steps in orange cells were measured. In grey cells times are extrapolated, because no similar step was measured. "
-    "A cross is a step of the run that lies outside the measured steps, perhaps in a dimension that is not drawn."
+    "Steps in orange cells were measured. In grey cells step times are extrapolated, because no similar step was "
+    "measured. A cross is a step of the run outside the measured range, perhaps in a dimension that is not drawn."
 )
 
 
@@ -61,11 +61,11 @@ def show_maps(to: Sheet, domain: Domain, run: Mapping[str, Any], name: str, **wh
     if domain.beyond.steps:
         to.text(
             f"**{shown_share(domain.beyond.steps, 1)}** of the {domain.counted_steps} of {name} lie outside the "
-            f"measured steps, with {shown_share(domain.beyond.time, 1)} of the time. "
+            f"measured range. They take {shown_share(domain.beyond.time, 1)} of the time. "
             f"The most frequent reason is {domain.reason}."
         )
     else:
-        to.text(f"**All {domain.counted_steps}** of {name} lie inside the measured steps.")
+        to.text(f"**All {domain.counted_steps}** of {name} lie inside the measured range.")
     to.figure(domain_maps(domain, run), "domain", TITLE, domain.trust, _HELP, **where)
     to.text(f"Step times come from {domain.about}.", soft=True)
 
@@ -80,7 +80,7 @@ def _forget_another_reports(report: str) -> None:
 def _unknown(recording: Recording, name: str) -> str:
     if recording.run["clock"] == "virtual":
         behind = recording.run["calibration"] or "without an id"
-        return f"There is no map, because the calibration that timed *{name}* ({behind}) was not found."
+        return f"There is no map, because the calibration ({behind}) with the step times of *{name}* was not found."
     return f"There is no map, because there is no calibration of the engine that ran *{name}*."
 
 

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from dashboard.palette import NEUTRAL, REAL, SIMULATED, dots, empty, finish, legend_once, line
 from dashboard.trust_page.results import Column, Figure, Source
-from serving.figures import shown_number
+from serving.answers.figures import shown_number
 
 _RATES = ("request_throughput", "output_throughput", "total_throughput", "makespan_s", "saturated")
 _FAMILIES = (  # beginnings of figures' names, by their panel

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dashboard.plan_page.words import model_name
 from dashboard.trust_page.results import LATENCIES, External, Figure, Source
 from planning.plan.document import PlanDocument
-from serving.figures import shown_percent, shown_share
+from serving.answers.figures import shown_percent, shown_share
 
 _NEAR = 2.0  # maximum factor between the numbers of requests at a time of near runs
 _COVERED = 0.8  # share of the measured values inside bands that should contain 0.9 of them
@@ -69,7 +69,7 @@ def judged(question: Question, external: External) -> Verdict:
     asked = f"{question.model} on {question.gpu}"
     on_gpu = list(_runs(case for case in external.cases if case.gpu == question.gpu))
     if not on_gpu:
-        why = f"There is no measured run on {question.gpu}, so the error of predictions for it is unknown."
+        why = f"There is no measured run on {question.gpu}, so the error of predictions for this GPU is unknown."
         return Verdict("No", why, {})
     of_model = [run for run in on_gpu if run.is_of(question.model)]
     near = [run for run in of_model if _apart(run, question) <= _NEAR]
@@ -83,9 +83,7 @@ def judged(question: Question, external: External) -> Verdict:
     if not of_model:
         why = f"{len(on_gpu):,} measured runs are on {question.gpu}, but none is of {question.model}. {closest}"
         return Verdict("Partly", why, figures)
-    load = (
-        "" if question.at_a_time is None else f" with about {question.at_a_time:,.0f} requests at a time in a replica"
-    )
+    load = "" if question.at_a_time is None else f" with about {question.at_a_time:,.0f} requests at a time per replica"
     if not near:
         return Verdict(
             "Partly", f"{len(of_model):,} measured runs are of {asked}, but none is{load}. {closest}", figures

@@ -56,9 +56,9 @@ _VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "Measured ste
 _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (
-    "The question is about the plan that you opened last. The evidence is published runs that were not used for their "
-    "predictions. Yes means: runs with the same GPU, the same model and a load within a factor of two lie in their "
-    "bands, and their median errors are at most 25 %. Errors are medians over these runs."
+    "This verdict is about the plan that you opened last. The evidence is published runs, each predicted without its "
+    "own measurements. Yes means that the runs with the same GPU and model, and half to twice the concurrent requests "
+    "per replica, lie in their 90 % bands, with median errors of at most 25 %."
 )
 
 
@@ -79,7 +79,8 @@ def show(runs: Path) -> None:
         return
     if not own:
         st.caption(
-            "There is no validation report here yet. This report is **bundled**; `tokentwin demo` makes your own."
+            "There is no validation report here yet. This report is **bundled**; `tokentwin demo` makes one of your "
+            "machine."
         )
     _verdict(report)
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -87,7 +88,7 @@ def show(runs: Path) -> None:
         downloads(Validation(reports[name], runs if own else None), name)
     _view(runs, reports[name], report, external, bool(own))
     decisions, clients = _newest(newest_decisions, runs), _newest(newest_clients, runs)
-    with st.expander("Seven checks of the simulator, from single decisions to the right choice"):
+    with st.expander("Seven checks of the simulator, from single decisions to the choice of a configuration"):
         _ladder(rungs(report, external, clients, decisions))
         if decisions is not None:
             _decisions(decisions)
@@ -175,8 +176,8 @@ def _decisions(decisions: Decisions) -> None:
     st.subheader("Choices among measured configurations", anchor=False)
     ours = decisions.ours
     st.caption(
-        f"{ours.questions:,} questions about {ours.groups} groups of measured configurations: which one gives the "
-        "most output tokens per second and GPU within bounds on TTFT and TPOT? Utility is the measured throughput "
+        f"{ours.questions:,} questions about {ours.groups} groups of measured configurations: which configuration has "
+        "the most output tokens per second per GPU within bounds on TTFT and TPOT? Utility is the measured throughput "
         "of the choice, divided by the best throughput within the bounds. It is 0 if the choice breaks a bound."
     )
     data_table(decision_rows(decisions), {"utility (%)": "%.0f", "broken SLOs (%)": "%.0f"})
@@ -187,13 +188,13 @@ def _clients(clients: Clients) -> None:
     st.subheader("Latencies that clients of a server saw", anchor=False)
     blocks.table(clients_table(clients.rows))
     made = when(clients.created) or "undated"
-    st.caption(literal(f"Made by `tokentwin validate front-door`, {made}, of {', '.join(clients.clients)}."))
+    st.caption(literal(f"From `tokentwin validate front-door`, {made}, with the runs {', '.join(clients.clients)}."))
 
 
 def _trust(report: ValidationReport) -> None:
     with st.expander("Where this was measured"):
         blocks.text(made_of(report), soft=True)
-        if report.weather_rows and report.disturbance:
+        if report.known_speed_rows and report.disturbance:
             st.caption(literal(f"While the real engine ran, {report.disturbance}."))
         if report.hardware:
             st.table({name: str(value) for name, value in report.hardware.items()})

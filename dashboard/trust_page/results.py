@@ -13,11 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from calibration.trust import Trust, noted_trust, weakest
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find, stamp
-from serving.data_file import parse_json
+from serving.answers.figures import shown_band
+from serving.data_file import parse_json, with_present_names
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.figures import shown_band
-from serving.former_names import with_present_names
 
 EXTERNAL, CLIENTS, DECISIONS = "external.json", "clients.json", "decisions.json"
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
@@ -98,14 +97,14 @@ class External(Result):
         return self.model_copy(update={"cases": cases}) if cases else None
 
 
-def covered(of: External | Source) -> int:
+def covered(runs: External | Source) -> int:
     """Return the number of figures that lie in their 90 % interval."""
-    return sum(row.covered for row in of.rows)
+    return sum(row.covered for row in runs.rows)
 
 
-def median_error_pct(of: External | Source, family: str, column: Column = "blind") -> float | None:
+def median_error_pct(runs: External | Source, family: str, column: Column = "blind") -> float | None:
     """Return the median absolute error of the figures that begin with `family`."""
-    rows = of.rows
+    rows = runs.rows
     errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
     known = [abs(error) for error in errors if error is not None]
     return median(known) if known else None
@@ -113,7 +112,7 @@ def median_error_pct(of: External | Source, family: str, column: Column = "blind
 
 def trust(cases: Iterable[Source]) -> Trust:
     """Return the trust in predictions of several sources."""
-    otherwise = "the source does not state its trust"
+    otherwise = "the source does not state how far to trust it"
     return weakest((noted_trust(case.trust, f"{case.name}, where {case.why}", otherwise) for case in cases), "sources")
 
 
@@ -177,7 +176,7 @@ def error_line(external: External, gpu: str) -> str:
     runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
     return (
         f"The simulator was compared with {runs:,} published runs {where}, which were not used for the "
-        f"predictions. Its median error is {' and '.join(errors)}. Its 90 % band holds "
+        f"predictions. Its median error is {' and '.join(errors)}. Its 90 % bands contain "
         f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
     )
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
 from dashboard.trust_page.results import LATENCIES, Clients, Decisions, External, Source, covered, median_error_pct
-from serving.figures import shown_band, shown_change, shown_percent, shown_share
+from serving.answers.figures import shown_band, shown_change, shown_percent, shown_share
 from serving.metrics import label_of
 
-LADDER = "Each check is called a rung. A higher rung checks more, and depends on the rungs below."
-_NOT_CLIMBED = "This report does not have this check."
+LADDER = "Each check is called a rung. A higher rung checks more, and depends on the rungs below it."
+_NOT_CLIMBED = "This report does not contain this check."
 
 
 class Rung(NamedTuple):
@@ -39,7 +39,7 @@ def rungs(
 
 
 def _decisions(report: ValidationReport | None) -> Rung:
-    title = "Rung 1 · Are decisions the same?"
+    title = "Rung 1 · Are scheduling decisions the same?"
     replay = report.rungs.replay if report else None
     if replay is None:
         return Rung(title)
@@ -74,24 +74,22 @@ def _worst(regimes: Mapping[str, Regime]) -> str:
 
 
 def _runs(report: ValidationReport | None) -> Rung:
-    title = "Rung 3 · Are whole runs right?"
+    title = "Rung 3 · Are latencies of a run right?"
     rows = [row for row in _rows(report) if row.error_pct is not None]
     if not rows:
         return Rung(title)
     noisy, quiet = _noisy(rows), [row for row in rows if not row.noisy]
-    same = [row for row in report.weather_rows if row.within_floor is not None] if report else []
+    same = [row for row in report.known_speed_rows if row.within_floor is not None] if report else []
     if not quiet and not same:
         return _tells_nothing(title, noisy)
     inside = _within_noise(quiet)
-    headline = f"**{inside}** figures within the real noise" if inside else "the real run was not repeated"
+    headline = f"**{inside}** errors within the noise of real runs" if inside else "the real run was not repeated"
     if not quiet:
-        headline = (
-            f"too noisy blind, **{_within_noise(same)}** figures within the real noise with the machine's speed known"
-        )
+        headline = f"too noisy blind, **{_within_noise(same)}** errors within the noise with the machine's speed known"
     elif same:
         headline = f"{headline} blind, {_within_noise(same)} with the machine's speed known"
     furthest = max(quiet or same, key=lambda row: abs(row.error_pct or 0.0) - abs(row.floor_pct or 0.0))
-    edge = "Closest to the noise" if furthest.within_floor else "Furthest from the noise"
+    edge = "Closest to the noise" if furthest.within_floor else "Farthest outside the noise"
     return _marked(report, Rung(title, headline, f"{edge}: {_row(furthest)}.{noisy}", symbol="straighten"))
 
 
@@ -102,7 +100,7 @@ def _within_noise(rows: Sequence[RunRow]) -> str:
 
 
 def _others(external: External | None) -> Rung:
-    title = "Rung 4 · Are other engines right, too?"
+    title = "Rung 4 · Are predictions for other engines right?"
     if external is None:
         return Rung(title, detail="There are no results of tokentwin validate external.")
     targets = external.targets
@@ -110,15 +108,15 @@ def _others(external: External | None) -> Rung:
     sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
     furthest = max(external.cases, key=lambda case: max(_medians(case).values(), default=0.0))
     why = (
-        f"Median errors on unseen runs of vLLM: {_together(_medians(external))}. "
+        f"Median errors for runs that were not used for the predictions: {_together(_medians(external))}. "
         f"Largest: {furthest.title}, {_together(_medians(furthest))}."
     )
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 
 
-def _medians(of: External | Source) -> dict[str, float]:
+def _medians(runs: External | Source) -> dict[str, float]:
     """Return the median absolute errors of blind predictions in percent, by latency."""
-    medians = {label: median_error_pct(of, family) for family, label in LATENCIES.items()}
+    medians = {label: median_error_pct(runs, family) for family, label in LATENCIES.items()}
     return {label: error for label, error in medians.items() if error is not None}
 
 
@@ -131,7 +129,7 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     rows = _rows(report)
     banded = [row.covered for row in rows if row.covered is not None]
     shares = [(sum(banded), len(banded), "of this report's figures")] if banded else []
-    same = [row.covered for row in report.weather_rows if row.covered is not None] if report else []
+    same = [row.covered for row in report.known_speed_rows if row.covered is not None] if report else []
     if same:
         shares.append((sum(same), len(same), "of its figures with the machine's speed known"))
     if external and external.rows:
@@ -141,14 +139,14 @@ def _bands(report: ValidationReport | None, external: External | None) -> Rung:
     if not shares:
         return Rung(title, detail="The report has no bands; run tokentwin validate again.")
     inside, count, _ = shares[0]
-    parts = ", ".join(f"{shown_share(inside / count)} {of}" for inside, count, of in shares)
+    parts = ", ".join(f"{shown_share(inside / count)} {figures}" for inside, count, figures in shares)
     why = f"The bands contain {parts}.{_noisy(rows)}"
     rung = Rung(title, f"**{inside} of {count}** measured figures in their 90 % band", why, symbol="density_medium")
     return _marked(report, rung) if banded or same else rung
 
 
 def _front_door(clients: Clients | None) -> Rung:
-    title = "Rung 6 · Are latencies of clients right?"
+    title = "Rung 6 · Are latencies at the client right?"
     if clients is None:
         return Rung(title, detail="There are no results of tokentwin validate front-door.")
     headline = _errors({label_of(row.metric): row.error_pct for row in clients.means})
@@ -163,18 +161,18 @@ def _front_door(clients: Clients | None) -> Rung:
 
 
 def _choices(decisions: Decisions | None) -> Rung:
-    title = "Rung 7 · Are its choices right?"
+    title = "Rung 7 · Does the simulator choose the right configuration?"
     if decisions is None:
         return Rung(title, detail="There are no results of tokentwin validate decisions.")
     ours = decisions.ours
     headline = (
-        f"**{shown_share(ours.utility)}** of the best utility, {shown_share(ours.broke)} of choices broke their SLO"
+        f"**{shown_share(ours.utility)}** of the best throughput, {shown_share(ours.broke)} of choices broke their SLO"
     )
     others = ", ".join(f"{rule.rule} {shown_share(rule.utility)}" for rule in decisions.rules[1:])
     why = (
-        f"In {ours.questions:,} questions the twin chose one of several measured configurations by predictions alone. "
-        f"A choice that breaks its SLO has utility 0. 90 % interval {shown_band(100 * ours.low, 100 * ours.high)} %. "
-        f"By other rules: {others}."
+        f"In {ours.questions:,} questions the simulator chose one of several measured configurations by predictions "
+        f"alone. A choice that breaks its SLO counts as 0 %. 90 % interval "
+        f"{shown_band(100 * ours.low, 100 * ours.high)} %. With other rules of choice: {others}."
     )
     return Rung(title, headline, why, symbol="rule")
 
@@ -189,7 +187,7 @@ def _noisy(rows: Sequence[RunRow]) -> str:
     if not apart:
         return ""
     most = shown_percent(max(apart), 0)
-    return f" {len(apart)} of {len(rows)} figures say nothing, because repeats of the real run differ by up to {most}."
+    return f" {len(apart)} of {len(rows)} figures are left out, because repeats of the real run differ by up to {most}."
 
 
 def _tells_nothing(title: str, noisy: str) -> Rung:

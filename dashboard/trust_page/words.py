@@ -8,14 +8,14 @@ from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust
 from calibration.validation.report import ValidationReport
 from dashboard.shown import when
 from dashboard.trust_page.domain import NEGLIGIBLE
-from serving.figures import shown_change, shown_percent, shown_share
+from serving.answers.figures import shown_change, shown_percent, shown_share
 
-CANARY = "A canary step is a fixed step that is timed now and then, and whose time should never change. "
-FLOOR = "The floor, or noise, is the difference between repeats of the same real run."
-IN_WEATHER = "Error with the machine's speed known"
-ERRORS_IN_WEATHER = (
-    "The simulator knows how slow the machine was at each moment of the real run, and nothing else about that run. The "
-    "remaining error is its own. The orange band is the noise floor."
+CANARY = "A canary step is a fixed step that is repeated during the run; its time should never change. "
+FLOOR = "The noise floor is the difference between repeated real runs of the same requests."
+AT_KNOWN_SPEED = "Error with the machine's speed known"
+ERRORS_AT_KNOWN_SPEED = (
+    "The simulator knows the machine's speed at each moment of the real run, and nothing else about that run. The "
+    "remaining error is that of the simulator. The orange band is the noise floor."
 )
 
 
@@ -25,14 +25,14 @@ def disturbance(report: ValidationReport) -> str:
         return ""
     reason = (report.disturbance or "its canary steps drifted").rstrip(".")
     return (
-        f"This run was disturbed: {reason}. {CANARY}Other work used the machine while the real engine ran, so part of "
-        "the error below comes from the machine. Repeat the run on a quiet machine."
+        f"This run was disturbed: {reason}. {CANARY}Other programs used the machine while the real engine ran, so part "
+        "of the error below comes from the machine. Repeat the run on a quiet machine."
     )
 
 
 def blind_title(report: ValidationReport) -> str:
     """Return the title of the figure of blind errors, which may be the only one."""
-    return "Error of the blind prediction" if report.weather_rows else "Error against the noise floor"
+    return "Error of the blind prediction" if report.known_speed_rows else "Error against the noise floor"
 
 
 def made_of(report: ValidationReport) -> str:
@@ -65,13 +65,13 @@ _MOST_MEDIAN_PCT = 10.0
 def of_report(report: ValidationReport) -> Trust:
     """Return the trust in the simulated run, with the reason."""
     if report.rungs.run is None or not report.rungs.run.rows:
-        return Trust(UNKNOWN, "the report compares no real run with the simulated one")
+        return Trust(UNKNOWN, "the report compares no real run with the simulation")
     if report.disturbed:
-        return Trust(UNKNOWN, "the machine was disturbed while its real runs were recorded")
+        return Trust(UNKNOWN, "the machine was disturbed during the real runs")
     share, compared = report.extrapolated_share, "compared with real runs of the same workload"
     if share is None:
-        return Trust(VALIDATED, f"{compared}; the report does not say how many steps lie outside the measured steps")
-    outside = f"{shown_share(share, 1)} of the simulated steps lie outside the steps of the calibration"
+        return Trust(VALIDATED, f"{compared}; the report does not say how many steps lie outside the measured range")
+    outside = f"{shown_share(share, 1)} of the simulated steps lie outside the measured range of the calibration"
     return Trust(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Trust(VALIDATED, f"{compared}; {outside}")
 
 
@@ -81,8 +81,8 @@ def of_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Trus
     Median errors are in percent; `more` is the rest of the reason.
     """
     if not count:
-        return Trust(UNKNOWN, "no step was held out to compare predictions with")
+        return Trust(UNKNOWN, "no measured step was held out for a comparison")
     worst = max((abs(median) for median in medians_pct if median is not None), default=0.0)
     if worst > _MOST_MEDIAN_PCT:
-        return Trust(UNKNOWN, f"predictions miss the held-out steps of a regime by {shown_percent(worst, 0)} (median)")
+        return Trust(UNKNOWN, f"for one kind of held-out steps the median error is {shown_percent(worst, 0)}")
     return Trust(VALIDATED, f"{count:,} steps were measured, {more}")

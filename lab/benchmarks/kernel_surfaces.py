@@ -20,8 +20,7 @@ import numpy as np
 from calibration.kernels.catalogue import TransferredKernels
 from calibration.kernels.collectives import COLLECTIVES, Collectives, over_nvlink, read_forms, transferred
 from calibration.kernels.surfaces import KernelSurfaces, about_surfaces, bundled, bundled_names, read_surfaces
-from calibration.kernels.times import floor_ns
-from calibration.operations import Collective, Gemm, StepSizes
+from calibration.operations import Collective, Gemm, StepSizes, floor_ns
 from calibration.step_operations import step_operations
 from lab.kernels.aiconfigurator import PACKAGE, SYSTEMS, Measured, measurements
 from lab.kernels.surface_fit import fit_kernel

@@ -72,8 +72,10 @@ def _ratios(gpu: str, model: ModelSpec, rows: Any, kind: str, long_ms: float) ->
         ns = sum(float(kernels.time(operation).ns) for operation in own)
         ratios.append(ns / 1e6 / row.latency)
         measured_ms.append(row.latency)
-    spread = [np.quantile(of, [0.1, 0.5, 0.9]) for of in (ratios, np.array(ratios)[np.array(measured_ms) > long_ms])]
-    ranges = f"; over {long_ms} ms ".join(" ".join(f"{ratio:.2f}" for ratio in of) for of in spread)
+    spread = [
+        np.quantile(part, [0.1, 0.5, 0.9]) for part in (ratios, np.array(ratios)[np.array(measured_ms) > long_ms])
+    ]
+    ranges = f"; over {long_ms} ms ".join(" ".join(f"{ratio:.2f}" for ratio in part) for part in spread)
     return f"all {ranges}"
 
 

@@ -87,12 +87,14 @@ def main() -> None:
     steps = [report.rungs.step for report in reports if report.rungs.step is not None]
     for name in ("prefill", "decode", "mixed"):
         blind_pct, same_pct = (
-            median(of[name].median_error_pct or 0.0 for of in errors if name in of)
+            median(step[name].median_error_pct or 0.0 for step in errors if name in step)
             for errors in ([step.regimes for step in steps], [step.same_weather for step in steps])
         )
-        print(f"{name:8} step, median error: blind {blind_pct:5.1f} %, in the same weather {same_pct:5.1f} %")
+        print(
+            f"{name:8} step, median error: blind {blind_pct:5.1f} %, with the machine's speed known {same_pct:5.1f} %"
+        )
     print("over the runs, median and largest absolute error in %, and share of the real numbers in their 90 % band")
-    print("metric   stat   blind: median  worst  band   same weather: median  worst  band")
+    print("metric   stat   blind: median  worst  band   speed known: median  worst  band")
     for metric, stat in STATISTICS:
         rows = [next(r for r in report.rows if (r.metric, r.stat) == (metric, stat)) for report in reports]
         blind = [abs(row.error_pct or 0.0) for row in rows]

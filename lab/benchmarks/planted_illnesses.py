@@ -32,13 +32,13 @@ def main(seeds: int, first: int) -> None:
         print(f"{seed - first + 1} of {seeds}: {illness.kind}", file=sys.stderr)
     print(f"| layer | planted | drawn | {' | '.join(FIGURES)} |\n|---|---|--:|--:|--:|--:|")
     for layer in dict.fromkeys(layer for layer, *_ in PLANTED.values()):
-        kinds = [kind for kind, (of, *_) in PLANTED.items() if of == layer]
+        kinds = [kind for kind, (its_layer, *_) in PLANTED.items() if its_layer == layer]
         clean = [kind for kind in kinds if kind not in instead]
         rows = [(", ".join(clean), clean)] if clean else []
         rows += [(f"{kind} (named: {', '.join(instead[kind])})", [kind]) for kind in kinds if kind in instead]
-        for said, of in rows:
-            counts = [sum(count[kind] for kind in of) for count in (drawn, *right.values())]
-            print(f"| {layer} | {said} | {' | '.join(map(str, counts))} |")
+        for text, row_kinds in rows:
+            counts = [sum(count[kind] for kind in row_kinds) for count in (drawn, *right.values())]
+            print(f"| {layer} | {text} | {' | '.join(map(str, counts))} |")
     whole = drawn.total()
     shares = " | ".join(f"{count.total()} ({100 * count.total() / whole:.0f} %)" for count in right.values())
     print(f"| all | | {whole} | {shares} |")

@@ -14,9 +14,8 @@ import json
 import time
 from statistics import median
 
-from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.external_calibration import ExternalCalibration, blind, kernels
 from calibration.steps.observed import ObservedOperations
-from calibration.steps.predict import blind, kernels
 from lab.benchmarks.sim_speed import SCHEDULER, Discard, Poisson
 from serving.cost_model import CostModel, TokenCost
 from serving.deployments.config import Deployment

@@ -134,7 +134,7 @@ def main(out: Path, seeds: int, seconds: float, names: list[str]) -> None:
     calibration = out / "calibration"
     rate = calibrated(calibration)
     print(f"{rate:.2g} requests a second")
-    print("| change | metric | predicted % | in the same weather % | measured % |\n|---|---|---|---|---|")
+    print("| change | metric | predicted % | with the machine's speed known % | measured % |\n|---|---|---|---|---|")
     for name in names or CHANGES:
         request = CompareRequest(
             a=Side(settings={"policy": "vllm"}),

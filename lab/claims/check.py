@@ -10,8 +10,8 @@ from lab.claims.claim import BreakEven, Claim, Expected, Experiment
 from lab.claims.figures import Known, central, measured
 from lab.claims.terms import terms_of
 from planning.claims.document import CheckedCase, CheckedClaim, ClaimsDocument, TriedOnEngine, verdict_of
+from planning.deployments import overridden
 from planning.progress import Tell, quiet
-from planning.settings import overridden
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.front_door import FrontDoor
@@ -79,7 +79,7 @@ _HALVINGS = 5  # number of times that the searched range is halved
 _WIDE = 8  # ratio of the range's ends from which it is halved geometrically
 
 
-def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
+def break_even(experiment: Experiment, search: BreakEven, expects: Expected) -> str:
     """Return sentences that say where the change pays and where the claim holds, at the centre of step times.
 
     The figure is assumed to only rise, or only fall, over the searched range.
@@ -88,15 +88,15 @@ def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
 
     @cache
     def figure(value: float) -> float:
-        moved = {of.path: round(value) if of.whole else value}
+        moved = {search.path: round(value) if search.whole else value}
         sides = [
-            parse(Experiment, overridden(side.as_json(), moved), "experiment") if of.of in ("both", name) else side
+            parse(Experiment, overridden(side.as_json(), moved), "experiment") if search.of in ("both", name) else side
             for name, side in zip(("baseline", "change"), experiment.sides, strict=False)
         ]
         return central(sides, known)
 
     def place_of(bound: float) -> float:
-        low, high = of.least, of.most
+        low, high = search.least, search.most
         wide = low > 0 and high >= _WIDE * low
         begins = figure(low) >= bound
         for _ in range(_HALVINGS):
@@ -106,7 +106,7 @@ def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
 
     def where(least: float, most: float) -> str:
         """Return the values of the setting at which the figure lies between the bounds."""
-        first, last = figure(of.least), figure(of.most)
+        first, last = figure(search.least), figure(search.most)
         enters, leaves = (least, most) if first <= last else (most, least)
         up = 1 if first <= last else -1  # the figure comes from beyond `enters`, and may go beyond `leaves`
         if up * last < up * enters or up * first > up * leaves:
@@ -117,7 +117,7 @@ def break_even(experiment: Experiment, of: BreakEven, expects: Expected) -> str:
             return "everywhere" if stop is None else f"below about {_short(stop)}"
         return f"above about {_short(start)}" if stop is None else f"from about {_short(start)} to {_short(stop)}"
 
-    said = f"From {of.least:,g} to {of.most:,g} {of.what}:"
+    said = f"From {search.least:,g} to {search.most:,g} {search.what}:"
     least = -math.inf if expects.least is None else expects.least
     most = math.inf if expects.most is None else expects.most
     if experiment.baseline is not None and least > 1:

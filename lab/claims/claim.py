@@ -14,9 +14,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from planning.claims.document import Holds
-from planning.deployments import completed, served
+from planning.deployments import completed, overridden, served
 from planning.request import Request, StatedDeployment
-from planning.settings import overridden
 from planning.traffic import Offered
 from serving.data_file import read_yaml
 from serving.deployments.config import parse

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from calibration.operations import Elementwise, Operation, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
+from calibration.steps.external_calibration import predicted_cost
 from calibration.steps.launches import launches
-from calibration.steps.predict import predicted_cost
 from calibration.trust import VALIDATED, Trust, least_certain
 from lab.claims.claim import Experiment
 from planning.priced_scenario import PricedScenario, price_scenario
@@ -97,17 +97,17 @@ def _figures(side: Experiment) -> Figures:
         return _attention_ms(side)
     values: list[float] = []
     for scenario in _at_ends(side):
-        values.append(_of(side, scenario, *values[:1]))
+        values.append(_simulated(side, scenario, *values[:1]))
     return tuple(values), scenario.trust()
 
 
 def _centre(side: Experiment) -> float:
     if side.figure in _OF_SHAPES or side.figure == "attention_ms":
         return _figures(side)[0][0]
-    return _of(side, next(_at_ends(side)))
+    return _simulated(side, next(_at_ends(side)))
 
 
-def _of(side: Experiment, scenario: PricedScenario, near: float = 0.0) -> float:
+def _simulated(side: Experiment, scenario: PricedScenario, near: float = 0.0) -> float:
     """Return the figure of one simulation; a search for a highest rate starts at `near`, unless that is 0."""
     if side.figure == "request_rate":
         return _highest_rate(side, scenario, near)

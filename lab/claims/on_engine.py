@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from lab.claims.claim import Claim, Experiment
 from lab.claims.figures import as_fast_as, gain, of_run
 from planning.claims.document import TriedOnEngine
+from planning.deployments import overridden
 from planning.measure.real_engine import load_engines
 from planning.priced_scenario import with_fleet
-from planning.settings import overridden
 from serving.deployments.config import parse
 from serving.errors import UserError
 from traces.metrics.run_metrics import RunMetrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planning.claims.document import WORDS, CheckedClaim, ClaimsDocument
-from serving.markdown import markdown_table
+from serving.answers.markdown import markdown_table
 
 _PREFACE = """# What everyone says about inference
 

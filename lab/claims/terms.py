@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.external_calibration import ExternalCalibration, blind, predicted_cost
 from calibration.steps.operation_cost import WAITING
-from calibration.steps.predict import blind, predicted_cost
 from calibration.steps.run_explanation import explain_run
 from lab.claims.claim import Experiment
 from lab.claims.figures import scenario_of
@@ -47,7 +46,7 @@ def terms_of(experiment: Experiment, front_door: FrontDoor | None = None) -> tup
     inside = [
         Term(name=name, ms=ns / count / 1e6, source=source, level=level) for name, ns, source, level in terms if ns > 0
     ]
-    prompt, output = (float(np.mean(numbers(sink.requests, f"{of}_tokens"))) for of in ("prompt", "output"))
+    prompt, output = (float(np.mean(numbers(sink.requests, f"{part}_tokens"))) for part in ("prompt", "output"))
     outside = _served(known, learnt) if front_door is None else _measured(front_door, prompt, output)
     return (*inside, *outside)
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from calibration.choice import COMMON, RISK
+from lab.decisions.rules import COMMON
 from lab.decisions.scoring import BOLD, SHARES, Decisions, Score
-from serving.figures import shown_share
-from serving.markdown import markdown_table
+from planning.plan.worth import RISK
+from serving.answers.figures import shown_share
+from serving.answers.markdown import markdown_table
 
 COMMAND = "tokentwin validate decisions --write lab/results/decisions.md"
 

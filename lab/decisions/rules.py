@@ -1,6 +1,9 @@
 """Rules for choosing a configuration: by expected utility under the prediction intervals, or by simpler criteria.
 
 A rule sees only predictions. The anchored one also sees the measurement of a single configuration.
+
+Probabilities and expectations of our rule are computed over random draws from the predictive bands. A draw has an error
+for every option, because the options of one family (a model on a GPU) share a part of their errors.
 """
 
 from __future__ import annotations
@@ -11,10 +14,17 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from calibration.choice import DRAWS, RISK, Band, Floats, choose, errors, share_of_best
+from calibration.steps.interval import REACH
 from lab.decisions.configurations import Configuration, Times
 from lab.decisions.questions import Group, Slo
+from planning.plan.worth import RISK, choose
+
+Floats = NDArray[np.float64]
+
+DRAWS = 2000
+COMMON = 0.2  # share of an error's variance that a family has in common; measured in lab/results/decisions.md
 
 
 class Taken(NamedTuple):
@@ -28,7 +38,7 @@ Rule = Callable[[Group, Slo], Taken]
 
 
 def by_expected_worth(risk: float = RISK) -> Rule:
-    """Return our rule (see `calibration.choice`), by which configurations of one model on one GPU share errors."""
+    """Return our rule (see `choose`), with errors that configurations of one model on one GPU share."""
 
     def rule(group: Group, slo: Slo) -> Taken:
         drawn = _drawn(group)
@@ -65,6 +75,46 @@ def anchored(group: Group, slo: Slo) -> Taken:
     middle = ordered[len(ordered) // 2]
     factor = middle.measured.tpot_ms / middle.roofline.tpot_ms
     return most_throughput(lambda o: Times(*(factor * ms for ms in o.roofline)))(group, slo)
+
+
+class Band(NamedTuple):
+    """One predicted figure for every option: the prediction and the ends of its 90 % interval, each `[options]`."""
+
+    low: Floats
+    centre: Floats
+    high: Floats
+
+    def drawn(self, errors: Floats) -> Floats:
+        """Return the figure `[options, draws]` at `errors` standard deviations from the prediction.
+
+        The distribution is lognormal with a separate width for each sign.
+        """
+        below, above = np.log(self.low / self.centre), np.log(self.high / self.centre)
+        reach = np.where(errors < 0, -below[:, None], above[:, None])
+        drawn: Floats = self.centre[:, None] * np.exp(errors / REACH * reach)
+        return drawn
+
+
+def errors(families: Sequence[str], common: float = COMMON, draws: int = DRAWS, seed: int = 0) -> Floats:
+    """Draw each option's error in standard deviations, `[options, draws]`, correlated by `common` within a family."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    shared = {family: rng.standard_normal(draws) for family in dict.fromkeys(families)}
+    own = rng.standard_normal((len(families), draws))
+    together = np.array([shared[family] for family in families])
+    return np.sqrt(common) * together + np.sqrt(1.0 - common) * own
+
+
+def share_of_best(kept: NDArray[np.bool_], yields: Floats) -> Floats:
+    """Return the expected ratio of each option's yield to the best yield, `[options]`.
+
+    Both inputs are `[options, draws]`. `kept` is True where an option keeps its bounds. The best yield of a draw is the
+    greatest among the options that keep their bounds in this draw. The ratio is 0 in draws in which the option breaks a
+    bound.
+    """
+    worth = np.where(kept, yields, 0.0)
+    best = worth.max(axis=0)
+    share: Floats = (worth / np.where(best > 0, best, 1.0)).mean(axis=1)
+    return share
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from calibration.choice import RISK
 from calibration.steps.interval import REACH
 from lab.decisions.configurations import Configuration, Times
 from lab.decisions.questions import Group, Slo, slos
 from lab.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
+from planning.plan.worth import RISK
 
 _RESAMPLES = 2000
 SHARES = (1.0, 0.75, 0.5)  # factors on the log errors of predictions
@@ -174,13 +174,13 @@ def _summed(answered: Mapping[Any, Sequence[Answer]]) -> dict[Any, Score]:
 def _closer(group: Group, share: float) -> Group:
     """Return the group with predictions whose log errors and bands are multiplied by `share`."""
 
-    def option(of: Configuration) -> Configuration:
-        blind = Times(*(m * (b / m) ** share for m, b in zip(of.measured, of.blind, strict=True)))
+    def option(predicted: Configuration) -> Configuration:
+        blind = Times(*(m * (b / m) ** share for m, b in zip(predicted.measured, predicted.blind, strict=True)))
         low, high = (
-            Times(*(c * (e / b) ** share for c, e, b in zip(blind, end, of.blind, strict=True)))
-            for end in (of.low, of.high)
+            Times(*(c * (e / b) ** share for c, e, b in zip(blind, end, predicted.blind, strict=True)))
+            for end in (predicted.low, predicted.high)
         )
-        return replace(of, low=low, blind=blind, high=high)
+        return replace(predicted, low=low, blind=blind, high=high)
 
     return replace(group, options=tuple(map(option, group.options)))
 

@@ -139,7 +139,7 @@ def table(scored: Sequence[Scored]) -> Iterator[tuple[str, ...]]:
 
 def _cells(name: str, scored: Sequence[Scored]) -> tuple[str, ...]:
     """Return a table row: name, number of rows, median absolute errors, and shares of figures within their bands."""
-    of = [[s for s in scored if s.figure == figure] for figure in FIGURES]
-    errors = (f"{100 * float(np.median([s.off for s in own])):.1f}" if own else "" for own in of)
-    within = (f"{100 * float(np.mean([s.covered for s in own])):.0f}" if own else "" for own in of)
-    return name, str(max(map(len, of))), *errors, *within
+    by_figure = [[s for s in scored if s.figure == figure] for figure in FIGURES]
+    errors = (f"{100 * float(np.median([s.off for s in own])):.1f}" if own else "" for own in by_figure)
+    within = (f"{100 * float(np.mean([s.covered for s in own])):.0f}" if own else "" for own in by_figure)
+    return name, str(max(map(len, by_figure))), *errors, *within

@@ -23,8 +23,8 @@ from calibration.validation.external.report import (
 )
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
 from lab.external.leave_out import HEADER as LEFT_OUT_HEADER
-from serving.figures import shown_change, shown_number, shown_percent, shown_share
-from serving.markdown import markdown_table
+from serving.answers.figures import shown_change, shown_number, shown_percent, shown_share
+from serving.answers.markdown import markdown_table
 
 COMMAND = "tokentwin validate external --write lab/results/external.md"
 
@@ -160,7 +160,9 @@ def _by_run(result: CaseResult) -> Iterator[str]:
         cell = (shown_number(row.measured), blind if row.covered else f"**{blind}**", *anchored)
         rows.setdefault(row.run, {})[row.figure] = ", ".join(cell)
     figures = list(dict.fromkeys(row.figure for row in result.rows))
-    yield markdown_table(("run", *figures), ([run, *map(of.get, figures, repeat(""))] for run, of in rows.items()))
+    yield markdown_table(
+        ("run", *figures), ([run, *map(cells.get, figures, repeat(""))] for run, cells in rows.items())
+    )
 
 
 def _summed_up(result: CaseResult) -> Iterator[str]:

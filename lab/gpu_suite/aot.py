@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
 from realengine.kernels.launches import Specialisation
-from serving.markdown import markdown_table
+from serving.answers.markdown import markdown_table
 
 MODULES = (
     "kv_splits",
@@ -70,7 +70,7 @@ def compile_report(spec: Specialisation) -> Resources:
     spec.launch()
     compiled = [kernel for function, kernel in made if function is spec.kernel][spec.which]
     ptx = compiled.asm["ptx"]
-    usage = _tool("cuobjdump", "-res-usage", of=compiled.asm["cubin"])
+    usage = _tool("cuobjdump", "-res-usage", contents=compiled.asm["cubin"])
     used = dict(re.findall(r"\b(REG|STACK):(\d+)", usage))
     registers, stack = int(used["REG"]), int(used["STACK"])
     return Resources(
@@ -174,14 +174,14 @@ def _parts(page: Path) -> tuple[str, str, str]:
 
 
 def _spill_bytes(ptx: str) -> int:
-    report = _tool("ptxas", "-v", "-arch=sm_90a", "-o", "/dev/null", of=ptx.encode())
+    report = _tool("ptxas", "-v", "-arch=sm_90a", "-o", "/dev/null", contents=ptx.encode())
     return sum(int(number) for number in re.findall(r"(\d+) bytes spill", report))
 
 
-def _tool(name: str, *options: str, of: bytes) -> str:
-    """Return the output of a CUDA tool that comes with Triton, for a file with the contents `of`."""
+def _tool(name: str, *options: str, contents: bytes) -> str:
+    """Return the output of a CUDA tool that comes with Triton, for a file with the given `contents`."""
     with tempfile.NamedTemporaryFile() as file:
-        file.write(of)
+        file.write(contents)
         file.flush()
         done = subprocess.run([_TOOLS / name, *options, file.name], capture_output=True, text=True, check=True)
     return done.stdout + done.stderr

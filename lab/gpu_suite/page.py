@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.gpu_suite.results import FILE, ceilings_of, load, stand_ins
-from serving.markdown import markdown_table
+from serving.answers.markdown import markdown_table
 
 UNMEASURED = "not yet measured"
 _LARGE, _SMALL = "engine_large", "engine_small"

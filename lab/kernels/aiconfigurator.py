@@ -91,24 +91,24 @@ class _Table:
     everywhere: bool = True
 
 
-def measurements(source: str, gpu: str, of: str = "") -> Iterator[Measured]:
+def measurements(source: str, gpu: str, folder: str = "") -> Iterator[Measured]:
     """Yield every shape of every table of `gpu` under `source`: a folder of one system's tables, or `package`.
 
-    `of` selects tables whose folder begins with it. Raises UserError for a GPU without tables, and for a file that is
-    missing, unreadable or of another kind.
+    `folder` is the beginning of the folders of the tables to read. Raises UserError for a GPU without tables, and for a
+    file that is missing, unreadable or of another kind.
     """
     root = tables_root(source, gpu)
-    for table, path in _files(root, of):
+    for table, path in _files(root, folder):
         columns = _columns(path, table)
         if len(columns["latency"]):
             yield from _grouped(table, columns)
 
 
-def provenance(source: str, gpu: str, of: str = "") -> str:
+def provenance(source: str, gpu: str, folder: str = "") -> str:
     """Return the sources that `measurements` reads: `aiconfigurator-core 0.12.0: gemm/vllm/0.24.0, ...`."""
     root = tables_root(source, gpu)
     whose = f"aiconfigurator-core {version('aiconfigurator-core')}: " if source == PACKAGE else ""
-    folders = dict.fromkeys(path.parent.relative_to(root).as_posix() for _, path in _files(root, of))
+    folders = dict.fromkeys(path.parent.relative_to(root).as_posix() for _, path in _files(root, folder))
     return whose + ", ".join(folders)
 
 
@@ -125,8 +125,8 @@ def tables_root(source: str, gpu: str) -> Path:
     return Path(package.submodule_search_locations[0]) / "systems" / "data" / SYSTEMS[gpu]
 
 
-def _files(root: Path, of: str) -> Iterator[tuple[_Table, Path]]:
-    for table in (table for table in _TABLES if table.folder.startswith(of)):
+def _files(root: Path, folder: str) -> Iterator[tuple[_Table, Path]]:
+    for table in (table for table in _TABLES if table.folder.startswith(folder)):
         if table.everywhere or any(root.glob(f"{table.folder}/*/{table.name}_perf.parquet")):
             yield table, _newest(root, table)
 

@@ -79,7 +79,7 @@ def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | Non
     begin = np.clip((least, 8.0, -0.6, -0.1), np.add(_LOW, 1e-3), np.subtract(_HIGH, 1e-3))
     best = least_squares(off, begin, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=_OUTLIER).x
     errors = np.abs(off(best))
-    spread = [float(np.quantile(errors[of], 0.9)) / _NORMAL_90 if of.any() else 0.0 for of in (~several, several)]
+    spread = [float(np.quantile(errors[rows], 0.9)) / _NORMAL_90 if rows.any() else 0.0 for rows in (~several, several)]
     return form(best, *spread)
 
 

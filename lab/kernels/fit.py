@@ -143,8 +143,8 @@ def _fit_forms(what: str, tables: str, names: Sequence[str], out: Path) -> None:
     for name, about in made(tables, names):
         known[name] = about
         for key, form in about["forms"].items():
-            errors = form.get("off_by") or {of: form[of] for of in ("error", "error_apart")}
-            print(f"{name:<14}{key:<26}" + ", ".join(f"{of} {100 * error:.1f} %" for of, error in errors.items()))
+            errors = form.get("off_by") or {kind: form[kind] for kind in ("error", "error_apart")}
+            print(f"{name:<14}{key:<26}" + ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in errors.items()))
     out.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -157,7 +157,8 @@ def _fit_surfaces(given: argparse.Namespace) -> None:
     print(f"{'kernel':<22}{'shapes':>16}{'sizes':>16}")
     for key, held_out in about["held_out"].items():
         shapes, sizes = (
-            f"{100 * held_out[f'{of}_median']:.1f} {100 * held_out[f'{of}_p90']:5.1f}" for of in ("shapes", "sizes")
+            f"{100 * held_out[f'{kind}_median']:.1f} {100 * held_out[f'{kind}_p90']:5.1f}"
+            for kind in ("shapes", "sizes")
         )
         print(f"{key:<22}{shapes:>16}{sizes:>16}")
     print(f"wrote {out}: {out.stat().st_size / 1024:.0f} KiB")

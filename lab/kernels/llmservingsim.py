@@ -97,9 +97,9 @@ def _experts(model: ModelSpec, tp: int, table: Columns) -> Measured:
     tokens, active, us = table.values()
     shape = (model.hidden_size, model.moe_intermediate_size, model.experts_per_token, model.num_experts, tp)
     by_tokens: dict[float, list[tuple[float, float]]] = defaultdict(list)
-    for n, of, time in zip(tokens, active, us, strict=True):
+    for n, experts, time in zip(tokens, active, us, strict=True):
         expected = float(Experts("", n, *shape).touched)
-        by_tokens[float(n)].append((abs(np.log(of / expected)), 1e3 * time))
+        by_tokens[float(n)].append((abs(np.log(experts / expected)), 1e3 * time))
     sizes = np.array(sorted(by_tokens))
     return _measured(Experts("", sizes, *shape), np.array([min(by_tokens[n])[1] for n in sizes.tolist()]))
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from serving.document import Document, Number, Part, fact
-from serving.figures import NOTHING, shown_number, shown_percent
-from serving.report import FIGURE, Column, Form, Line, Table
+from serving.answers.document import Document, Number, Part, fact
+from serving.answers.figures import NOTHING, shown_number, shown_percent
+from serving.answers.report import FIGURE, Column, Form, Line, Table
 from traces.document_table import table_of
 
 Holds = Literal["yes", "no", "open"]

@@ -14,9 +14,9 @@ from planning.compare.comparison import ranking
 from planning.compare.document import Compared, ComparisonDocument
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.compare.runs import (
+    at_known_speed,
     calm,
     check_as_many,
-    in_weather,
     recorded_pairs,
     recorded_side,
     recordings,
@@ -130,7 +130,7 @@ def _held_against(
     Args:
         scenarios: scenarios in which the recordings of each side were simulated
     """
-    same = in_weather(sides, scenarios)
+    same = at_known_speed(sides, scenarios)
     in_it = _simulated(request, same, quiet) if same else None
     firsts = [side[0] for side in scenarios]
     return _document(request, *_recorded(request, sides, firsts), simulated, in_it)

@@ -30,9 +30,9 @@ from planning.compare.document import (
 )
 from planning.compare.paired_runs import PairedRuns, SideRequests
 from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
-from serving.figures import shown_change
+from serving.answers.figures import shown_change
 from serving.metrics import metric
-from traces.metrics.distribution import PERCENTILES, ecdf
+from traces.tables import PERCENTILES, ecdf
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # the latencies by which a request wins or loses

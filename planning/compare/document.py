@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 from pydantic import ConfigDict
 
-from serving.document import Document, Number, Part, fact
-from serving.figures import counted, shown_change, shown_number, shown_share
+from serving.answers.document import Document, Number, Part, fact
+from serving.answers.figures import counted, shown_change, shown_number, shown_share
+from serving.answers.report import BAND, COUNT, FIGURE, NUMBER, Column, Line, Table
 from serving.metrics import METRICS, axis_of, label_of
-from serving.report import BAND, COUNT, FIGURE, NUMBER, Column, Line, Table
 from traces.document_table import table_of
 
 SHARES = ("slo_attainment", "finished")  # changes are shown in points: from 29 % to 52 % is +23 points, not +76 %
@@ -293,22 +293,22 @@ class ComparisonDocument(Compared, Document):
     def shown_errors(self) -> Table:
         """Return simulated and real numbers of both sides."""
         errors = self.errors()
-        weather = any(row.weather_error is not None for row in errors)
+        known = any(row.weather_error is not None for row in errors)
         columns = [
             *_OF,
             Column("side"),
             Column("simulated", NUMBER),
             Column("real", NUMBER),
             Column("error", FIGURE, "Error of the simulated value in percent of the real one; for a share in points."),
-            *((Column("in its\nweather", NUMBER), Column("error\nin it", FIGURE)) if weather else ()),
+            *((Column("speed\nknown", NUMBER), Column("its\nerror", FIGURE)) if known else ()),
         ]
         rows = []
         for row in errors:
-            same = (row.weather_simulated, change_of(row.metric, row.weather_error)) if weather else ()
+            same = (row.weather_simulated, change_of(row.metric, row.weather_error)) if known else ()
             error = change_of(row.metric, row.error)
             rows.append((axis_of(row.metric), row.stat, row.side, row.simulated, row.real, error, *same))
-        note = " (in its weather: the simulator knows how slow the machine was, and nothing else about the real run)"
-        return Table(columns, rows, f"simulated against real{note if weather else ''}")
+        note = " (speed known: the simulator knows how slow the machine was, and nothing else about the real run)"
+        return Table(columns, rows, f"simulated against real{note if known else ''}")
 
     @property
     def largest_error(self) -> Line | None:
@@ -341,7 +341,7 @@ def simulated_errors(
         key = row.metric, row.stat
         for side in "ab" if key in blind else "":
             value, predicted = getattr(row, side), getattr(blind[key], side)
-            in_weather = getattr(same.get(key), side, None)
+            known_speed = getattr(same.get(key), side, None)
             errors.append(
                 SimulatedError(
                     metric=row.metric,
@@ -350,8 +350,8 @@ def simulated_errors(
                     simulated=predicted,
                     real=value,
                     error=_error(row.metric, predicted, value),
-                    weather_simulated=in_weather,
-                    weather_error=_error(row.metric, in_weather, value),
+                    weather_simulated=known_speed,
+                    weather_error=_error(row.metric, known_speed, value),
                 )
             )
     return errors
@@ -383,10 +383,12 @@ def _with_units(table: pa.Table) -> pa.Table:
 def shown_ranking(ranked: Sequence[Ranked]) -> Table:
     """Return a table that says for each row whether the engine agrees with the simulator."""
     columns = (*_OF, Column("simulated", FIGURE), Column("real", FIGURE), Column("outcome"))
-    changes = ([change_of(row.metric, of) for of in (row.simulated_percent, row.real_percent)] for row in ranked)
+    changes = (
+        [change_of(row.metric, percent) for percent in (row.simulated_percent, row.real_percent)] for row in ranked
+    )
     return Table(
         columns,
-        [(axis_of(row.metric), row.stat, *of, row.outcome) for row, of in zip(ranked, changes, strict=True)],
+        [(axis_of(row.metric), row.stat, *pair, row.outcome) for row, pair in zip(ranked, changes, strict=True)],
     )
 
 

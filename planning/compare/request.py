@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from planning.deployments import completed
+from planning.deployments import completed, with_settings
 from planning.request import Request, StatedDeployment, Timing
-from planning.settings import with_settings
 from planning.traffic import Offered, waits_for_answers
 from serving.deployments.config import Deployment
 from serving.errors import UserError
@@ -43,7 +42,7 @@ class _Judged(Request):
         {}, description="latency bounds in ms; the share of requests within them is also compared"
     )
     threshold: float = Field(
-        0.05, ge=0, le=10, description="share by which a latency must change to count as a gain or a loss"
+        0.05, ge=0, le=10, description="relative change of a request's latency that counts as a gain or a loss"
     )
 
 
@@ -52,9 +51,9 @@ class CompareRequest(Offered, _Judged):
 
     a: Side
     b: Side
-    seeds: int = Field(1, ge=1, le=10_000, description="number of seeds with which a YAML specification is simulated")
+    seeds: int = Field(1, ge=1, le=10_000, description="number of seeds; each side is simulated once with each seed")
     warm_up_s: float | None = Field(
-        None, gt=0, le=1e9, description="seconds at the start whose requests are served but not counted"
+        None, gt=0, le=1e9, description="requests of the first N seconds are served, but left out of all figures"
     )
     timing: Timing
 

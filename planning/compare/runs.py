@@ -97,21 +97,21 @@ def recorded_pairs(a: Sequence[Recording], b: Sequence[Recording], bounds: Mappi
     return PairedRuns(of_a, of_b, bounds, closed)
 
 
-def in_weather(
+def at_known_speed(
     sides: Sequence[Sequence[Recording]], scenarios: Sequence[Sequence[PricedScenario]]
 ) -> list[list[PricedScenario]] | None:
     """Return the scenario of each recording with each engine's slowdown in that recording; None if it is not known."""
-    from calibration.validation.same_weather import known_weather, slowed_fleet  # imports slowly, because it fits
+    from calibration.validation.known_speed import machine_slowdown, slowed_fleet  # imports slowly, because it fits
 
     slowed = []
     for side, simulated in zip(sides, scenarios, strict=False):
         cost = pure(simulated[0].cost)
-        weather = known_weather(side, cost.calibration) if isinstance(cost, StepCost) else None
-        if weather is None:
+        machine = machine_slowdown(side, cost.calibration) if isinstance(cost, StepCost) else None
+        if machine is None:
             return None
         slowed.append(
             [
-                replace(one, deployment=one.deployment.model_copy(update={"fleet": slowed_fleet(recording, weather)}))
+                replace(one, deployment=one.deployment.model_copy(update={"fleet": slowed_fleet(recording, machine)}))
                 for recording, one in zip(side, simulated, strict=True)
             ]
         )

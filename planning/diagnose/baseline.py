@@ -23,8 +23,8 @@ from planning.diagnose.fleet_lifts import everyone_admitted
 from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
 from traces.metrics.client_view import as_clients_saw
-from traces.metrics.distribution import percentiles
 from traces.metrics.run_metrics import RunMetrics
+from traces.tables import percentiles
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _GAPS = "itl_ms"

@@ -12,11 +12,11 @@ from typing import Any
 
 from calibration.steps.observed import JudgedCost, pure
 from calibration.steps.operation_cost import OperationCost
+from planning.deployments import with_settings
 from planning.diagnose.constraint_lifts import longest_request, rescheduled, small_blocks, smaller_chunks
 from planning.diagnose.fleet_lifts import resized, split_towards
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.repricing import Source
-from planning.settings import with_settings
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import AutoscalerConfig, FleetConfig
 from serving.deployments.inter_node import InterNodeConfig

@@ -46,7 +46,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
-from sim.priced_pool import PricedPool
+from sim.fleet import PricedPool
 
 Layer = Literal["compute", "memory", "request"]
 Kind = Literal["capacity", "policy"]

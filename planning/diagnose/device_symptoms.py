@@ -7,23 +7,24 @@ from collections.abc import Callable
 import numpy as np
 
 from calibration.steps.operation_cost import WAITING
-from planning.diagnose.document import Finding
+from planning.diagnose.document import LEAST, Finding
 from planning.diagnose.evidence import Evidence
 from planning.diagnose.lifted_costs import KV_PARTS
-from serving.figures import shown_number, shown_share, shown_time
-from traces.metrics.distribution import Distribution
-from traces.recording_notes import notes_of
+from serving.answers.figures import shown_number, shown_share, shown_time
+from traces.recording import notes_of
+from traces.tables import Distribution, Floats
 
 LOW_UTILISATION, SMALL_BATCHES = "low utilisation", "small batches"
+IDLE = (LOW_UTILISATION, SMALL_BATCHES)  # symptoms that make no request wait
 UNBOUNDED = "high ITL", "itl_ms"  # a symptom, and the latency in which it shows if no SLO bounds the latency
-_TAIL = 3.0  # p99 over p50 of gaps between tokens
+_TAIL = 3.0  # p99 over p50 of gaps between tokens: the number of decodes alone seldom makes a step so much longer
 _MUCH = 0.2  # share of the time from which a cost that every engine has is a symptom
-_SMALL = 16  # number of requests in a step below which most FLOPs are unused
+_SMALL = 16  # requests in a step; an H100 needs 295 to use all FLOPs (989 TFLOP/s, 16-bit weights at 3.35 TB/s)
 _UNUSED = 0.1  # MFU below which most FLOPs are unused
-_REJECTED = 0.3  # accepted share of the drafted tokens below which drafts seldom pay
+_REJECTED = 0.3  # accepted share of drafted tokens: at a, a step gives at most 1 / (1 - a) tokens (Leviathan 2023)
 _CHUNKS = 4  # number of chunks of a prompt below which chunks cost little
-SHARE = 0.1  # share of the time below which there is no symptom
-HALF = 0.5
+SHARE = LEAST  # share below which there is no symptom: a lift that removes a smaller one gains too little for a cause
+HALF = 0.5  # share from which something is most of the whole
 
 Look = Callable[[Evidence], Finding | None]
 
@@ -46,7 +47,7 @@ def _cut_small(e: Evidence) -> Finding | None:
     if chunks < _CHUNKS or full > HALF:
         return None
     text = f"prompts are cut into {shown_number(chunks)} chunks on average, and their steps have"
-    return Finding(HALF * (1 - full), f"{text} {shown_share(full)} of the allowed tokens")
+    return Finding(1 - full, f"{text} {shown_share(full)} of the allowed tokens")
 
 
 def _rejected_drafts(e: Evidence) -> Finding | None:
@@ -70,9 +71,14 @@ def _high_itl(e: Evidence) -> Finding | None:
         if (prompts & decodes).any() and (~prompts).any():
             with_, without = (float(e.step_ns[steps].mean()) / 1e6 for steps in (prompts & decodes, ~prompts))
             mixed = f"; a step takes {shown_time(with_)} with prompts in it, {shown_time(without)} without"
-    severity = max(0.5, 1 - bound / tpot.p99) if bound else 0.7 * (1 - spread.p50 / spread.p99)
-    text = f"{name} p99 {shown_time(spread.p99)}, p50 {shown_time(spread.p50)}{mixed}"
-    return Finding(severity, text, UNBOUNDED[1] if gaps.count and not bound else "")
+    if bound:
+        share = float((e.metrics.values("tpot_ms") > bound).sum() / tpot.count)
+        beyond = f"{shown_share(share)} of the requests have a TPOT over {shown_time(bound)}"
+    else:
+        share = share_beyond(itl if gaps.count else e.metrics.values("tpot_ms"), _TAIL * spread.p50)
+        beyond = f"{shown_share(share)} of all {name} is in values over {_TAIL:.0f} medians"
+    text = f"{name} p99 {shown_time(spread.p99)}, p50 {shown_time(spread.p50)}; {beyond}{mixed}"
+    return Finding(share, text, UNBOUNDED[1] if gaps.count and not bound else "")
 
 
 def _slow_host(e: Evidence) -> Finding | None:
@@ -89,7 +95,7 @@ def _low_utilisation(e: Evidence) -> Finding | None:
     if busy is None or busy >= HALF:
         return None
     running = _requests(e.metrics.step_mean("running") or 0.0)
-    return Finding(0.3 * (1 - busy), f"steps take {shown_share(busy)} of the time, with {running} on average")
+    return Finding(1 - busy, f"steps take {shown_share(busy)} of the time, with {running} on average")
 
 
 def _requests(count: float) -> str:
@@ -106,7 +112,7 @@ def _small_batches(e: Evidence) -> Finding | None:
         return None
     text = f"steps take {shown_share(busy, 1)} of the time, with {_requests(running)} on average"
     text += f": MFU {shown_share(mfu, 1)}, MBU {shown_share(e.metrics.step_mean('mbu') or 0.0, 1)}"
-    return Finding(HALF * busy * (1 - running / _SMALL), text)
+    return Finding(1 - mfu, text)
 
 
 def _communication(e: Evidence) -> Finding | None:
@@ -155,6 +161,11 @@ def _uneven_experts(e: Evidence) -> Finding | None:
         f"the busiest of {e.deployment.expert_parallel_size} devices gets {imbalance:.2f} times the "
         f"mean number of tokens; the other devices wait for {shown_share(waited)} of the steps' time",
     )
+
+
+def share_beyond(values: Floats, limit: float) -> float:
+    """Return the share that the values over `limit` have of the sum of all values; missing values are left out."""
+    return float(values[values > limit].sum() / np.nansum(values))
 
 
 DEVICE_LOOKS: dict[str, Look] = {

@@ -60,7 +60,7 @@ def diagnose(
 ) -> DiagnosisDocument:
     """Diagnose a recorded run from its symptoms and, if there is a cost model, the scenario that was recorded.
 
-    `judged` is the latency to explain, by default the latency in which the worst symptom shows. If more than one
+    `judged` is the latency to explain, by default the latency in which the first symptom shows. If more than one
     request in a hundred is lost, the loss is explained instead. `tell` is called with the name of the next simulation
     and the share of all simulations that are done. `source` times deployments other than the recorded one. `another`
     takes the dataset `requests` of the run simulated as it was, and returns a reason if it differs from the recorded

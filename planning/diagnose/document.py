@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 from planning.diagnose.command import compare_command
-from serving.document import Document, Number, Part, fact
-from serving.figures import shown_change, shown_share, shown_time
+from serving.answers.document import Document, Number, Part, fact
+from serving.answers.figures import shown_change, shown_share, shown_time
+from serving.answers.report import FIGURE, SHARE, Column, Line, Table
 from serving.metrics import label_of, metric
-from serving.report import FIGURE, SHARE, Column, Line, Table
 from traces.document_table import table_of
 
 FINISHED = "finished"  # judged instead of a latency if requests are lost
@@ -30,7 +30,7 @@ AS_IT_WAS = "simulation with all constraints"
 
 
 class Finding(NamedTuple):
-    """The severity of a symptom (0 to 1), the numbers that show it, and fields that override `symptoms.toml`."""
+    """The share that a symptom touches, the numbers that show it, and fields that override `symptoms.toml`."""
 
     severity: float
     evidence: str
@@ -43,7 +43,9 @@ class Symptom(Part):
 
     name: str = fact("name of the symptom")
     lifecycle: str = fact("layer of the symptom: compute, memory or request, or two of them")
-    severity: float = fact("severity from 0 to 1", "fraction")
+    severity: float = fact(
+        "share that the symptom touches: of requests, time, latency, tokens, memory or FLOPs", "fraction"
+    )
     metric: str = fact("latency in which the symptom shows")
     evidence: str = fact("numbers that show the symptom")
     proof: str = fact("measurement that would prove the cause")
@@ -141,7 +143,9 @@ class DiagnosisDocument(Document):
     trust: TrustSection | None = fact("trust in the cost model's step times", default=None)
     requests: int = fact("number of recorded requests", default=0)
     gpus: int = fact("number of GPUs of the run simulated as it was", default=0)
-    symptoms: tuple[Symptom, ...] = fact("the symptoms, the worst first")
+    symptoms: tuple[Symptom, ...] = fact(
+        "the symptoms, the largest share first; long latencies and idle devices come last"
+    )
     counterfactuals: tuple[Counterfactual, ...] = fact("the counterfactuals, the most likely cause first")
     questions: tuple[Question, ...] = fact(
         "the questions in the order they are asked, each with the change that helps most", default=()

@@ -114,7 +114,7 @@ def without_cpu_time(cost: CostModel) -> CostModel:
 
 
 def with_parts(cost: CostModel, times: float, *parts: str) -> CostModel | None:
-    """Return `cost` with the time of some of `calibration.steps.parts` multiplied by `times`.
+    """Return `cost` with the time of some of `calibration.steps.correction` multiplied by `times`.
 
     Returns None if the cost model has no separate parts.
     """

@@ -26,14 +26,13 @@ from planning.diagnose.symptoms import symptoms
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.progress import Tell, quiet
 from planning.repricing import Source
+from serving.answers.figures import shown_change
 from serving.deployments.config import parse
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
-from serving.figures import shown_change
 from serving.metrics import check_slo
 from serving.version import __version__
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 _FAR = 0.25  # share of a real run's p99; if the error is larger, counterfactuals are about another run
 _SAME = ("status", "replica", "scheduled_ns", "first_token_ns", "finish_ns")

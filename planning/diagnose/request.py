@@ -22,14 +22,14 @@ class DiagnoseRequest(Request):
     run: str
     stamp: int | None = None
     calibration: TimedBy = None
-    gpu: str | None = Field(None, description="GPU whose kernel tables time the steps")
+    gpu: str | None = Field(None, description="GPU to simulate; step times come from measured times of its kernels")
     peak: str | None = Field(
         None,
-        description="GPU, or a YAML file with one, whose peak rates are 100 % in MFU and MBU; by default the run's GPU",
+        description="name or YAML file of the GPU whose peak rates are 100 % in MFU and MBU; by default the run's GPU",
     )
-    router: str = Field("", description="router to simulate with, instead of the recorded router")
+    router: str = Field("", description="router to simulate, instead of the recorded router")
     metric: Latency | None = Field(None, description="latency whose p99 the diagnosis explains, e.g. ttft_ms")
-    bounds: dict[str, float] = Field({}, description="latency bounds in ms; a latency above its bound counts as high")
+    bounds: dict[str, float] = Field({}, description="latency bounds in ms; a p99 above its bound counts as high")
 
     @model_validator(mode="after")
     def _router_of_a_simulation(self) -> Self:

@@ -14,7 +14,7 @@ from planning.diagnose.constraint_lifts import REPLICA, twice_the_gpus
 from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom
 from planning.diagnose.fleet_lifts import one_more_replica
 from planning.priced_scenario import PricedScenario
-from serving.figures import shown_number, shown_share, shown_time
+from serving.answers.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
 from traces.metrics.client_view import as_clients_saw
 from traces.metrics.run_metrics import RunMetrics
@@ -41,7 +41,7 @@ def good_benchmark(scenario: PricedScenario, requests: pa.Table) -> Iterator[Sym
     if after > _HIDDEN * before:
         text = f"{scenario.workload.concurrency:,} users wait for their answers; if {shown_number(rate)} requests/s"
         text += f" arrived independently, the median TTFT would be {shown_time(after)} instead of {shown_time(before)}"
-        yield Symptom.from_finding(GOOD_BENCHMARK, Finding(0.5 * (1 - before / after), text))
+        yield Symptom.from_finding(GOOD_BENCHMARK, Finding(1 - before / after, text))
 
 
 def scaling_efficiency(scenario: PricedScenario) -> float | None:
@@ -64,12 +64,15 @@ def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: f
     helps_little = not replica.skipped and -math.inf < replica.gain(name) < LEAST
     if not helps_little and (scaling is None or scaling >= _SCALES):
         return
-    reasons = []
+    wasted, reasons = 0.0, []
     if helps_little:
+        gain = max(replica.gain(name), 0.0)
+        wasted = 1 - gain
         what = "the unfinished requests" if name == FINISHED else f"the p99 of {metric(name).label}"
-        reasons.append(f"one more replica would remove {max(round(100 * replica.gain(name)), 0)} % of {what}")
+        reasons.append(f"one more replica would remove {round(100 * gain)} % of {what}")
     if scaling is not None and scaling < _SCALES:
+        wasted = max(wasted, 1 - scaling)
         reasons.append(
             f"twice the GPUs serve {2 * scaling:.2f} times as much: {shown_share(scaling)} scaling efficiency"
         )
-    yield Symptom.from_finding(NO_HELP, Finding(0.5, "; ".join(reasons), "" if name == FINISHED else name))
+    yield Symptom.from_finding(NO_HELP, Finding(wasted, "; ".join(reasons), "" if name == FINISHED else name))

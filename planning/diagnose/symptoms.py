@@ -1,8 +1,9 @@
 """Symptoms of a recorded run, with the numbers that show them.
 
 Symptoms are found in a recording, real or simulated; if a cost model is given, it adds the parts of the device's time.
-A symptom names its layers (compute, memory, request) and the measurement that would prove its cause. The
-counterfactuals in `diagnosis` say how much it matters.
+A symptom names its layers (compute, memory, request) and the measurement that would prove its cause. Its severity is
+the share that it touches, from 0 to 1: of the requests, the time, a latency, the tokens, the memory or the FLOPs. The
+share follows from the numbers of its evidence. The counterfactuals in `diagnosis` say how much a symptom matters.
 """
 
 from __future__ import annotations
@@ -13,30 +14,33 @@ from typing import Any
 import numpy as np
 
 from planning.diagnose.constraint_lifts import dispersion
-from planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, SHARE, Look
+from planning.diagnose.device_symptoms import DEVICE_LOOKS, HALF, IDLE, SHARE, Look, share_beyond
 from planning.diagnose.document import OVERLOAD, Finding, Symptom
 from planning.diagnose.evidence import Evidence
-from serving.figures import shown_number, shown_share, shown_time
+from serving.answers.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
-from traces.metrics.replica_lives import serving_ns, unserved_ns
-from traces.metrics.run_metrics import SERVED_METRICS
+from traces.metrics.run_metrics import SERVED_METRICS, serving_ns, unserved_ns
 
 _QUEUE_STEPS = 3  # a wait of this many steps is queueing; a shorter one is the wait for the next step
-_SPIKE = 10.0  # p99 over p50 of TTFT
-_FEW = 0.01  # a small share of the requests
-_OUTAGE = 0.01  # a small share of the run, lost to failures
-_FULL = 0.95  # share of the KV blocks in use from which KV is full
-_BURSTY = 2.0  # index of dispersion from which arrivals are bursty
-_UNEVEN = 1.5  # factor over the mean from which the busiest replica is too busy
-_OUTSIDE = 0.6  # lowest severity of a wait outside the engines
+_SPIKE = 10.0  # p99 over p50 of TTFT: exponential waits give 6.6, log-normal prompts with sigma 1 give 10.2
+_FEW = 0.01  # share of the requests, or of the run, from which the p99 is lost
+_FULL = 0.95  # share of the KV blocks in use from which KV is full: few prompts fit into the rest
+_CROWDED = 0.8  # the same if the running requests need more than the memory, so that the next one may be large
+_BURSTY = 2.0  # index of dispersion: 4 in 100 Poisson runs of ten windows reach it (chi-squared), 6 in 1,000 of twenty
+_UNEVEN = 1.5  # busiest replica over the mean: of two replicas, one has three quarters of the work
+_P99_COUNT = 100  # number of requests below which the p99 is the maximum
+_EFFECTS = ("high TTFT", "tail spikes", "high ITL")  # a long latency, whatever its cause
 
 
 def symptoms(evidence: Evidence) -> list[Symptom]:
-    """Return the symptoms, the worst first."""
+    """Return the symptoms, the largest share first.
+
+    A long latency comes after the symptoms that may cause it. Symptoms that make no request wait come last.
+    """
     looked = ((name, look(evidence)) for name, look in _LOOKS.items())
-    present = [Symptom.from_finding(name, what) for name, what in looked if what and what.severity > 0]
-    return sorted(present, key=lambda symptom: -symptom.severity)
+    present = [Symptom.from_finding(name, what) for name, what in looked if what]
+    return sorted(present, key=lambda symptom: (symptom.name in IDLE, symptom.name in _EFFECTS, -symptom.severity))
 
 
 def _overload(e: Evidence) -> Finding | None:
@@ -44,7 +48,7 @@ def _overload(e: Evidence) -> Finding | None:
     if verdict is None or verdict.verdict != "OVERLOADED":
         return None
     return Finding(
-        0.9,
+        min(verdict.trend.slope / verdict.arrival_rate, 1.0),
         f"{shown_number(verdict.arrival_rate)} requests/s arrive, and the backlog grows by "
         f"{shown_number(verdict.trend.slope)} requests/s",
     )
@@ -58,7 +62,7 @@ def _turned_away(e: Evidence) -> Finding | None:
     if share < _FEW:
         return None
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items())
-    return Finding(max(share, HALF), f"{shown} of {total:,}")
+    return Finding(share, f"{shown} of {total:,}")
 
 
 def _failures(e: Evidence) -> Finding | None:
@@ -72,12 +76,12 @@ def _failures(e: Evidence) -> Finding | None:
         first = sum(life["ready_ns"] == 0 for life in mine)
         none, ready = (time(mine, duration_ns) / duration_ns for time in (unserved_ns, serving_ns))
         lost = max(none, 1 - ready / first if first else 0.0)
-        if crashes and lost > worst and (none >= _OUTAGE or lost >= SHARE):
+        if crashes and lost > worst and (none >= _FEW or lost >= SHARE):
             outage = f", and none for {shown_share(none, 1)} of the run" if none else ""
             where = f" in the pool {pool}" if len(pools) > 1 else ""
             text = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {shown_number(ready)} replicas were"
             worst, evidence = lost, f"{text} ready on average, {first:,} at the start{outage}"
-    return Finding(HALF + HALF * worst, evidence) if evidence else None
+    return Finding(worst, evidence) if evidence else None
 
 
 def _high_ttft(e: Evidence) -> Finding | None:
@@ -88,31 +92,31 @@ def _high_ttft(e: Evidence) -> Finding | None:
     if not (ttft.p99 > bound if bound else queues):
         return None
     share = queue.mean / ttft.mean if ttft.mean else 0.0
-    over = f", the bound is {shown_time(bound)}" if bound else ""
+    late = float((e.metrics.values("ttft_ms") > bound).sum() / ttft.count) if bound else 0.0
+    over = f"; {shown_share(late)} of the requests take longer than {shown_time(bound)}" if bound else ""
     return Finding(
-        0.4 + 0.45 * share,
+        late if bound else share,
         f"TTFT p99 {shown_time(ttft.p99)} (p50 {shown_time(ttft.p50)}{over}); {shown_share(share)} of the mean TTFT is "
         f"queueing; prefill p99 {shown_time(prefill.p99)}",
     )
 
 
 def _full_kv(e: Evidence) -> Finding | None:
-    preemptions = e.metrics.scalars()["preemptions"]
     pressure = e.metrics.step_mean("kv_pressure") if e.has_steps else None
     blocked = e.time_share((e.kv_usage > _FULL) | (e.step("preempted") > 0)) if e.has_steps else 0.0
-    waits = e.time_share((e.metrics.values("kv_pressure") > 1) & (e.kv_usage > 0.8)) if e.has_steps else 0.0
+    waits = e.time_share((e.metrics.values("kv_pressure") > 1) & (e.kv_usage > _CROWDED)) if e.has_steps else 0.0
     share = max(blocked, waits)
-    finished = int(e.metrics.finished.sum())
-    if share < SHARE and preemptions < SHARE * finished:
+    preempted = float((e.metrics.values("preempted_ms") > 0).sum() / e.metrics.finished.sum())
+    if max(share, preempted) < SHARE:
         return None
     usage = ""
     if pressure is not None:
         full = 100 * (e.metrics.step_mean("kv_usage") or 0)
-        usage = f"KV memory is {shown_share(full / 100)} full on average, and requests need "
-        usage += f"{shown_number(pressure)} times its size; "
+        usage = f"KV memory is full for {shown_share(share)} of the time ({shown_share(full / 100)} on average), and "
+        usage += f"requests need {shown_number(pressure)} times its size; "
     return Finding(
-        min(max(share, preemptions / finished), 1.0) * 0.98,
-        f"{usage}{preemptions} preemptions in {finished} requests, "
+        max(share, preempted),
+        f"{usage}{shown_share(preempted)} of the requests are preempted, "
         f"{e.metrics.scalars()['recomputed_tokens']:,} tokens were computed again",
     )
 
@@ -121,12 +125,12 @@ def _no_places(e: Evidence) -> Finding | None:
     if not e.has_steps:
         return None
     most = e.deployment.scheduler.most_running
-    stuck = (e.step("running") >= most) & (e.step("waiting") > 0) & (e.kv_usage < 0.9)
+    stuck = (e.step("running") >= most) & (e.step("waiting") > 0) & (e.kv_usage < _FULL)
     share = e.time_share(stuck)
     if share < SHARE:
         return None
     return Finding(
-        0.86 * share / e.time_share(e.step("waiting") > 0),
+        share,
         f"in {shown_share(share)} of the time {most} requests run (the maximum of max_num_seqs), "
         "while others wait and KV memory is free",
     )
@@ -139,22 +143,23 @@ def _bursts(e: Evidence) -> Finding | None:
     if index < _BURSTY:
         return None
     return Finding(
-        (0.9 if (e.metrics.busy() or 1.0) < HALF else 0.6) * (1 - 1 / index),
+        1 - 1 / index,
         f"the number of arrivals varies {shown_number(index)} times as much as for Poisson (index of dispersion)",
     )
 
 
 def _tail(e: Evidence) -> Finding | None:
     ttft = e.metrics.distribution("ttft_ms")
-    if ttft.count < 100 or not ttft.p99 > _SPIKE * ttft.p50:
+    if ttft.count < _P99_COUNT or not ttft.p99 > _SPIKE * ttft.p50:
         return None
     values = e.metrics.values("ttft_ms")
-    worst = np.flatnonzero(values >= ttft.p99)
-    waited = e.metrics.values("queue_ms")[worst].sum() / values[worst].sum()
+    spikes = values > _SPIKE * ttft.p50
+    waited = e.metrics.values("queue_ms")[spikes].sum() / values[spikes].sum()
+    share = share_beyond(values, _SPIKE * ttft.p50)
     return Finding(
-        0.5 * (1 - ttft.p50 / ttft.p99),
-        f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the worst {len(worst)} requests spent "
-        f"{shown_share(waited)} of their TTFT in the queue",
+        share,
+        f"TTFT p99 is {ttft.p99 / ttft.p50:,.0f} times its median; the {spikes.sum():,} requests beyond {_SPIKE:.0f} "
+        f"medians have {shown_share(share)} of all TTFT, and spent {shown_share(waited)} of it in the queue",
     )
 
 
@@ -168,14 +173,14 @@ def _fragmentation(e: Evidence) -> Finding | None:
     config = e.deployment.scheduler
     if empty is None:  # not every layer keeps every token: the last block of a request is half empty
         empty = min(running / 2 / used_blocks, 1.0)
-    if max(empty, scattered) < SHARE:
-        return None
+    if max(empty, scattered) < SHARE or (e.metrics.step_mean("kv_usage") or 0.0) <= HALF:
+        return None  # nobody waits for memory that is half free
     where = f"the empty end of blocks of {config.block_size} tokens"
     if config.kv_reservation != "paged":
         where = f"reserved for tokens that never come (kv_reservation {config.kv_reservation})"
     pieces = f"; {shown_share(scattered)} of the free memory is not in the longest piece" if scattered else ""
-    full = float((e.metrics.step_mean("kv_usage") or 0.0) > HALF)
-    return Finding(empty * full, f"about {shown_share(empty)} of the KV memory that requests hold is {where}{pieces}")
+    text = f"about {shown_share(empty)} of the KV memory that requests hold is {where}{pieces}"
+    return Finding(max(empty, scattered), text)
 
 
 def _transfers(e: Evidence) -> Finding | None:
@@ -206,7 +211,7 @@ def _admission(e: Evidence) -> Finding | None:
         return None
     busy = e.metrics.busy() if e.has_steps else None
     meanwhile = "" if busy is None else f"; steps take {shown_share(busy)} of the time"
-    return Finding(max(lost / total, HALF), f"admission limits turn {lost:,} of {total:,} requests away{meanwhile}")
+    return Finding(lost / total, f"admission limits turn {lost:,} of {total:,} requests away{meanwhile}")
 
 
 def _front_door(e: Evidence) -> Finding | None:
@@ -222,7 +227,7 @@ def _front_door(e: Evidence) -> Finding | None:
     text = ", ".join(f"{metric(name).label} {shown_time(mean)}" for name, mean in known.items())
     said = f"{shown_share(of_all)} of E2E and {shown_share(of_first)} of TTFT are spent outside the engine"
     latency = "e2e_ms" if of_all > of_first else "ttft_ms"
-    return Finding(_OUTSIDE + (1 - _OUTSIDE) * max(of_all, of_first), f"{said}: {text} on average", latency)
+    return Finding(max(of_all, of_first), f"{said}: {text} on average", latency)
 
 
 def _uneven_replicas(e: Evidence) -> Finding | None:
@@ -251,7 +256,7 @@ def _missed_prefixes(e: Evidence) -> Finding | None:
         return None
     tiers = f", {shown_share(loaded)} in KV tiers" if loaded else ""
     return Finding(
-        0.9 * missed,
+        missed,
         f"{shown_share(hit)} of the prompt tokens were found in the prefix cache{tiers}; "
         f"{shown_share(missed)} were part of an earlier prompt, but were computed again",
     )

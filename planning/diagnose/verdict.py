@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from planning.diagnose.constraint_lifts import LIFTS, NO_PARTS, QUESTIONS
-from planning.diagnose.device_symptoms import LOW_UTILISATION, SMALL_BATCHES, UNBOUNDED
+from planning.diagnose.device_symptoms import IDLE, UNBOUNDED
 from planning.diagnose.document import LEAST, Counterfactual, DiagnosisDocument, Question
 from planning.diagnose.simulated_symptoms import GOOD_BENCHMARK, NO_HELP
-from serving.figures import shown_change, shown_share, shown_time
+from serving.answers.figures import shown_change, shown_share, shown_time
 from serving.metrics import metric
 from serving.version import __version__
 from traces.metrics.saturation import FEWEST
 
-_NO_TROUBLE = (LOW_UTILISATION, SMALL_BATCHES, GOOD_BENCHMARK, NO_HELP)  # symptoms that make no request of the run wait
+_NO_TROUBLE = (*IDLE, GOOD_BENCHMARK, NO_HELP)  # symptoms that make no request of the run wait
 _WORK = ("prompts take the device", "communication", "launch-bound steps", "KV reads")  # symptoms of healthy runs, too
 _TRADE = 0.25  # a setting that makes one latency longer by this share is a trade-off, and the present one no mistake
 _ASK_FOR_GOOD = ("kernels", "scheduler", "capacity")  # questions for which yes is the good answer

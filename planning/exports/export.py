@@ -22,7 +22,7 @@ from planning.exports.formats import FORMATS
 from planning.exports.openmetrics import write_openmetrics
 from planning.exports.perfetto import write_perfetto
 from planning.exports.recorded_run import RecordedRun
-from serving.document import Document
+from serving.answers.document import Document
 from serving.errors import UserError
 from serving.whole_file import write_whole
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
+from serving.answers.document import Document
 from serving.data_file import no_constant, parse_json
-from serving.document import Document
 from serving.errors import UserError, reason
 
 ANSWER = "result.json"  # the file in a job's directory

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from planning.exports.recorded_run import RecordedRun
 from planning.exports.vllm_buckets import REQUEST_S, STEP_TOKENS, TOKEN_S, TTFT_S, one_two_five
 from serving.metrics import metric
-from traces.lengths import LONGEST
+from traces.distributions import LONGEST
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 

@@ -16,13 +16,12 @@ from calibration.acceptance import as_accepted
 from calibration.front_door_fit import fit_front_door
 from calibration.kv_link import as_linked
 from calibration.steps.design import designed_workloads
-from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.external_calibration import LEARNT_FILES, ExternalCalibration, kernels
 from calibration.steps.features import MeasuredSteps
 from calibration.steps.fit import fit, predict, step_residuals_table
 from calibration.steps.iteration_fit import calibrate_from_log, read_iteration_log
 from calibration.steps.launches import measured_launches
-from calibration.steps.measured_runs import LEARNT_FILES, MeasuredRuns
-from calibration.steps.predict import kernels
+from calibration.steps.measured_runs import MeasuredRuns
 from calibration.steps.step_cost import Calibration
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.external.case import load_case

@@ -25,9 +25,8 @@ from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
-from sim.replica_set import ReplicaSet
 from sim.routed_replica import RoutedReplica
-from sim.router import Router, find_router
+from sim.router import ReplicaSet, Router, find_router
 from traces.recording_writer import RecordingWriter
 
 _LONGEST_WAIT_NS = 100_000_000  # maximum wait before it checks for Ctrl-C
@@ -137,9 +136,9 @@ class EngineFleet:
             shares = [ran.launching_share for ran in routed.ran if ran.launching_share is not None]
             if shares:
                 notes["launching_share"] = sum(shares) / len(shares)
-            lives = [self._life(number) for number in range(self.replicas)]
+            replica_lives = [self._life(number) for number in range(self.replicas)]
             routed.texts.keep_sent(writer)
-            writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes), replica_lives=lives)
+            writer.close(status, duration_ns=duration_ns, notes=json.dumps(notes), replica_lives=replica_lives)
         except BaseException:
             writer.discard()
             raise

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow.compute as pc
 
 from calibration.steps.step_cost import Calibration
-from calibration.validation.same_weather import known_weather, slowed_fleet
+from calibration.validation.known_speed import machine_slowdown, slowed_fleet
 from planning.priced_scenario import PricedScenario
 from planning.scenario import Scenario
+from serving.answers.report import CHANGE, METRIC, NUMBER, PERCENT, Column, Table
 from serving.errors import UserError
 from serving.front_door import FrontDoor
-from serving.report import CHANGE, METRIC, NUMBER, PERCENT, Column, Table
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.measured.recorded_client import RecordedClient, sent, spread_pct
@@ -70,18 +70,18 @@ class Row:
 
 def clients_table(rows: Sequence[Any], title: str = "") -> Table:
     """Return `rows`, or rows read from a saved document, as a table."""
-    weather = any(row.in_weather is not None for row in rows)
+    known = any(row.in_weather is not None for row in rows)
     columns = [
         Column("metric", METRIC),
         Column("statistic"),
         *(Column(name, NUMBER) for name in ("clients", "engine alone", "with the\nfront door")),
         Column("error", CHANGE),
         Column("noise", PERCENT),
-        *((Column("in the same\nweather", NUMBER, spare=1), Column("its error", CHANGE)) if weather else ()),
+        *((Column("speed\nknown", NUMBER, spare=1), Column("its error", CHANGE)) if known else ()),
     ]
     cells = []
     for row in rows:
-        same = (row.in_weather, row.in_weather_error_pct) if weather else ()
+        same = (row.in_weather, row.in_weather_error_pct) if known else ()
         numbers = (row.real, row.engine_alone, row.simulated, row.error_pct, row.floor_pct, *same)
         cells.append((row.metric, row.statistic, *numbers))
     return Table(columns, cells, title)
@@ -108,16 +108,16 @@ def hold_against_clients(
     through = replace(priced, front_door=front_door)
     through.cluster(Cluster, TableSink(), tokens=True, clients=behind).run(priced.workload)
     without, simulated = (_numbers(RunMetrics(sink.requests)) for sink in (alone, behind))
-    weathered = _in_their_weather(clients, servers, priced, scenario["calibration"], front_door) if servers else []
+    at_speed = _at_known_speed(clients, servers, priced, scenario["calibration"], front_door) if servers else []
     rows = []
     for name, value in simulated.items():
         measured = [numbers[name] for numbers in real]
-        in_weather = mean(numbers[name] for numbers in weathered) if weathered else None
+        in_weather = mean(numbers[name] for numbers in at_speed) if at_speed else None
         rows.append(Row(*name, mean(measured), without[name], value, spread_pct(measured), in_weather))
     return rows
 
 
-def _in_their_weather(
+def _at_known_speed(
     clients: Sequence[Path],
     servers: Sequence[Path],
     priced: PricedScenario,
@@ -138,15 +138,15 @@ def _in_their_weather(
     )
     numbers = []
     for client, server in zip(map(Recording.load, clients), map(Recording.load, servers), strict=True):
-        if (weather := known_weather([server], engine)) is None:
+        if (machine := machine_slowdown([server], engine)) is None:
             raise UserError(
-                "served", str(server.path), "does not tell the machine's weather, or its calibration does not"
+                "served", str(server.path), "does not tell the machine's speed, or its calibration does not"
             )
         served_rows, seen_rows = matched(server, client)
         begin_ns = pc.quantile(pc.subtract(served_rows.column("received_ns"), seen_rows.column("send_ns")), 0.5)[
             0
         ].as_py()
-        failures = slowed_fleet(server, weather, begin_ns / 1e9).failures
+        failures = slowed_fleet(server, machine, begin_ns / 1e9).failures
         fleet = priced.fleet.model_copy(update={"failures": failures})
         slowed = replace(priced, deployment=priced.deployment.model_copy(update={"fleet": fleet}), front_door=door)
         seen = TableSink()

@@ -28,13 +28,14 @@ class ValidateRequest(Offered):
 
     real: tuple[Path, ...] = ()
     traffic: str | SynthSpec | tuple[SynthSpec, ...] = Field(
-        (), description="trace or YAML specification to record on the real engine now, instead of REAL"
+        (), description="trace or YAML specification to run on the real engine now, instead of REAL"
     )
-    repeats: int = Field(2, ge=1, description="number of real runs of --trace")
+    repeats: int = Field(2, ge=1, description="number of real runs of --trace; they give the noise floor")
     minutes: float | None = Field(
         None,
         gt=0,
-        description="record only the first requests of --trace, so that all runs together fit into this time",
+        description="run only as many of the first requests of --trace as fit, with all repeats, into this time in "
+        "minutes",
     )
     calibration: Path = Field(description="directory that `tokentwin calibrate` wrote")
     out: Path = Field(description="directory to write the report to")
@@ -58,19 +59,21 @@ class CalibrateRequest(Request):
     deployment: StatedDeployment | None = None
     minutes: float = Field(1.0, ge=0.01, le=1e4, description="time to measure, in minutes (approximate)")
     recordings: tuple[Path, ...] = Field(
-        (), description="recording of the real engine to fit, instead of measuring now"
+        (), description="recording of the real engine to fit, instead of measuring now; can be repeated"
     )
     iterations: Path | None = Field(
-        None, description="CSV file with the iterations of another engine, which correct its steps' times"
+        None, description="CSV file with iterations (steps) of another engine, to correct its predicted step times"
     )
     measured: tuple[Path, ...] = Field(
         (),
-        description="runs measured on your servers: a result of vllm bench serve, GuideLLM or AIPerf, a recording of "
+        description="run measured on your server: a result of vllm bench serve, GuideLLM or AIPerf, a recording of "
         "`tokentwin bench --url`, a CSV table, or a case file; can be repeated",
     )
-    gpu: str | None = Field(None, description="with --from-iterations or --from-measured: GPU of the engine")
-    case: Path | None = Field(None, description="case file whose anchor run corrects the step times of another engine")
-    data: Path = Field(Path(), description="folder of the files that the case names; by default the current folder")
+    gpu: str | None = Field(None, description="with --from-iterations or --from-measured: GPU on which the engine ran")
+    case: Path | None = Field(
+        None, description="case file of a measured run of another engine (the anchor), to correct its step times"
+    )
+    data: Path = Field(Path(), description="folder with the case's data files; by default the current folder")
     served: Path | None = Field(
         None, description="recording of `serve -o`, to fit the time that an API server adds to requests"
     )

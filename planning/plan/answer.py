@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from planning.plan.candidates import Engine
-from planning.plan.capacity import engine_curves
-from planning.plan.curves import fleet_curve, load_curve
+from planning.plan.curves import engine_curves, fleet_curve, load_curve
 from planning.plan.document import (
     Candidate,
     Choice,
@@ -26,12 +25,11 @@ from planning.plan.document import (
     Recommendation,
     TrustSection,
 )
-from planning.plan.headline import choices, near_ties
 from planning.plan.next_measurement import next_measurement
 from planning.plan.objectives import Objective
 from planning.plan.plan import Offer, Plan
 from planning.plan.plan import Recommendation as Recommended
-from planning.plan.sentences import answer, span_s, too_short, why_not_fewer
+from planning.plan.sentences import answer, choices, near_ties, span_s, too_short, why_not_fewer
 from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
 from planning.progress import Tell, quiet

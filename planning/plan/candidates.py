@@ -14,7 +14,7 @@ from itertools import product
 from math import gcd
 from typing import Any, NamedTuple
 
-from planning.settings import with_settings
+from planning.deployments import with_settings
 from serving.deployments.config import Deployment
 from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig

@@ -13,11 +13,11 @@ import pyarrow as pa
 from pydantic import computed_field
 
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
+from serving.answers.document import Document, Number, Part, fact
+from serving.answers.figures import NOTHING, counted, shown_band, shown_number, shown_share, shown_usd
+from serving.answers.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
 from serving.deployments.config import Deployment, parse
 from serving.deployments.inter_node import inter_node, nodes_of
-from serving.document import Document, Number, Part, fact
-from serving.figures import NOTHING, counted, shown_band, shown_number, shown_share, shown_usd
-from serving.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
 from traces.document_table import table_of
 
 SURE = 0.99  # the greatest probability that is shown, because the tail of the error beyond it is not known

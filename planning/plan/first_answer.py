@@ -8,6 +8,10 @@ Short traffic is simulated whole. For longer traffic the lower end comes from an
 end from the busiest stretch. Only a part of a fleet is simulated, since replicas behind a router that spreads requests
 evenly are alike. If there are many candidates, only the cheapest at the roofline are tried; the others are assumed to
 exceed their roofline by the same factors.
+
+The roofline estimate follows from the datasheet of the GPU. A step takes at least as long as its FLOPs at the GPU's
+peak rate, and at least as long as its bytes at the memory's bandwidth (the roofline of Williams, Waterman and
+Patterson, CACM 2009). The estimate assumes that every engine always runs as many requests as its KV memory allows.
 """
 
 from __future__ import annotations
@@ -18,19 +22,93 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from statistics import fmean
 from typing import NamedTuple
 
-from planning.plan.bisection import Bisection
+import numpy as np
+import pyarrow as pa
+
 from planning.plan.candidates import Engine
 from planning.plan.draws import on_draw
 from planning.plan.plan import Limits
-from planning.plan.roofline import MeanRequest, Roofline
-from planning.plan.search import search
+from planning.plan.search import Bisection, search
 from planning.plan.trial import LIKELY, Question, Trial, simulated, try_alone, try_fleet
 from planning.traffic import mean_rate
 from planning.workers import Workers
-from serving.workload import Workload, WorkloadRequest
+from serving.deployments.gpu_spec import GpuSpec
+from serving.deployments.model_catalogue import find_model
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+from traces.metrics.step_metrics import StepWork
 from traces.reshape import only, reshaped
+
+
+class MeanRequest(NamedTuple):
+    """Mean numbers of tokens of a request.
+
+    Attributes:
+        prompt: tokens of the prompt
+        computed: tokens of the part of the prompt that no other request has
+        output: tokens of the answer
+    """
+
+    prompt: float
+    computed: float
+    output: float
+
+    @classmethod
+    def from_requests(cls, requests: Sequence[WorkloadRequest]) -> MeanRequest:
+        """Return the means over `requests`."""
+        return cls(
+            fmean(request.prompt_len for request in requests),
+            fmean(sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests),
+            fmean(request.output_len for request in requests),
+        )
+
+
+class Roofline(NamedTuple):
+    """Lower bounds of times in seconds.
+
+    Attributes:
+        token_s: time of an output token for a single user
+        request_s: time that a request adds to a replica that runs many requests
+    """
+
+    token_s: float
+    request_s: float
+
+    @classmethod
+    def from_engine(cls, engine: Engine, gpu: GpuSpec, mean: MeanRequest) -> Roofline:
+        """Return the bounds of an engine whose GPUs are `gpu`."""
+        context = mean.prompt + mean.output / 2
+        batch = max(min(engine.kv_tokens / context, engine.deployment.scheduler.most_running), 1.0)
+        work = StepWork(find_model(engine.deployment.model), engine.deployment, gpu)
+        # Three steps: with one row, with all rows, and with a prompt. The prompt shares its step with decodes, so it
+        # adds no time to read weights.
+        compute, memory = _steps_s(work, [(0, 1, context), (0, batch, batch * context), (mean.computed, 0, 0)])
+        request_s = max(mean.output * compute[1] / batch + compute[2], mean.output * memory[1] / batch)
+        return cls(max(compute[0], memory[0]), request_s / sum(engine.split or (1,)))
+
+
+def _steps_s(work: StepWork, steps: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float]]:
+    """Return the times for FLOPs and the times for memory traffic of each step, in seconds.
+
+    A step is given by its numbers of prompt tokens, of decode rows, and of tokens in the context of the decode rows.
+    """
+    prompts, rows, contexts = (np.array(column, dtype=float) for column in zip(*steps, strict=True))
+    given = pa.table(
+        {
+            "prefill_tokens": prompts,
+            "prefill_rows": np.minimum(prompts, 1.0),
+            "prefill_pairs": prompts * (prompts + 1) / 2,
+            "prefill_context": np.zeros(len(steps)),
+            "decode_rows": rows,
+            "decode_context": contexts,
+            "draft_tokens": np.zeros(len(steps)),
+            "sampled_rows": rows + np.minimum(prompts, 1.0),
+        }
+    )
+    return (work.flops(given) / work.flop_per_s).tolist(), (work.moved_bytes(given) / work.bytes_per_s).tolist()
+
 
 _TRIED = 6  # maximum number of candidates that are simulated
 _WORK = 4000  # number of requests in one simulation of each candidate, summed over candidates

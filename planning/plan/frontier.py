@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from serving.document import Number, Part, fact, metric_fact
+from serving.answers.document import Number, Part, fact, metric_fact
 
 if TYPE_CHECKING:
     from planning.plan.candidates import Engine

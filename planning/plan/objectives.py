@@ -14,8 +14,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from serving.answers.figures import shown_share, shown_time
 from serving.errors import UserError
-from serving.figures import shown_share, shown_time
 from serving.metrics import check_slo
 from traces.metrics.run_metrics import RunMetrics
 

@@ -15,11 +15,11 @@ from planning.plan.answer import plan_document
 from planning.plan.document import PlanDocument
 from planning.plan.draws import drawn_again, reordered
 from planning.plan.first_answer import first_answer
-from planning.plan.headline import first_answer as first_answer_text
 from planning.plan.objectives import parse_objectives
 from planning.plan.plan import Limits, make_plan
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
+from planning.plan.sentences import first_answer as first_answer_text
 from planning.plan.trial import Question, Trials
 from planning.progress import Tell, quiet
 from planning.workers import Answer, Task, Workers

@@ -11,16 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.measured_runs import Learnt, load_learnt
+from calibration.steps.external_calibration import Learnt, load_learnt
 from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.costs import base_deployment, priced
-from planning.deployments import completed
+from planning.deployments import completed, with_settings
 from planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, long_enough, shown_settings
 from planning.plan.request import PlanRequest
 from planning.plan.trial import Pricing
-from planning.settings import with_settings
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.scheduler import find_policy
@@ -36,7 +35,7 @@ class KernelPricing:
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, engine: Engine) -> JudgedCost:
-        from calibration.steps.predict import predicted_cost
+        from calibration.steps.external_calibration import predicted_cost
 
         key = engine.gpu, engine.deployment.model_dump_json()
         if key not in self._known:

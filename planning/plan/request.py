@@ -20,11 +20,11 @@ _OPTIONS = {"model": "--model", "tensor_parallel_size": "--tp", "policy": "--pol
 class PlanRequest(Offered):
     """Every combination of GPUs, sizes, policies, varied settings and splits is a candidate; None means the default."""
 
-    window_s: float = Field(BUSIEST_S, gt=0, le=1e9, description="plan for the busiest period of this many seconds")
+    window_s: float = Field(BUSIEST_S, gt=0, le=1e9, description="plan for the busiest period of N seconds")
     slos: tuple[str, ...] = Field(
         description="an SLO that the fleet must meet, such as 'ttft_ms p99<=500' or 'attainment>=0.99'; can be repeated"
     )
-    model: str | None = Field(None, description="model to serve; by default the deployment's model, or Llama-3.1-8B")
+    model: str | None = Field(None, description="model to serve; by default that of --deployment, or Llama-3.1-8B")
     gpus: tuple[str, ...] | None = Field(None, description="GPU to consider; can be repeated, or a list with commas")
     tensor_parallel_sizes: tuple[int, ...] | None = Field(
         None, description="tensor-parallel size to consider; can be repeated, or a list with commas"
@@ -37,23 +37,29 @@ class PlanRequest(Offered):
     )
     splits: tuple[str, ...] | None = Field(
         None,
-        description="ratios of prefill engines to decode engines to consider, such as 1:1,1:2; none: every engine does "
-        "both; search: none, and every ratio with up to five engines",
+        description="ratios of prefill engines to decode engines to consider, such as 1:1,1:2. none: every engine does "
+        "prefill and decode. search: none, and every ratio of up to five engines",
     )
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {}, description="price of a GPU-hour in dollars, such as H100=2.9; by default the catalogue's"
     )
-    spares: int = Field(0, ge=0, le=10_000, description="number of replicas that may fail while the SLOs still hold")
+    spares: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="number of spare replicas: paid for, but idle, so that as many replicas may fail",
+    )
     risk: float = Field(
         0.1,
         ge=0.01,
         le=0.5,
-        description="share of cases in which the SLOs may break; cases differ in step times and in the random traffic",
+        description="accepted probability that an SLO breaks, given the uncertainty of step times and the random "
+        "traffic",
     )
     router: str = Field("least-requests", description="router, by name or as path/to/file.py:Class")
     max_replicas: int = Field(1024, ge=1, le=100_000, description="maximum number of replicas to try")
     calibration: TimedBy = None
-    deployment: StatedDeployment | None = Field(None, description="YAML file with all other settings of the deployment")
+    deployment: StatedDeployment | None = Field(None, description="YAML file with all other settings of the engines")
 
     @field_validator("gpus", "tensor_parallel_sizes", "policies", "splits", mode="before")
     @classmethod

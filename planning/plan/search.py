@@ -2,7 +2,8 @@
 
 In each round one fleet is tried for every engine whose search is open. The search for an engine ends early (it is
 pruned) when the fewest replicas that it may need cost more than the cheapest fleets found so far, or half as much again
-as the cheapest fleet.
+as the cheapest fleet. A `Bisection` is one state of a search. Its caller tries one number at a time, so many searches
+can run in parallel: `ask` returns the next number to try, and `answered` returns the state after the result.
 
 The search begins at a lower bound that follows from throughput alone, without a simulation. An objective gives the time
 by which most requests must have their first or their last token. By then their prompts, or their output tokens, must
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective
 from planning.plan.trial import Question, Trial, try_alone, try_fleet
@@ -27,6 +27,51 @@ from serving.cost_model import CostModel
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.step_plan import StepPlan
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """A search for the lowest number above `low` and up to `most` for which the property holds.
+
+    Attributes:
+        low: number for which the property does not hold, like all numbers below
+        most: maximum number
+        start: first number to try; then numbers are doubled until the property holds
+        high: lowest number for which the property is known to hold; None if there is none yet
+    """
+
+    low: int
+    most: int
+    start: int
+    high: int | None = None
+
+    @property
+    def done(self) -> bool:
+        """True if the search has ended: the answer is `high`, or there is no such number."""
+        return self.low + 1 == self.high if self.high is not None else self.low >= self.most
+
+    @property
+    def left(self) -> int:
+        """The number of tries left; an estimate as long as `high` is None."""
+        if self.done:
+            return 0
+        if self.high is not None:
+            return (self.high - self.low - 1).bit_length()
+        return 1 + max(self.start, self.low).bit_length()
+
+    def ask(self, within: int | None = None) -> int:
+        """Return the number to try next; as long as `high` is None, it does not exceed `within`."""
+        if self.high is not None:
+            return (self.low + self.high) // 2
+        guess = self.start if self.start > self.low else 2 * self.low
+        return max(min(guess, self.most if within is None else min(within, self.most)), self.low + 1)
+
+    def answered(self, number: int, holds: bool) -> Bisection:
+        """Return the state of the search after a try: `holds` says whether the property holds for `number`."""
+        if holds:
+            return replace(self, high=number if self.high is None else min(number, self.high))
+        return replace(self, low=max(number, self.low))
+
 
 _SHORTEST_CHUNK = 16  # assumed number of tokens of each prompt in a step, so few that attention takes hardly any time
 

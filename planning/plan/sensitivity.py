@@ -13,10 +13,10 @@ from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
-from planning.plan.bisection import Bisection
 from planning.plan.candidates import Engine
 from planning.plan.document import SURE
 from planning.plan.draws import on_draw
+from planning.plan.search import Bisection
 from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, cost_at, simulated
 from traces.reshape import reshaped
 

@@ -2,7 +2,11 @@
 
 All fleets serve the same traffic, so a cheaper fleet serves more per dollar. A fleet that breaks an SLO is worth
 nothing. The expected worth of a fleet is therefore its own probability divided by its price, even if the errors of
-fleets are correlated, and the rule of `calibration.choice` needs no random draws.
+fleets are correlated.
+
+The choice is the fleet with the greatest expected worth among the fleets that are likely enough to meet the SLOs.
+"Likely enough" is relative to the fleet that is most likely to meet them. If no fleet is certain, the most likely one
+is hardly more likely than others and may cost much more.
 """
 
 from __future__ import annotations
@@ -14,14 +18,15 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from calibration.choice import choose
 from planning.plan.candidates import Engine
 from planning.plan.document import SURE
 from planning.plan.sensitivity import holding
 from planning.plan.trial import Question
 from planning.workers import Workers
 
+RISK = 0.1  # accepted probability of breaking a bound, by default
 _MORE = (0, 1, 2, 4, 8)  # numbers of replicas that are added to the fewest that an engine needs
 _ROUNDING = 1e-9  # rounding error of a mean of probabilities
 
@@ -141,3 +146,16 @@ def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]]
     holds = np.array([sure, *workers.run(tasks)])
     best = choose(holds, holds / [f.usd_per_hour for f in fleets], workers.common.risk) or 0
     return replace(fleets[best], holds=float(holds[best]))
+
+
+def choose(holds: NDArray[np.float64], worth: NDArray[np.float64], risk: float = RISK) -> int | None:
+    """Return the index of the option to take, or None if no option ever keeps its bounds.
+
+    `holds` is each option's probability of keeping its bounds, and `worth` is its expected worth, both `[options]`. The
+    choice is the option with the greatest worth among the options with a probability of at least (1 - `risk`) times the
+    largest probability. A greater risk never lowers the worth of the chosen option.
+    """
+    if not holds.any():
+        return None
+    sure = holds >= (1.0 - risk) * holds.max() - 1e-9
+    return int(np.argmax(np.where(sure, worth, -np.inf)))

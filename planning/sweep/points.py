@@ -9,15 +9,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from calibration.steps.measured_runs import LEARNT_FILES
+from calibration.steps.external_calibration import LEARNT_FILES
 from calibration.steps.step_cost import Calibration
+from planning.deployments import found_at, overridden
 from planning.scenario import Scenario
-from planning.settings import found_at, overridden
 from planning.sweep.settings import SweepSettings, is_seed
-from serving.deployments.config import parse
+from serving.deployments.config import merged, parse
 from serving.errors import UserError
 from serving.user_code.own_cost import names_own_cost, source_file
-from sim.priced_pool import merged
 
 SEED = "seed"
 

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from planning.sweep.dataset import ABOUT
-from serving.data_file import parse_json
-from serving.document import Answer
+from serving.answers.document import Answer
+from serving.answers.figures import counted
+from serving.answers.report import NUMBER, Column, Line, Table
+from serving.data_file import parse_json, present_name
 from serving.errors import UserError
-from serving.figures import counted
-from serving.former_names import present_name
 from serving.metrics import METRICS, STATISTICS
-from serving.report import NUMBER, Column, Line, Table
 
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from serving.answers.figures import shown_gib
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.kv_layout import most_held
 from serving.errors import UserError
-from serving.figures import shown_gib
 
 _MOST = 10_000_000  # limit of SchedulerConfig.num_blocks
 _GIB = 1024**3

@@ -29,8 +29,12 @@ class LatentAttention(Settings):
 
     q_lora_rank: int = Field(0, ge=0, description="rank of the queries' projection; 0: the projection is one matrix")
     kv_lora_rank: int = Field(ge=1, description="rank of the latent vector")
-    qk_nope_head_dim: int = Field(ge=1, description="size of a head's query and key without rotation")
-    qk_rope_head_dim: int = Field(ge=2, multiple_of=2, description="size of the rotated key that all heads share")
+    qk_nope_head_dim: int = Field(
+        ge=1, description="size of the part of a head's query and key without rotary embedding"
+    )
+    qk_rope_head_dim: int = Field(
+        ge=2, multiple_of=2, description="size of the key with rotary embedding, for all heads"
+    )
     v_head_dim: int = Field(ge=1, description="size of a head's value")
     index_n_heads: int = Field(
         0,
@@ -38,7 +42,9 @@ class LatentAttention(Settings):
         description="number of heads of the indexer; 0: no indexer, so every token attends to all tokens before it",
     )
     index_head_dim: int = Field(0, ge=0, description="size of a head of the indexer's queries and keys")
-    index_topk: int = Field(0, ge=0, description="maximum number of tokens that one token attends to")
+    index_topk: int = Field(
+        0, ge=0, description="maximum number of tokens to which a token attends, if there is an indexer"
+    )
 
     @model_validator(mode="after")
     def _index_is_whole(self) -> LatentAttention:
@@ -110,12 +116,12 @@ class CompressedAttention(LatentAttention):
     `vllm/models/deepseek_v4` in vLLM 0.33.
     """
 
-    sliding_window: int = Field(ge=1, description="number of last tokens whose own latent vectors a query sees")
+    sliding_window: int = Field(ge=1, description="number of last tokens whose latent vectors are kept uncompressed")
     compress_ratios: tuple[int, ...] = Field(
-        description="number of tokens that each layer compresses into one entry; 0: the layer has the window only"
+        description="for each layer: number of tokens that it compresses into one entry; 0: only the window"
     )
-    o_groups: int = Field(ge=1, description="number of groups of heads that are projected down separately")
-    o_lora_rank: int = Field(ge=1, description="rank of each group's projection")
+    o_groups: int = Field(ge=1, description="number of groups of heads with separate output projections")
+    o_lora_rank: int = Field(ge=1, description="rank of each group's output projection")
 
     @model_validator(mode="after")
     def _ratios_are_known(self) -> CompressedAttention:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from serving.data_file import read_mapping
 from serving.deployments.engines import EngineName, check_engine
-from serving.deployments.fleet import FleetConfig
+from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.errors import UserError
@@ -41,13 +41,14 @@ class SchedulerConfig(TerseSettings):
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
     max_num_active_seqs: int | None = Field(
-        None, ge=1, description="maximum number of running requests, if smaller than max_num_seqs; null: max_num_seqs"
+        None, ge=1, description="maximum number of running requests, at most max_num_seqs; null: max_num_seqs"
     )
     max_num_batched_tokens: int = Field(2048, ge=1, le=100_000_000, description="maximum number of tokens in one step")
     max_num_scheduled_tokens: int | None = Field(
         None,
         ge=1,
-        description="maximum number of tokens in one step, without tokens for drafting; null: max_num_batched_tokens",
+        description="maximum number of tokens in one step, not counting tokens for drafts; null: "
+        "max_num_batched_tokens",
     )
     max_model_len: int = Field(
         8192, ge=2, le=100_000_000, description="maximum number of prompt and output tokens of one request"
@@ -62,20 +63,20 @@ class SchedulerConfig(TerseSettings):
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     kv_groups: tuple[int, ...] = Field(
         (),
-        description="groups of layers that share a block table: the sliding window of each group in tokens, or 0 for "
-        "full attention. Follows from the model; empty: one group with full attention",
+        description="sliding window in tokens, or 0 for full attention, of each group of layers that share a block "
+        "table. Follows from the model; empty: one group with full attention",
     )
     state_blocks: int = Field(
         0,
         ge=0,
-        description="KV blocks that a request holds for layers with a constant state or a window, in addition to the "
-        "blocks of its tokens. Follows from the model",
+        description="KV blocks that a request holds in addition to the blocks of its tokens, for layers with a state "
+        "of constant size or a window. Follows from the model",
     )
     prefix_cache_retention_interval: int | None = Field(
         0,
         ge=0,
-        description="distance in tokens, a multiple of block_size, between the positions at which layers with a "
-        "sliding window keep cached prefixes; 0: only where a prompt or a shared prefix ends; null: everywhere",
+        description="layers with a sliding window keep cached prefixes at every multiple of this number of tokens, "
+        "itself a multiple of block_size; 0: only where a prompt or a shared prefix ends; null: everywhere",
     )
     long_prefill_token_threshold: int = Field(
         0, ge=0, description="maximum number of prefill tokens of one request in one step; 0: no limit"
@@ -94,31 +95,36 @@ class SchedulerConfig(TerseSettings):
     scheduler_reserve_full_isl: bool = Field(
         True, description="admit a request only if KV blocks for all of its known tokens are free"
     )
-    watermark: float = Field(0.0, ge=0.0, lt=1.0, description="share of KV blocks that admission must leave free")
+    watermark: float = Field(
+        0.0, ge=0.0, lt=1.0, description="fraction of the KV blocks that must stay free when a request is admitted"
+    )
     policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="order of waiting requests that the scheduling policy ranks as equal"
     )
     forget_withdrawn: bool = Field(
         False,
-        description="with policy priority, a preemption can take back tokens of the same step; true also removes "
-        "their blocks from the prefix cache. vLLM does not, and can reuse blocks that were never computed",
+        description="with policy priority, a preemption can withdraw tokens that were planned in the same step. true: "
+        "their blocks leave the prefix cache. false: they stay, as in vLLM, which can reuse blocks that were never "
+        "computed",
     )
     self_preemption_ends_step: bool = Field(
         False,
-        description="with policy priority, if a request preempts itself, the running requests after it get no tokens "
-        "in this step, as in vLLM up to 0.32; false: they get their tokens, as in vLLM 0.33",
+        description="with policy priority, if a request preempts itself: true: the running requests after it get no "
+        "tokens in this step, as in vLLM up to 0.32; false: they get their tokens, as in vLLM 0.33",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
     decode_stagger: int = Field(
         1,
         ge=1,
         le=64,
-        description="with async_scheduling: scheduler steps from one decode of a request to its next decode. Follows "
-        "from pipeline_parallel_size",
+        description="with async_scheduling: number of scheduler steps from one decode of a request to its next decode. "
+        "Follows from pipeline_parallel_size",
     )
     speculative: SpeculativeConfig | None = Field(None, description="speculative decoding (docs/speculative.md)")
     sarathi_token_budget: int = Field(
-        0, ge=0, description="sarathi: prefill chunks fill a step up to this many tokens; 0: max_num_batched_tokens"
+        0,
+        ge=0,
+        description="sarathi: number of tokens up to which prefill chunks fill a step; 0: max_num_batched_tokens",
     )
     sjf_error: float = Field(
         0.0,
@@ -137,31 +143,34 @@ class SchedulerConfig(TerseSettings):
         {}, description="edf: TTFT bound of each SLO class in ms; a class without a bound gets the longest bound"
     )
     fair_input_weight: int = Field(
-        1, ge=0, le=1000, description="fair: weight of one prompt token in the service that a tenant has received"
+        1, ge=0, le=1000, description="fair: weight of a prompt token when the service of each tenant is added up"
     )
     fair_output_weight: int = Field(
-        2, ge=0, le=1000, description="fair: weight of one output token in the service that a tenant has received"
+        2, ge=0, le=1000, description="fair: weight of an output token when the service of each tenant is added up"
     )
     scheduler_recv_interval: int = Field(
         1,
         ge=1,
         le=1_000_000,
-        description="sglang: number of decode steps after which the scheduler looks for new requests",
+        description="sglang: number of decode steps between two checks for new requests",
     )
     batch_wait_timeout_iters: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="trtllm: maximum number of decode steps for which prompts wait for further prompts",
+        description="trtllm: maximum number of decode steps that prompts wait for more prompts",
     )
     batch_wait_max_tokens_ratio: float = Field(
-        0.0, ge=0.0, le=1.0, description="trtllm: share of the token budget at which waiting prompts start"
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="trtllm: waiting prompts start when they fill this fraction of the token budget",
     )
 
     kv_reservation: Literal["paged", "max_model_len", "max_tokens"] = Field(
         "paged",
-        description="KV memory of a request: paged allocates blocks as the request grows; max_model_len and max_tokens "
-        "reserve contiguous blocks at admission, for max_model_len tokens or for prompt and max_tokens",
+        description="KV memory of a request. paged: allocate blocks as the request grows. max_model_len: reserve "
+        "contiguous blocks for max_model_len tokens at admission. max_tokens: the same for prompt and max_tokens",
     )
     kv_reserved_max_tokens: int = Field(
         0,
@@ -266,7 +275,10 @@ class Deployment(TerseSettings):
         "auto", description="data type of the KV cache; auto: `dtype`; fp8: e4m3"
     )
     tensor_parallel_size: int = Field(
-        1, ge=1, le=64, description="number of devices (on a CPU: processes) that share each layer"
+        1,
+        ge=1,
+        le=64,
+        description="tensor-parallel size: number of devices (on a CPU: processes) that share each layer",
     )
     pipeline_parallel_size: int = Field(
         1, ge=1, le=64, description="number of pipeline stages; each stage has a part of the layers; simulator only"
@@ -275,39 +287,43 @@ class Deployment(TerseSettings):
         1,
         ge=1,
         le=1024,
-        description="number of data-parallel ranks: copies of attention that run steps together and share experts; "
-        "simulator only",
+        description="number of data-parallel ranks. Each rank has its own attention layers; all run steps together and "
+        "share the experts. Simulator only",
     )
     enable_expert_parallel: bool = Field(
-        False, description="place complete experts on devices, instead of a slice of every expert on each device"
+        False, description="give each device some complete experts, instead of a slice of every expert"
     )
     all2all_backend: Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"] = Field(
         "allgather_reducescatter",
-        description="method that exchanges tokens with the experts of other data-parallel ranks; simulator only",
+        description="method that sends tokens to the experts of other data-parallel ranks and back; simulator only",
     )
     expert_imbalance: float | Literal["random"] = Field(
         1.0,
-        description="with expert parallelism: tokens on the busiest device over the mean of all devices; random: the "
-        "value that is expected if tokens choose experts evenly and independently; simulator only",
+        description="with expert parallelism: tokens on the busiest device, divided by the mean over all devices; "
+        "random: the expected value if tokens choose experts evenly and independently; simulator only",
     )
-    enforce_eager: bool = Field(False, description="run decode steps without CUDA graphs")
+    enforce_eager: bool = Field(False, description="run steps without CUDA graphs")
     fusion: bool = Field(
         True,
-        description="run each norm, rotary embedding and activation as one kernel; false: as several kernels, like "
-        "plain PyTorch; simulator only",
+        description="each norm, rotary embedding and activation is one kernel; false: several kernels, as in plain "
+        "PyTorch; simulator only",
     )
-    batch_invariant: bool = Field(False, description="use attention whose results do not depend on the batch")
+    batch_invariant: bool = Field(
+        False, description="use attention kernels whose results for a request do not depend on the rest of the batch"
+    )
     gpu_memory_utilization: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="derive scheduler.num_blocks from this share of the device's memory; null: use num_blocks",
+        description="fraction of the device's memory for the engine, from which scheduler.num_blocks follows; null: "
+        "num_blocks is as stated",
     )
     policy: str = Field("vllm", description="scheduling policy: a name, path/to/file.py:Class or package.module:Class")
     engine: str | None = Field(
         None,
-        description="serving engine whose measured runs correct the step times: vllm, sglang or trtllm, with or "
-        "without a release (sglang 0.5.6); null: the engine that the policy is named after, else vllm; simulator only",
+        description="serving engine to simulate, whose measured runs correct the step times: vllm, sglang or trtllm, "
+        "with or without a release (sglang 0.5.6); null: the engine that the policy is named after, else vllm; "
+        "simulator only",
     )
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
@@ -450,6 +466,36 @@ def with_stated_blocks(deployment: Deployment) -> Deployment:
     if deployment.gpu_memory_utilization is None or "num_blocks" not in deployment.scheduler.model_fields_set:
         return deployment
     return deployment.model_copy(update={"gpu_memory_utilization": None})
+
+
+def pool_deployment(deployment: Deployment, pool: PoolConfig) -> Deployment:
+    """Return `deployment` with the pool's own settings. Raises UserError that names a wrong setting."""
+    where = f"fleet.pools.{pool.name}.deployment"
+    own = _own_deployment(deployment, pool, where)
+    if own.kv_tiers is not None and pool.role != "serve":
+        raise UserError(f"{where}.kv_tiers", None, f"needs a pool of role serve, not {pool.role}; set it to null")
+    return own
+
+
+def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Deployment:
+    alone = deployment.model_copy(update={"fleet": None})
+    if not pool.deployment:
+        return alone
+    if "fleet" in pool.deployment:
+        remedy = "a pool cannot have a fleet of its own; leave it out"
+        raise UserError(f"{where}.fleet", pool.deployment["fleet"], remedy)
+    own = parse(Deployment, merged(alone.model_dump(exclude_unset=True), pool.deployment), where=where)
+    scheduler = pool.deployment.get("scheduler")
+    return with_stated_blocks(own) if isinstance(scheduler, dict) and "num_blocks" in scheduler else own
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` updated with `changes`; nested mappings are merged in the same way."""
+    result = dict(base)
+    for name, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(base.get(name), dict)
+        result[name] = merged(base[name], value) if nested else value
+    return result
 
 
 def parse(model: type[Model], data: Any, where: str, *, typed: bool = False) -> Model:

@@ -30,15 +30,18 @@ class PoolConfig(_Settings):
     )
     replicas: int = Field(1, ge=0, le=100_000, description="number of replicas at the start")
     deployment: dict[str, Any] = Field(
-        {}, description="settings that differ from the deployment's, nested as in a deployment"
+        {}, description="settings in which the pool differs from the deployment, nested in the same way"
     )
-    gpu: str | None = Field(None, description="name of the pool's GPU; null: the scenario's GPU")
+    gpu: str | None = Field(None, description="name of the pool's GPU; null: the GPU of the run")
     calibration: str | None = Field(
-        None, description="calibration that times the pool's steps; null: the scenario's calibration"
+        None, description="calibration with the pool's step times; null: the calibration of the run"
     )
-    speed: float = Field(1.0, gt=0, le=1000, description="speed relative to the cost model; 2 is twice as fast")
+    speed: float = Field(
+        1.0, gt=0, le=1000, description="speed relative to the predicted step times; 2 is twice as fast"
+    )
     slo_classes: tuple[str, ...] = Field(
-        (), description="SLO classes that the pool serves; classes that no pool names go to the pools without classes"
+        (),
+        description="SLO classes that the pool serves; a class that no pool lists goes to the pools with an empty list",
     )
 
 
@@ -60,15 +63,15 @@ class LinksConfig(_Settings):
     seldom_set = ("shares_inter_node",)
 
     nic_gb_s: float = Field(
-        50.0, gt=0, le=1e9, description="maximum GB/s at which a replica sends, and at which it receives"
+        50.0, gt=0, le=1e9, description="maximum GB/s at which one replica sends KV, and at which it receives KV"
     )
     fabric_gb_s: float | None = Field(
-        None, gt=0, le=1e9, description="maximum GB/s of all transfers together; null: no limit"
+        None, gt=0, le=1e9, description="maximum total GB/s of all transfers in the fleet; null: no limit"
     )
     latency_us: float = Field(20.0, ge=0, le=1e9, description="microseconds before a transfer starts")
     shares_inter_node: bool = Field(
         False,
-        description="KV uses the network adapters of an engine's nodes, and shares them with the engine's collectives",
+        description="true: KV transfers share the network adapters between an engine's nodes with its collectives",
     )
     kv_bytes_per_token: int | None = Field(
         None,
@@ -83,7 +86,7 @@ class Patience(_Settings):
 
     mean_s: float = Field(gt=0, le=1e9, description="mean seconds that users wait")
     distribution: Literal["exponential", "constant"] = Field("exponential", description="distribution of the waits")
-    until: Literal["first-token", "finish"] = Field("first-token", description="event until which users wait")
+    until: Literal["first-token", "finish"] = Field("first-token", description="event that users wait for")
     seed: int = Field(0, description="seed of the users' patience")
 
 
@@ -94,7 +97,7 @@ class Retry(_Settings):
     backoff_s: float = Field(1.0, gt=0, le=1e6, description="seconds before the second attempt")
     factor: float = Field(2.0, ge=1, le=100, description="factor by which the wait grows with each attempt")
     max_backoff_s: float = Field(60.0, gt=0, le=1e6, description="maximum wait in seconds")
-    jitter: float = Field(0.5, ge=0, le=1, description="share of each wait that is random; 0: none, 1: all of it")
+    jitter: float = Field(0.5, ge=0, le=1, description="fraction of each wait that is random; 0: none, 1: all of it")
     seed: int = Field(0, description="seed of the jitter")
 
 
@@ -111,7 +114,7 @@ class AdmissionConfig(_Settings):
         None,
         gt=0,
         le=1e9,
-        description="maximum time in seconds that an attempt waits for its first step; null: no limit",
+        description="maximum seconds that a request waits for its first step, anew for each attempt; null: no limit",
     )
     patience: Patience | None = Field(None, description="time after which users give up and cancel; null: never")
     retry: Retry = Retry()
@@ -120,36 +123,38 @@ class AdmissionConfig(_Settings):
 class Crash(_Settings):
     """The loss of one replica with its KV cache and its steps in flight; its requests start again elsewhere."""
 
-    at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
+    at_s: float = Field(ge=0, le=1e9, description="time of the crash in seconds, from the start of the run")
     pool: str | None = Field(None, description="pool of the replica; null: the first pool")
     replica: int = Field(
-        0, ge=0, description="number of the replica among the pool's ready replicas at that time; 0 is the oldest"
+        0, ge=0, description="index of the replica among the pool's replicas that are ready then; 0 is the oldest"
     )
     recovery_s: float | None = Field(
-        60.0, ge=0, le=1e9, description="seconds until a new replica is ready; null: never"
+        60.0, ge=0, le=1e9, description="seconds from the crash until a new replica is ready; null: never"
     )
 
 
 class Slowdown(_Settings):
     """A period in which one replica is slow."""
 
-    at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
-    for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
-    factor: float = Field(gt=0, le=1000, description="factor on the time of steps that are planned during the slowdown")
+    at_s: float = Field(ge=0, le=1e9, description="start of the slowdown in seconds, from the start of the run")
+    for_s: float = Field(gt=0, le=1e9, description="duration of the slowdown in seconds")
+    factor: float = Field(gt=0, le=1000, description="factor by which steps planned in this period take longer")
     pool: str | None = Field(None, description="pool of the replica; null: the first pool")
     replica: int = Field(
-        0, ge=0, description="number of the replica among the pool's ready replicas at that time; 0 is the oldest"
+        0, ge=0, description="index of the replica among the pool's replicas that are ready then; 0 is the oldest"
     )
 
 
 class LinkLoss(_Settings):
     """A period in which one replica has no links, so that no KV can be sent to it or from it."""
 
-    at_s: float = Field(ge=0, le=1e9, description="time of the failure in seconds")
-    for_s: float = Field(gt=0, le=1e9, description="duration in seconds")
-    pool: str = Field(description="pool of the replica, of role prefill or decode")
+    at_s: float = Field(
+        ge=0, le=1e9, description="time at which the links are lost, in seconds from the start of the run"
+    )
+    for_s: float = Field(gt=0, le=1e9, description="seconds until the links work again")
+    pool: str = Field(description="pool of the replica; the pool must have role prefill or decode")
     replica: int = Field(
-        0, ge=0, description="number of the replica among the pool's ready replicas at that time; 0 is the oldest"
+        0, ge=0, description="index of the replica among the pool's replicas that are ready then; 0 is the oldest"
     )
 
 
@@ -163,9 +168,11 @@ class FailuresConfig(_Settings):
         None,
         gt=0,
         le=1e12,
-        description="mean seconds that a replica runs until it crashes, exponential; null: no random crashes",
+        description="mean time in seconds until a replica crashes (exponential); null: no random crashes",
     )
-    recovery_s: float = Field(60.0, ge=0, le=1e9, description="seconds from a random crash to a new replica")
+    recovery_s: float = Field(
+        60.0, ge=0, le=1e9, description="seconds from a random crash until a new replica is ready"
+    )
     seed: int = Field(0, description="seed of the random crashes")
 
 
@@ -181,20 +188,18 @@ class AutoscalerConfig(_Settings):
 
     metric: Literal["queue", "kv", "attainment"] = Field("queue", description="metric that the autoscaler reviews")
     target: float = Field(gt=0, le=1e6, description="target value of the metric")
-    pool: str | None = Field(None, description="pool to scale; null: the first")
-    min_replicas: int = Field(1, ge=1, le=100_000, description="fewest replicas")
-    max_replicas: int = Field(ge=1, le=100_000, description="most replicas")
+    pool: str | None = Field(None, description="pool to scale; null: the first pool")
+    min_replicas: int = Field(1, ge=1, le=100_000, description="minimum number of replicas")
+    max_replicas: int = Field(ge=1, le=100_000, description="maximum number of replicas")
     interval_s: float = Field(15.0, gt=0, le=1e6, description="seconds between two reviews")
-    cold_start_s: float = Field(60.0, ge=0, le=1e6, description="seconds from a decision until a replica is ready")
+    cold_start_s: float = Field(60.0, ge=0, le=1e6, description="seconds until an added replica is ready")
     cooldown_s: float = Field(
-        300.0, ge=0, le=1e9, description="minimum time in seconds from any change to the next scale-in"
+        300.0, ge=0, le=1e9, description="minimum seconds from any change of the pool to its next scale-in"
     )
-    scale_in_below: float = Field(
-        0.5, ge=0, lt=1, description="share of the target below which the autoscaler scales in"
-    )
-    scale_in_at: float = Field(1.0, gt=0, le=1, description="attainment at which the autoscaler scales in")
+    scale_in_below: float = Field(0.5, ge=0, lt=1, description="queue, kv: scale in below this fraction of the target")
+    scale_in_at: float = Field(1.0, gt=0, le=1, description="attainment: scale in at this value or above")
     slo_ms: dict[Literal["ttft", "tpot", "e2e"], Annotated[float, Field(gt=0)]] = Field(
-        {}, description="attainment: latency bounds in ms"
+        {}, description="attainment: latency bounds in ms that requests must meet"
     )
 
     @model_validator(mode="after")
@@ -218,7 +223,8 @@ class FleetConfig(_Settings):
     decode_router: RouterConfig | None = Field(None, description="router of the decode pools; null: the same as router")
     first_token_from: Literal["prefill", "decode"] = Field(
         "prefill",
-        description="role of the replica whose first token users see; a decode replica samples it again, as vLLM does",
+        description="replica that sends the first token to users; a decode replica samples this token again, as in "
+        "vLLM",
     )
     links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: the defaults")
     admission: AdmissionConfig = AdmissionConfig()
@@ -300,3 +306,8 @@ class FleetConfig(_Settings):
     def pool_number(self, name: str | None) -> int:
         """Return the index in `pools` of the pool called `name`; 0 for None."""
         return 0 if name is None else [pool.name for pool in self.pools].index(name)
+
+
+def plain_fleet(replicas: int) -> FleetConfig:
+    """Return a fleet of one pool with a round-robin router."""
+    return FleetConfig(pools=(PoolConfig(replicas=replicas),))

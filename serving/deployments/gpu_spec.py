@@ -24,21 +24,21 @@ class GpuSpec(Settings):
     """One GPU: its memory, bandwidths, dense GEMM rates and price. `gpus.yaml` explains each number."""
 
     name: str
-    generation: str = Field("", description="architecture, with the name that other GPUs of it have; empty: none")
-    memory_bytes: int = Field(gt=0, description="memory that CUDA reports, which is less than the label says")
+    generation: str = Field("", description="architecture, such as Hopper; GPUs with the same name count as similar")
+    memory_bytes: int = Field(gt=0, description="memory that CUDA reports, which is less than the advertised size")
     memory_bytes_per_s: float = Field(gt=0, description="memory bandwidth")
     bf16_flop_per_s: float = Field(gt=0, description="dense 16-bit operations per second, without sparsity")
     fp8_flop_per_s: float | None = Field(
-        None, gt=0, description="dense fp8 operations per second; null: the GPU has no fp8 unit"
+        None, gt=0, description="dense fp8 operations per second; null: the GPU has no fp8 tensor cores"
     )
     fp4_flop_per_s: float | None = Field(
-        None, gt=0, description="dense fp4 operations per second; null: the GPU has no fp4 unit"
+        None, gt=0, description="dense fp4 operations per second; null: the GPU has no fp4 tensor cores"
     )
     sm_count: int = Field(gt=0, description="streaming multiprocessors, or compute units")
     link_bytes_per_s: float = Field(gt=0, description="bandwidth to another GPU of the node, in one direction")
     pcie_bytes_per_s: float = Field(gt=0, description="bandwidth to the host, in one direction")
     peer_access: bool = Field(True, description="whether GPUs can read each other's memory over PCIe")
-    usd_per_hour: float = Field(ge=0, description="price of one GPU")
+    usd_per_hour: float = Field(ge=0, description="price of one GPU in dollars per hour")
     price_as_of: str = Field(description="date of the price")
     price_source: str = Field(description="source of the price")
     source: str = Field(description="source of the other numbers")

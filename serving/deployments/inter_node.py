@@ -53,7 +53,7 @@ class InterNodeConfig(Settings):
         None,
         ge=1,
         le=1024,
-        description="number of network adapters of a node, which its devices share; null: one for each device",
+        description="number of network adapters of a node, shared by its devices; null: one for each device",
     )
     bandwidth_gb_s: float | None = Field(
         None, gt=0, le=1e6, description="GB/s of one adapter in one direction; null: the line rate of the link"
@@ -62,8 +62,8 @@ class InterNodeConfig(Settings):
         None,
         ge=0,
         le=1e6,
-        description="microseconds of a message in addition to NCCL's latency for RDMA; null: 0 (must be set for "
-        "ethernet)",
+        description="latency of a message in microseconds, in addition to NCCL's latency for RDMA; null: 0; required "
+        "for ethernet links",
     )
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from serving.answers.figures import shown_gib
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.kv_layout import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
@@ -24,7 +25,6 @@ from serving.deployments.weight_types import (
     weights_dtype,
 )
 from serving.errors import UserError
-from serving.figures import shown_gib
 
 UTILIZATION = 0.9  # default of most vLLM releases; 0.92 in the latest
 _GIB = 1024**3

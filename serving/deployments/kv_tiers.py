@@ -15,10 +15,12 @@ class KvTier(Settings):
     name: str = Field(min_length=1, description="name of the tier, unique in the deployment")
     capacity_gib: float = Field(gt=0, le=1e9, description="capacity in GiB")
     read_gb_s: float = Field(
-        gt=0, le=1e9, description="GB/s of loads into the device's memory; loads run one after another"
+        gt=0, le=1e9, description="GB/s of loads from this tier into the device's memory; loads run one after another"
     )
     write_gb_s: float = Field(
-        gt=0, le=1e9, description="GB/s of writes from the faster tier (or the device); writes run one after another"
+        gt=0,
+        le=1e9,
+        description="GB/s of writes to this tier from the next faster one or the device; writes run one after another",
     )
     latency_us: float = Field(0.0, ge=0, le=1e9, description="latency of a transfer in microseconds")
 
@@ -28,7 +30,7 @@ class KvTiersConfig(Settings):
 
     tiers: tuple[KvTier, ...] = Field(min_length=1, description="the tiers, fastest first")
     preemption: Literal["swap", "recompute"] = Field(
-        "swap", description="swap: a preempted request loads its KV from the tiers; recompute: it computes its KV again"
+        "swap", description="preempted requests; swap: load their KV from the tiers; recompute: compute their KV again"
     )
     kv_bytes_per_token: int | None = Field(
         None,

@@ -57,7 +57,7 @@ class ModelSpec(Settings):
     max_positions: int = Field(ge=1)
     rope_theta: float = Field(gt=0)
     rope_scaling: RopeScaling | None = None
-    other_rope: str | None = Field(None, description="a rope_type whose constants are not stored, such as yarn")
+    other_rope: str | None = Field(None, description="rope_type of which only the name is kept, such as yarn")
     rope_interleaved: bool = False
     rotary_share: float = Field(1.0, gt=0, le=1, description="share of a head's elements that are rotated")
     activation: str = Field("silu", description="activation of the MLP's gate, as transformers names it")
@@ -82,15 +82,13 @@ class ModelSpec(Settings):
         description="number of groups of experts; a token first chooses groups, then experts in them; 0: no groups",
     )
     groups_per_token: int = Field(0, ge=0, description="number of groups that a token chooses")
-    shared_gate: bool = Field(
-        False, description="whether a sigmoid of the token weighs the output of the shared expert"
-    )
+    shared_gate: bool = Field(False, description="whether a gate of the token scales the output of the shared expert")
     router_bias: bool = Field(
         False, description="whether experts are scored by a sigmoid, and chosen by the score plus a bias"
     )
     routed_scaling_factor: float = Field(1.0, gt=0, description="factor on the weights of a token's experts")
     dense_at: tuple[int, ...] = Field(
-        (), description="numbers of the dense layers in a mixture-of-experts model, from 0"
+        (), description="indices of the dense layers in a mixture-of-experts model, from 0"
     )
     latent: CompressedAttention | LatentAttention | None = Field(
         None, description="multi-head latent attention; null: attention with keys and values"
@@ -98,7 +96,7 @@ class ModelSpec(Settings):
     residual_streams: int = Field(
         1, ge=1, description="number of hidden states of a token that layers mix (hyper-connections)"
     )
-    attention_gate: bool = Field(False, description="whether a sigmoid of the token weighs the output of attention")
+    attention_gate: bool = Field(False, description="whether a gate of the token scales the output of attention")
     linear: LinearAttention | None = Field(
         None, description="attention with a constant state (linear attention); null: no layer has it"
     )
@@ -108,7 +106,7 @@ class ModelSpec(Settings):
     )
     sliding_layers: int = Field(0, ge=0, description="number of layers with the sliding window")
     sliding_at: tuple[int, ...] = Field(
-        (), description="numbers of the layers with the sliding window, from 0; empty: not known"
+        (), description="indices of the layers with the sliding window, from 0; empty: not known"
     )
     draft_layers: int = Field(
         0, ge=0, description="number of layers for multi-token prediction, not counted in `num_layers`"
@@ -130,7 +128,7 @@ class ModelSpec(Settings):
     )
     checkpoint_kept: tuple[tuple[str, tuple[int, ...]], ...] = Field(
         (),
-        description="projections that are stored in 16 bits in some layers, with the numbers of these layers, from 0",
+        description="projections that are stored in 16 bits in some layers, with the indices of these layers, from 0",
     )
 
     @model_validator(mode="after")

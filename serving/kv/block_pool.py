@@ -100,7 +100,7 @@ class BlockPool:
     def admit(self, request: Request, hit: Hit) -> None:
         if hit.blocks:
             self._share(request, self._tree, self._find(request))
-        request.held = request.hashed = request.registered = hit.blocks
+        request.block_count = request.hashed = request.registered = hit.blocks
         if self.caches and not self._named:
             self._tree.open[f"out:{request.id}"] = request
             self.version += 1
@@ -121,12 +121,12 @@ class BlockPool:
                 table.blocks += run.ids
 
     def extend(self, request: Request, tokens: int) -> None:
-        need = -(-tokens // self.block_size) - request.held
+        need = -(-tokens // self.block_size) - request.block_count
         if need > 0:
             ids = self._take(need)
             if ids:
                 request.blocks += ids
-            request.held += need
+            request.block_count += need
 
     def _take(self, count: int) -> list[int]:
         """Take `count` blocks from the head of the queue, evict their content, and return their ids."""
@@ -221,12 +221,12 @@ class BlockPool:
                 self._append_unfound(kept - request.registered)
         else:
             kept = request.registered
-        self._put_first(request.held - kept, request.blocks[kept:])
+        self._put_first(request.block_count - kept, request.blocks[kept:])
         if request.runs:
             self._drop(request.held_runs())
             request.runs.clear()
         request.blocks.clear()
-        request.held = request.hashed = request.registered = 0
+        request.block_count = request.hashed = request.registered = 0
         if self.caches:
             self._tree.open.pop(f"out:{request.id}", None)
         self.version += 1
@@ -266,7 +266,7 @@ class BlockPool:
         used = self._beside
         for request in requests:
             decodes = request.decodes is not None and not self._named
-            length = blocks_for(request.computed, self.block_size) if decodes else request.held
+            length = blocks_for(request.computed, self.block_size) if decodes else request.block_count
             used += self._check_table(request, 0, length, references)
         self._check_free(used, references)
 
@@ -305,7 +305,7 @@ def _in_order(requests: Iterable[Request]) -> list[Request]:
 
 
 class StatePool(BlockPool):
-    """A pool in which an admitted request also holds `config.state_blocks` blocks. `Request.held` excludes them."""
+    """A pool in which an admitted request has `config.state_blocks` more blocks than its `block_count`."""
 
     def __init__(self, config: SchedulerConfig, content: Content | None = None) -> None:
         super().__init__(config, content)

@@ -31,7 +31,7 @@ class ContiguousPool:
         self._max_tokens = config.kv_reserved_max_tokens
         self._names = names
         self._runs = [(1, self.total)]  # free runs in order: first block and number of blocks
-        self._held: dict[int, tuple[int, int]] = {}  # the run of each request, by its id
+        self._reserved: dict[int, tuple[int, int]] = {}  # the run of each request, by its id
 
     def reserved(self, request: Request) -> int:
         """Return how many blocks `request` takes at its admission."""
@@ -55,9 +55,9 @@ class ContiguousPool:
         need = self.reserved(request)
         at, (first, blocks) = next((at, run) for at, run in enumerate(self._runs) if run[1] >= need)
         self._runs[at : at + 1] = [(first + need, blocks - need)] if blocks > need else []
-        self._held[request.id] = first, need
+        self._reserved[request.id] = first, need
         self.free -= need
-        request.held = need
+        request.block_count = need
         if self._names:
             request.blocks.extend(range(first, first + need))
 
@@ -81,7 +81,7 @@ class ContiguousPool:
         return 0
 
     def release(self, request: Request, may_return: bool = False) -> None:
-        run = self._held.pop(request.id, None)
+        run = self._reserved.pop(request.id, None)
         if run is not None:
             self.free += run[1]
             joined: list[tuple[int, int]] = []
@@ -92,7 +92,7 @@ class ContiguousPool:
                     joined.append((first, blocks))
             self._runs = joined
         request.blocks.clear()
-        request.held = request.hashed = 0
+        request.block_count = request.hashed = 0
         self.version += 1
 
 

@@ -16,9 +16,8 @@ from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
 from serving.kv.blocks import Hit, KvBlocks, blocks_for
 from serving.request import Request, Status
-from serving.scheduler import Scheduler
+from serving.scheduler import Scheduler, WaitingQueue
 from serving.step_plan import StepPlan
-from serving.waiting import WaitingQueue
 from serving.workload import WorkloadRequest
 
 
@@ -147,14 +146,14 @@ class KvLoading:
         if self._prefills.pop(request.id, None) is not None and request.status is not Status.RUNNING:
             self.holding.remove(request)
         if status is Status.FINISHED:
-            return request.held > 0 and self.external.keeps(request)
+            return request.block_count > 0 and self.external.keeps(request)
         return request.status is Status.LOADING
 
     @property
     def reserved(self) -> int:
         """The number of blocks that must stay free when a load begins, because prompts that have begun need them."""
         return self.step_blocks + sum(
-            max(blocks_for(request.known + self._drafting, self._block_size) - request.held, 0)
+            max(blocks_for(request.known + self._drafting, self._block_size) - request.block_count, 0)
             for request in self._prefills.values()
         )
 
@@ -168,8 +167,8 @@ class KvLoading:
         for request in self.holding:
             if request.status is Status.LOADING:
                 return False
-            if request.held:
-                taken += request.held + self._state_blocks
+            if request.block_count:
+                taken += request.block_count + self._state_blocks
         return len(self.holding) > 0 and taken == self._pool.total - self._pool.free
 
     # Loads

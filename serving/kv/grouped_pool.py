@@ -81,13 +81,13 @@ class GroupedPool(BlockPool):
 
     def lacking(self, request: Request, tokens: int) -> int:
         """Return the number of blocks that `extend` would take, minus the number that it would free."""
-        more = self.groups * (blocks_for(tokens, self.block_size) - request.held)
+        more = self.groups * (blocks_for(tokens, self.block_size) - request.block_count)
         return more - self._leaving([(request, self._before_window(request))])
 
     def net_blocks(self, decodes: DecodeSet, steps: int) -> int:
         ends = [(member, self._before_window(member, after=steps - 1)) for member in decodes.members.values()]
         # Blocks beyond those held now may be both taken and freed within these ticks.
-        passed = len(self._sliding) * sum(max(last - member.held, 0) for member, last in ends)
+        passed = len(self._sliding) * sum(max(last - member.block_count, 0) for member, last in ends)
         return self.groups * decodes.block_starts(steps) - self._leaving(ends) - passed
 
     def net_blocks_by_tick(self, decodes: DecodeSet, steps: int) -> list[int]:
@@ -119,7 +119,7 @@ class GroupedPool(BlockPool):
         for request, last in ends:
             if last > self._slid[request.id]:
                 for group in self._sliding:
-                    freed += max(min(last, request.held) - self._tables[request.id][group].registered, 0)
+                    freed += max(min(last, request.block_count) - self._tables[request.id][group].registered, 0)
                 for run in self._runs_before(last, request):
                     shared.setdefault(run, []).append(min(last, run.last) - run.first)
         return freed + sum(min(counts) for run, counts in shared.items() if len(counts) == run.references)
@@ -176,13 +176,13 @@ class GroupedPool(BlockPool):
             table.registered = hit.blocks
         self._tables[request.id] = tables
         self._slid[request.id] = max(hit.blocks - self._tail, 0)
-        request.held = request.hashed = hit.blocks
+        request.block_count = request.hashed = hit.blocks
 
     # Running requests
 
     def slide(self, request: Request, after: int = 0) -> None:
         """Free the blocks before the window, from the last to the first."""
-        first, last = self._slid[request.id], min(self._before_window(request, after), request.held)
+        first, last = self._slid[request.id], min(self._before_window(request, after), request.block_count)
         if last <= first:
             return
         for group in self._sliding:
@@ -209,11 +209,11 @@ class GroupedPool(BlockPool):
         self._extend(request, tokens)
 
     def _extend(self, request: Request, tokens: int) -> None:
-        need = blocks_for(tokens, self.block_size) - request.held
+        need = blocks_for(tokens, self.block_size) - request.block_count
         if need > 0:
             for table in self._tables[request.id]:
                 table.blocks += self._take(need)
-            request.held += need
+            request.block_count += need
             self.version += 1  # if eviction shortens a hit, a request may need fewer blocks
 
     def register(self, request: Request, tokens: int) -> None:
@@ -277,12 +277,12 @@ class GroupedPool(BlockPool):
 
     def release(self, request: Request, may_return: bool = False) -> None:
         for table in self._tables.pop(request.id, ()):
-            self._put_first(request.held - table.registered, table.blocks[table.registered :])
+            self._put_first(request.block_count - table.registered, table.blocks[table.registered :])
             self._drop(table.held_runs())
         for state in (self._slid, self._junction, self._unsettled):
             state.pop(request.id, None)
         request.runs, request.blocks = [], []
-        request.held = request.hashed = request.registered = 0
+        request.block_count = request.hashed = request.registered = 0
         self.version += 1
 
     def check(self, requests: Iterable[Request]) -> None:
@@ -291,7 +291,7 @@ class GroupedPool(BlockPool):
         for request in requests:
             for group, table in enumerate(self._tables.get(request.id, ())):
                 slid = self._slid[request.id] if group in self._sliding else 0
-                used += self._check_table(table, slid, request.held, references)
+                used += self._check_table(table, slid, request.block_count, references)
         self._check_free(used, references)
 
 

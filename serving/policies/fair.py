@@ -18,8 +18,8 @@ from typing import Any
 from serving.deployments.config import SchedulerConfig
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request
+from serving.scheduler import WaitingQueue
 from serving.step_plan import StepPlan
-from serving.waiting import WaitingQueue
 
 
 class ServiceCounters:
@@ -92,11 +92,11 @@ class TenantQueue:
             yield from self._queues[heappop(order)[1]]
 
     def add(self, request: Request) -> None:
-        self._of(request.arrived.tenant).add(request)
+        self._queue_of(request.arrived.tenant).add(request)
         self._length += 1
 
     def put_back(self, request: Request) -> None:
-        self._of(request.arrived.tenant).put_back(request)
+        self._queue_of(request.arrived.tenant).put_back(request)
         self._length += 1
 
     def remove(self, request: Request) -> None:
@@ -119,7 +119,7 @@ class TenantQueue:
                 steps = min(steps, (counters.service_of(tenant) - service - (tenant < first)) // closing)
         return steps
 
-    def _of(self, tenant: str) -> WaitingQueue:
+    def _queue_of(self, tenant: str) -> WaitingQueue:
         """Return the queue of `tenant`. The counter of a tenant without waiting requests is raised first."""
         if tenant not in self._queues:
             if self._queues:

@@ -15,7 +15,7 @@ from typing import Any
 from serving.deployments.config import SchedulerConfig
 from serving.policies.vllm import VllmScheduler
 from serving.request import Request, Status
-from serving.waiting import OrderedQueue, WaitingQueue
+from serving.scheduler import OrderedQueue, WaitingQueue
 
 Rank = tuple[float, int, int, int]
 

@@ -18,7 +18,7 @@ from serving.kv.external import ExternalKv, KvLoading
 from serving.kv.grouped_pool import GroupedPool
 from serving.policies.drafts import Drafts
 from serving.request import Request, Status
-from serving.waiting import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
+from serving.scheduler import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
 from serving.workload import WorkloadRequest
 
 
@@ -103,7 +103,7 @@ class Residents:
                 end = self.drafts.slots(end)  # type: ignore[union-attr]
             if self._grouped is not None:
                 return self._grouped.lacking(request, end)
-        return -(-end // self._block_size) - request.held
+        return -(-end // self._block_size) - request.block_count
 
     def _fits(self, request: Request, tokens: int, hit: Hit | None, now: int, reserved: int = 0) -> bool:
         """Return whether there are blocks for the first `tokens` tokens of the request, with `reserved` blocks left.
@@ -116,7 +116,7 @@ class Residents:
             if need > self._contiguous.longest:
                 return False
         elif hit is None:
-            need = blocks_for(tokens, self._block_size) - request.held
+            need = blocks_for(tokens, self._block_size) - request.block_count
         elif self._grouped is not None:
             need = self._grouped.to_admit(tokens, hit, now)
         else:

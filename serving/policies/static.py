@@ -126,7 +126,7 @@ class StaticScheduler(PrefillFirstScheduler):
         free = self.pool.free - sum(self._blocks_to_come(request) for request in loads)
         waiting = [r for r in self.waiting if r.status is Status.WAITING and not r.compiling]
         batch: deque[Request] = deque()
-        for request in sorted(waiting, key=lambda request: not request.held):
+        for request in sorted(waiting, key=lambda request: not request.block_count):
             free -= self._blocks_to_come(request)
             if free < 0 or len(batch) == self._most_running:
                 break
@@ -135,4 +135,4 @@ class StaticScheduler(PrefillFirstScheduler):
 
     def _blocks_to_come(self, request: Request) -> int:
         """Return how many blocks `request` will need beyond the blocks that it holds."""
-        return self.most_held(request) - request.held
+        return self.most_held(request) - request.block_count

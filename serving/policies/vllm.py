@@ -388,9 +388,9 @@ class VllmScheduler(Residents):
     def _admit(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Let the request run if it fits, and return the number of tokens that it gets; 0 if it must wait or load."""
         loading, hit, loadable = self.kv_loading, None, 0
-        if loading is not None and request.held:
+        if loading is not None and request.block_count:
             loading.take(request)
-        if request.held:
+        if request.block_count:
             computed = request.computed
         else:
             reads = not request.arrived.skip_reading_prefix_cache

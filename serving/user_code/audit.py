@@ -304,8 +304,8 @@ class Audit:
             computed = account.computed
             if id in self._members:
                 computed += self._ticks - account.joined
-            elif request.held * size < computed and not self._drafts:
-                what = f"has {computed} tokens computed and holds {request.held} KV blocks of {size}"
+            elif request.block_count * size < computed and not self._drafts:
+                what = f"has {computed} tokens computed and holds {request.block_count} KV blocks of {size}"
                 self._breach("KV", what, request)
             needed += blocks_for(computed, size) - account.start // size
         if needed > (taken := pool.total - pool.free) and not self._drafts:

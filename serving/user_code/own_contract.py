@@ -86,8 +86,8 @@ class OwnContract(Contract):
             if end != request.computed or request.pending < 1:
                 what = f"plans {tokens} tokens after {start}, which are not the next of {shown(request)}"
                 self.breach("rows", what, request)
-            if request.held * block_size < end:
-                what = f"computes tokens up to {end} and holds {request.held} KV blocks of {block_size}"
+            if request.block_count * block_size < end:
+                what = f"computes tokens up to {end} and holds {request.block_count} KV blocks of {block_size}"
                 self.breach("KV", what, request)
 
     def _check_stagger(self, plan: StepPlan) -> None:

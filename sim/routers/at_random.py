@@ -6,7 +6,7 @@ from random import Random
 
 from serving.workload import WorkloadRequest
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
+from sim.router import ReplicaSet
 
 
 class AtRandom:

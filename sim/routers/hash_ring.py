@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
+from sim.router import ReplicaSet
 
 _POINTS = 64  # points of each replica on the ring; shares of the ring differ by about 1 / sqrt(64)
 

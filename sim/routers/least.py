@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from serving.workload import WorkloadRequest
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
+from sim.router import ReplicaSet
 
 
 class LeastOutstandingRequests:

@@ -12,7 +12,7 @@ from math import ceil
 from serving.errors import UserError
 from serving.workload import PRIVATE, WorkloadRequest
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
+from sim.router import ReplicaSet
 from sim.routers.hash_ring import HashRing
 from sim.routers.least import outstanding_requests
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serving.workload import WorkloadRequest
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
+from sim.router import ReplicaSet
 from sim.routers.hash_ring import HashRing
 from sim.routers.least import outstanding_requests
 

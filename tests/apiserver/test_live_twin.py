@@ -224,7 +224,7 @@ def test_a_recording_of_a_live_twin_simulates_to_the_same_decisions(
         simulated = cluster(Cluster, again)
         done = simulated.run(recording.workload())
         requests = recording.requests
-        assert recording.run["replica_lives"] == simulated.lives
+        assert recording.run["replica_lives"] == simulated.replica_lives
         assert recording.run["duration_ns"] == done.duration_ns
         assert_same_steps(recording.steps.to_pylist(), again.steps.to_pylist(), requests)
         assert_same_requests(requests, again.requests)

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from calibration.kernels.times import Estimate, floor_ns
-from calibration.operations import Operation
+from calibration.operations import Estimate, Operation, floor_ns
 from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.collectives import COLLECTIVES, ClosedForm, Line, collectives_of
-from calibration.kernels.times import floor_ns
-from calibration.operations import Collective, Elementwise, StepSizes
+from calibration.operations import Collective, Elementwise, StepSizes, floor_ns
 from calibration.step_operations import step_operations
-from calibration.steps.predict import kernels
+from calibration.steps.external_calibration import kernels
 from calibration.trust import TrustLevel
 from lab.kernels.aiconfigurator import Measured, measurements
 from lab.kernels.collective_fit import fit_form

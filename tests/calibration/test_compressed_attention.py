@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import floor_ns
-from calibration.operations import Gemm, Operation, StepSizes, uniform_step
+from calibration.operations import Gemm, Operation, StepSizes, floor_ns, uniform_step
 from calibration.step_operations import step_operations
 from serving.deployments.attention import CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig

@@ -13,7 +13,7 @@ from calibration.validation.decision_replay import GivenTimes, replay_decisions
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.workload import Workload, WorkloadRequest
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from tests.budget import examples
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise

@@ -11,9 +11,9 @@ from calibration.step_operations import step_operations
 from calibration.steps.correction import ADDED, FACTORS, Correction
 from calibration.steps.draft_cost import StatedDraft
 from calibration.steps.explanation import explain
+from calibration.steps.external_calibration import kernels
 from calibration.steps.features import CPU_FEATURES, STEP_FEATURES
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.predict import kernels
 from calibration.steps.step_cost import Calibration
 from planning.costs import priced
 from planning.plan.vllm_command import vllm_command

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from calibration.operations import uniform_step
+from calibration.steps.correction import step_parts, wider_types
 from calibration.steps.evidence import (
     LEVELS,
     NUMBERS,
@@ -22,12 +23,10 @@ from calibration.steps.evidence import (
     bundled_evidence,
     reach_of,
 )
-from calibration.steps.external_calibration import transferred
+from calibration.steps.external_calibration import blind, kernels, predicted_cost, transferred
 from calibration.steps.interval import StepInterval, factors_of, widened
 from calibration.steps.observed import observed
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import step_parts, wider_types
-from calibration.steps.predict import blind, kernels, predicted_cost
 from calibration.validation.external.case import Case
 from calibration.validation.external.predicted_run import PredictedRun, predicted_runs
 from calibration.validation.external.schedule import schedule

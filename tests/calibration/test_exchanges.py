@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.collectives import read_exchanges
-from calibration.kernels.times import KernelTimes
-from calibration.operations import Collective, Exchange, uniform_step
+from calibration.operations import Collective, Exchange, KernelTimes, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
-from calibration.steps.predict import predicted_cost
+from calibration.steps.external_calibration import predicted_cost
 from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.expert_routing import expected_maximum, random_imbalance
-from calibration.kernels.times import floor_ns
-from calibration.operations import Experts, uniform_step
+from calibration.operations import Experts, floor_ns, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.operation_cost import OperationCost
 from serving.decode_set import DecodeSet

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.external_calibration import ExternalCalibration, kernels
 from calibration.steps.observed import observed
-from calibration.steps.predict import kernels
 from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import run_metrics
 from calibration.validation.external.case import Case, Target, load_case, load_cases

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.steps.correction import Correction
+from calibration.steps.correction import Correction, step_parts
 from calibration.steps.external_calibration import FILE, ExternalCalibration
 from calibration.steps.iteration_fit import (
     IterationLog,
@@ -17,7 +17,6 @@ from calibration.steps.iteration_fit import (
     read_iteration_log,
 )
 from calibration.steps.observed import observed
-from calibration.steps.parts import step_parts
 from serving.errors import UserError
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
 from tests.calibration.test_step_model import LOG, many_steps, plan_of
@@ -124,7 +123,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not LOG.exists(), reason="needs aiconfigurator/fpm_vllm0.20.1_b300 in ../shared/data")
 def test_iterations_of_qwen3_32b_are_predicted_from_those_before_and_after() -> None:
-    from calibration.steps.predict import kernels
+    from calibration.steps.external_calibration import kernels
     from serving.deployments.model_catalogue import find_model
 
     log = read_iteration_log(LOG / "fpm_metrics_detail.csv.gz")

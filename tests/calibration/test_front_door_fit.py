@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from calibration.front_door_fit import fit_front_door
+from calibration.steps.machine_slowdown import MachineSlowdown
 from calibration.steps.step_cost import StepCost
-from calibration.steps.weather import Weather
 from serving.cost_model import CostModel, TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
@@ -77,7 +77,7 @@ def test_of_a_server_that_only_its_scheduler_recorded_clients_tell_the_rest(tmp_
     assert fitted.client_ns + fitted.outputs_ns == pytest.approx(way_ns, rel=0.05)
 
 
-def in_weather(server: Recording, own: float, speed: float) -> Recording:
+def slowed(server: Recording, own: float, speed: float) -> Recording:
     """Return the recording of a machine at this speed whose thread got a share `own` of the wall time."""
     steps = server.steps
     wall_ns = steps["end_ns"].to_numpy() - steps["start_ns"].to_numpy()
@@ -98,12 +98,12 @@ def test_what_an_engine_loses_beside_an_api_process_is_found(tmp_path: Path) -> 
     for name, true in known.items():
         assert getattr(blind, name) == pytest.approx(true, rel=0.02), name
     # Others had 1.5 times as much of the steps as while it was calibrated, on a machine half as fast.
-    weather = Weather(taken=1.25, speed=2.0, exponent=1.0)
-    slower = in_weather(server, own=1 / 1.5, speed=1.0)
-    weathered = fit_front_door(slower, client, replace(calibration, weather=weather))
+    machine = MachineSlowdown(taken=1.25, speed=2.0, exponent=1.0)
+    slower = slowed(server, own=1 / 1.5, speed=1.0)
+    slow_door = fit_front_door(slower, client, replace(calibration, weather=machine))
     lost_ns = (server.steps["end_ns"].to_numpy() - server.steps["start_ns"].to_numpy()).mean() * (1 - 1.25 / 1.5) / 2
     rows = server.steps["sampled_rows"].to_numpy().mean()
-    assert weathered.engine_step_ns + weathered.engine_row_ns * rows == pytest.approx(lost_ns, rel=0.02)
+    assert slow_door.engine_step_ns + slow_door.engine_row_ns * rows == pytest.approx(lost_ns, rel=0.02)
 
 
 def test_too_few_requests_teach_nothing(tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import floor_ns
-from calibration.operations import Collective, uniform_step
+from calibration.operations import Collective, floor_ns, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
+from calibration.steps.external_calibration import kernels, predicted_cost
 from calibration.steps.pipeline_cost import PipelineCost
-from calibration.steps.predict import kernels, predicted_cost
 from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment, parse
 from serving.deployments.gpu_spec import find_gpu, gpus

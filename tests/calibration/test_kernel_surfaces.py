@@ -21,11 +21,20 @@ from calibration.kernels.surfaces import (
     read_surfaces,
     write_surfaces,
 )
-from calibration.kernels.times import KernelTimes, floor_ns
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import Collective, DecodeAttention, Elementwise, Experts, Gemm, Operation, PrefillAttention
-from calibration.steps.parts import never_slower
-from calibration.steps.predict import identity, predicted_cost
+from calibration.operations import (
+    Collective,
+    DecodeAttention,
+    Elementwise,
+    Experts,
+    Gemm,
+    KernelTimes,
+    Operation,
+    PrefillAttention,
+    floor_ns,
+)
+from calibration.steps.correction import never_slower
+from calibration.steps.external_calibration import identity, predicted_cost
 from calibration.trust import TrustLevel
 from lab.kernels import aiconfigurator, fit
 from lab.kernels.aiconfigurator import Measured, measurements

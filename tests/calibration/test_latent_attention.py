@@ -6,9 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import floor_ns
 from calibration.latent_attention import HeadGemm, LatentDecode, LatentPrefill
-from calibration.operations import Experts, Gemm, StepSizes, uniform_step
+from calibration.operations import Experts, Gemm, StepSizes, floor_ns, uniform_step
 from calibration.step_operations import step_operations
 from calibration.trust import TrustLevel
 from serving.deployments.config import Deployment

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from calibration.operations import StepSizes, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.explanation import explain
+from calibration.steps.external_calibration import predicted_cost
 from calibration.steps.launches import PUBLISHED, UNKNOWN, LaunchCost, launches, measured_launches
 from calibration.steps.observed import ObservedPrices
 from calibration.steps.operation_cost import WAITING, HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
-from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.steps.step_trust import trust_within
 from calibration.trust import TrustLevel
@@ -28,7 +28,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
 from tokentwin.cli import cli

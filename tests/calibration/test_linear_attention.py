@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import floor_ns
 from calibration.linear_attention import LinearDecode, LinearPrefill
-from calibration.operations import StepSizes, uniform_step
+from calibration.operations import StepSizes, floor_ns, uniform_step
 from calibration.step_operations import step_operations
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu

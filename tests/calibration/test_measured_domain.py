@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from calibration.operations import StepSizes
 from calibration.steps.correction import Correction
 from calibration.steps.explanation import explain
+from calibration.steps.external_calibration import predicted_cost
 from calibration.steps.features import CPU_FEATURES, REGIMES, STEP_FEATURES, MeasuredSteps
 from calibration.steps.observed import ObservedPrices, observed
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.predict import predicted_cost
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.steps.step_trust import beyond, factor_beyond, first_reason, step_trust, trust_within
 from calibration.trust import TrustLevel

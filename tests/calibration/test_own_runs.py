@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from calibration.steps.evidence import bundled_evidence
+from calibration.steps.external_calibration import identity, predicted_cost
 from calibration.steps.measured_runs import FILE, MeasuredRuns
-from calibration.steps.predict import identity, predicted_cost
 from calibration.validation.external.next_run import next_run
 from calibration.validation.external.own_runs import learnt_from_runs
 from calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
@@ -241,6 +241,7 @@ def run(*words: str) -> Result:
 def traffic(folder: Path) -> Path:
     path = folder / "traffic.yaml"
     path.write_text(
-        "{requests: 60, seed: 1, arrivals: {kind: poisson, rate: 30}, prompt: {kind: fixed, tokens: 1000}, output: {kind: fixed, tokens: 100}}\n"
+        "{requests: 60, seed: 1, arrivals: {kind: poisson, rate: 30}, "
+        "prompt: {kind: fixed, tokens: 1000}, output: {kind: fixed, tokens: 100}}\n"
     )
     return path

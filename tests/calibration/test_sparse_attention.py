@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import floor_ns
-from calibration.operations import Operation, StepSizes, uniform_step
+from calibration.operations import Operation, StepSizes, floor_ns, uniform_step
 from calibration.step_operations import step_operations
 from calibration.steps.operation_cost import OperationCost
 from serving.deployments.config import Deployment, SchedulerConfig

@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.kernels.catalogue import load_kernels
-from calibration.kernels.times import Estimate, floor_ns
-from calibration.operations import Collective, Experts, Gemm, Operation, StepSizes
+from calibration.operations import Collective, Estimate, Experts, Gemm, Operation, StepSizes, floor_ns
 from calibration.step_operations import step_operations
-from calibration.steps.correction import FACTORS, WEIGHTS, Correction, fit_correction
+from calibration.steps.correction import FACTORS, WEIGHTS, Correction, fit_correction, step_parts
 from calibration.steps.features import regimes
 from calibration.steps.iteration_fit import read_iteration_log
 from calibration.steps.operation_cost import HostTimes, OperationCost
-from calibration.steps.parts import step_parts
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu

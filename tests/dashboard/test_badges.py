@@ -10,8 +10,8 @@ pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
 
 from calibration.kernels.catalogue import load_kernels
+from calibration.steps.external_calibration import predicted_cost
 from calibration.steps.observed import observed
-from calibration.steps.predict import predicted_cost
 from calibration.trust import Trust, TrustLevel, noted_trust, trust_in_run, weakest
 from calibration.validation.report import ValidationReport
 from dashboard.bundled import DEMO, RUN_SAMPLE

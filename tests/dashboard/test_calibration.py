@@ -16,7 +16,7 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.shapes import estimate_at, measured_at, operation_at
 from calibration.kernels.structure import structure_of
 from calibration.kernels.surfaces import bundled_names
-from calibration.kernels.times import floor_ns
+from calibration.operations import floor_ns
 from calibration.steps.correction import Correction
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.fit import fit, predict, step_residuals_table

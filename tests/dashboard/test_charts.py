@@ -16,7 +16,7 @@ from dashboard.run_page.fleet_over_time import FleetOverTime, live_replicas, out
 from dashboard.run_page.step_series import StepSeries
 from dashboard.series import bucket_means, envelope
 from dashboard.trust_page import charts as trust_charts
-from traces.metrics.distribution import ecdf
+from traces.tables import ecdf
 
 MS = 1_000_000
 SCALE = {"ttft_ms": 200.0, "tpot_ms": 10.0, "e2e_ms": 900.0}

@@ -64,12 +64,12 @@ def test_what_is_set_is_what_is_checked(tmp_path: Path, monkeypatch: pytest.Monk
     [
         (
             "speculative-decoding",
-            "change: Share of draft tokens that are accepted",
+            "change: Fraction of draft tokens that are accepted",
             ("change", DRAFTS, "acceptance_rate"),
         ),
-        ("continuous-batching", "TPOT must be below (ms)", ("slo", "tpot_ms")),
-        ("chunked-prefill", "Tokens of a prompt (2)", ("offered", "traffic", 1, "prompt", "tokens")),
-        ("quadratic-attention", "baseline: Tokens of a sequence", ("baseline", "tokens")),
+        ("continuous-batching", "TPOT SLO (ms)", ("slo", "tpot_ms")),
+        ("chunked-prefill", "Tokens per prompt (2)", ("offered", "traffic", 1, "prompt", "tokens")),
+        ("quadratic-attention", "baseline: Tokens per sequence", ("baseline", "tokens")),
     ],
 )
 def test_any_number_of_a_claim_can_be_moved(name, label, keys, tmp_path, monkeypatch):

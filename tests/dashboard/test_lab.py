@@ -328,7 +328,7 @@ def test_a_calibration_under_the_runs_can_time_the_steps(tmp_path: Path, started
     assert settings["timing"]["calibration"] == str((tmp_path / "cal").resolve())
     answer = simulated(settings | {"traffic": small().model_dump(mode="json")["traffic"], "seeds": 1}, QUIET, progress)
     assert answer["a"]["calibration"] == "invented"
-    assert "There is no steps timed by" in shown(lab(tmp_path, timing="../cal"))
+    assert "Step times from: '../cal' of the link is not available" in shown(lab(tmp_path, timing="../cal"))
 
 
 # Recordings
@@ -361,7 +361,7 @@ def test_the_bundled_pair_stands_beside_the_same_change_on_vllm(tmp_path: Path, 
     app = lab(tmp_path, compare="recordings")
     assert not started and "B - A on each engine" in shown(app) and "on vLLM 0.32.0" in shown(app)
     table = next(frame.value for frame in app.dataframe if "our engine" in frame.value.columns)
-    assert [*table.columns] == ["of", "simulated", "our engine", "vLLM 0.32.0"] and len(table) >= 9
+    assert [*table.columns] == ["metric", "simulated", "our engine", "vLLM 0.32.0"] and len(table) >= 9
     assert "B - A on each engine" not in shown(lab(tmp_path, compare="recordings", also="none"))
 
 
@@ -380,7 +380,7 @@ def test_a_pair_of_another_engine_is_compared_at_once(tmp_path: Path, started: l
     app = lab(tmp_path, **where, also="theirs")
     assert not app.exception and "0 are reversed" in shown(app)
     table = next(frame.value for frame in app.dataframe if "our engine" in frame.value.columns)
-    assert [*table.columns] == ["of", "our engine", "our engine (2)"]
+    assert [*table.columns] == ["metric", "our engine", "our engine (2)"]
 
 
 @pytest.mark.parametrize("asked", [recordings_request, recordings_on_vllm_request])

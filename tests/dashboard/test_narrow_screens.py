@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from calibration.validation.report import ValidationReport
 from dashboard.bundled import bundled_answer
 from planning.compare.document import ComparisonDocument
-from serving.document import Document
-from serving.terminal import print_report
+from serving.answers.document import Document
+from serving.answers.terminal import print_report
 from tests.dashboard.bundled_samples import comparison_request
 from tokentwin.cli import cli
 from tokentwin.run_table import print_metrics

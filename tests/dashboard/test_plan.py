@@ -302,7 +302,7 @@ def test_an_uploaded_trace(tmp_path: Path, started: list[Job]) -> None:
             {"model": "a config.json of your own", "config": "/etc"},
             "The config.json of this link is not on this server",
         ),
-        ({"model": "nonsense"}, "There is no model 'nonsense' here"),
+        ({"model": "nonsense"}, "Model: 'nonsense' of the link is not available"),
     ],
 )
 def test_what_is_still_to_be_given_is_said(tmp_path: Path, url: dict[str, str], says: str) -> None:

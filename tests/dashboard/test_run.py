@@ -18,7 +18,7 @@ import streamlit
 from click.testing import CliRunner
 
 from calibration.steps.explanation import ExplainedOperation
-from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.external_calibration import identity, predicted_cost
 from calibration.steps.run_explanation import PREDICTED_COLUMNS, SAMPLE, RunExplanation, explain_run, measured_parts
 from calibration.trust import TrustLevel
 from dashboard.bundled import RUN_SAMPLE, bundled_answer, portable, sample_diagnosis
@@ -32,7 +32,7 @@ from planning.diagnose.document import Counterfactual, DiagnosisDocument
 from planning.diagnose.recorded_run import diagnosis
 from planning.jobs.job import Job
 from planning.repricing import Source, source_of
-from planning.request_endings import RequestEndings
+from planning.run_report import RequestEndings
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.dashboard.badges import badges
@@ -40,8 +40,7 @@ from tests.dashboard.pages import charts, opened, parameter, text, worded_alike
 from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
 from traces.metrics.run_metrics import RunMetrics
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 from traces.recording_writer import RecordingWriter
 
 SPEC = {
@@ -134,7 +133,7 @@ def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     said = [caption.value for caption in page(shed.path.parent, run="shed").caption]
     assert any("12.5 % from cpu, 5.0 % from nvme" in text for text in said)
     assert any("2.5 tokens" in text and "50 % of the draft" in text for text in said)
-    assert any("of single replicas" in text for text in said)
+    assert any("of one replica" in text for text in said)
 
 
 def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):
@@ -242,7 +241,7 @@ def test_the_step_view_shows_parts_and_roofline(samples, timed):
     assert [trace["y"][0] for trace in parts["data"]] == ["all steps"] * len(parts["data"])
     assert len(parts["data"]) <= 5 and {"weights"} <= {trace["name"] for trace in parts["data"]}
     assert {trace["name"] for trace in roof["data"]} >= {"16-bit roof", "bound by memory"}
-    assert "kernel tables of H100" in text(app) and "-badge[" in text(app)
+    assert "(measured kernel times) of H100" in text(app) and "-badge[" in text(app)
     assert any("qkv, decode" in list(frame.value.get("operation", ())) for frame in app.dataframe)
 
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("streamlit")
 
 
-from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.external_calibration import identity, predicted_cost
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.report import RunRow, ValidationReport, load_report
 from dashboard.bundled import DEMO, DEMO_ON_VLLM, EXTERNAL_SAMPLE
@@ -36,7 +36,7 @@ from planning.repricing import Source
 from planning.simulation import recorded
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from tests.dashboard.badges import badges
 from tests.dashboard.bundled_samples import condense
 from tests.dashboard.pages import charts, opened, parameter, text
@@ -80,7 +80,7 @@ def test_trust_opens_with_the_verdict(samples):
     assert "TTFT p50 -3.1 % (floor 2.4 %)" in text(app)
     assert "**1,234 of 1,234** steps identical" in shown
     assert "median error **4.0 %** or less" in shown
-    assert "**9 of 14** figures within the real noise" in shown
+    assert "**9 of 14** errors within the noise" in shown
     assert "TTFT p99 +8.5 % (floor 5.8 %)" in shown
     cdfs, errors = charts(app)
     assert len(cdfs["data"]) == 12  # three real repeats and the simulation, of three metrics
@@ -96,7 +96,7 @@ def test_a_disturbed_run_says_so(tmp_path, samples):
     app = trust(tmp_path)
     assert "badge[:material/help: unknown]" in text(app)
     assert "canary steps drifted by 31 %" in app.warning[0].value
-    assert ":gray[:material/help:] **9 of 14** figures" in text(app)
+    assert ":gray[:material/help:] **9 of 14** errors" in text(app)
     assert "**1,200 of 1,234** steps identical" in text(app)
     assert "step 1201" in text(app)
 
@@ -109,7 +109,7 @@ def test_real_runs_that_differ_too_much_tell_nothing(tmp_path, samples):
         row |= {"low": 0.5 * row["real"], "high": 2 * row["real"]}
     rows[0]["floor_pct"] = 168.0
     one, all_of_them = ValidationReport.model_validate(content), [{**row, "floor_pct": 168.0} for row in rows]
-    assert rungs(one, None)[2].headline == "**9 of 13** figures within the real noise"
+    assert rungs(one, None)[2].headline.startswith("**9 of 13** ")
     assert all(figure in rungs(one, None)[2].detail for figure in ("1 of 14 figures", "168 %"))
     assert rungs(one, None)[4].headline == "**13 of 13** measured figures in their 90 % band"
     rows[:] = all_of_them
@@ -138,7 +138,7 @@ def test_a_report_whose_recordings_are_gone_still_opens(tmp_path, samples):
     app = trust(tmp_path)
     assert not app.exception
     assert "gone" in app.warning[0].value
-    assert "no residuals of steps" in text(trust(tmp_path, view="steps"))
+    assert "no errors of single steps" in text(trust(tmp_path, view="steps"))
 
 
 def test_held_out_steps_are_a_view_of_their_own(samples):
@@ -150,7 +150,7 @@ def test_a_report_that_climbed_nothing_still_opens(tmp_path):
     write_report(tmp_path / "validation", {"verdict": "Nothing was compared.", "of_a_later_version": 1})
     app = trust(tmp_path)
     assert not app.exception and not app.error
-    assert text(app).count("does not have this check") == 3
+    assert text(app).count("does not contain this check") == 3
     assert "% of the published figures" in text(app)  # rungs 4 and 5 stand on the bundled figures
 
 
@@ -161,7 +161,7 @@ def test_without_reports_the_page_opens_on_the_bundled_demo_and_says_so(tmp_path
     assert "This report is **bundled**" in shown
     assert "`tokentwin demo`" in shown and not app.code  # the highlighter would come before the first figure
     assert load_report(DEMO / "validation").verdict[1:] in shown
-    assert "does not have this check" not in shown and shown.count("Rung") == 7
+    assert "does not contain this check" not in shown and shown.count("Rung") == 7
     assert len(charts(app)) == 3
 
 
@@ -183,7 +183,7 @@ def test_both_verdicts_stand_side_by_side(tmp_path, samples):
     app = trust(tmp_path)
     assert not app.exception and not app.error
     shown, count = text(app), len(content["rungs"]["run"]["rows"])
-    assert f"figures within the real noise blind, {count} of {count} with the machine's speed known" in shown
+    assert f"within the noise of real runs blind, {count} of {count} with the machine's speed known" in shown
     assert all(figure in shown for figure in ("**4.0 %** or less blind, 0.7 %", "took 43 % of the engine's time"))
     headings = [heading.value for heading in app.subheader]
     assert headings.index("Error of the blind prediction") + 1 == headings.index("Error with the machine's speed known")
@@ -293,8 +293,8 @@ def test_of_a_sample_of_the_steps_it_says_of_how_many(on_a_gpu, monkeypatch):
     monkeypatch.setattr("dashboard.trust_page.domain._MOST_JUDGED", 50)
     run = Recording.load(on_a_gpu / "run")
     maps = domain(run, Source(None, "H100"))
-    assert (maps.steps, maps.of) == (50, run.steps.num_rows)
-    assert f"none of 50 (of {maps.of:,}) steps lies outside" in maps.trust.reason
+    assert (maps.steps, maps.all_steps) == (50, run.steps.num_rows)
+    assert f"none of 50 (of {maps.all_steps:,}) steps lies outside" in maps.trust.reason
 
 
 def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
@@ -312,7 +312,7 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
     app = trust(samples, view="domain")
-    assert "(toy) was not found" in text(app)
+    assert "There is no map" in text(app) and "(toy)" in text(app)
     shutil.copytree(DEMO, tmp_path / "runs")
     (tmp_path / "runs" / "calibration" / "steps.parquet").write_text("not parquet")
     assert "calibration/steps.parquet" in one_line(trust(tmp_path / "runs", view="domain"))
@@ -404,7 +404,7 @@ def test_what_choices_were_worth_is_a_rung_and_a_table(tmp_path):
     app = trust(decision_results(tmp_path, {"rules": rules}))
     assert not app.exception and not app.error
     assert "**75 %** of the best" in text(app) and "5 % of choices broke" in text(app)
-    assert "1,200 questions" in text(app) and "interval 71–79 %. By other rules: roofline 20 %" in text(app)
+    assert "1,200 questions" in text(app) and "interval 71–79 %. With other rules of choice: roofline 20 %" in text(app)
     table = next(frame.value for frame in app.dataframe if "utility (%)" in frame.value.columns)
     assert table["choice by"].tolist() == ["ours", "roofline"]
 

@@ -40,12 +40,12 @@ def suite(*arguments: object) -> subprocess.CompletedProcess[str]:
 # process of their own.
 FEWER_PROCESSES = """
 import itertools, sys
-from calibration.validation import same_weather
+from calibration.validation import known_speed
 from lab.gpu_suite import phases, validation
 from lab.gpu_suite.__main__ import main
 from tests.command import tokentwin
 
-same_weather._DRAWS = 5
+known_speed._DRAWS = 5
 apart, started = validation._tokentwin, set()
 phases.validate_runs = lambda *about: itertools.islice(validation.validate_runs(*about), 2)
 

@@ -1,10 +1,10 @@
-"""The inputs that `lab/benchmarks/peers.py` gives other simulators, as far as they can be checked without these."""
+"""The inputs that `lab/benchmarks/peers/` gives other simulators, as far as they can be checked without these."""
 
 import sys
 
 import pytest
 
-from lab.benchmarks.peer_simulators import Blis, PeerFailed, blis_row, inference_lab_config, timed
+from lab.benchmarks.peers.simulators import Blis, PeerFailed, blis_row, inference_lab_config, timed
 from serving.deployments.config import SchedulerConfig
 from serving.workload import WorkloadRequest
 

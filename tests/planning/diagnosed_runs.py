@@ -15,7 +15,7 @@ from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import FleetConfig
 from serving.workload import Workload, WorkloadRequest
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from traces.recording import Recording
 
 MS, S = 1_000_000, 1_000_000_000

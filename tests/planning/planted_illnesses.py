@@ -24,7 +24,7 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.workload import Workload, WorkloadRequest
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from traces.metrics.client_view import as_clients_saw
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording

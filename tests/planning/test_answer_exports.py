@@ -258,7 +258,7 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
         ("diagnosis", 1, ["share of ITL p99 that disappears (%); with all constraints"]),
         ("symptoms", 0, []),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
-        ("validation", 6, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decode rows"]),
+        ("validation", 6, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decoding requests"]),
     ],
 )
 def test_a_report_stands_alone_and_holds_the_figures_of_the_page(name: str, figures: int, titles: list[str]) -> None:

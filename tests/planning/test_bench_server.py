@@ -211,7 +211,7 @@ def test_the_real_engine_is_sent_a_workload_too(tmp_path: Path) -> None:
 
 
 def rung_6_is_climbed_on_the_real_engine(folder: Path) -> None:
-    """What it learns of a run, in that run's weather, explains where that run's time went."""
+    """What it learns of a run, at the machine's speed in that run, explains where that run's time went."""
     served, client = folder / "served", folder / "client"
     engine, door = folder / "engine", folder / "door"
     assert tokentwin("calibrate", "--from-recordings", served, "-o", engine).returncode == 0

@@ -46,8 +46,8 @@ from tests.budget import simulated
 from tests.planning.sweep_samples import calibrated
 from tests.sim.fleet_samples import COST, ROOMY, poisson
 from tokentwin.cli import cli
-from traces.metrics.distribution import percentiles
 from traces.schema import arrow_schema
+from traces.tables import percentiles
 
 MS, S = 1_000_000, 1_000_000_000
 

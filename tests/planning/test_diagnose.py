@@ -49,8 +49,8 @@ from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
-from sim.priced_pool import alike_pools
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
+from sim.fleet import alike_pools
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
 from tests.planning import diagnosed_runs as runs
@@ -58,8 +58,7 @@ from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, requests
 from tests.planning.sweep_samples import calibrated
 from tests.traces.notes import add_notes
 from tokentwin.cli import cli
-from traces.metrics.replica_lives import unserved_ns
-from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics, unserved_ns
 from traces.recording import Recording
 
 CAUSES = {
@@ -70,8 +69,8 @@ CAUSES = {
     runs.bursty: ("even arrivals", "capacity", "bursty arrivals"),
     runs.few_places: ("more running requests", "policy", "max_num_seqs reached"),
     runs.evicted_prefixes: ("perfect prefix reuse", "capacity", "missed prefixes"),
-    runs.uneven_routing: ("routing by load", "policy", None),
-    runs.long_prompts_block: ("smaller chunks", "policy", "high ITL"),
+    runs.uneven_routing: ("routing by load", "policy", "uneven replicas"),
+    runs.long_prompts_block: ("smaller chunks", "policy", "prompts take the device"),
 }
 
 
@@ -83,11 +82,10 @@ def test_the_cause_that_was_built_in_comes_first(made, tmp_path: Path) -> None:
     assert (found.cause, found.kind) == (cause, kind)
     assert found.verdict.startswith(f"a {kind} problem: {found.blamed and found.blamed.cause}")
     assert found.twin_error == pytest.approx(0, abs=1e-9)  # it is the twin's own run
-    names = [symptom.name for symptom in found.symptoms]
-    assert symptom is None or symptom in names[:3]
+    assert found.symptoms[0].name == symptom
 
 
-@pytest.mark.parametrize("made", [runs.kv_starved, runs.prefill_bound, runs.cpu_bound, runs.overloaded, runs.bursty])
+@pytest.mark.parametrize("made", CAUSES, ids=lambda made: made.__name__)
 def test_without_a_cost_model_the_evidence_points_the_same_way(made, tmp_path: Path) -> None:
     found = diagnosed(made(), tmp_path / "run", explain=False)
     assert found.symptoms[0].name == CAUSES[made][2] and not found.counterfactuals and found.kind is None
@@ -158,8 +156,10 @@ def test_more_gpus_that_do_not_help_are_a_symptom(tmp_path: Path) -> None:
 def test_a_bound_decides_what_is_high(tmp_path: Path) -> None:
     recording = runs.recorded(runs.calm(), tmp_path / "run")
     assert not {"high TTFT", "high ITL"} & {s.name for s in symptoms(Evidence(recording))}
-    strict = symptoms(Evidence(recording, {"ttft_ms": 6, "tpot_ms": 5}))
-    assert {"high TTFT", "high ITL"} <= {s.name for s in strict}
+    strict = Evidence(recording, {"ttft_ms": 6, "tpot_ms": 5})
+    shares = {s.name: s.severity for s in symptoms(strict)}
+    for name, latency, bound in (("high TTFT", "ttft_ms", 6), ("high ITL", "tpot_ms", 5)):
+        assert shares[name] == (strict.metrics.values(latency) > bound).mean() > 0
 
 
 def test_a_recording_without_steps_still_shows_its_queue(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from dashboard.html_reports.report import report_of
 from planning.compare.document import ComparisonDocument
 from planning.diagnose.document import DiagnosisDocument
 from planning.plan.document import PlanDocument
-from serving.document import Document
+from serving.answers.document import Document
+from serving.answers.markdown import markdown
+from serving.answers.terminal import print_report
 from serving.errors import UserError
-from serving.markdown import markdown
-from serving.terminal import print_report
 from tests.budget import examples
 from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.samples import plan_example

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.plan import capacity
+from planning.plan import curves
 from planning.plan import first_answer as first
 from planning.plan.candidates import Engine
 from planning.plan.first_answer import FirstAnswer, first_answer
-from planning.plan.headline import first_answer as told
 from planning.plan.plan import Limits, make_plan
+from planning.plan.sentences import first_answer as told
 from planning.plan.trial import Question, Trial, simulated, try_fleet
 from planning.traffic import planned_traffic
 from planning.workers import Workers
@@ -122,11 +122,11 @@ def test_part_of_traffic_with_sessions_is_simulated(busiest: bool) -> None:
 
 def test_traffic_with_sessions_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first, "_WORK", 60)
-    monkeypatch.setattr(capacity, "MOST_ARRIVALS", 60)
+    monkeypatch.setattr(curves, "MOST_ARRIVALS", 60)
     query = question("ttft_ms p90<=9000", workload=conversations())
     assert first_answer(query, [engine()], Limits(most=16), lambda: ()) is not None
     with Workers(query, 1) as workers:
-        (curve,) = capacity.engine_curves(workers, [engine()], 1)
+        (curve,) = curves.engine_curves(workers, [engine()], 1)
     assert curve.points
     busiest = planned_traffic(query.workload, 2.0, None)
     turns = [r.turn for r in busiest.requests]

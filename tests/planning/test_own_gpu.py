@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.steps.predict import identity, predicted_cost
+from calibration.steps.external_calibration import identity, predicted_cost
 from serving.deployments.config import Deployment
 from tokentwin.cli import cli
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-and-gpus.md"
 LLAMA = Deployment(model="Llama-3.1-8B", device="cuda")

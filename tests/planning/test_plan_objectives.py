@@ -12,8 +12,8 @@ from planning.plan.objectives import Objective, parse_objectives
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.planning.plan_samples import Steps, engine, traffic
-from traces.metrics.distribution import percentiles
 from traces.metrics.run_metrics import RunMetrics
+from traces.tables import percentiles
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from planning.plan.answer import plan_document
 from planning.plan.candidates import Engine
 from planning.plan.document import SURE, Choice, Choices
 from planning.plan.frontier import Point
-from planning.plan.headline import choices, near_ties, risk
 from planning.plan.plan import Limits, Plan, make_plan
 from planning.plan.sensitivity import holding
+from planning.plan.sentences import choices, near_ties, risk
 from planning.plan.trial import Question, simulated, try_alone, try_fleet
 from planning.plan.worth import most_worth
 from planning.workers import Workers

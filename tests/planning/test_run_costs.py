@@ -13,8 +13,7 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from tests.traces.test_run_metrics import finished, requests_table
 from tokentwin.cli import cli
-from traces.metrics.replica_lives import cost_usd
-from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.run_metrics import RunMetrics, cost_usd
 from traces.recording import Recording
 
 H = 3_600 * 10**9

@@ -11,14 +11,13 @@ from lab.claims.claim import Experiment
 from planning.compare.comparer import compare
 from planning.compare.request import CompareRequest
 from planning.costs import priced
-from planning.deployments import served
+from planning.deployments import served, with_settings
 from planning.plan.planner import plan
 from planning.plan.request import PlanRequest
 from planning.priced_scenario import price_scenario
-from planning.settings import with_settings
+from planning.scenario import whole_deployment
 from planning.sweep.settings import SweepSettings
 from planning.sweep.sweep import Sweep
-from planning.whole_deployment import whole_deployment
 from serving.deployments.config import Deployment, parse
 from serving.workload import Workload
 from tests import command

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import tokentwin
-from planning.deployments import read_deployment
+from planning.deployments import read_deployment, with_settings
 from planning.priced_scenario import price_scenario
-from planning.settings import with_settings
 from planning.sweep.settings import SweepSettings
 from planning.sweep.sweep import Sweep
 from serving.deployments.config import Deployment, parse

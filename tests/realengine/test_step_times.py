@@ -18,8 +18,7 @@ from serving.kv.blocks import blocks_for  # noqa: E402
 from serving.request import Request  # noqa: E402
 from serving.workload import Workload, WorkloadRequest  # noqa: E402
 from tests.realengine.test_engine_loop import OUTPUTS, TIGHT, engine_for, prompts, run  # noqa: E402
-from traces.recording import Recording  # noqa: E402
-from traces.recording_notes import notes_of  # noqa: E402
+from traces.recording import Recording, notes_of  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

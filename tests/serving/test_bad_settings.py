@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from planning.settings import named_value
+from planning.deployments import named_value
 from planning.sweep.settings import SweepSettings
 from serving.data_file import parse_yaml
 from serving.deployments.config import Deployment, load_deployment, parse

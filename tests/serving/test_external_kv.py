@@ -34,7 +34,7 @@ class Outside:
         return max(min(self.tokens.get(request.id, 0), most) - cached, 0)
 
     def load(self, request, start, tokens):
-        assert request.held == -(-(start + tokens) // BLOCK) or self.synchronous
+        assert request.block_count == -(-(start + tokens) // BLOCK) or self.synchronous
         assert tokens > 0
         self.loads.append((request, start, tokens))
 
@@ -80,7 +80,7 @@ def test_a_loading_request_has_its_blocks_and_lets_others_pass(shares):
     assert step(made) == {1: 8}
     assert first.status is Status.LOADING and [load[1:] for load in outside.loads] == [(0, 12)]
     assert second.status is Status.FINISHED
-    assert made.pool.total - made.pool.free == first.held == 3
+    assert made.pool.total - made.pool.free == first.block_count == 3
     assert step(made) == {}
     made.loaded(first)
     assert first.status is Status.WAITING and first.first_hit == 0
@@ -119,7 +119,7 @@ def test_a_prompt_can_be_loaded_whole_and_its_last_token_is_computed_again():
     made = scheduler(Outside({0: 16}))
     whole = made.add(request(0, 16))
     step(made)
-    assert whole.held == 4
+    assert whole.block_count == 4
     made.loaded(whole)
     assert step(made) == {0: 1}
 

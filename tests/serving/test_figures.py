@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.figures import (
+from serving.answers.figures import (
     NOTHING,
     counted,
     shown_band,

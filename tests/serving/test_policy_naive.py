@@ -17,7 +17,7 @@ from serving.kv.content import SegmentContent
 from serving.policies.vllm import VllmScheduler
 from serving.request import Status
 from serving.workload import WorkloadRequest
-from sim.live_scenarios import COST, random_recording, with_windows
+from sim.checks.live_conformance import COST, random_recording, with_windows
 from tests.budget import examples
 from tests.serving import naive_vllm
 

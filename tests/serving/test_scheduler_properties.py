@@ -359,7 +359,9 @@ def leapt(
         done += steps
         scheduler.decodes.check()
         log.append((done, scheduler.pool.free, scheduler.decodes.context, [request.id for request in finished]))
-        log.append([(r.id, r.known, r.computed, r.held) for r in scheduler.running.values() if r.decodes is None])
+        log.append(
+            [(r.id, r.known, r.computed, r.block_count) for r in scheduler.running.values() if r.decodes is None]
+        )
         log.append([(r.id, r.known, r.computed, list(r.blocks)) for r in scheduler.running.values()])
     return [log, [(r.id, r.status, r.first_hit, r.preemptions, _joined(r.sampled_in)) for r in all_of_them]]
 

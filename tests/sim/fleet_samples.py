@@ -65,7 +65,7 @@ class FleetRun:
         self.done = self.cluster.run(Workload(requests, concurrency=concurrency, shares_prefixes=shares_prefixes))
         self.requests, self.steps = sink.requests, sink.steps
         self.rows = sink.requests.sort_by("request_id").to_pylist()
-        self.lives = self.cluster.lives
+        self.lives = self.cluster.replica_lives
 
     def _never_leap(self):
         fleet = self.cluster._fleet

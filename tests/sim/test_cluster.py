@@ -14,10 +14,9 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
 from serving.policies.vllm import VllmScheduler
 from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
+from sim.cluster import Cluster, simulate_to
 from sim.router import find_router
 from sim.run_log import TableSink
-from sim.simulate import simulate_to
 from tests.budget import simulated
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
@@ -273,7 +272,7 @@ import sys
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.cost_model import TokenCost
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from traces.synth import parse_spec, synthesise
 spec = parse_spec({
     "requests": 250, "seed": 5, "arrivals": {"kind": "poisson", "rate": 30}, "prompt": 150,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import UserError
-from sim.conformance import conform
+from sim.checks.conformance import conform
 from tests.command import tokentwin
 
 DATA = Path(__file__).parents[1] / "data"

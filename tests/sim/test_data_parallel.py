@@ -10,7 +10,7 @@ from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
-from traces.metrics.replica_lives import gpu_hours
+from traces.metrics.run_metrics import gpu_hours
 
 COST = TokenCost(2_000_000, 10_000, 10)
 REQUESTS = Workload([WorkloadRequest(id, id * 700_000, (("", 50 + id % 7),), 5 + id % 11) for id in range(90)])
@@ -20,7 +20,7 @@ def run(deployment: Deployment, replicas: int) -> tuple[TableSink, float]:
     sink = TableSink()
     cluster = Cluster(deployment, COST, sink, replicas=replicas)
     done = cluster.run(REQUESTS)
-    return sink, gpu_hours(cluster.lives, done.duration_ns)
+    return sink, gpu_hours(cluster.replica_lives, done.duration_ns)
 
 
 def test_an_engine_of_ranks_is_so_many_schedulers_and_is_paid_for_once() -> None:
@@ -35,7 +35,7 @@ def test_a_priced_fleet_counts_engines_their_ranks_and_gpus() -> None:
     priced = price_scenario(Workload([]), None, "H100", engine, replicas=3)
     assert (priced.engines, priced.ranks, priced.gpus) == (3, 12, 24)
     cluster = priced.cluster(Cluster, TableSink())
-    assert len(cluster.replicas) == priced.ranks and sum(life["gpus"] for life in cluster.lives) == priced.gpus
+    assert len(cluster.replicas) == priced.ranks and sum(life["gpus"] for life in cluster.replica_lives) == priced.gpus
 
 
 def test_ranks_do_not_come_and_go_alone() -> None:

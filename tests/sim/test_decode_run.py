@@ -6,7 +6,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.decode_run import DecodeRun
+from serving.step_prices import DecodeRun
 from sim.leap import Leap
 
 PIECES = st.lists(

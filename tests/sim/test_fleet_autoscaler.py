@@ -9,9 +9,9 @@ from serving.errors import UserError
 from serving.policies.vllm import VllmScheduler
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
-from sim.simulate import simulate_to
+from sim.cluster import simulate_to
 from tests.sim.fleet_samples import MS, FleetRun, S, assert_everything_is_accounted_for, poisson
-from traces.metrics.replica_lives import gpu_hours, replica_counts, serving_ns
+from traces.metrics.run_metrics import gpu_hours, replica_counts, serving_ns
 from traces.recording import Recording
 
 STEP = TokenCost(10 * MS, 0, 0)

@@ -5,7 +5,7 @@ import pytest
 
 from serving.cost_model import TokenCost
 from serving.workload import WorkloadRequest
-from sim.priced_pool import PricedPool
+from sim.fleet import PricedPool
 from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, assert_everything_is_accounted_for, poisson
 

@@ -12,8 +12,7 @@ from serving.cost_model import TokenCost
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from sim.replica import Replica
-from sim.replica_set import ReplicaSet
-from sim.router import ROUTERS, find_router
+from sim.router import ROUTERS, ReplicaSet, find_router
 from tests.budget import simulated, within
 from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, poisson
 
@@ -52,7 +51,7 @@ def test_the_least_loaded_is_what_looking_at_all_would_find(events):
             replica = busy[pick % len(busy)]
             replica.outstanding_requests -= 1
             for listener in replica.listeners:
-                listener.lightened(replica)
+                listener.load_shrank(replica)
         elif event == "join":
             made.append(Loaded(len(made)))
             members.join(made[-1])

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planning.settings import with_settings
-from serving.deployments.config import Deployment, load_deployment, parse
+from planning.deployments import with_settings
+from serving.deployments.config import Deployment, load_deployment, parse, pool_deployment
 from serving.deployments.fleet import FleetConfig
 from serving.errors import UserError
-from sim.priced_pool import pool_deployment
 from sim.router import find_router
 
 YAML = """

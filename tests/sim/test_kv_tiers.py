@@ -18,7 +18,7 @@ from serving.kv.tiered_blocks import TieredCache
 from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
-from sim.fifo_link import FifoLink
+from sim.kv_tiers import FifoLink
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.stand_in import StandIn

@@ -13,10 +13,10 @@ from calibration.steps.observed import ObservedPrices
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from serving.cost_model import TokenCost
-from serving.decode_run import DecodeRun
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.scheduler import POLICIES as EVERY_POLICY
 from serving.scheduler import find_policy
+from serving.step_prices import DecodeRun
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.router import find_router

@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from serving.errors import UserError
-from sim.live_conformance import conform_live, find_vllm
-from sim.live_scenarios import FAMILIES, scenario
+from sim.checks.live_conformance import FAMILIES, conform_live, find_vllm, scenario
 from tests.vllm.environment import PYTHON, needs_vllm
 from tokentwin.commands.conformance import conformance
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.operations import StepSizes
+from calibration.steps.correction import step_parts
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import step_parts
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.step_plan import StepPlan

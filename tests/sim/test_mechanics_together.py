@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment, parse, pool_deployment
+from serving.deployments.fleet import plain_fleet
 from serving.kv.blocks import blocks_for
 from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
-from sim.priced_pool import PricedPool, plain_fleet, pool_deployment
+from sim.fleet import PricedPool
 from sim.router import ROUTERS
 from sim.run_log import TableSink
 from tests.budget import examples
@@ -89,7 +90,9 @@ class Run:
 
         def checked_schedule():
             if replica._depth == 1:  # behind steps in flight a preempted request may still grow
-                without = sum(blocks_for(request.known, BLOCK) for request in scheduler.waiting if not request.held)
+                without = sum(
+                    blocks_for(request.known, BLOCK) for request in scheduler.waiting if not request.block_count
+                )
                 assert self.cluster._log._waiting_blocks[replica.index] == without
             plan = schedule()
             assert_consistent(scheduler, seen)
@@ -114,7 +117,7 @@ def assert_consistent(scheduler, seen):
     pool = scheduler.pool
     if pool.counts_only:
         decodes = scheduler.decodes.members
-        held = [blocks_for(r.computed, BLOCK) if r.id in decodes and not r.ended else r.held for r in seen]
+        held = [blocks_for(r.computed, BLOCK) if r.id in decodes and not r.ended else r.block_count for r in seen]
         assert pool.total - pool.free == sum(held)
     else:
         pool.check(seen)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.kernels.times import floor_ns
-from calibration.operations import uniform_step
+from calibration.operations import floor_ns, uniform_step
 from calibration.step_operations import stage_transfer
 from calibration.steps.correction import ADDED, Correction
 from calibration.steps.explanation import explain
@@ -29,9 +28,10 @@ from planning.diagnose.lifted_costs import (
 )
 from planning.plan.candidates import Engine
 from planning.plan.vllm_command import vllm_command
-from serving.cost_model import PipelinedCost, TokenCost
+from serving.cost_model import PipelinedCost, TokenCost, paced
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, SchedulerConfig, parse
+from serving.deployments.fleet import plain_fleet
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity, stage_weight_bytes
 from serving.deployments.model_catalogue import find_model
@@ -41,8 +41,7 @@ from serving.scheduler import POLICIES
 from serving.step_plan import StepPlan
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster, Simulated
-from sim.pace import paced
-from sim.priced_pool import alike_pools, plain_fleet
+from sim.fleet import alike_pools
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, MIXTURE, SCHEDULER, Roofline, deployment

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from serving.scheduler import POLICIES
-from sim.policy_check import LOOPS, RULES, check_policy
+from sim.checks.policy_check import LOOPS, RULES, check_policy
 from tests.serving.test_contract import FAILING
 from tokentwin.commands.policy import policy
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sim.checks.router_check import RULES, check_router
 from sim.router import ROUTERS
-from sim.router_check import RULES, check_router
 from tokentwin.commands.router import router
 
 BROKEN = """

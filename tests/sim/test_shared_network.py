@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy.events import ProcessGenerator
 
-from calibration.steps.predict import predicted_cost
+from calibration.steps.external_calibration import predicted_cost
 from planning.diagnose.lifted_costs import with_free_prefill, without_cpu_time
 from serving.cost_model import NetworkedCost, TokenCost
 from serving.deployments.config import Deployment
@@ -18,9 +18,8 @@ from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
 from sim.clock import VirtualClock
 from sim.cluster import Cluster
-from sim.links import Links
+from sim.links import Links, SharedNetwork
 from sim.run_log import TableSink
-from sim.shared_network import SharedNetwork
 
 GB, MS = 10**9, 10**6
 BYTES = 1000  # of KV a token

@@ -194,9 +194,9 @@ def test_a_draft_that_writes_kv_needs_blocks_ahead(method, first, held):
     scheduler = find_policy("vllm")(config, shares_prefixes=False)
     request = scheduler.add(WorkloadRequest(0, 0, (("", 8),), 30))
     scheduler.commit(scheduler.schedule())
-    assert request.held == first
+    assert request.block_count == first
     scheduler.commit(scheduler.schedule())  # computes 4 tokens more, then forgets 3
-    assert (request.computed, request.known, request.held) == (9, 10, held)
+    assert (request.computed, request.known, request.block_count) == (9, 10, held)
 
 
 # What comes out, and when
@@ -386,5 +386,5 @@ def _check_state(scheduler, config: SchedulerConfig) -> None:
         beyond = config.speculative.num_speculative_tokens * (2 if config.async_scheduling else 1)
         assert request.known + request.placeholders <= request.max_len + beyond
     for request in scheduler.running.values():
-        assert request.held * config.block_size >= request.computed
+        assert request.block_count * config.block_size >= request.computed
     scheduler.pool.check(scheduler.requests.values())

@@ -2,10 +2,10 @@
 
 import pytest
 
-from calibration.validation import same_weather
+from calibration.validation import known_speed
 
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a validation's bands from five simulated runs; `tests/calibration/test_weather.py` uses all 39."""
-    monkeypatch.setattr(same_weather, "_DRAWS", 5)
+    """Make a validation's bands from five simulated runs; `tests/calibration/test_machine_slowdown.py` uses all 39."""
+    monkeypatch.setattr(known_speed, "_DRAWS", 5)

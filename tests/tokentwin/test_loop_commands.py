@@ -168,7 +168,7 @@ def test_the_demo_goes_all_the_way(tmp_path: Path) -> None:
     done = tokentwin("demo", "-o", tmp_path / "demo", "--model", "random:llama", "--minutes", 0.1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "steps decided alike" in done.stdout
-    assert "in the same weather" in done.stdout
+    assert "with the machine's speed known" in done.stdout
     assert f"tokentwin dashboard {tmp_path / 'demo'}" in done.stdout
     report = json.loads((tmp_path / "demo" / "validation" / "report.json").read_text())
     assert report["rungs"]["replay"]["first_difference"] is None

@@ -10,8 +10,7 @@ import pytest
 
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
-from traces.recording import Recording
-from traces.recording_notes import notes_of
+from traces.recording import Recording, notes_of
 from traces.recording_writer import RecordingWriter
 from traces.schema import DATASETS
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from serving.errors import UserError
 from serving.metrics import METRICS, parse_slo
-from traces.metrics.distribution import Distribution
 from traces.metrics.run_metrics import DISTRIBUTIONS, SERVED_METRICS, RunMetrics
 from traces.metrics.saturation import Trend
 from traces.recording import Recording
 from traces.recording_writer import RecordingWriter
 from traces.schema import arrow_schema
+from traces.tables import Distribution
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -25,13 +25,15 @@ _OF_A_REPLAY = ("minutes", "virtual_arrivals", "time_operations", "replicas", "r
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
 @options("--limit --rate-scale --window-s")
 @click.option(
-    "--minutes", type=Finite(min=0, min_open=True), help="Run only as many of the first requests as fit into this time."
+    "--minutes",
+    type=Finite(min=0, min_open=True),
+    help="Send only as many of the first requests as fit into this time.",
 )
-@click.option("--virtual-arrivals", is_flag=True, help="Send all requests at once, to measure saturation.")
+@click.option("--virtual-arrivals", is_flag=True, help="Send all requests at once, to measure the maximum throughput.")
 @click.option(
     "--time-operations",
     is_flag=True,
-    help="Time every operation of every step; this is slower and runs without CUDA graphs.",
+    help="Measure the time of every operation; this is slower and runs without CUDA graphs.",
 )
 @click.option(
     "--engine", type=click.Choice(ENGINES), help="Real engine: ours, or vLLM in a separate Python environment."
@@ -50,8 +52,8 @@ def bench(
     """Replay TRACE in real time on the real engine, and record every step and token.
 
     Requests are sent at the arrival times of the trace, or with the trace's own concurrency. Latencies count from the
-    time at which a request is sent. Every output has the length that the trace states; end-of-sequence tokens are
-    ignored. If you press Ctrl-C, the part that was recorded so far is written.
+    time at which a request should be sent. Every output has the length that the trace states; end-of-sequence tokens
+    are ignored. If you press Ctrl-C, the recording so far is written.
 
     With --engine vllm the real engine is vLLM itself (`make vllm`; docs/vllm.md).
 

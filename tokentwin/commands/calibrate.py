@@ -9,7 +9,7 @@ import click
 
 from planning.deployments import read_deployment
 from planning.measure.request import CalibrateRequest
-from serving.figures import shown_change, shown_percent
+from serving.answers.figures import shown_change, shown_percent
 from tokentwin.options import deployment_options, options_of, requested
 from tokentwin.tables import print_table
 
@@ -29,12 +29,13 @@ options = options_of(CalibrateRequest)
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
 def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
-    """Run the engine on a designed set of short traces, and fit the time that a step takes.
+    """Run the real engine on a designed set of short traces, and fit the time of a step.
 
-    This writes calibration.json (prices, domain, held-out errors, hardware, noise), steps.parquet and the recordings.
+    This writes calibration.json (the fitted costs, the measured range, held-out errors, hardware and noise),
+    steps.parquet and the recordings.
 
-    With --from-iterations or --from-case no engine runs. Measurements of another engine correct the kernel tables of
-    its GPU. The result is engine.json, which `simulate` also accepts.
+    With --from-iterations or --from-case no engine runs. Measurements of another engine correct the step times that
+    follow from measured kernels of its GPU. The result is engine.json, which `simulate` also accepts.
 
     With --from-measured any number of runs of your servers join the published runs behind every prediction. The result
     is measured.json. `simulate` and `plan` accept it for every GPU and model; it helps most where they are the measured
@@ -46,8 +47,8 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
     from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.measured_runs import MeasuredRuns
     from planning.measure import calibrator
+    from serving.answers.terminal import print_report
     from serving.front_door import FrontDoor
-    from serving.terminal import print_report
     from tokentwin.commands.validate_external import print_results
 
     stated = {name: given.pop(name) for name in CalibrateRequest.model_fields if name in given}

@@ -6,20 +6,22 @@ from pathlib import Path
 
 import click
 
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import listed
+from tokentwin.saved_answer import AnswerOutput, answering
 
 
 @click.command()
-@click.option("--only", multiple=True, help="Test only the claim of this name; can be repeated, or a list with commas.")
+@click.option(
+    "--only", multiple=True, help="Test only the claim with this name; can be repeated, or a list with commas."
+)
 @click.option(
     "--claims", "directory", type=click.Path(), help="Folder of your own claims, instead of the bundled ones."
 )
-@click.option("--engine", is_flag=True, help="Also test claims on this machine's real engine, where it can run them.")
+@click.option("--engine", is_flag=True, help="Also test on the real engine of this machine the claims that it can run.")
 @click.option(
     "--front-door",
     type=click.Path(),
-    help="File of `calibrate --from-served`, with the API server's part of latencies.",
+    help="File of `calibrate --from-served`, with the time that the API server adds to requests.",
 )
 @click.option("--write", type=click.Path(path_type=Path), help="Also write the answer to this Markdown page.")
 @answering
@@ -33,9 +35,9 @@ def claims(
 ) -> None:
     """Test common claims about LLM inference.
 
-    Each claim is simulated in several cases. The answer says whether it holds, does not hold, or holds in some cases.
-    With --engine some claims are also tested on the real engine, with a small model. This command needs a checkout of
-    the repository, where lab/results/claims.md shows the answer and says how to add a claim.
+    Each claim is simulated in several cases (models, GPUs or workloads). The answer says whether it holds in all, some
+    or none of them. With --engine some claims are also tested on the real engine, with a small model. This command
+    needs a checkout of the repository, where lab/results/claims.md shows the answer and says how to add a claim.
     """
     from datetime import UTC, datetime
 

@@ -11,12 +11,12 @@ from tokentwin.tables import print_table
 
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option("--dataset", help="Explain only this dataset, e.g. steps.")
+@click.option("--dataset", help="Print only the columns of this dataset, e.g. steps.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def columns(path: Path | None, dataset: str | None, style: str) -> None:
-    """Explain every column: its name, unit and definition.
+    """Print the name, unit and definition of every column.
 
-    PATH is a recording, a sweep or a Parquet file. Without PATH the command explains the columns of every recording.
+    PATH is a recording, a sweep or a Parquet file. Without PATH the command prints the columns of all recordings.
     """
     from serving.errors import UserError
     from traces.schema import columns_at, columns_text, recording_columns

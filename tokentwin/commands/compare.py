@@ -9,8 +9,8 @@ import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.request import Timing
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import Finite, options_of, requested
+from tokentwin.saved_answer import AnswerOutput, answering
 
 if TYPE_CHECKING:
     from planning.compare.document import ComparisonDocument
@@ -35,7 +35,9 @@ options = options_of(CompareRequest, Timing, required=False)
 @click.option("--a", "own_a", multiple=True, metavar="NAME=VALUE", help="Setting of A, e.g. policy=vllm; repeatable.")
 @click.option("--b", "own_b", multiple=True, metavar="NAME=VALUE", help="Setting of B, e.g. policy=fair; repeatable.")
 @options("--seeds --limit --rate-scale --window-s --warm-up=warm_up_s")
-@click.option("--slo", help="Also compare the share of requests within these bounds in ms, e.g. 'ttft:200 tpot:50'.")
+@click.option(
+    "--slo", help="Also compare the share of requests within these latency bounds in ms, e.g. 'ttft:200 tpot:50'."
+)
 @click.option("--threshold", type=Finite(min=0), help=_THRESHOLD)
 @click.option("--engine", is_flag=True, help="Also run both sides on the real engine.")
 @click.option(
@@ -67,12 +69,12 @@ def compare(
     """Compare B with A, request by request.
 
     A and B are two deployments in YAML, which are simulated on --trace, or two directories with recordings of the same
-    workload. Without A and B, both sides start from --deployment or from the calibrated deployment, and --a and --b
+    workload. Without A and B, both sides start from --deployment or from the calibration's deployment, and --a and --b
     change settings of one side. NAME is a setting of a deployment (policy, scheduler.max_num_seqs, fleet.router), or
     replicas, router, gpu or calibration.
 
     Exit status: 0 if the sides differ significantly, 3 if they do not, 4 if the real engine (--engine) contradicts a
-    difference that the simulation claims.
+    difference that the simulation claims, 2 for bad input.
     """
     from planning.compare import comparer
     from planning.progress import telling
@@ -139,8 +141,7 @@ def compare(
 
 def _side(name: str, file: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings of one side, from a file and from `NAME=VALUE` pairs with values in YAML."""
-    from planning.deployments import stated_deployment
-    from planning.settings import named_values
+    from planning.deployments import named_values, stated_deployment
 
     own = named_values(name, pairs)
     run = {name: own.pop(name) for name in _OF_THE_RUN if name in own}

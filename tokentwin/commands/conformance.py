@@ -10,29 +10,31 @@ from serving.errors import UserError
 @click.command()
 @click.argument("recordings", nargs=-1, type=click.Path())
 @click.option("--policy", default="vllm", help="Policy, by name or as path/to/file.py:Class.")
-@click.option("--live", metavar="VLLM", help="Run random scenarios on this vLLM: a release, its virtual "
-              "environment, or the folder of an unpacked wheel.")  # fmt: skip
+@click.option("--live", metavar="VLLM", help="Compare with this vLLM on random scenarios: a release, a virtual "
+              "environment with vLLM, or the folder of an unpacked wheel.")  # fmt: skip
 @click.option("--python", help="With --live: Python interpreter that runs vLLM.")
 @click.option("--scenarios", default=20, show_default=True, type=click.IntRange(1, 100_000),
-              help="With --live: number of scenarios of each family.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="With --live: number of the first scenario.")
+              help="With --live: number of scenarios of each kind (priorities, drafts, ...).")  # fmt: skip
+@click.option(
+    "--seed", default=0, show_default=True, help="With --live: seed of the first scenario; the others count up."
+)
 def conformance(
     recordings: tuple[str, ...], policy: str, live: str | None, python: str | None, scenarios: int, seed: int
 ) -> None:
     """Replay RECORDINGS of vLLM's scheduler with our scheduler, and compare every decision.
 
-    The command prints one line for each recording or, with --live, for each family of scenarios. The exit status is 1
-    if any decision differs.
+    The command prints one line for each recording or, with --live, for each kind of scenario. The exit status is 1 if
+    any decision differs.
     """
     if bool(recordings) == (live is not None):
         raise UserError("recordings", None, "must be given without --live, and left out with it")
     if live is not None:
-        from sim.live_conformance import conform_live, find_vllm, lines
+        from sim.checks.live_conformance import conform_live, find_vllm, lines
 
         outcome = conform_live(find_vllm(live, python), scenarios, seed, policy)
         click.echo("\n".join(lines(outcome)))
         raise SystemExit(0 if outcome.identical else 1)
-    from sim.conformance import conform
+    from sim.checks.conformance import conform
 
     different = 0
     for recording in recordings:

@@ -22,8 +22,8 @@ from serving.errors import UserError
     "--password",
     default="",
     envvar="TOKENTWIN_DASHBOARD_PASSWORD",
-    help="Password that a browser must send first, with any user name. Other users of this machine can read it on a "
-    "command line, but not in $TOKENTWIN_DASHBOARD_PASSWORD.",
+    help="Password for the dashboard, with any user name. Other users of this machine can read a command line, so "
+    "prefer $TOKENTWIN_DASHBOARD_PASSWORD.",
 )
 @click.option(
     "--served-as",

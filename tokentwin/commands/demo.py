@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import ENGINES
-from serving.figures import shown_share
+from serving.answers.figures import shown_share
 from tokentwin.options import Finite
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ VLLM_ON_CPU = {"block_size": 32, "num_blocks": 150}  # the same memory in larger
 @click.option("--out", "-o", default="runs/demo", type=click.Path(), help="Directory to write to.")
 @click.option("--engine", type=click.Choice(ENGINES), default=ENGINES[0], help="Real engine: ours, or vLLM.")
 @click.option("--model", help="Model folder or random:FAMILY, instead of SmolLM2.")
-@click.option("--minutes", default=3.0, type=Finite(min=0.1), help="Time limit of the demo, approximately.")
-@click.option("--repeats", default=2, type=click.IntRange(min=2), help="Number of real runs of the trace.")
+@click.option("--minutes", default=3.0, type=Finite(min=0.1), help="Approximate duration of the demo.")
+@click.option("--repeats", default=2, type=click.IntRange(min=2), help="Number of real runs of the same trace.")
 def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int) -> None:
-    """Record traffic on the real engine, calibrate, simulate the same traffic, and report the error.
+    """Calibrate, record traffic on the real engine, simulate the same traffic, and report the simulator's errors.
 
     The demo first measures this machine, and chooses as much traffic as the machine can serve in --minutes.
-    Calibration traces and real runs take turns, so that both see the same state of the machine. The demo replaces an
+    Calibration traces and real runs take turns, so that both see the same speed of the machine. The demo replaces an
     earlier demo in the same directory.
 
     With --engine vllm the real engine is vLLM itself, in a separate Python environment (`make vllm`).
@@ -43,9 +43,9 @@ def demo(out: str, engine: str, model: str | None, minutes: float, repeats: int)
     from planning.measure.calibrator import fit_recordings, measure
     from planning.measure.demo_size import LOAD, demo_size
     from planning.measure.real_engine import load_engines, pace_of, record_whole
+    from serving.answers.terminal import print_report
     from serving.deployments.config import Deployment, parse
     from serving.errors import UserError
-    from serving.terminal import print_report
     from tokentwin.commands.validate import DECISIONS_DIFFER
     from traces.formats.trace_file import write_workload
     from traces.synth import parse_spec, synthesise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planning.deployments import read_deployment, refuse_engine_flags
-from serving.figures import shown_number, shown_share
+from serving.answers.figures import shown_number, shown_share
 from tokentwin.options import deployment_options
 from tokentwin.tables import print_table
 
@@ -21,34 +21,38 @@ _COUNT = click.IntRange(min=0, max=10_000_000)
 
 
 @click.command()
-@click.option("--gpu", default="H100", help="GPU of `tokentwin gpus`, or a YAML file with one.")
+@click.option("--gpu", default="H100", help="Name of a GPU (see `tokentwin gpus`), or a YAML file that describes one.")
 @click.option(
     "--rows",
     default=64,
     type=_COUNT,
-    help="Number of requests that decode; with speculative decoding each request also has draft tokens.",
+    help="Number of requests that decode; with speculative decoding each of them also verifies draft tokens.",
 )
-@click.option("--context", default=1024, type=_COUNT, help="Tokens of context before each decoded token.")
+@click.option("--context", default=1024, type=_COUNT, help="Context of each decoding request, in tokens.")
 @click.option("--prompts", default=0, type=_COUNT, help="Number of prompt chunks.")
-@click.option("--chunk", default=512, type=click.IntRange(2, 10_000_000), help="Tokens of each prompt chunk.")
-@click.option("--past", default=0, type=_COUNT, help="Tokens of the same prompt that were computed before each chunk.")
+@click.option(
+    "--chunk", default=512, type=click.IntRange(2, 10_000_000), help="Length of each prompt chunk, in tokens."
+)
+@click.option(
+    "--past", default=0, type=_COUNT, help="Tokens of each chunk's prompt that were computed in earlier steps."
+)
 @click.option(
     "--calibration",
     "-c",
     type=click.Path(),
-    help="Directory that `tokentwin calibrate` wrote. Of a calibration of our own engine, only launch times are used.",
+    help="Directory that `tokentwin calibrate` wrote. A calibration of our own engine only gives launch times.",
 )
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @deployment_options
 def explain(gpu: str, calibration: str | None, style: str, deployment_file: str | None, **given: Any) -> None:
-    """Show every operation of a step with its roofline, the parts of the predicted time, and the tensors of its tokens.
+    """Show the operations of one step with their rooflines, the predicted time by part, and the tensors of its tokens.
 
     --model is the name of a known model (see `tokentwin model list`), a config.json or its folder.
     """
     from calibration.operations import uniform_step
     from calibration.steps.explanation import explain as explained
     from calibration.steps.explanation import token_life
-    from calibration.steps.predict import predicted_cost
+    from calibration.steps.external_calibration import predicted_cost
     from calibration.steps.step_cost import Calibration
     from planning.costs import calibration_in
     from serving.deployments.config import Deployment
@@ -134,7 +138,7 @@ def _print(explanation: Explanation, title: str) -> None:
     hidden = (
         "once for each pass through the pipeline"
         if explanation.stages
-        else "which async scheduling hides behind the step before"
+        else "which async scheduling hides behind the previous step"
     )
     print(f"before the step, {_us(explanation.host_ns)} µs on the CPU, {hidden}")
     if explanation.launches:

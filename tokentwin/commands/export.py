@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--to", "format", required=True, type=click.Choice(list(FORMATS)), help="Format to write.")
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="File to write.")
-@click.option("--table", help="With parquet or csv: table to write, e.g. requests, steps, rows, tallies.")
+@click.option(
+    "--table",
+    help="With parquet or csv: name of the table to write, e.g. requests or steps; by default the main table.",
+)
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def export(source: Path, format: str, out: Path, table: str | None, force: bool) -> None:
     """Write SOURCE in another format.
@@ -26,7 +29,7 @@ def export(source: Path, format: str, out: Path, table: str | None, force: bool)
     --save`, `compare --save` or `diagnose --save`.
 
     Formats parquet and csv write one table of SOURCE. Format html writes a report in one file, with the charts of the
-    dashboard. Format json writes a saved answer unchanged. For a recording, format perfetto writes a trace for
+    dashboard. Format json copies a saved answer. For a recording, format perfetto writes a trace for
     ui.perfetto.dev, and format openmetrics writes the metrics that vLLM's /metrics would show at the end of the run,
     with job="sim".
     """

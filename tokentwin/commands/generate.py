@@ -21,13 +21,15 @@ from tokentwin.options import Finite, deployment_options
     "--top-p",
     default=1.0,
     type=Finite(0, 1, min_open=True),
-    help="Sample only from the most likely tokens, whose probabilities sum to p.",
+    help="Sample only from the most likely tokens whose probabilities add up to p.",
 )
-@click.option("--seed", default=0, help="Seed of sampling; the same seed gives the same answer.")
+@click.option("--seed", default=0, help="Random seed of sampling; the same seed gives the same answer.")
 @click.option("--stop", multiple=True, help="End the answer before this text; can be repeated.")
 @click.option("--system", help="System message.")
-@click.option("--json-schema", type=click.Path(), help="Make the answer JSON that follows the schema in this file.")
-@click.option("--regex", help="Make the answer match this regular expression.")
+@click.option(
+    "--json-schema", type=click.Path(), help="Force the answer to be JSON that follows the schema in this file."
+)
+@click.option("--regex", help="Force the answer to match this regular expression.")
 @deployment_options
 def generate(
     prompt: str,
@@ -45,7 +47,7 @@ def generate(
 ) -> None:
     """Answer PROMPT with the real engine. If the model has a chat template, PROMPT is a chat message.
 
-    Without --deployment the model is SmolLM2, with room for 2048 tokens (--max-model-len) of prompt and answer.
+    Without --deployment the model is SmolLM2. Prompt and answer have at most 2048 tokens (--max-model-len).
     """
     from planning.measure.real_engine import load_engine
     from serving.deployments.config import Deployment, SchedulerConfig, parse

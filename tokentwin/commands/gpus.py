@@ -7,7 +7,7 @@ import click
 
 @click.command()
 def gpus() -> None:
-    """List the GPUs known by name: dense TFLOP/s, link speed in one direction, and dated default prices."""
+    """List the known GPUs: memory, dense TFLOP/s, link speed in one direction, and default prices with their dates."""
     from serving.deployments.gpu_spec import gpus as catalogue
 
     click.echo(f"{'':13}{'memory':>12}{'TFLOP/s of dense GEMMs':>25}{'link':>6}")
@@ -20,4 +20,4 @@ def gpus() -> None:
         click.echo(
             f"{gpu.name:13}{memory}{shown[0]:>9}{shown[1]:>8}{shown[2]:>8}{gpu.link_bytes_per_s / 1e9:6,.0f}{price}"
         )
-    click.echo("Sources, and how to describe one of your own: docs/models-and-gpus.md")
+    click.echo("Sources, and how to describe your own GPU: docs/models-and-gpus.md")

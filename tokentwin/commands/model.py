@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.figures import shown_number
+from serving.answers.figures import shown_number
 from tokentwin.options import Finite
 from tokentwin.tables import print_table
 
@@ -35,7 +35,7 @@ def fetch(name: str, directory: Path | None) -> None:
 
 @model.command(name="list")
 def list_models() -> None:
-    """List the known models, with their parameters and the KV cache of one token in 16 bits."""
+    """List the known models, with their parameters and the KV bytes of one token in 16 bits."""
     from serving.deployments.model_catalogue import models
 
     rows = (
@@ -52,33 +52,47 @@ def list_models() -> None:
 
 @model.command()
 @click.argument("name")
-@click.option("--gpu", default="H100", help="GPU of `tokentwin gpus`, or a YAML file with one.")
+@click.option("--gpu", default="H100", help="Name of a GPU (see `tokentwin gpus`), or a YAML file that describes one.")
 @click.option(
     "--tp",
     "tensor_parallel_size",
     default=1,
     type=click.IntRange(1, 64),
-    help="Tensor-parallel size: GPUs that share each layer.",
+    help="Tensor-parallel size: number of GPUs that share each layer.",
 )
 @click.option(
     "--pp",
     "pipeline_parallel_size",
     default=1,
     type=click.IntRange(1, 64),
-    help="Pipeline-parallel size: stages that the layers are split into.",
+    help="Pipeline-parallel size: number of stages.",
 )
 @click.option("--dtype", default="bfloat16", type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option(
     "--quantization",
     default="none",
-    help="Quantization of the weights: fp8, int4, ...; none keeps the published format.",
+    help="Quantization of the weights: fp8, int4, ...; none keeps the checkpoint's format.",
 )
 @click.option("--kv-cache-dtype", default="auto", help="Type of the KV cache: auto (as --dtype) or fp8.")
 @click.option("--block-size", default=16, type=click.IntRange(min=1), help="Tokens in a KV block.")
-@click.option("--utilization", "gpu_memory_utilization", default=0.9, type=Finite(0, 1, min_open=True))
-@click.option("--max-num-seqs", type=click.IntRange(min=1), help="By default vLLM's default on the GPU.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="By default vLLM's default on the GPU.")
-@click.option("--graph-gib", default=0.0, type=Finite(0), help="Memory for CUDA graphs, in GiB.")
+@click.option(
+    "--utilization",
+    "gpu_memory_utilization",
+    default=0.9,
+    type=Finite(0, 1, min_open=True),
+    help="vLLM's gpu_memory_utilization.",
+)
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(min=1),
+    help="Maximum number of running requests; by default vLLM's default on the GPU.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=click.IntRange(min=1),
+    help="Maximum number of tokens in one step; by default vLLM's default on the GPU.",
+)
+@click.option("--graph-gib", default=0.0, type=Finite(0), help="Memory that vLLM reserves for CUDA graphs, in GiB.")
 def inspect(
     name: str,
     gpu: str,
@@ -88,7 +102,7 @@ def inspect(
     graph_gib: float,
     **settings: Any,
 ) -> None:
-    """Show the weights, the KV cache and the KV blocks of NAME on a GPU.
+    """Estimate the memory of weights and activations, and the number of KV blocks, of NAME on a GPU.
 
     NAME is a known model, a config.json or its folder.
     """

@@ -10,8 +10,8 @@ import click
 
 from planning.plan.request import PlanRequest
 from serving.errors import UserError
-from tokentwin.commands.saved_answer import AnswerOutput, answering
 from tokentwin.options import listed, options_of, requested
+from tokentwin.saved_answer import AnswerOutput, answering
 
 INFEASIBLE = 4  # exit status
 
@@ -36,7 +36,7 @@ options = options_of(PlanRequest)
     "--jobs",
     "-j",
     type=click.IntRange(min=1),
-    help="Number of simulations that run at once; by default one for each CPU.",
+    help="Number of simulations that run at the same time; by default one for each CPU.",
 )
 @answering
 def plan(jobs: int | None, measured: tuple[Path, ...], output: AnswerOutput, **given: Any) -> None:
@@ -48,17 +48,17 @@ def plan(jobs: int | None, measured: tuple[Path, ...], output: AnswerOutput, **g
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
     replicas. `tokentwin export` writes a saved answer as a report.
 
-    With --measured the predictions learn from runs of your own server: one of the files says the GPU, or --gpu names
-    exactly one; --deployment is what the server ran. The calibration is kept, and `-c` names it next time.
+    With --measured the predictions learn from runs of your own server: a file states the GPU, or --gpu names exactly
+    one, and --deployment is what the server ran. The calibration is kept, and `-c` names it next time.
 
-    Within seconds a first answer appears on standard error. It is a range of fleet sizes from quick estimates.
+    Within seconds a first answer appears on standard error: a range of fleet sizes from quick estimates.
 
     The exit status is 4 if no fleet meets the SLOs.
     """
     from planning.costs import named_prices
+    from planning.deployments import named_values
     from planning.plan import planner
     from planning.progress import telling
-    from planning.settings import named_values
     from serving.deployments.config import load_deployment
     from traces.without_pandas import spare_pandas
 

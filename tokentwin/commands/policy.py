@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from sim.policy_check import PolicyCheck
+    from sim.checks.policy_check import PolicyCheck
 
 
 @click.group()
 def policy() -> None:
-    """Scheduling policies: the built-in ones, and your own."""
+    """Check scheduling policies: built-in policies, and your own."""
 
 
 @policy.command()
@@ -22,17 +22,17 @@ def policy() -> None:
 @click.option("--limit-s", type=click.FloatRange(1), default=60.0, help="Time limit of the whole check, in seconds.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def check(name: str, limit_s: float, style: str) -> None:
-    """Run a policy through scripted workloads, and report which rules of the contract it keeps.
+    """Run a policy on scripted workloads, and report whether it keeps the rules for policies (docs/policies.md).
 
     NAME is a built-in policy, path/to/file.py:Class or package.module:Class. The workloads have scarce KV memory,
     shared prefixes, bursts, priorities, aborts or long prompts. Each workload runs in the plain loop and in the
-    overlapped loop.
+    overlapped loop (async scheduling).
 
-    Exit status: 0 if the policy keeps the contract, 1 if it does not, 2 if there is no such policy. The report also
-    says whether requests can starve, and whether planning a steady decode step takes constant time. Neither changes the
-    exit status (docs/policies.md).
+    Exit status: 0 if the policy keeps all rules, 1 if it does not, 2 if there is no such policy. The report also says
+    whether requests can starve, and whether the time to plan a decode step grows with the batch. These two do not
+    change the exit status.
     """
-    from sim.policy_check import check_policy
+    from sim.checks.policy_check import check_policy
 
     result = check_policy(name, limit_s)
     if style == "json":
@@ -44,7 +44,7 @@ def check(name: str, limit_s: float, style: str) -> None:
 
 
 def _print(result: PolicyCheck) -> None:
-    from sim.policy_check import LOOPS, RULES
+    from sim.checks.policy_check import LOOPS, RULES
 
     click.echo(f"{'':14}" + "".join(f"{loop:12}" for loop in LOOPS))
     for finding in result.findings:

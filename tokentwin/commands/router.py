@@ -12,7 +12,7 @@ from serving.errors import UserError
 
 @click.group()
 def router() -> None:
-    """Routers: the built-in ones, and your own."""
+    """Check routers: built-in routers, and your own."""
 
 
 @router.command()
@@ -23,17 +23,17 @@ def router() -> None:
 @click.option("--limit-s", type=click.FloatRange(1), default=60.0, help="Time limit of the whole check, in seconds.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 def check(name: str, settings: tuple[str, ...], limit_s: float, style: str) -> None:
-    """Run a router through scripted workloads, and report which rules it keeps.
+    """Run a router on scripted workloads, and report whether it keeps the rules for routers (docs/fleet.md).
 
-    NAME is a built-in router, path/to/file.py:Class or package.module:Class. The fleets have
-    one replica, four equal replicas, full queues, one pool for each SLO class, replicas that come and go, or separate
-    prefill and decode pools. Each fleet runs twice.
+    NAME is a built-in router, path/to/file.py:Class or package.module:Class. The fleets have one replica, four equal
+    replicas, full queues, one pool for each SLO class, replicas that come and go, or separate prefill and decode pools.
+    Each fleet runs twice, because equal runs must have equal routes.
 
-    Exit status: 0 if the router keeps the rules, 1 if it does not, 2 if there is no such router. The report also says
-    how evenly requests are spread, and whether a choice takes longer in a large fleet. Neither changes the exit status
-    (docs/fleet.md).
+    Exit status: 0 if the router keeps all rules, 1 if it does not, 2 if there is no such router. The report also says
+    how evenly requests are spread, and whether a choice takes longer in a large fleet. These two do not change the exit
+    status.
     """
-    from sim.router_check import RULES, check_router
+    from sim.checks.router_check import RULES, check_router
 
     result = check_router(name, dict(map(_setting, settings)), limit_s)
     if style == "json":

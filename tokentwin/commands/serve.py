@@ -34,7 +34,7 @@ SECTIONS = {
 def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool, **flags: Any) -> None:
     """Serve OpenAI's API with the real engine or, with --twin, with a simulated fleet.
 
-    The twin sends each token when the real fleet would send it. The text of its answers is meaningless.
+    The simulated fleet (the twin) sends each token when the real fleet would. The text of its answers is meaningless.
 
     \b
       tokentwin serve
@@ -66,7 +66,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     deployment = read_deployment(deployment_file, flags, otherwise)
     defaults: tuple[str, ...] = ()
     if twin:
-        from planning.whole_deployment import whole_deployment
+        from planning.scenario import whole_deployment
 
         deployment, defaults = whole_deployment(deployment, settings.calibration, settings.gpu)
     replicas = settings.replicas or (sum(pool.replicas for pool in deployment.fleet.pools) if deployment.fleet else 1)

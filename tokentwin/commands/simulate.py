@@ -25,14 +25,16 @@ options = options_of(TraceWorkload, Scenario, Timing)
 @click.option(
     "--acceptance",
     type=click.Path(),
-    help="Recording of the real engine, whose proposed and accepted draft tokens are used (speculative decoding).",
+    help="For speculative decoding: recording of the real engine, from which the rates of draft tokens are taken.",
 )
 @click.option(
-    "--front-door", type=click.Path(), help="Also simulate the API server and its clients, with the times in this file."
+    "--front-door", type=click.Path(), help="Also simulate the API server and its clients, with times from this file."
 )
 @click.option("--summary-only", is_flag=True, help="Do not record steps and token times; this is much faster.")
 @click.option(
-    "--band/--no-band", default=True, help="Also simulate with step times at both ends of their 90 % interval."
+    "--band/--no-band",
+    default=True,
+    help="Also simulate both ends of the 90 % interval of step times, for bands of figures.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing recording.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
@@ -49,11 +51,11 @@ def simulate(
     deployment_file: str | None,
     **given: Any,
 ) -> None:
-    """Simulate TRACE with step times from a calibration, or from the kernel tables of a GPU.
+    """Simulate TRACE with step times from a calibration, or from measured kernels of a GPU.
 
     TRACE is a trace in any format, a recording, or a YAML specification for `trace synth`.
 
-    Without --deployment this simulates the calibrated deployment, or Llama-3.1-8B if there is none. Flags change
+    Without --deployment this simulates the calibration's deployment, or Llama-3.1-8B if there is none. Flags change
     single settings of the deployment. With --gpu the number of KV blocks follows from the GPU's memory, unless the
     deployment states it.
     """

@@ -13,18 +13,20 @@ _LINES = 6  # largest number of lines about defaults
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option("--out", "-o", required=True, type=click.Path(path_type=Path), help="Directory to write the dataset to.")
-@click.option("--resume", is_flag=True, help="Continue the sweep in --out: simulate only the missing runs.")
-@click.option("--retry-failed", is_flag=True, help="With --resume: also repeat the runs that failed.")
+@click.option("--resume", is_flag=True, help="Continue the sweep in --out: simulate only the runs that it lacks.")
+@click.option("--retry-failed", is_flag=True, help="With --resume: also simulate the failed runs again.")
 @click.option("--executor", type=click.Choice(["process", "ray"]), default="process")
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Number of runs at once; by default one for each CPU.")
+@click.option(
+    "--jobs", "-j", type=click.IntRange(min=1), help="Number of runs at the same time; by default one for each CPU."
+)
 @click.option("--dry-run", is_flag=True, help="Only print how many runs FILE describes.")
 def sweep(
     file: str, out: Path, resume: bool, retry_failed: bool, executor: str, jobs: int | None, dry_run: bool
 ) -> None:
     """Simulate every run that FILE describes.
 
-    OUT/runs is a hive-partitioned Parquet dataset with one row for each run. If a run fails, its row holds the error,
-    and the exit status is 1.
+    OUT/runs is a hive-partitioned Parquet dataset with one row for each run. If a run fails, its row contains the
+    error, and the exit status is 1.
     """
     from planning.progress import telling
     from planning.sweep.executors import find_executor

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from serving.answers.figures import shown_number, shown_share
 from serving.data_file import parse_yaml
 from serving.errors import UserError
-from serving.figures import shown_number, shown_share
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ _SPREAD = click.option(
 def trace() -> None:
     """Inspect, convert or generate a trace of requests.
 
-    The content of a file shows its format: Azure CSV, Mooncake JSON lines, tokentwin's Parquet, simple CSV or simple
-    JSON lines. Text may be gzipped. A recording counts as the trace that it was made from.
+    The format is recognised from the content: Azure CSV, Mooncake JSON lines, tokentwin's Parquet, simple CSV or simple
+    JSON lines. Text may be gzipped. In place of a trace you can give a recording; its requests are then used.
     """
 
 
@@ -48,7 +48,7 @@ def trace() -> None:
 @_SPREAD
 @_FORMAT
 def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> None:
-    """Show arrival rates, burstiness, lengths, and the prefix-hit rate of an infinite cache."""
+    """Show arrival rates, burstiness, lengths, and the prefix-hit rate of a cache of infinite size."""
     from traces.summary import summarise
 
     _print(summarise(_read(path, spread_ticks), block_size), format_)
@@ -64,7 +64,7 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
     """Write TRACE to OUT as Parquet (exact) or Mooncake JSON lines (512-token blocks).
 
     Mooncake stores arrival times in milliseconds, lengths, and shared prefixes of complete blocks. It cannot store ids,
-    priorities, tenants, SLO classes or a closed loop.
+    priorities, tenants, SLO classes or a closed loop (clients that wait for answers).
     """
     from traces.formats.trace_file import write_workload
 
@@ -96,7 +96,7 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
 @click.option(
     "--structured",
     metavar="P",
-    help="Share of requests with structured output (answers that follow a grammar), such as 0.3.",
+    help="Fraction of requests with structured output (answers that follow a grammar), such as 0.3.",
 )
 @click.option(
     "--grammar-compile-ms", metavar="MS", help="Time that each structured request waits until its grammar is compiled."
@@ -107,8 +107,8 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
 def synth(out: Path, spec_path: Path | None, to: str | None, force: bool, format_: str, **options: str | None) -> None:
     """Generate a synthetic workload and write it to OUT.
 
-    The same specification and seed give the same bytes. Use a YAML file for distributions inside `--system-prompts`
-    and `--sessions`.
+    The same specification and seed give the same file. For random lengths of system prompts and sessions, use a YAML
+    file (--spec).
     """
     from planning.progress import counting
     from serving.data_file import read_mapping

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from planning.measure.request import ValidateRequest
-from serving.figures import shown_percent
-from tokentwin.commands.saved_answer import AnswerOutput
+from serving.answers.figures import shown_percent
 from tokentwin.commands.validate_decisions import decisions
 from tokentwin.commands.validate_external import external
 from tokentwin.commands.validate_front_door import front_door
 from tokentwin.options import Finite, options_of, requested
+from tokentwin.saved_answer import AnswerOutput
 
 DECISIONS_DIFFER = 1
 ERROR_TOO_LARGE = 3
@@ -32,12 +32,13 @@ class _Rungs(click.Group):
 
 @click.group(cls=_Rungs)
 def validate() -> None:
-    """Compare the simulator with real runs.
+    """Compare the simulator with real runs, on seven levels (rungs).
 
-    `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`. It runs rungs 1 to 3 of the validation,
-    on recordings of our own engine. `validate external` is rung 4, on published measurements of other engines or of
-    your own server. `validate front-door` is rung 6, on latencies that clients of `tokentwin serve` saw. `validate
-    decisions` is rung 7, on choices among measured configurations.
+    `validate REAL... -c CALIBRATION -o OUT` is short for `validate runs ...`. It compares decisions, step times and
+    latencies with recordings of our own engine (rungs 1 to 3). `validate external` compares with published
+    measurements of other engines, or with your own server (rung 4). `validate front-door` compares with latencies
+    that clients of `tokentwin serve` saw (rung 6). `validate decisions` scores choices among measured configurations
+    (rung 7). Rung 5 checks the 90 % bands of rungs 3 and 4.
     """
 
 
@@ -55,8 +56,8 @@ validate.add_command(decisions)
 def runs(max_error: float | None, style: str, force: bool, **given: Any) -> None:
     """Compare the simulator with REAL recordings of one workload. Repeated recordings give the noise floor.
 
-    Rung 1 replays every decision of the real run; the exit status is 1 if any differs. Rung 2 compares step times.
-    Rung 3 compares TTFT, TPOT, E2E and throughput of the complete run. The command writes report.json,
+    Rung 1 replays every scheduling decision of the real run; the exit status is 1 if any differs. Rung 2 compares step
+    times. Rung 3 compares TTFT, TPOT, E2E and throughput of the complete run. The command writes report.json,
     step_residuals.parquet and the simulated run.
     """
     from planning.measure import validator

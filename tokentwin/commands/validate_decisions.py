@@ -13,18 +13,19 @@ from tokentwin.tables import print_table
 @click.command()
 @click.option("--data", default="../shared/data", type=click.Path(), help="Folder of measurements.")
 @click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the published runs.")
-@click.option("--case", "names", multiple=True, help="Use only the case of this name; can be repeated.")
+@click.option("--case", "names", multiple=True, help="Use only the case with this name; can be repeated.")
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
 @click.option("--out", "-o", type=click.Path(), help="Also write decisions.json here, for the dashboard's Trust page.")
 def decisions(
     data: str, cases: str | None, names: tuple[str, ...], style: str, page: str | None, out: str | None
 ) -> None:
-    """Choose among measured configurations by predictions that do not use their measurements, and score the choices.
+    """Let the simulator choose among configurations that others have measured, and score its choices (rung 7).
 
-    Each question has bounds on the mean TTFT and TPOT. The twin chooses the configuration with the highest predicted
-    throughput (output tokens per second and GPU) within the bounds. The utility of a choice is its measured throughput
-    divided by the best measured throughput within the bounds. It is 0 if the choice breaks a bound.
+    The predictions do not use these measurements. Each question has bounds on the mean TTFT and TPOT. The simulator
+    chooses the configuration with the highest predicted throughput (output tokens per second per GPU) within the
+    bounds. The utility of a choice is its measured throughput, divided by the best measured throughput within the
+    bounds. It is 0 if the choice breaks a bound.
 
     The configurations are rows of AIConfigurator's tables, which a case file describes.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.figures import NOTHING
+from serving.answers.figures import NOTHING
 from tokentwin.options import Finite
 from tokentwin.tables import print_table
 
@@ -26,13 +26,13 @@ TARGET_MISSED = 3
 @click.command()
 @click.option("--data", default="../shared/data", type=click.Path(), help="Folder of measurements.")
 @click.option("--cases", type=click.Path(), help="Folder of your own case files, instead of the published runs.")
-@click.option("--case", "names", multiple=True, help="Use only the case of this name; can be repeated.")
+@click.option("--case", "names", multiple=True, help="Use only the case with this name; can be repeated.")
 @click.option(
     "--recording",
     "recordings",
     multiple=True,
     type=click.Path(),
-    help="Recording of `tokentwin bench --url`, instead of case files; can be repeated to get the noise floor.",
+    help="Recording of `tokentwin bench --url`, instead of case files; several recordings give the noise floor.",
 )
 @click.option(
     "--deployment",
@@ -43,20 +43,22 @@ TARGET_MISSED = 3
 )
 @click.option("--gpu", help="With --recording: GPU that the server runs on.")
 @click.option(
-    "--replicas", type=click.IntRange(1, 1000), help="With --recording: engines behind the router. [default: 1]"
+    "--replicas",
+    type=click.IntRange(1, 1000),
+    help="With --recording: number of engines behind the router. [default: 1]",
 )
 @click.option("--router", help="With --recording: router of the server. [default: round-robin]")
 @click.option(
     "--max-error",
     type=Finite(min=0),
-    help="With --recording: largest error of a mean or a rate that meets the target, in percent.",
+    help="With --recording: target for the errors of means and rates, in percent; exit with 3 if one is larger.",
 )
 @click.option(
     "--leave-out",
     "levels",
     multiple=True,
     type=click.Choice(["gpu", "engine", "model", "source"]),
-    help="Predict every measured run from runs of other GPUs, engines, models or sources only; can be repeated.",
+    help="Predict each measured run only from runs of other GPUs (engines, models, sources); can be repeated.",
 )
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
@@ -72,9 +74,9 @@ def external(
     out: str | None,
     **server: Any,
 ) -> None:
-    """Simulate measured runs of other engines with their own settings, and compare the figures.
+    """Simulate measured runs of other engines with the same settings, and compare measured and predicted figures.
 
-    A case file states the engine's settings, its files in --data, and how close the prediction should be.
+    A case file describes such runs: the engine's settings, its files in --data, and targets for the errors.
 
     With --recording you compare your own server with its twin, in two commands:
 
@@ -84,10 +86,10 @@ def external(
 
     Latencies that a client measures include HTTP and tokenising. `tokentwin validate front-door` also simulates these.
 
-    With --leave-out each GPU, engine, model or source is predicted from the cases of the others alone, and the report
-    states the errors. Runs that cannot be simulated are counted by reason.
+    With --leave-out each GPU, engine, model or source is predicted only from the cases of the others, and the report
+    states the errors. Runs that cannot be simulated are counted, with the reason.
 
-    If a case file is wrong, the command prints one line about it and scores the other cases.
+    If a case file is wrong, the command prints one line about it and computes the errors of the other cases.
 
     Exit status: 0 if every target is met, 3 if one is missed, 2 if a file or a setting is wrong.
     """

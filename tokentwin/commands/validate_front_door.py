@@ -21,10 +21,11 @@ TARGET_MISSED = 3
     "servers",
     multiple=True,
     type=click.Path(),
-    help="Recording of `serve -o`, one for each of CLIENTS: also simulate with the machine's slowdown in that run.",
+    help="Recording of `serve -o` of the same run, once for each of CLIENTS, to also simulate the machine's slowdown "
+    "then.",
 )
 @click.option("--calibration", "-c", type=click.Path(), help="Directory that `tokentwin calibrate` wrote.")
-@click.option("--gpu", help="GPU whose kernel tables time the steps.")
+@click.option("--gpu", help="GPU to simulate; step times come from measured times of its kernels.")
 @click.option("--replicas", type=int, help="Number of engines behind the router.")
 @click.option("--router", help="Router, by name; by default round-robin.")
 @click.option("--max-error", type=Finite(min=0), help="Exit with status 3 if an error exceeds this many percent.")
@@ -45,16 +46,16 @@ def front_door(
     deployment_file: str | None,
     **flags: Any,
 ) -> None:
-    """Compare latencies that clients of a server saw with a simulation of the same arrivals (rung 6).
+    """Compare latencies that clients of a server saw with a simulation of the same arrivals (rung 6 of validation).
 
-    CLIENTS are recordings of `tokentwin bench --url`. Repeats of one run give the noise floor.
+    CLIENTS are recordings of `tokentwin bench --url`. Repeated recordings of one run give the noise floor.
     """
     from planning.costs import base_deployment, check_timed
     from planning.deployments import read_deployment
     from planning.measure.front_door import clients_table, hold_against_clients
     from planning.priced_scenario import with_fleet
+    from serving.answers.terminal import print_report
     from serving.front_door import FrontDoor
-    from serving.terminal import print_report
     from tokentwin.commands.validate_external import write_results
 
     check_timed(calibration, gpu)

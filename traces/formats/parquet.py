@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 
 from serving.errors import UserError, reason
 from serving.workload import Workload, WorkloadRequest
-from traces.arrivals import LATEST_NS, TOO_LATE
-from traces.lengths import LONGEST
+from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
 
 MAGIC = b"PAR1"
 _PRIORITIES = 2**31  # limit of the absolute value; recordings have 32 bits

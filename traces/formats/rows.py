@@ -22,8 +22,7 @@ from typing import IO, Any
 from serving.data_file import parse_json
 from serving.errors import UserError, reason
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
-from traces.arrivals import LATEST_NS, TOO_LATE
-from traces.lengths import LONGEST
+from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
 
 _LOG = logging.getLogger("tokentwin")
 _LOGGED = 10_000  # lines; about a second of reading

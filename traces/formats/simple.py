@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from traces.distributions import LONGEST
 from traces.formats.rows import Row, csv_rows, json_rows, workload_of
-from traces.lengths import LONGEST
 
 _TIMESTAMP = "timestamp"
 _ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1, _TIMESTAMP: 1_000_000_000}

@@ -6,12 +6,15 @@ Names and definitions of metrics are in the registry (`serving.metrics`).
 
 Percentiles are exact order statistics by nearest rank and are never interpolated. Latencies are those of finished
 requests; all other requests still count in the denominator of SLO attainment.
+
+A replica occupies its GPUs from its start to its end, so cold starts, drains and recoveries are paid for. It takes
+requests from the time when it is ready. These times are in the column `replica_lives` of `runs`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,13 +27,11 @@ from serving.deployments.config import SchedulerConfig, parse
 from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
 from serving.metrics import METRICS, check_slo, metric
-from traces.metrics.distribution import Distribution
-from traces.metrics.replica_lives import cost_usd, gpu_hours, serving_ns
 from traces.metrics.saturation import Saturation, TimesInSystem, saturation_of
 from traces.metrics.step_metrics import STEP_METRICS, StepMetrics, StepWork
 from traces.recording import Recording
 from traces.schema import DATASETS
-from traces.tables import Datasets, Floats, MemoryTables, gaps_ms, known, numbers, over, ratio
+from traces.tables import Datasets, Distribution, Floats, MemoryTables, gaps_ms, known, numbers, over, ratio
 
 REQUEST_METRICS = tuple(m.name for m in METRICS.values() if m.scope == "request")
 SERVED_METRICS = ("tokenise_ms", "detokenise_ms", "stream_ms", "client_ms")  # metrics of an API server and its clients
@@ -78,7 +79,7 @@ class RunMetrics:
         self._datasets: Datasets = requests if isinstance(requests, Recording) else MemoryTables(**tables)
         self._run = dict(run or {})
         self._steps = StepMetrics(self._datasets, self._run.get("num_blocks"), work)
-        self._lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
+        self._replica_lives: list[dict[str, Any]] = self._run.get("replica_lives") or []
         self._duration_ns = int(self._run.get("duration_ns") or 0)
         self._gpus = gpus
         self.slo = check_slo(slo or {})
@@ -261,8 +262,8 @@ class RunMetrics:
             "pipeline_bubble": self._steps.pipeline_bubble(),
             "mfu": self._used("mfu"),
             "mbu": self._used("mbu"),
-            "live_replicas": self._replicas if self._lives else None,
-            "gpu_hours": gpu_hours(self._lives, self._duration_ns) if self._lives else None,
+            "live_replicas": self._replicas if self._replica_lives else None,
+            "gpu_hours": gpu_hours(self._replica_lives, self._duration_ns) if self._replica_lives else None,
             "cost_usd": self._cost_usd,
             "usd_per_hour": usd_per_hour,
             **{f"usd_per_mtok_{kind}": over(usd_per_hour, rate and rate * 3600 / 1e6) for kind, rate in rates.items()},
@@ -393,13 +394,15 @@ class RunMetrics:
     @cached_property
     def _cost_usd(self) -> float | None:
         prices = self._run.get("usd_per_gpu_hour")
-        return cost_usd(self._lives, self._duration_ns, dict(prices)) if self._lives and prices else None
+        return (
+            cost_usd(self._replica_lives, self._duration_ns, dict(prices)) if self._replica_lives and prices else None
+        )
 
     @cached_property
     def _replicas(self) -> float:
         """The number of replicas; the mean over the run if their start and end times are recorded."""
-        if self._lives and self._duration_ns:
-            return serving_ns(self._lives, self._duration_ns) / self._duration_ns
+        if self._replica_lives and self._duration_ns:
+            return serving_ns(self._replica_lives, self._duration_ns) / self._duration_ns
         return float(self._run.get("replicas") or 1)
 
 
@@ -450,3 +453,72 @@ def _token_time(columns: Floats, config: SchedulerConfig) -> tuple[float, float]
             tokens = np.minimum(tokens, prompts + np.maximum(outputs, config.kv_reserved_max_tokens))
         reserved = np.ceil(tokens / config.block_size) * config.block_size * (prefill + decode)
     return float(used.sum()), float(reserved.sum())
+
+
+ReplicaLives = Sequence[Mapping[str, Any]]
+
+
+def gpu_hours(replica_lives: ReplicaLives, duration_ns: int) -> float:
+    """Return the GPU hours that all replicas were paid for until the end of the run."""
+    return sum(_ns_to_end(life, duration_ns, life["started_ns"]) * life["gpus"] for life in replica_lives) / 3.6e12
+
+
+def cost_usd(
+    replica_lives: ReplicaLives, duration_ns: int, usd_per_gpu_hour: Mapping[str, float | None]
+) -> float | None:
+    """Return the cost in dollars of the GPU hours of `replica_lives`, at the prices of their pools.
+
+    The result is None if a pool with a replica has no price.
+    """
+    usd = 0.0
+    for pool in dict.fromkeys(life["pool"] for life in replica_lives):
+        price = usd_per_gpu_hour.get(pool)
+        if price is None:
+            return None
+        usd += price * gpu_hours([life for life in replica_lives if life["pool"] == pool], duration_ns)
+    return usd
+
+
+def serving_ns(replica_lives: ReplicaLives, duration_ns: int) -> int:
+    """Return the nanoseconds during which replicas were ready, summed over the replicas."""
+    return sum(
+        _ns_to_end(life, duration_ns, life["ready_ns"]) for life in replica_lives if life["ready_ns"] is not None
+    )
+
+
+def unserved_ns(replica_lives: ReplicaLives, duration_ns: int) -> int:
+    """Return the nanoseconds without a ready replica after the first one was ready; `replica_lives` is for one pool."""
+    timeline = [change for change in replica_counts(replica_lives) if change["time_ns"] < duration_ns]
+    began = next((at for at, change in enumerate(timeline) if change["ready"]), len(timeline))
+    times = [*(change["time_ns"] for change in timeline), duration_ns]
+    return sum(times[at + 1] - times[at] for at in range(began, len(timeline)) if not timeline[at]["ready"])
+
+
+def replica_counts(replica_lives: ReplicaLives) -> list[dict[str, Any]]:
+    """Return a row for each change: `time_ns`, `pool`, and the pool's new numbers of `paid` and `ready` replicas."""
+    changes: dict[tuple[int, str], list[int]] = {}
+    for life in replica_lives:
+        for name, paid, ready in (("started_ns", 1, 0), ("ready_ns", 0, 1)):
+            if life[name] is not None:
+                _change(changes, life[name], life["pool"], paid, ready)
+        if life["ended_ns"] is not None:
+            _change(changes, life["ended_ns"], life["pool"], -1, -(life["ready_ns"] is not None))
+    counts: dict[str, list[int]] = {}
+    timeline = []
+    for (time_ns, pool), (paid, ready) in sorted(changes.items()):
+        count = counts.setdefault(pool, [0, 0])
+        count[0] += paid
+        count[1] += ready
+        timeline.append({"time_ns": time_ns, "pool": pool, "paid": count[0], "ready": count[1]})
+    return timeline
+
+
+def _change(changes: dict[tuple[int, str], list[int]], time_ns: int, pool: str, paid: int, ready: int) -> None:
+    change = changes.setdefault((time_ns, pool), [0, 0])
+    change[0] += paid
+    change[1] += ready
+
+
+def _ns_to_end(life: Mapping[str, Any], duration_ns: int, from_ns: int) -> int:
+    """Return the nanoseconds from `from_ns` to the end of the replica or of the run."""
+    return int((duration_ns if life["ended_ns"] is None else life["ended_ns"]) - from_ns)

@@ -33,9 +33,19 @@ from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES, stored, weights_dtype
 from serving.errors import UserError
-from traces.metrics.distribution import Distribution
-from traces.recording_notes import notes_of
-from traces.tables import Datasets, Floats, MemoryTables, as_stored, known, known_or_zero, numbers, ratio, weighted_mean
+from traces.recording import notes_of
+from traces.tables import (
+    Datasets,
+    Distribution,
+    Floats,
+    MemoryTables,
+    as_stored,
+    known,
+    known_or_zero,
+    numbers,
+    ratio,
+    weighted_mean,
+)
 
 FLOPS_OF = ["prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "sampled_rows", "draft_tokens"]
 BYTES_OF = ["prefill_rows", "prefill_tokens", "prefill_context", "decode_rows", "decode_context", "draft_tokens"]
@@ -209,7 +219,7 @@ class StepMetrics:
     def _made(self, name: str) -> Floats:
         values, at = np.empty(self.count), 0
         for piece in self._run.pieces("steps", self._columns(name), _PIECE):
-            values[at : at + piece.num_rows] = self._of(name, piece)
+            values[at : at + piece.num_rows] = self._values_of(name, piece)
             at += piece.num_rows
         return values
 
@@ -217,7 +227,7 @@ class StepMetrics:
         names = dict.fromkeys(name for metric in metrics for name in _COLUMNS[metric])
         return [name for name in names if name not in _RARE_COLUMNS or name in self._rare]
 
-    def _of(self, name: str, steps: pa.Table) -> NDArray[Any]:
+    def _values_of(self, name: str, steps: pa.Table) -> NDArray[Any]:
         match name:
             case "step_ms":
                 return np.subtract(as_stored(steps, "end_ns"), as_stored(steps, "start_ns"), dtype=np.float64) / 1e6

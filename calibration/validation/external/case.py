@@ -15,13 +15,12 @@ from pydantic import Field
 
 from calibration.steps.evidence import Origin
 from serving.data_file import read_yaml
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment, merged, parse
 from serving.deployments.engines import EngineName
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.settings import Settings
-from sim.priced_pool import merged
 from traces.measured.formats import measured_format
 from traces.measured.run import LATENCIES, RATES, STATISTICS, MeasuredFormat, MeasuredRun
 from traces.recording import Recording

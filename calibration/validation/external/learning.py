@@ -10,9 +10,8 @@ from dataclasses import replace
 from math import log, sqrt
 from typing import Any
 
-from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.external_calibration import ExternalCalibration, blind
 from calibration.steps.interval import REACH, factors_of
-from calibration.steps.predict import blind
 from calibration.validation.external.scoring import CaseResult
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError

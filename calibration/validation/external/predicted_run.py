@@ -16,16 +16,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.kernels.times import Estimate, KernelTimes, floor_ns
-from calibration.operations import Operation, StepSizes
-from calibration.steps.correction import Correction
+from calibration.operations import Estimate, KernelTimes, Operation, StepSizes, floor_ns
+from calibration.steps.correction import Correction, TypeFactors, step_parts
 from calibration.steps.draft_cost import draft_passes
 from calibration.steps.evidence import NOISE, NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin, Taught
-from calibration.steps.external_calibration import step_shares
+from calibration.steps.external_calibration import kernels, step_shares
 from calibration.steps.iteration_fit import StepLog, read_iteration_log
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.parts import TypeFactors, step_parts
-from calibration.steps.predict import kernels
 from calibration.steps.step_trust import run_level, step_trust
 from calibration.trust import TrustLevel
 from calibration.validation.external.case import Case, origin_of
@@ -164,10 +161,10 @@ class _Priced:
         deployment, sizes = run.deployment, steps.sizes
         kinds = len(steps.dense)
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
-        for count, of, as_run_by, dense, sizes_of_pass in _passes(deployment, steps):
-            for run, taken in (dense, False), (sizes_of_pass, True):
-                for part, ns in step_parts(of, as_run_by, times, run, factors).items():
-                    if part in PARTS and (part in _ATTENTION) == taken:
+        for count, model, as_run_by, dense, sizes_of_pass in _passes(deployment, steps):
+            for pass_sizes, of_attention in (dense, False), (sizes_of_pass, True):
+                for part, ns in step_parts(model, as_run_by, times, pass_sizes, factors).items():
+                    if part in PARTS and (part in _ATTENTION) == of_attention:
                         gpu_ns[:, PLACE[PARTS[part]]] += count * ns
         rows = np.asarray(sizes.decode_rows + sizes.prefill_rows)
         gpu_ns[:, PLACE["step"]] = PRIORS[PLACE["step"]]

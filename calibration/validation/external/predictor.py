@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+from calibration.steps.external_calibration import blind as blind_calibration
+from calibration.steps.external_calibration import kernels
 from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
-from calibration.steps.predict import blind as blind_calibration
-from calibration.steps.predict import kernels
 from calibration.validation.external.case import Case, origin_of
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu

@@ -9,7 +9,7 @@ from typing import Any
 
 from calibration.trust import LEVELS
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
-from serving.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
+from serving.answers.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
 
 MANY = 20  # number of runs above which a case is summarised instead of listed
 FEW = 5  # minimum number of runs of a group with a median of its own

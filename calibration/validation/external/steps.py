@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
+from calibration.steps.external_calibration import blind, kernels
 from calibration.steps.features import REGIMES, regimes
 from calibration.steps.iteration_fit import PricedLog, StepErrors, StepLog, middle_third, read_iteration_log
-from calibration.steps.predict import blind, kernels
 from calibration.steps.step_trust import interval_of, trust_within
 from calibration.validation.external.case import Case, Target, origin_of
 from calibration.validation.external.scoring import CaseResult, Row, Verdict

@@ -1,0 +1,1 @@
+"""Other simulators of LLM serving, and ours, on the same requests."""

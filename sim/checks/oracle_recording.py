@@ -1,0 +1,261 @@
+"""Recordings of vLLM's own scheduler: a workload, a linear cost, and vLLM's decisions on a virtual clock.
+
+The tables here list every field that a recording may have, and what it means for our scheduler. A recording with any
+other field is refused, because it could not be reproduced. A recording may also state how much KV of each request can
+be loaded from outside the engine, and how long loads take; `RecordedConnector` loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpy.events import ProcessGenerator
+
+from serving.cost_model import TokenCost
+from serving.data_file import parse_json
+from serving.deployments.config import Deployment, SchedulerConfig, parse
+from serving.errors import UserError
+from serving.request import Request
+from serving.step_plan import StepPlan
+from serving.workload import Workload, WorkloadRequest, shares_prefixes
+from sim.clock import TRANSFER_ENDS, VirtualClock
+from sim.replica import Replica
+from traces.formats.rows import read_head
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The KV outside the engine.
+
+    Attributes:
+        tokens: number of tokens with KV outside the engine, by request id
+        failing: ids of the requests of which the first load fails
+        base_ns: time of a load beside the time of its tokens
+        per_token_ns: time of a load for each token
+        sync: True if the step that admits a request loads its KV, in no time
+        whole: True if all known tokens of a request can be loaded; otherwise all but the last
+    """
+
+    tokens: Mapping[int, int]
+    failing: Collection[int]
+    base_ns: int = 0
+    per_token_ns: int = 0
+    sync: bool = False
+    whole: bool = False
+
+
+class RecordedConnector:
+    """The `serving.kv.external.ExternalKv` of `replica`, which offers the KV of `outside`.
+
+    It writes to `hits`, by request id, how many tokens were cached or loaded at the first admission.
+    """
+
+    def __init__(self, clock: VirtualClock, replica: Replica, outside: Outside, hits: dict[int, int]) -> None:
+        self._hits = hits
+        self.synchronous = outside.sync
+        self._clock = clock
+        self._replica = replica
+        self._outside = outside
+        self._failed: set[int] = set()
+
+    def matched(self, request: Request, cached_tokens: int) -> int:
+        if request.id in self._failed:
+            return 0
+        most = request.known if self._outside.whole else request.known - 1
+        return max(min(self._outside.tokens[request.id], most) - cached_tokens, 0)
+
+    def load(self, request: Request, start: int, tokens: int) -> None:
+        if not self.synchronous:
+            self._clock.start(self._load(request, self._outside.base_ns + self._outside.per_token_ns * tokens))
+
+    def _load(self, request: Request, ns: int) -> ProcessGenerator:
+        yield self._clock.until(self._clock.now_ns + ns, TRANSFER_ENDS)
+        if request.id in self._outside.failing:
+            self._failed.add(request.id)
+            self._replica.load_failed(request)
+        else:
+            self._replica.loaded(request)
+
+    def admitted(self, request: Request) -> None:
+        self._hits.setdefault(request.id, request.cached)
+
+    def keeps(self, request: Request) -> bool:
+        return False
+
+
+_LARGEST_BYTES = 1 << 30
+
+
+def _drafting(drafts: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the settings of speculative decoding, with a cost of 0: the recording's linear cost gives all times."""
+    if not drafts:
+        return {}
+    costs: dict[str, Any] = {"model": "any"} if drafts.get("method") == "draft_model" else {"draft_us": 0}
+    return {"speculative": {"method": "ngram", **costs, **drafts}}
+
+
+def _compiling(ready_ns: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the time of compiling a grammar. Requests are not `structured`, because recordings have no masks."""
+    return {"grammar_compile_ns": ready_ns - row["arrival_ns"]} if ready_ns else {}
+
+
+def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the prompt. A salt renames its first segment, so that prompts with other salts share no prefix."""
+    segments = [(str(name), int(tokens)) for name, tokens in prompt]
+    if segments and row.get("salt"):
+        name, tokens = segments[0]
+        segments[0] = f"salt {row['salt']}: {name}", tokens
+    return {"prompt": tuple(segments)}
+
+
+# Keys of `config` that are not settings of a scheduler, with functions that return the settings for their values.
+_CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "speculative": _drafting,
+    "vllm": dict,  # rarer settings of vLLM's SchedulerConfig, which have the same names here
+    "pp": lambda stages: {},  # number of pipeline stages, a setting of the deployment
+    "v2": lambda runs: {},  # vLLM's V2 model runner, which stages need in the overlapped loop
+    "connector": lambda connector: {},  # see `_outside`
+}
+
+# Keys of each row of `requests`, with functions of value and row that return fields of a `WorkloadRequest`.
+_REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
+    "id": lambda id, row: {"id": id},
+    "arrival_ns": lambda at_ns, row: {"arrival_ns": at_ns},
+    "prompt": _prompt,
+    "output_len": lambda tokens, row: {"output_len": tokens},
+    "priority": lambda priority, row: {"priority": priority},
+    "max_tokens": lambda tokens, row: {"max_tokens": tokens},
+    "abort_ns": lambda at_ns, row: {"cancel_ns": at_ns},
+    "grammar_ns": _compiling,
+    "skip_cache": lambda skips, row: {"skip_reading_prefix_cache": skips},
+    "salt": lambda salt, row: {},  # see `_prompt`
+    "ext": lambda tokens, row: {},  # see `_outside`
+    "ext_fails": lambda fails, row: {},  # see `_outside`
+}
+
+# Keys of each row of `steps` and `results`: those that are compared, and those that follow from them.
+_STEP = {"t", "dt", "n", "pre", "s"}
+_STEP_NOT_COMPARED = {"drafts", "got", "waste"}
+_RESULT = {"id", "first_token_ns", "finish_ns", "prefix_hit_tokens", "tokens"}
+_RESULT_NOT_COMPARED = {"finish"}
+
+
+class RecordedStages(TokenCost):
+    """The `PipelinedCost` of an engine with pipeline stages. Each stage takes a stated permille of a step's time.
+
+    By default the first stage takes all of it, so that steps run one after another.
+    """
+
+    def __init__(self, stages: int, stages_permille: Sequence[int] = (), transfer_ns: int = 0, **prices: int) -> None:
+        super().__init__(**prices)
+        self._permille = tuple(stages_permille) or (1000, *[0] * (stages - 1))
+        self._transfer_ns = transfer_ns
+        if len(self._permille) != stages:
+            raise ValueError(f"stages_permille has {len(self._permille)} numbers for {stages} stages")
+
+    def stages_ns(self, plan: StepPlan) -> list[int]:
+        step_ns = self.step_ns(plan)
+        return [step_ns * permille // 1000 for permille in self._permille]
+
+    def transfers_ns(self, plan: StepPlan) -> list[int]:
+        return [self._transfer_ns] * (len(self._permille) - 1)
+
+
+@dataclass(frozen=True)
+class OracleRecording:
+    """A recording. `steps`, and `results` by request id, have only the fields that are compared.
+
+    `outside` is None if there was no KV connector. All requests have left at `ends_ns`. Steps that end later are left
+    out: they were planned for a request that stopped early, accepted more drafts than it needed, or was cancelled. A
+    plan that preempts and schedules nothing is not a step.
+    """
+
+    name: str
+    deployment: Deployment
+    cost: TokenCost
+    workload: Workload
+    steps: list[dict[str, Any]]
+    results: dict[int, dict[str, Any]]
+    ends_ns: int
+    outside: Outside | None
+
+
+def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
+    """Read the recording at `path`, for `policy`. Raises UserError for an unknown field or another kind of file."""
+    recording = _read(path)
+    try:
+        empty = [key for key in ("requests", "steps", "results") if not isinstance(recording[key], list)]
+        for key, known in (
+            ("requests", _REQUEST), ("steps", _STEP | _STEP_NOT_COMPARED), ("results", _RESULT | _RESULT_NOT_COMPARED),
+        ):  # fmt: skip
+            for number, row in enumerate(recording[key]):
+                _refuse_unknown(row, known, f"{path}: {key}[{number}]")
+        config = recording["config"]
+        _refuse_unknown(config, _CONFIG.keys() | SchedulerConfig.model_fields.keys(), f"{path}: config")
+        settings: dict[str, Any] = {"cut_at_max_model_len": True}  # vLLM's scheduler does so
+        for name, value in config.items():
+            settings |= _CONFIG[name](value) if name in _CONFIG else {name: value}
+        scheduler = parse(SchedulerConfig, settings, where="config")
+        stages = config.get("pp", 1)
+        cost = TokenCost(**recording["cost"]) if stages == 1 else RecordedStages(stages, **recording["cost"])
+        deployment = Deployment(policy=policy, pipeline_parallel_size=stages, scheduler=scheduler)
+        outside = _outside(config.get("connector"), recording["requests"], f"{path}: config.connector")
+        workload = _workload(recording["requests"])
+        results = {row["id"]: {name: row[name] for name in row if name in _RESULT} for row in recording["results"]}
+        empty += [key for key in ("requests", "steps", "results") if not recording[key]]
+        if empty:
+            raise UserError("recording", str(path), f"is not an oracle recording: it has no {', '.join(empty)}")
+        ends_ns = max(row["finish_ns"] for row in recording["results"])
+        steps = [
+            {**{name: value for name, value in step.items() if name in _STEP}, "pre": sorted(step["pre"])}
+            for step in recording["steps"]
+            if step["n"] and step.get("s", step["t"]) + step["dt"] <= ends_ns
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError("recording", str(path), f"is not an oracle recording: {error!r}") from None
+    name = recording.get("name") or path.name.split(".")[0]
+    return OracleRecording(name, deployment, cost, workload, steps, results, ends_ns, outside)
+
+
+def _refuse_unknown(row: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for name, value in row.items():
+        if name not in known:
+            remedy = "is a field that conformance does not know; record a scenario without it"
+            raise UserError(f"{where}.{name}", value, remedy)
+
+
+def _outside(connector: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], where: str) -> Outside | None:
+    if connector is None:
+        return None
+    _refuse_unknown(connector, {"base_ns", "per_token_ns", "sync", "whole"}, where)
+    failing = {row["id"] for row in rows if row.get("ext_fails")}
+    return Outside({row["id"]: row.get("ext", 0) for row in rows}, failing, **connector)
+
+
+def _workload(rows: Sequence[Mapping[str, Any]]) -> Workload:
+    requests = []
+    for row in rows:
+        given: dict[str, Any] = {}
+        for name, value in row.items():
+            given |= _REQUEST[name](value, row)
+        requests.append(WorkloadRequest(**given))
+    requests.sort(key=lambda request: (request.arrival_ns, request.id))
+    return Workload(requests, shares_prefixes=shares_prefixes(requests))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        recording = parse_json(read_head(path, _LARGEST_BYTES, "recording"))
+    except ValueError as error:
+        raise UserError("recording", str(path), f"{error}; it must be JSON, plain or gzipped") from None
+    missing = [
+        key
+        for key in ("config", "cost", "requests", "steps", "results")
+        if not isinstance(recording, dict) or key not in recording
+    ]
+    if missing:
+        raise UserError("recording", str(path), f"is not an oracle recording: it has no {', '.join(missing)}")
+    return dict(recording)
