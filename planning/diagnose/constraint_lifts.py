@@ -337,8 +337,8 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
 }
 _TOLD = tomllib.loads(Path(__file__).with_name("lifts.toml").read_text(encoding="utf-8"))
 LIFTS = {name: Lift(name, apply, **_TOLD[name]) for name, apply in _APPLY.items()}
-WORK = ("half the KV to read", "half the weights to read", FREE_PREFILL)  # less work makes healthy runs faster, too
-MORE = (REPLICA, "twice the GPUs an engine")  # more GPUs make healthy runs faster, too
+WORK = ("half the KV to read", "half the weights to read", FREE_PREFILL)  # less work: it needs other traffic
+MORE = (REPLICA, "twice the GPUs an engine")  # more GPUs
 
 
 def dispersion(requests: list[WorkloadRequest]) -> float:

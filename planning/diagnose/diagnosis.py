@@ -3,7 +3,7 @@
 A recording alone gives symptoms. With a cost model the run is simulated again, as it was and without each constraint.
 A constraint is to blame for the part of the p99 that disappears when it is lifted. If more than one request in a
 hundred is lost, p99s say nothing; the gain of a lift is then the share of the lost requests that finish. Less work or
-more GPUs help even if the cause is a wrong setting or waste, so their gains count less.
+more GPUs help even if the cause is a wrong setting or waste, so they come last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from planning.diagnose.constraint_lifts import (
 from planning.diagnose.document import (
     FINISHED,
     LEAST,
-    OVERLOAD,
     Counterfactual,
     DiagnosisDocument,
     Symptom,
@@ -46,7 +45,6 @@ from traces.metrics.run_metrics import RunMetrics
 
 _NEARLY = 0.8  # share of the largest gain from which a change counts as one of the best
 _ROUNDING = {"quantization", "kv_cache_dtype"}  # settings that may make answers worse
-_LASTING = 0.25  # share of the run: more arrives than can be served, and not all at once
 
 
 def diagnose(
@@ -90,10 +88,7 @@ def diagnose(
         if judged:
             raise UserError("metric", judged, "has no value in this run; choose another latency")
         name = "e2e_ms"  # an output of one token has no TPOT
-    arrivals = [request.arrival_ns for request in scenario.workload.requests]
-    lasting = arrivals[-1] - arrivals[0] > _LASTING * 1e9 * (recorded.window_s or 0.0)
-    overloaded = lasting and any(symptom.name == OVERLOAD for symptom in symptoms)
-    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name, overloaded)
+    tried = _by_blame(list(_counterfactuals(scenario, base, tell)), name)
     facts |= {
         "symptoms": symptoms,
         "metric": name,
@@ -170,19 +165,18 @@ def worth_of(change: Counterfactual, judged: str) -> float:
     return net if net < 0 and judged != FINISHED else gain
 
 
-def _by_blame(tried: Sequence[Counterfactual], judged: str, overloaded: bool) -> list[Counterfactual]:
+def _by_blame(tried: Sequence[Counterfactual], judged: str) -> list[Counterfactual]:
     """Return the counterfactuals, the most likely cause first and skipped ones last.
 
-    They are ordered by gain. The gain counts half for less work and a quarter for more GPUs, because both make healthy
-    runs faster, too. If more requests arrive than can be served, the gain of one more replica counts half, and the gain
-    of other GPUs and of less work counts a quarter.
+    Lifts that gain a tenth come in the order of what they cost the user: first constraints, which settings may remove,
+    then less work, which needs other traffic, then more GPUs. Within a class, and among smaller gains, which come after
+    all classes, the largest gain comes first.
     """
-    half, quarter = ((REPLICA,), (*WORK, *MORE)) if overloaded else (WORK, MORE)
 
-    def rank(c: Counterfactual) -> tuple[bool, bool, float]:
+    def rank(c: Counterfactual) -> tuple[bool, int, float]:
         gain = _net_gain(c, judged)
-        counts = 0.5 if c.name in half else 0.25 if c.name in quarter else 1.0
-        return not c.skipped, gain >= LEAST, counts * gain
+        classes = 0 if gain < LEAST else 1 if c.name in MORE else 2 if c.name in WORK else 3
+        return not c.skipped, classes, gain
 
     return sorted(tried, key=rank, reverse=True)
 

@@ -255,7 +255,7 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
         ("no fleet", 3, ["output tokens/s per GPU", "prompt (tokens)"]),
         ("simulated comparison", 4, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
         ("recorded comparison", 5, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
-        ("diagnosis", 1, ["share of ITL p99 that disappears (%); with all constraints"]),
+        ("diagnosis", 1, ["share of TTFT p99 that disappears (%); with all constraints"]),
         ("symptoms", 0, []),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
         ("validation", 6, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decoding requests"]),

@@ -65,7 +65,7 @@ CAUSES = {
     runs.kv_starved: ("infinite KV memory", "capacity", "full KV memory"),
     runs.prefill_bound: ("free prefill", "capacity", "prompts take the device"),
     runs.cpu_bound: ("no CPU time between steps", "policy", "time between steps"),
-    runs.overloaded: ("one more replica", "capacity", "overload"),
+    runs.overloaded: ("free prefill", "capacity", "overload"),  # less work comes before more GPUs
     runs.bursty: ("even arrivals", "capacity", "bursty arrivals"),
     runs.few_places: ("more running requests", "policy", "max_num_seqs reached"),
     runs.evicted_prefixes: ("perfect prefix reuse", "capacity", "missed prefixes"),

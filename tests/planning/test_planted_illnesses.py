@@ -8,8 +8,8 @@ from tests.budget import soaked
 from tests.planning.planted_illnesses import SEEDS, diagnosed, kind_of, planted
 
 OFTEN = (
-    "overload", "static batches", "short limit", "needless GPUs", "experts over nodes", "launches", "reserved KV",
-    "KV transfers", "slow front door",
+    "static batches", "short limit", "needless GPUs", "experts over nodes", "launches", "reserved KV", "KV transfers",
+    "slow front door",
 )  # fmt: skip
 
 
