@@ -37,7 +37,7 @@ def test_the_guides_operator_drains_a_replica_at_its_time(tmp_path) -> None:
     (code,) = re.findall(r"```python\n(def operator.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     imports = "from sim.clock import from_seconds\n\n"
     (tmp_path / "operator.py").write_text(imports + code.replace("12 * 3600", "5").replace("3600", "4"))
-    ended, stayed, started = run(f"{tmp_path}/operator.py:operator").lives
+    ended, stayed, started = run(f"{tmp_path}/operator.py:operator").replica_lives
     assert ended["ended_by"] == "scale-in" and 5e9 <= ended["ended_ns"] < 6e9
     assert stayed["ended_by"] == "" and started["started_ns"] == ended["ended_ns"] + 4e9
 
