@@ -7,19 +7,19 @@ predict the others. The width of a band is the one that rows of other sources ne
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from calibration.steps.evidence import NOISE, OWN_ROWS, Belief, Evidence
+from calibration.steps.evidence import NOISE, OWN_ROWS, Belief, Evidence, Missed, Origin, reach_of
 from calibration.validation.external.predicted_run import FIGURES, PredictedRun, taught
+from lab.external.leave_out import missed_by_origin
 
 _DRAWS = 3
 _MORE = 2  # minimum number of rows that are predicted
 _ROUNDS = 2
-_COVERED = 0.92  # as in `evidence.reach_of`
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OwnError:
         sigma: standard deviation of the error, by the evidence
     """
 
-    source: str
+    origin: Origin
     figure: str
     own_rows: int
     error: float
@@ -78,46 +78,38 @@ def _predicted(rows: Sequence[PredictedRun], count: int, draw: int, blind: Belie
         errors = np.log(predicted / row.measured).tolist()
         for figure, error, slope in zip(row.figures, errors, slopes, strict=True):
             sigma = float(np.sqrt(belief.variance(slope) + NOISE[figure] ** 2))
-            yield OwnError(row.origin.source, figure, count, error, sigma)
+            yield OwnError(row.origin, figure, count, error, sigma)
 
 
-def own_reach(errors: Sequence[OwnError]) -> Mapping[str, list[float]]:
-    """Return, for each figure and each number in `OWN_ROWS`, the standard deviations that contain 90 % of the rows."""
-    return {
-        figure: [_reach([e for e in errors if e.figure == figure and e.own_rows == count]) for count in OWN_ROWS]
-        for figure in FIGURES
-    }
+def own_missed(errors: Sequence[OwnError], own_rows: int) -> list[Missed]:
+    """Return the errors in standard deviations with `own_rows` rows, by origin."""
+    mine = (e for e in errors if e.own_rows == own_rows)
+    return missed_by_origin((e.origin, e.figure, abs(e.error) / e.sigma) for e in mine)
 
 
-def _reach(errors: Sequence[OwnError]) -> float:
-    """Return a quantile of the errors in standard deviations, in which every source has the same weight."""
-    by_source: dict[str, list[float]] = {}
-    for e in errors:
-        by_source.setdefault(e.source, []).append(abs(e.error) / e.sigma)
-    misses = np.concatenate(list(map(np.array, by_source.values())))
-    weights = np.concatenate([np.full(len(own), 1 / len(own)) for own in by_source.values()])
-    order = np.argsort(misses, kind="stable")
-    share = np.cumsum(weights[order]) / weights.sum()
-    return round(float(misses[order][min(int(np.searchsorted(share, _COVERED)), len(misses) - 1)]), 3)
-
-
-HEADER = ("own rows", "rows predicted", "TPOT off, %", "TTFT off, %", "TPOT in band, %", "TTFT in band, %")
+def own_rows_name(count: int) -> str:
+    """Return the name of a row of `own_table`."""
+    return f"own rows: {count}"
 
 
 def own_table(errors: Sequence[OwnError]) -> Iterator[tuple[str, ...]]:
-    """Yield rows under `HEADER`: median absolute errors, and shares within bands whose width other sources gave."""
+    """Yield rows under `leave_out.HEADER`: a row for each number of own rows, with all draws.
+
+    Bands are as wide as the errors of other sources were with as many own rows.
+    """
     for count in (0, *OWN_ROWS):
         mine = [e for e in errors if e.own_rows == count]
         parts = [[e for e in mine if e.figure == figure] for figure in FIGURES]
         medians = (f"{100 * float(np.median([abs(np.expm1(e.error)) for e in part])):.1f}" for part in parts)
         covered = (f"{100 * _covered(part):.0f}" for part in parts)
-        yield str(count), f"{len(mine) // len(FIGURES):,}", *medians, *covered
+        yield own_rows_name(count), str(len(mine) // len(FIGURES)), *medians, *covered
 
 
 def _covered(errors: Sequence[OwnError]) -> float:
-    """Return the share of errors within the reach that the other sources' errors needed."""
+    """Return the share of errors of one figure within the reach that the other sources' errors needed."""
     within = []
-    for source in sorted({e.source for e in errors}):
-        reach = _reach([e for e in errors if e.source != source])
-        within += [abs(e.error) <= reach * e.sigma for e in errors if e.source == source]
+    for origin in dict.fromkeys(e.origin for e in errors):
+        others = [e for e in errors if e.origin.source != origin.source]
+        reach = reach_of(missed_by_origin((e.origin, e.figure, abs(e.error) / e.sigma) for e in others), origin)
+        within += [abs(e.error) <= reach * e.sigma for e in errors if e.origin == origin]
     return float(np.mean(within))
