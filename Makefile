@@ -38,7 +38,7 @@ demo: setup
 #   check       for every save: format, lint, types, and the tests that take milliseconds and need no torch, browser or
 #               process of their own (tests/fast_lane.py says which, and how to measure them again)
 #   test        for every merge: everything that must hold, with a compiled core if there is a C compiler
-#   test-pure   the first of these, and what counts calls, without a compiled core
+#   test-pure   the fast lane of scheduler, simulator and engine, and what counts calls, without a compiled core
 #   test-long   before a release: property searches twenty times as deep and drawn anew, statistical tests whole, soaks,
 #               every kernel compiled for a GPU, the GPU suite dry,
 #               and clients of others (tests marked `deep`)
@@ -53,9 +53,10 @@ check: lint types
 test: lint types core
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
 
-# What the compiled core must not change, without it: its modules are plain Python, too.
+# What the compiled core must not change, without it: its modules are plain Python, too. They are the scheduler, the KV
+# blocks and the simulator, so the lanes of their packages and of the engine that runs them are enough.
 test-pure: $(STAMP)
-	TOKENTWIN_PURE=1 $(PYTEST) --dist worksteal --fast
+	TOKENTWIN_PURE=1 $(PYTEST) --dist worksteal --fast tests/serving tests/sim tests/realengine
 	TOKENTWIN_PURE=1 $(PYTEST) -m pure
 
 test-long: $(STAMP)

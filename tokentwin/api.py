@@ -263,7 +263,7 @@ def calibrate(
         deployment: the deployment to measure, or the deployment that wrote the `iterations`
         out: directory of the calibration and the recordings; by default a temporary one, kept until Python ends
         request: more fields of `planning.measure.request.CalibrateRequest`: `minutes` to measure; or measurements to
-            read: `recordings`, `iterations` with `gpu`, `measured` with `gpu`, `case` with `data`, or `served` with `client`
+            read: `recordings`, `iterations` or `measured` with `gpu`, `case` with `data`, or `served` with `client`
 
     Raises UserError if torch is not installed or the model cannot be loaded, for measurements to which nothing can be
     fitted, and if `out` holds a calibration and `overwrite` is not set.

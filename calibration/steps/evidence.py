@@ -205,6 +205,13 @@ class Belief:
         """The CPU times of the host."""
         return HostTimes(self.values["host step"], self.values["host row"])
 
+    def updated(self, taught: Taught) -> Belief:
+        """Return the belief after more runs of the same configuration, which share none of its deviations."""
+        weighted = np.eye(len(_NAMES)) + taught.information @ self.covariance
+        covariance = self.covariance - self.covariance @ np.linalg.solve(weighted, taught.information @ self.covariance)
+        covariance = (covariance + covariance.T) / 2
+        return Belief(self.logs + covariance @ (taught.vector - taught.information @ self.logs), covariance)
+
     def variance(self, slopes: Floats) -> Floats:
         """Return the variance of a log prediction from its slopes `[..., numbers]` in the logarithms of the numbers."""
         return np.asarray(np.einsum("...i,ij,...j->...", slopes, self.covariance, slopes))
@@ -227,10 +234,19 @@ class Missed:
     rows: int
     misses: Sequence[float]
 
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Missed:
+        """Make errors from the output of `as_dict`."""
+        return cls(**{**entry, "origin": Origin(**entry["origin"])})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {**asdict(self), "misses": [float(f"{x:.4g}") for x in self.misses]}
+
 
 _REACHED = 0.92  # share of other origins' rows that a band must contain to contain 90 % of a left-out origin's rows
 _LEAST_REACH = 1.0  # standard deviations
-OWN_ROWS = (1, 2, 3, 5, 10)
+OWN_ROWS = (1, 2, 3, 5)
 """Numbers of own rows for which the width of bands was measured."""
 _ALIKE = 5.0  # factor on an origin's weight for each of engine, GPU and model that is the same
 
@@ -263,8 +279,7 @@ class Evidence:
     Attributes:
         noise: for each figure, the standard deviation of log errors that no level explains
         missed: errors for sources that were left out in turn
-        own_reach: for each figure, the number of standard deviations that contained 90 % of the rows of a source when
-            the fit had `OWN_ROWS` rows of this source
+        own_missed: errors for sources of which only so many rows were in the fit, for each number in `OWN_ROWS`
         before: the evidence without the last of the normal equations; None if all were fitted together
     """
 
@@ -272,26 +287,25 @@ class Evidence:
     spreads: Spreads
     noise: Mapping[str, float] = field(default_factory=lambda: dict(NOISE))
     missed: Sequence[Missed] = ()
-    own_reach: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    own_missed: Mapping[int, Sequence[Missed]] = field(default_factory=dict)
     before: Evidence | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Evidence:
         """Make evidence from the output of `as_dict`."""
         taught = [Taught.read(entry) for entry in data["taught"]]
-        missed = [Missed(**{**entry, "origin": Origin(**entry["origin"])}) for entry in data["missed"]]
-        return cls(taught, data["spreads"], data["noise"], missed, data.get("own_reach", {}))
+        missed = [Missed.read(entry) for entry in data["missed"]]
+        return cls(taught, data["spreads"], data["noise"], missed)
 
     def reach(self, figure: str, origin: Origin, own_rows: int | None = None) -> float:
         """Return the half-width of the 90 % band of a figure of `origin` in standard deviations.
 
-        If the origin has own rows, it is the half-width that was needed with so many rows (`own_reach`).
+        If the origin has own rows, it is the half-width that was needed with so many rows (`own_missed`).
         """
         rows = self.own_rows(origin) if own_rows is None else own_rows
         enough = [count for count in OWN_ROWS if count <= rows]
-        if enough and figure in self.own_reach:
-            return self.own_reach[figure][OWN_ROWS.index(enough[-1])]
-        return reach_of([miss for miss in self.missed if miss.figure == figure], origin)
+        missed = self.own_missed.get(enough[-1], self.missed) if enough else self.missed
+        return reach_of([miss for miss in missed if miss.figure == figure], origin)
 
     def own_rows(self, origin: Origin) -> int:
         """Return the number of a user's own runs of the origin's model, GPU and engine."""
@@ -301,11 +315,10 @@ class Evidence:
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         taught = [part.as_dict() for part in self.taught]
-        missed = [{**asdict(part), "misses": [float(f"{x:.4g}") for x in part.misses]} for part in self.missed]
+        missed = [part.as_dict() for part in self.missed]
         return {
             "spreads": self.spreads,
             "noise": self.noise,
-            "own_reach": self.own_reach,
             "missed": missed,
             "taught": taught,
         }
@@ -437,10 +450,20 @@ def _design(origin: Origin, places: Mapping[tuple[str, str, int], int]) -> tuple
 @cache
 def bundled_evidence() -> Evidence:
     """Return the evidence that `lab.external.teaching` made."""
-    return Evidence.read(json.loads(bundled_bytes()))
+    own_missed = {
+        int(count): [Missed.read(entry) for entry in entries]
+        for count, entries in json.loads(own_missed_bytes()).items()
+    }
+    return replace(Evidence.read(json.loads(bundled_bytes())), own_missed=own_missed)
 
 
 @cache
 def bundled_bytes() -> bytes:
     """Return the file of the bundled evidence."""
     return Path(__file__).with_name("blind.json").read_bytes()
+
+
+@cache
+def own_missed_bytes() -> bytes:
+    """Return the file of `Evidence.own_missed`, which `lab.external.teaching` made, too."""
+    return Path(__file__).with_name("own_rows.json").read_bytes()

@@ -36,6 +36,7 @@ from calibration.steps.evidence import (
     Origin,
     bundled_bytes,
     bundled_evidence,
+    own_missed_bytes,
     own_origin,
 )
 from calibration.steps.interval import REACH, Factors, StepInterval, factors_of, widened
@@ -306,6 +307,8 @@ def identity(gpu: str, calibration: Learnt | None = None) -> str:
     It covers the calibration, the evidence, the kernel tables, and the datasheet of a user's own GPU.
     """
     digest = blake2b((calibration.id if calibration else "").encode() + bundled_bytes(), digest_size=6)
+    if isinstance(calibration, MeasuredRuns):
+        digest.update(own_missed_bytes())
     spec = find_gpu(gpu)
     if spec != gpus().get(spec.name):
         digest.update(spec.model_dump_json().encode())

@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import streamlit as st
 from numpy.typing import NDArray
 
-from calibration.steps.external_calibration import FILE, ExternalCalibration
+from calibration.steps.external_calibration import ExternalCalibration, load_learnt
 from calibration.steps.features import CPU_FEATURES
 from calibration.steps.step_cost import Calibration
 from dashboard import blocks
 from dashboard.blocks import data_table, figure, heading, mistake
-from dashboard.library import OWN_CALIBRATION, calibrations
+from dashboard.library import calibrations
 from dashboard.sheet import Fact
+from dashboard.sheet import show as show_report
 from dashboard.shown import literal
 from dashboard.trust_page import charts as trust_charts
 from dashboard.trust_page.words import of_steps
@@ -43,10 +44,13 @@ def show(runs: Path) -> None:
         return
     name = choose("Calibration", list(paths), "calibration", lasting=False)
     try:
-        if (paths[name] / OWN_CALIBRATION).exists():
+        learnt = load_learnt(paths[name])
+        if learnt is None:
             _own(Calibration.load(paths[name]), paths[name])
+        elif isinstance(learnt, ExternalCalibration):
+            _other(learnt)
         else:
-            _other(ExternalCalibration.load(paths[name] / FILE))
+            show_report(blocks, learnt.report())
     except UserError as error:
         mistake(error, runs)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +41,7 @@ class Configuration:
         gpus: number of GPUs
         low, blind, high: prediction without this source's runs (`blind`), and the ends of its 90 % interval
         roofline: prediction with every operation as fast as the datasheet allows
+        row: the measured run, for predictions with other evidence
     """
 
     run: str
@@ -54,6 +55,7 @@ class Configuration:
     blind: Times
     high: Times
     roofline: Times
+    row: PredictedRun | None = field(default=None, compare=False, repr=False)
 
     def throughput(self, times: Times) -> float:
         """Return the output tokens a second per GPU."""
@@ -123,6 +125,7 @@ def _configuration(scored: Sequence[Scored]) -> Configuration:
         blind=blind,
         high=high,
         roofline=Times(*(ideal[one.figure] for one in both)),
+        row=run,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import log
 from statistics import fmean
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from calibration.steps.interval import REACH
 from lab.decisions.configurations import Configuration, Times
+from lab.decisions.own_rows import COUNTS, DRAWS, OwnRows
 from lab.decisions.questions import Group, Slo, slos
 from lab.decisions.rules import APPETITES, RULES, Rule, by_expected_worth
 from planning.plan.worth import RISK
@@ -129,6 +131,8 @@ class Decisions:
         appetites: scores of our rule, by the risk that it may take
         parts: scores of our rule, by model and GPU
         closer: scores of our rule, by the factor on the errors of predictions (`SHARES`), and by risk
+        own: scores of our rule after a few configurations of each group were measured, by their number and by risk;
+            empty if it was not tried
         common: measured share of the variance of errors that is common to configurations of a model on a GPU
         between: measured correlation between the errors of TTFT and TPOT of a configuration
     """
@@ -137,13 +141,17 @@ class Decisions:
     appetites: Mapping[float, Score]
     parts: Mapping[tuple[str, str], Score]
     closer: Mapping[tuple[float, float], Score]
+    own: Mapping[tuple[int, float], Score]
     common: float
     between: float
 
 
-def decided(groups: Sequence[Group]) -> Decisions:
-    """Apply every rule to every question; raise ValueError if there is no question."""
-    rules, appetites, parts, closer = (defaultdict[Any, list[Answer]](list) for _ in range(4))
+def decided(groups: Sequence[Group], own_rows: OwnRows | None = None) -> Decisions:
+    """Apply every rule to every question; raise ValueError if there is no question.
+
+    With `own_rows`, the questions are asked again after some configurations of each group were measured.
+    """
+    rules, appetites, parts, closer, own = (defaultdict[Any, list[Answer]](list) for _ in range(5))
     for group in groups:  # one after the other: a group's draws are kept for all rules, and are large
         for name, rule in RULES.items():
             rules[name] += answers([group], rule)
@@ -154,6 +162,11 @@ def decided(groups: Sequence[Group]) -> Decisions:
             with_less = _closer(group, share)
             for risk in (RISK, BOLD):
                 closer[share, risk] += answers([with_less], by_expected_worth(risk))
+        for count, draw in product(COUNTS if own_rows else (), range(DRAWS)):
+            assert own_rows is not None
+            known = own_rows.known(group, count, draw)
+            for risk in (RISK, BOLD):
+                own[count, risk] += answers([known], by_expected_worth(risk))
     if not any(rules.values()):
         raise ValueError("there is nothing to sum up")
     options = [option for group in groups for option in group.options]
@@ -162,6 +175,7 @@ def decided(groups: Sequence[Group]) -> Decisions:
         appetites=_summed(appetites),
         parts=_summed(parts),
         closer=_summed(closer),
+        own=_summed(own),
         common=common_share(options),
         between=_correlation(options),
     )

@@ -104,11 +104,16 @@ def _reaching(scored: Sequence[Scored]) -> Iterator[Scored]:
 
 def missed(scored: Iterable[Scored]) -> list[Missed]:
     """Return each origin's errors in standard deviations, all versions together, without rows that have a caution."""
+    return missed_by_origin(
+        (one.run.origin, one.figure, abs(one.error) / one.sigma) for one in scored if not one.run.measured_run.caution
+    )
+
+
+def missed_by_origin(errors: Iterable[tuple[Origin, str, float]]) -> list[Missed]:
+    """Return the errors (origin, figure, number of standard deviations) by origin, all versions together."""
     misses: dict[tuple[Origin, str], list[float]] = {}
-    for one in scored:
-        if not one.run.measured_run.caution:
-            origin = replace(one.run.origin, version="")
-            misses.setdefault((origin, one.figure), []).append(abs(one.error) / one.sigma)
+    for origin, figure, miss in errors:
+        misses.setdefault((replace(origin, version=""), figure), []).append(miss)
     at = (np.arange(_KEPT) + 0.5) / _KEPT
     return [
         Missed(origin, figure, len(own), np.quantile(own, at).tolist() if len(own) > _KEPT else sorted(own))

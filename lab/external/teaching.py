@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.steps.evidence import LEVELS, NUMBERS, Evidence, Origin, Spreads, Taught, bundled_evidence
+from calibration.steps.evidence import LEVELS, NUMBERS, OWN_ROWS, Evidence, Origin, Spreads, Taught, bundled_evidence
 from calibration.validation.external.case import Case, load_cases
 from calibration.validation.external.predicted_run import PredictedRun, predicted_runs, taught
 from lab.external.cases import FOLDER
 from lab.external.leave_out import leave_out, missed, table
+from lab.external.own_rows import own_errors, own_missed, own_table
 
 Floats = NDArray[np.float64]
 
@@ -117,10 +118,15 @@ def teach(taken: Sequence[PredictedRun], say: Callable[[str], None]) -> Evidence
 def left_out_tables(
     cases: Sequence[Case], data: Path, levels: Sequence[str], say: Callable[[str], None]
 ) -> dict[str, list[tuple[str, ...]]]:
-    """Return the rows of `leave_out.table` for each level."""
+    """Return the rows of `leave_out.table` for each level, and those of `own_table` for the level `own-rows`."""
     taken = all_runs(cases, data, say)
     evidence = fit(taken, bundled_evidence().spreads, say)
-    return {level: list(table(leave_out(taken, evidence, level))) for level in levels}
+    return {
+        level: list(
+            own_table(own_errors(taken, evidence)) if level == "own-rows" else table(leave_out(taken, evidence, level))
+        )
+        for level in levels
+    }
 
 
 def main() -> None:
@@ -129,8 +135,12 @@ def main() -> None:
     parser.add_argument("--write", default=_KEPT, type=Path)
     given = parser.parse_args()
     cases = [case for case in load_cases(FOLDER) if not case.only_named]  # others take too long for few rows
-    evidence = teach(all_runs(cases, given.data, print), print)
+    runs = all_runs(cases, given.data, print)
+    evidence = teach(runs, print)
     given.write.write_text(json.dumps(evidence.as_dict()) + "\n", encoding="utf-8")
+    errors = own_errors(runs, evidence)
+    own = {count: [part.as_dict() for part in own_missed(errors, count)] for count in OWN_ROWS}
+    given.write.with_name("own_rows.json").write_text(json.dumps(own) + "\n", encoding="utf-8")
     print(f"spreads {evidence.spreads}")
 
 

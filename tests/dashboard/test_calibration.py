@@ -20,6 +20,7 @@ from calibration.operations import floor_ns
 from calibration.steps.correction import Correction
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.fit import fit, predict, step_residuals_table
+from calibration.steps.measured_runs import MeasuredRuns, OwnFigure
 from calibration.steps.operation_cost import HostTimes
 from calibration.trust import TrustLevel
 from dashboard.calibration_page import charts as calibration_charts
@@ -156,6 +157,8 @@ def calibrations(tmp_path_factory):
     ExternalCalibration(
         "H100", Deployment().model_dump_json(), Correction(), HostTimes(), (0.9, 1.2), "a log", "2026", errors
     ).save(tmp_path / "other")
+    figure = OwnFigure("at night", "tpot_ms.mean", measured=10.0, blind=12.0, low=9.0, high=13.0, others=11.0)
+    MeasuredRuns("H100", "{}", (), (figure,), "1 measured run", "2026").save(tmp_path / "runs of a server")
     return tmp_path
 
 
@@ -167,6 +170,13 @@ def test_our_engine_predicted_and_measured(calibrated):
     assert "a step" in {trace["name"] for trace in residuals["data"]}
     assert "launch" in set(app.dataframe[0].value["of"])
     assert "Launches without CUDA graphs: not measured" in " ".join(caption.value for caption in app.caption)
+
+
+def test_measured_runs_beside_their_predictions(calibrated):
+    app = page(calibrated, of="Engines", calibration="runs of a server")
+    assert not app.exception and not app.error
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert row["run"] == "at night" and [row[name] for name in row if name.endswith("runs")] == pytest.approx([20, 10])
 
 
 def test_another_engine_by_its_correction(calibrated):

@@ -32,7 +32,9 @@ def decisions(
     from planning.checkout import need_lab
 
     need_lab("decisions")
+    from calibration.steps.evidence import bundled_evidence
     from lab.decisions.configurations import configurations
+    from lab.decisions.own_rows import OwnRows
     from lab.decisions.page import RULE_HEADER, as_dict, markdown, rule_rows
     from lab.decisions.questions import groups
     from lab.decisions.scoring import decided
@@ -48,7 +50,7 @@ def decisions(
         measured, left_out = configurations(chosen, Path(data), tell)
     asked = groups(measured)
     try:
-        result = decided(asked)
+        result = decided(asked, OwnRows(bundled_evidence()))
     except ValueError:
         remedy = (
             "has no group of at least four measured configurations between which bounds can decide; choose other cases"

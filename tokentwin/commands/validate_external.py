@@ -57,8 +57,9 @@ TARGET_MISSED = 3
     "--leave-out",
     "levels",
     multiple=True,
-    type=click.Choice(["gpu", "engine", "model", "source"]),
-    help="Predict each measured run only from runs of other GPUs (engines, models, sources); can be repeated.",
+    type=click.Choice(["gpu", "engine", "model", "source", "own-rows"]),
+    help="Predict each measured run only from runs of other GPUs (engines, models, sources). own-rows: from other "
+    "sources and a few runs of its own deployment. Can be repeated.",
 )
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table")
 @click.option("--write", "page", type=click.Path(), help="Also write the report to this Markdown page.")
@@ -181,7 +182,7 @@ def _write_page(page: str, results: Sequence[CaseResult], why: Mapping[str, str]
 
 def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], style: str, page: str | None) -> None:
     from lab.external.leave_out import HEADER
-    from lab.external.page import left_out_section, with_section
+    from lab.external.page import LEFT_OUT_TITLES, left_out_section, with_section
     from lab.external.teaching import left_out_tables
 
     tables = left_out_tables(cases, data, levels, lambda said: click.echo(said, err=True))
@@ -192,7 +193,7 @@ def _print_left_out(cases: Sequence[Case], data: Path, levels: tuple[str, ...], 
         click.echo(json.dumps(by_level))
         return
     for level, rows in tables.items():
-        print_table(HEADER, rows, f"left out by {level}")
+        print_table(HEADER, rows, LEFT_OUT_TITLES[level])
 
 
 def chosen_cases(data: str, cases: str | None, names: tuple[str, ...], refused: dict[str, UserError]) -> list[Case]:

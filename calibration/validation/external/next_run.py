@@ -1,7 +1,7 @@
 """The next run to measure: the one that narrows the predicted latencies of a deployment most.
 
 A run's effect on the belief is known before it is measured, because it depends only on the slopes of its figures
-(a Kalman update). The candidates are closed loops at several concurrencies, of lone prompts and of the planned lengths.
+(a linear update). The candidates are closed loops at several concurrencies, of lone prompts and of the planned lengths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from calibration.steps.evidence import Belief, Evidence, own_origin
 from calibration.steps.interval import Factors, factors_of
 from calibration.validation.external.case import Case
-from calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run
+from calibration.validation.external.predicted_run import FIGURES, PredictedRun, predicted_run, taught
 from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces.measured.run import MeasuredRun
@@ -56,7 +56,7 @@ def next_run(
     ladder = sorted({target.measured_run.workload.concurrency or 1, *(c for c in _LADDER if c <= most)})
     best: tuple[float, int, Belief] | None = None
     for concurrency in ladder:
-        after = _updated(belief, _slopes(loop(concurrency), belief), noise)
+        after = belief.updated(taught(target.origin, [_as_predicted(loop(concurrency), belief)], belief.logs))
         left = float(np.log(after.variance(wanted) + noise).sum())
         if best is None or left < best[0] - 1e-9:
             best = left, concurrency, after
@@ -97,8 +97,7 @@ def _slopes(run: PredictedRun, belief: Belief) -> NDArray[np.float64]:
     return run.predicted(belief.logs)[1]
 
 
-def _updated(belief: Belief, slopes: NDArray[np.float64], noise: NDArray[np.float64]) -> Belief:
-    """Return the belief after figures with these slopes `[figures, numbers]` and variances `noise` were measured."""
-    across = belief.covariance @ slopes.T
-    gain = np.linalg.solve(slopes @ across + np.diag(noise), across.T)
-    return replace(belief, covariance=belief.covariance - across @ gain)
+def _as_predicted(run: PredictedRun, belief: Belief) -> PredictedRun:
+    """Return the run with its predicted figures as measured ones."""
+    figures = dict(zip(run.figures, run.predicted(belief.logs)[0].tolist(), strict=True))
+    return replace(run, measured_run=replace(run.measured_run, figures=figures))
