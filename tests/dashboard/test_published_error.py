@@ -28,7 +28,7 @@ def test_the_plan_says_how_far_off_predictions_of_published_engines_are(tmp_path
     covered = sum(row["covered"] for row in rows) / len(rows)
     page = shown(plan(tmp_path)).replace("\N{NO-BREAK SPACE}", " ")
     assert "published runs on H100" in page and f"is {ttft:.1f} % for TTFT and {tpot:.1f} % for TPOT" in page
-    assert f"holds {100 * covered:.0f} % of the measured values" in page and "(trust)" in page
+    assert f"{100 * covered:.0f} % of the measured values" in page and "(trust)" in page
 
 
 def test_ones_own_results_come_first_and_damaged_ones_are_left_to_the_trust_page(tmp_path: Path, content) -> None:

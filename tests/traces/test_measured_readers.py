@@ -358,5 +358,5 @@ def test_every_format_refuses_an_unknown_field(name: str) -> None:
 
 
 def test_an_unknown_format_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"measured.format: 'csv': must be aiperf, bench-serve, guidellm"):
-        measured_format({"format": "csv"}, "measured")
+    with pytest.raises(UserError, match=r"measured.format: 'tsv': must be aiperf, bench-serve, csv, guidellm"):
+        measured_format({"format": "tsv"}, "measured")
