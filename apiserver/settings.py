@@ -30,7 +30,7 @@ class KvEventSettings(Request):
         None, pattern=_ENDPOINT, description="endpoint at which a subscriber requests event batches that it missed"
     )
     buffer_steps: int = Field(
-        10_000, ge=1, le=1_000_000, description="number of past event batches kept for such subscribers"
+        10_000, ge=1, le=1_000_000, description="number of past event batches that are kept for replay"
     )
     topic: str = Field(
         "", description="topic of the messages; {replica}, {port} and {model} are replaced by their values"

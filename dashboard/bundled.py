@@ -55,7 +55,10 @@ def bundled_answer(settings: Mapping[str, Any]) -> Any:
 
 
 def portable(document: Mapping[str, Any]) -> Any:
-    """Return the document with bundled paths and without its stamp, so that it is equal in every installation."""
+    """Return the document in a form that is equal in every installation.
+
+    Paths of bundled files begin at `samples`, and the stamp of file times is left out.
+    """
     named = json.loads(json.dumps(document).replace(json.dumps(str(SAMPLES.resolve()))[:-1], '"samples'))
     return {name: value for name, value in named.items() if name != "stamp"}
 

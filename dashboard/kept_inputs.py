@@ -79,7 +79,10 @@ def deployment_input(runs: Path, parameter: str, what: str) -> dict[str, Any] | 
 
 
 def model_input(runs: Path) -> Path | Incomplete:
-    """Draw the input of a model's config.json, and return its folder. Raises UserError if it describes no model."""
+    """Draw the input of a model's config.json, and return the folder in which the pasted text is kept.
+
+    Raises UserError if the text describes no model.
+    """
     said = named("config") or ""
     with st.expander("config.json", expanded=model_path(runs, said) is None):
         text = st.text_area(

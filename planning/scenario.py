@@ -62,8 +62,8 @@ class Scenario(Request):
     router: RouterConfig | None = Field(None, description="name of the router; by default round-robin")
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {},
-        description="price in dollars per GPU-hour (H100=2.9), instead of the catalogue's; for our own engine: cpu or "
-        "cuda",
+        description="price in dollars per GPU-hour, instead of the catalogue's, e.g. H100=2.9; the name for the "
+        "machine of our own engine is cpu or cuda (cuda=2.9)",
     )
     slo: dict[str, float] = Field({}, description="latency bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
 

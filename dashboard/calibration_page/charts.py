@@ -53,13 +53,13 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
 def measured_along(
     gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the tabled sizes along the last axis, and the nanoseconds measured there, NaN if not measured."""
+    """Return the sizes of the kernel's table along the last axis, and the nanoseconds measured there (NaN: none)."""
     knots, measured = measured_at(gpu, key, fit, number)
     return (knots[-1][at], measured[at]) if len(knots) == 2 else (knots[-1], measured)
 
 
 def worst_levels(fits: Fits, key: str, shape: Sequence[float], at: int) -> dict[str, TrustLevel]:
-    """Return the worst level of each GPU's times of the shape, at the sizes that were measured on it."""
+    """Return, for each GPU, the worst trust level of the shape's predicted times at the sizes in the GPU's table."""
     worst = {}
     for name, (gpu, fit) in fits.items():
         last = np.exp2(fit.surface.knots[-1])

@@ -77,7 +77,7 @@ class Source(Result):
 
 
 class External(Result):
-    """Rung 4: all sources of one run of the command."""
+    """The results of rung 4: all published measurements that one run of the command predicted."""
 
     created: str = ""
     version: str = ""
@@ -92,7 +92,7 @@ class External(Result):
         return [row for case in self.cases for row in case.rows]
 
     def on_gpu(self, gpu: str) -> External | None:
-        """Return the sources that ran on this GPU; None if there are none."""
+        """Return the results of the measurements on this GPU; None if there are none."""
         cases = [case for case in self.cases if case.gpu == gpu]
         return self.model_copy(update={"cases": cases}) if cases else None
 

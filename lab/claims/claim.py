@@ -41,13 +41,14 @@ class Experiment(Request):
     router: str = Field("", description="name of the router")
     offered: Offered | None = Field(None, description="the traffic")
     as_fast_as: Settings | None = Field(
-        None, description="settings by path of another run, whose rate of finished requests is the arrival rate here"
+        None,
+        description="settings of another run by dotted path; its rate of finished requests is the arrival rate here",
     )
     slo: dict[str, float] = Field({}, description="latency bounds in ms, for figures that need bounds")
     longest_prompt: int | None = Field(None, ge=1, description="maximum prompt tokens of requests that are measured")
     tokens: int = Field(8192, ge=1, description="tokens of a sequence, for figures about its KV")
-    baseline: Settings | None = Field(None, description="settings of the first side, by path")
-    change: Settings = Field({}, description="settings of the second side, by path")
+    baseline: Settings | None = Field(None, description="settings of the first side, by dotted path")
+    change: Settings = Field({}, description="settings of the second side, by dotted path")
 
     @field_validator("slo")
     @classmethod
@@ -111,7 +112,7 @@ class Case(Request):
     """One set of conditions under which a claim is tested."""
 
     when: str = Field(min_length=1, description="the conditions in words that follow 'when'")
-    set: Settings = Field({}, description="the settings of the experiment under these conditions, by path")
+    set: Settings = Field({}, description="the settings of the experiment under these conditions, by dotted path")
 
 
 class OnEngine(Case):
@@ -123,7 +124,10 @@ class OnEngine(Case):
 class BreakEven(Request):
     """A setting of the experiment, and the range of its values in which to search where a change pays."""
 
-    path: str = Field(description="the number's path in the experiment")
+    path: str = Field(
+        description="dotted path of the setting in the experiment, e.g. "
+        "deployment.scheduler.long_prefill_token_threshold"
+    )
     least: float
     most: float
     what: str = Field(min_length=1, description="the number in words that follow its values")

@@ -70,7 +70,7 @@ class Counterfactual(Part):
     lifecycle: str = fact("layer that it belongs to: compute, memory or request")
     kind: str = fact("`capacity` or `policy`")
     p99: dict[str, Number] = fact(
-        "p99 with the difference, by latency; null if over one in a hundred never finish", "ms"
+        "p99 with the difference, by latency; null if more than 1 % of the requests never finish", "ms"
     )
     bought: dict[str, Number] = fact(
         "share of the run's p99 that disappears, by latency; `finished` has the share of lost requests that finish"

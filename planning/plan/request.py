@@ -41,7 +41,9 @@ class PlanRequest(Offered):
         "prefill and decode. search: none, and every ratio of up to five engines",
     )
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
-        {}, description="price of a GPU-hour in dollars, such as H100=2.9; by default the catalogue's"
+        {},
+        description="price in dollars per GPU-hour, instead of the catalogue's, e.g. H100=2.9; the name for the "
+        "machine of our own engine is cpu or cuda (cuda=2.9)",
     )
     spares: int = Field(
         0,

@@ -63,8 +63,8 @@ class SchedulerConfig(TerseSettings):
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     kv_groups: tuple[int, ...] = Field(
         (),
-        description="sliding window in tokens, or 0 for full attention, of each group of layers that share a block "
-        "table. Follows from the model; empty: one group with full attention",
+        description="for each group of layers with one block table: its sliding window in tokens, or 0 for full "
+        "attention. Follows from the model; empty: one group with full attention",
     )
     state_blocks: int = Field(
         0,
@@ -103,14 +103,13 @@ class SchedulerConfig(TerseSettings):
     )
     forget_withdrawn: bool = Field(
         False,
-        description="with policy priority, a preemption can withdraw tokens that were planned in the same step. true: "
-        "their blocks leave the prefix cache. false: they stay, as in vLLM, which can reuse blocks that were never "
-        "computed",
+        description="drop from the prefix cache the blocks of tokens that a preemption takes back in the step that "
+        "scheduled them (policy priority only); false: keep them, as vLLM does, although they were never computed",
     )
     self_preemption_ends_step: bool = Field(
         False,
-        description="with policy priority, if a request preempts itself: true: the running requests after it get no "
-        "tokens in this step, as in vLLM up to 0.32; false: they get their tokens, as in vLLM 0.33",
+        description="give the running requests after one that preempts itself no tokens in this step, as vLLM up to "
+        "0.32 does (policy priority only); false: give them tokens, as vLLM 0.33 does",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
     decode_stagger: int = Field(
@@ -170,12 +169,13 @@ class SchedulerConfig(TerseSettings):
     kv_reservation: Literal["paged", "max_model_len", "max_tokens"] = Field(
         "paged",
         description="KV memory of a request. paged: allocate blocks as the request grows. max_model_len: reserve "
-        "contiguous blocks for max_model_len tokens at admission. max_tokens: the same for prompt and max_tokens",
+        "contiguous blocks for max_model_len tokens at admission. max_tokens: the same for prompt and output limit",
     )
     kv_reserved_max_tokens: int = Field(
         0,
         ge=0,
-        description="with kv_reservation max_tokens: max_tokens of every request; 0: the length of its answer",
+        description="with kv_reservation: max_tokens, minimum number of output tokens for which a request reserves "
+        "room; 0: its own max_tokens, or else the true length of its answer",
     )
     static_timeout_ms: float = Field(
         1000.0, ge=0.0, le=1e9, description="static: time that an incomplete batch waits for more requests, in ms"

@@ -25,7 +25,7 @@ options = options_of(TraceWorkload, Scenario, Timing)
 @click.option(
     "--acceptance",
     type=click.Path(),
-    help="For speculative decoding: recording of the real engine, from which the rates of draft tokens are taken.",
+    help="Recording of the real engine whose acceptance rates of draft tokens are used (speculative decoding).",
 )
 @click.option(
     "--front-door", type=click.Path(), help="Also simulate the API server and its clients, with times from this file."
