@@ -89,10 +89,18 @@ def left_out_section(tables: LeftOut) -> str:
         "`tokentwin validate external --leave-out gpu --leave-out engine ... --write lab/results/external.md`.",
     ]
     for level, rows in tables.items():
-        parts += [f"\n### {LEFT_OUT_TITLES[level]}\n", markdown_table(LEFT_OUT_HEADER, map(_against_targets, rows))]
+        explained = [_OWN_ROWS] if level == "own-rows" else []
+        parts += [
+            f"\n### {LEFT_OUT_TITLES[level]}\n",
+            *explained,
+            markdown_table(LEFT_OUT_HEADER, map(_against_targets, rows)),
+        ]
     return "\n".join(parts) + "\n"
 
 
+_OWN_ROWS = """Some rows of a deployment (one model, GPU, engine, precision and parallel layout), drawn at random, join the
+evidence of the other sources, and predict its other rows. *Rows* counts the predictions of all draws.
+"""
 LEFT_OUT_TITLES = {
     "gpu": "By gpu",
     "engine": "By engine",
