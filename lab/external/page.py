@@ -98,7 +98,8 @@ def left_out_section(tables: LeftOut) -> str:
     return "\n".join(parts) + "\n"
 
 
-_OWN_ROWS = """Some rows of a deployment (one model, GPU, engine, precision and parallel layout), drawn at random, join the
+_OWN_ROWS = """\
+Some rows of a deployment (one model, GPU, engine, precision and parallel layout), drawn at random, join the
 evidence of the other sources, and predict its other rows. *Rows* counts the predictions of all draws.
 """
 LEFT_OUT_TITLES = {
