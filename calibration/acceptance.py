@@ -1,4 +1,4 @@
-"""Draft tokens in recordings of the real engine: each acceptance for a replay, and mean rates for a simulation."""
+"""Accepted draft tokens in recordings of the real engine: step by step for a replay, mean rates for a simulation."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def with_acceptance(config: SpeculativeConfig, runs: Sequence[Recording]) -> Spe
 
     The rates replace the ones in `config`. Each position in a draft has an acceptance rate, which counts only drafts
     that were long enough to reach the position. In the simulation a position then yields as many tokens on average as
-    in the runs. Some texts repeat themselves for a long time, and others never do. The rates are therefore also counted
-    separately: before the first accepted draft token of a request, and after steps that accepted none, some or all
-    tokens of their draft.
+    in the runs. Some texts repeat themselves for a long time, and others never do. Separate rates are therefore counted
+    before the first accepted draft token of a request, and after steps that accepted none, some or all tokens of their
+    draft.
 
     Raises UserError if the runs have no drafts.
     """

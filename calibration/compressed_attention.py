@@ -1,9 +1,9 @@
 """DeepSeek-V4's attention and residual streams as operations, the way vLLM runs them (`vllm/models/deepseek_v4`).
 
-Every query attends over latent vectors, which are key and value at once. They are the vectors of its window and
-compressed entries, each of which stands for 4 or 128 tokens. FlashMLA pads the number of heads of a device to 64 or
-128. The compressors and the indexer are in no kernel table with a fit. Their work is counted in bytes, and their times
-are marked as extrapolated.
+Every query attends over latent vectors, which are key and value at once. A query sees the vectors of the tokens in its
+window, and compressed entries, each of which stands for 4 or 128 tokens. FlashMLA pads the number of heads of a device
+to 64 or 128. The compressors and the indexer are in no kernel table with a fit. Their work is counted in bytes, and
+their times are marked as extrapolated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import stored
 from traces.metrics.step_metrics import attended_pairs
 
-_PADDED_HEADS = 64  # FlashMLA pads to this number or to twice as many
+_PADDED_HEADS = 64  # FlashMLA pads the number of heads to this number or to twice as many
 
 
 def compressed_projections(
@@ -111,13 +111,13 @@ def compressed_elementwise(
     """
     own = 4.0 * (latent.q_lora_rank + latent.kv_dim)
     rotated = 4.0 * (heads * latent.qk_head_dim + latent.kv_dim)
-    turned_back = 3.0 * heads * latent.v_head_dim  # rotated back and quantised
+    turned_back = 3.0 * heads * latent.v_head_dim  # outputs that are rotated back and quantised
     operations: list[Operation] = [
         Elementwise("latent norms", tokens * own, count=layers),
         Elementwise("rotary, KV write", tokens * (rotated + turned_back), launches=2, count=layers),
     ]
     for ratio, count in _kinds(latent):
-        if ratio:  # a token's part is written in float32 and read again when its compressed entry is made
+        if ratio:  # a token's part is written in float32, and read again to make its compressed entry
             moved, launches = 8.0 * latent.compressor_width(ratio), 2
             if ratio == SPARSE:
                 moved, launches = moved + 3.0 * latent.index_n_heads * latent.index_head_dim, 5

@@ -1,8 +1,8 @@
 """The distribution of an MoE model's tokens over its experts, and the imbalance between devices that share them.
 
 A step waits for the device whose experts got the most tokens. Random imbalance remains even if every token chooses its
-experts evenly and independently; it shrinks as steps grow. Trained routers are more uneven than that, to an extent that
-depends on the model and the traffic.
+experts evenly and independently. This random imbalance shrinks as steps grow. Trained routers are more uneven, to an
+extent that depends on the model and the traffic.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ def random_imbalance(experts: int, topk: int, devices: int, tokens: Any, groups:
 
 def _rows_variance(experts: int, topk: int, devices: int, groups: int, chosen: int) -> float:
     """Return the variance of the number of rows that one token sends to one device."""
-    own, within = experts / devices, experts * chosen / groups  # experts of a device, and of the chosen groups
-    local = max(groups / devices, 1.0)  # groups that have experts on the device
+    # numbers of experts: of a device, and of the chosen groups
+    own, within = experts / devices, experts * chosen / groups
+    local = max(groups / devices, 1.0)  # number of groups that have experts on the device
     share = chosen / groups
-    spread = local * share * (1.0 - share) * (groups - local) / max(groups - 1, 1)  # variance of the chosen groups
+    # variance of the number of these groups that a token chooses
+    spread = local * share * (1.0 - share) * (groups - local) / max(groups - 1, 1)
     # moments of the device's eligible experts
     first, second = own * share, (own / local) ** 2 * (spread + (local * share) ** 2)
     scale = topk / within

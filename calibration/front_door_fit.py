@@ -26,7 +26,7 @@ from traces.recording import Recording, notes_of
 Floats = NDArray[np.float64]
 _FEWEST = 10  # minimum number of requests
 _WORK = ("request_ns", "prompt_token_ns", "outputs_ns", "chunk_ns")
-_SCALE_NS = (1e6, 1e3, 1e6, 1e5)  # units of these prices for the search
+_SCALE_NS = (1e6, 1e3, 1e6, 1e5)  # usual sizes of the prices in `_WORK`, which the fit uses as units
 _USUAL_NS = 1e6  # a usual error; larger ones count less, because they come from disturbances of the machine
 
 

@@ -1,9 +1,9 @@
 """Multi-head latent attention as operations, the way vLLM runs it (`MLACommonImpl`).
 
 For prompts, latent vectors are expanded into keys and values of every head, and attention is then as in other models.
-Every chunk expands the latent vectors of its past again. For decode rows, the expansion is multiplied into the queries
-and outputs of each head instead, and attention is over the latent vectors. A latent vector is key and value at once and
-the same for all heads, so every device reads all latent vectors.
+Every chunk of a prompt expands the latent vectors of the tokens before it again. For decode rows, the expansion is
+multiplied into the queries and outputs of each head instead, and attention is over the latent vectors. A latent vector
+is key and value at once and the same for all heads, so every device reads all latent vectors.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class LatentDecode(DecodeAttention):
 
 @dataclass(frozen=True)
 class SparsePrefill(LatentDecode):
-    """Attention of `rows` prompt tokens over the latent vectors that an indexer chose, `context` for all rows together.
+    """Attention of `rows` prompt tokens over the latent vectors that an indexer chose, `context` vectors in total.
 
-    At least `seen` latent vectors are read.
+    The kernel reads at least `seen` latent vectors from memory.
     """
 
     seen: Amount = 0
@@ -90,7 +90,7 @@ class SparsePrefill(LatentDecode):
 
 @dataclass(frozen=True)
 class IndexScores:
-    """An indexer's scores of `pairs` query-key pairs, and the choice of the highest; `seen` keys are read."""
+    """An indexer's scores of `pairs` query-key pairs, and the choice of the highest scores; `seen` keys are read."""
 
     name: str
     tokens: Amount

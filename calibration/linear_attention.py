@@ -34,7 +34,7 @@ class LinearPrefill:
     count: int = 1
 
     launches: ClassVar[int] = 9
-    """Kernels of vLLM: the convolution, norms of queries and keys, and six of the chunked form."""
+    """vLLM's number of kernels: the convolution, norms of queries and keys, and six kernels of the chunked form."""
 
     @property
     def size(self) -> Amount:

@@ -1,8 +1,8 @@
 """The operations of a step: kinds of kernels with their minimum FLOPs and bytes, and the sizes of a step.
 
-Every size may be a number or a numpy array (all of one shape), so the same code prices one step or ten thousand.
-`count` is the number of occurrences of an operation in a step, usually one per layer. FLOPs and bytes are those of one
-occurrence. `KernelTimes` is the interface of models that time operations on one GPU.
+Every size may be a number or a numpy array (all of one shape), so the same code computes the time of one step or of ten
+thousand. `count` is the number of occurrences of an operation in a step, usually one per layer. FLOPs and bytes are
+those of one occurrence. `KernelTimes` is the interface of models that time operations on one GPU.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Gemm:
 
 @dataclass(frozen=True)
 class PrefillAttention:
-    """Causal attention of `rows` prompts, with `tokens` query tokens, over `past` KV tokens and themselves.
+    """Causal attention of `rows` prompts to the chunks of this step and to the cached tokens before the chunks.
+
+    `tokens` is the total number of query tokens, and `past` the total number of cached tokens.
 
     Attributes:
         pairs: number of query-key pairs: the sum of n (2c + n + 1) / 2 over prompts of n tokens with c past tokens
@@ -113,7 +115,7 @@ class PrefillAttention:
 
 @dataclass(frozen=True)
 class DecodeAttention:
-    """Attention of `rows` decode rows, with `queries` query tokens each, over `context` KV tokens in all.
+    """Attention of `rows` decode rows, with `queries` query tokens each, over `context` KV tokens in total.
 
     `context` includes the KV of the query tokens themselves.
     """
@@ -145,7 +147,10 @@ class DecodeAttention:
 
 @dataclass(frozen=True)
 class Experts:
-    """The routed experts of an MoE layer: GEMMs (gate, up and down) over `tokens x topk` rows in `ep` groups."""
+    """The routed experts of an MoE layer: GEMMs (gate, up and down) over `tokens x topk` rows in total.
+
+    The rows and the experts are divided among `ep` groups of devices.
+    """
 
     name: str
     tokens: Amount
@@ -294,7 +299,7 @@ class Exchange(Collective):
 
     @property
     def sent_within_node(self) -> Amount:
-        """Bytes that a device sends over the node's links; in high_throughput mode, all bytes not for itself."""
+        """Bytes that a device sends over the node's links; in high_throughput mode, bytes for any other device."""
         if self.mode == "low_latency":
             return self._sent * self.topk * (self.gpus / self.nodes - 1) / self.gpus
         return self._sent * self._met(self.gpus) * (self.gpus - 1) / self.gpus

@@ -257,7 +257,7 @@ class Engine:
     def finish(self) -> Step | None:
         """Wait for the oldest step in flight and hand out its tokens; return None when none is in flight.
 
-        It raises the same errors as `launch`.
+        Raises the same errors as `launch`.
         """
         with self._whole_steps():
             return self._finish()
@@ -295,7 +295,8 @@ class Engine:
             self.tier.before_step(plan, [flight.launched for flight in self._in_flight if flight.launched])
         flight = Step(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns, self._compiled_ns)
         if self._drafter is None or not self._in_flight:
-            self._hand_over(flight)  # otherwise after the step under way has verified and drafted
+            # with drafts it is handed over later, when the step under way has verified and drafted
+            self._hand_over(flight)
         flight.load = self._load()
         now = perf_counter_ns()
         flight.host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
@@ -308,7 +309,7 @@ class Engine:
     def _next_plan(self, plan_ns: int) -> StepPlan:
         """Return the next plan; it has no tokens if there is nothing to run, even after the end of a hold."""
         if self.tier is not None:
-            self.tier.poll()  # once per step, because a recording states what had come by `plan_ns`
+            self.tier.poll()  # once per step, because a recording states which copies had ended by `plan_ns`
         plan = self._plan()
         if self._hold.is_over(plan_ns, self._policy.hold_ns):
             self._policy.hold_no_longer()

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from serving.errors import UserError
 from serving.request import Request
 
-_SHOWN = 80  # characters of the request that an error shows
+_SHOWN = 80  # maximum number of characters of a request that an error shows
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 ENDLESS_OBJECTS: dict[str, Any] = {"type": "array", "items": ANY_OBJECT, "minItems": 10**9}
-"""What no answer completes: for one whose length is known before."""
+"""A schema that no answer completes, for a replay in which the length of the answer is fixed."""
 
 Bits = NDArray[np.int32]
 
@@ -79,7 +79,7 @@ class Grammars:
 def json_grammar(schema: dict[str, Any]) -> str:
     """Return, in llguidance's notation, the grammar of JSON answers that follow `schema`.
 
-    It allows no white space that JSON does not need, because a model could go on writing it for ever. Raises UserError
+    It allows no white space that JSON does not need, because a model could write white space for ever. Raises UserError
     for a schema that it cannot express.
     """
     written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})

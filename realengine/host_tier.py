@@ -1,4 +1,4 @@
-"""A KV tier in host memory: a block is copied out once a step has filled it, and in for a request that reuses it.
+"""A KV tier in host memory: blocks are copied there when a step has filled them, and back for requests that reuse them.
 
 `HostMemory` belongs to one rank. It has slots for blocks, and makes copies while steps run. `HostTier` is the tier of
 the whole engine. The rules in `serving.kv.tiered_blocks`, which the simulator also uses, decide which blocks are kept
@@ -7,9 +7,9 @@ copied out after the step that filled it, the blocks of an ended request are kep
 that may reuse other requests' blocks waits for all copies.
 
 In the overlapped loop a step is planned while the tokens of the step before are unknown, and the key of a block is a
-function of its tokens. So the blocks that the later step fills are looked up when the earlier step has ended, before
-any request looks for them. A load begins once the step under way has ended, because that step may still write to blocks
-that a request had given back.
+function of its tokens. So the keys of the blocks that the later step fills are computed only when the earlier step has
+ended, before any request looks for these blocks. A load begins when the step under way has ended, because this step may
+still write to freed blocks that the load will fill.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _ThreadCopy:
 class ThreadCopier:
     """A copier for the CPU, which runs on its own thread. Copies run in the order of submission."""
 
-    pinned = False  # host memory need not be page-locked
+    pinned = False  # the CPU copies from host memory that is not page-locked, too
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "copies")
@@ -300,7 +300,7 @@ class HostTier(TieredBlocks):
             if key not in self._slots and self.has(key):
                 slot = self._slots[key] = self._free.pop()
                 pairs.append((block, slot))
-        if self._filled:  # even if no block is still wanted: a request may wait for this copy
+        if self._filled:  # make the copy even if it has no blocks left, because a request may wait for its end
             self._filled.clear()
             self._submit(pairs)
         for request, blocks, keys in self._loading:
@@ -335,7 +335,7 @@ class HostTier(TieredBlocks):
         return max((self._copy_of[key] for key in keys), default=0)
 
     def _moved(self, pushed: dict[bytes, int]) -> None:
-        for key in pushed:  # there is no tier below
+        for key in pushed:  # drop their slots, because there is no slower tier
             del self._copy_of[key]
             if key in self._slots:
                 self._free.append(self._slots.pop(key))

@@ -29,12 +29,12 @@ class LogitRules:
     Attributes:
         presence, frequency: penalties of a token that occurs in the answer; presence is subtracted from its logit once,
             frequency once for each occurrence
-        repetition: penalty of a token that occurs in the prompt or the answer; divides its logit if positive,
-            multiplies it if negative
+        repetition: penalty of a token that occurs in the prompt or the answer; a positive logit is divided by it, a
+            negative one multiplied
         bias: pairs of a token and the number added to its logit
         bad_words: token sequences that may not be completed
         allowed: the only tokens that may be chosen; empty for all
-        min_p: minimum probability of a token that may be drawn, as a share of the likeliest token's probability
+        min_p: minimum probability of a token that may be drawn, as a fraction of the likeliest token's probability
         late: tokens that may not be among the first `min_tokens` tokens of the answer
     """
 
@@ -58,7 +58,8 @@ class LogitChanges(NamedTuple):
         prompt: tokens of the prompt; empty without a repetition penalty
         outputs: `[O, 2]` tokens of the answer, each with its number of occurrences
         biased: tokens with a bias; `bias` is the number added to the logit of each
-        banned: `[B, 2]` forbidden tokens, each with the token directly before it for which that holds; -1 for any token
+        banned: `[B, 2]` forbidden tokens, each with the token that must come directly before it for the ban to apply;
+            -1 for any token
     """
 
     presence: float

@@ -10,7 +10,8 @@ from realengine.engine import Engine
 from realengine.run_recorder import RunRecorder
 from realengine.step import Step
 
-_LOOK_S = 1e-4  # interval for checking whether KV has come or a wait has ended, because no message says so
+# interval for checking whether KV has been copied or a wait has ended, because nothing notifies the loop
+_LOOK_S = 1e-4
 
 
 class Clientele(Protocol):
@@ -37,7 +38,7 @@ def drive(engine: Engine, clients: Clientele, recorder: RunRecorder, stopped: Ca
         if engine.has_room and (flight := engine.launch()):
             recorder.planned(flight)
             if engine.has_room:
-                continue  # room for another step, which new arrivals may join
+                continue  # there is room for another step; first take new arrivals, which may join it
         if (step := engine.finish()) is not None:
             recorder.ran(step)
             clients.ran(step)

@@ -117,7 +117,8 @@ class ReplayTexts:
         self._tokens = SegmentTokens(vocab_size)
         self._forces = forces
         self._made = {request.id: self._make(request) for request in workload.requests}
-        self._unlike: dict[int, WorkloadRequest] = {}  # requests as sent whose prompts do not quote the answer
+        # by id, requests as they were sent, if their prompts do not quote the real answers
+        self._unlike: dict[int, WorkloadRequest] = {}
 
     def _make(self, request: WorkloadRequest) -> tuple[list[int], list[int] | None]:
         return self._tokens.prompt(request), self._tokens.output(request) if self._forces else None

@@ -1,10 +1,10 @@
 """The replay of a workload on the real engine, in real time, with a recording.
 
 The clients are the same as in the simulator (`serving.clients`). A request is due at its arrival time; in a closed loop
-it is due when another request has ended, and in a conversation a think time after the previous answer. The times of a
-request count from when it is due, so a stalled engine cannot hide its own queue (no coordinated omission). The loop
-takes arrivals between steps, at the time `send_ns`. The answer to a structured request is JSON objects up to its
-recorded length.
+it is due when another request has ended, and in a conversation a think time after the previous answer. Latencies of a
+request count from the time at which it is due, not from its sending. So the waits that a stalled engine causes are
+included (no coordinated omission). The loop takes arrivals between steps, at the time `send_ns`. The answer to a
+structured request is a list of JSON objects that goes on up to the recorded length.
 
 Outputs are forced, so that later turns can quote them. With speculative decoding they are not forced, because the
 model's own output decides whether drafts are accepted.

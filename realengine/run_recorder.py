@@ -15,7 +15,8 @@ from serving.request import Request
 from serving.step_plan import AGGREGATES, aggregates_of
 from serving.workload import STOPPED
 
-_AS_THEY_ARE = ("prepare_ns", "launch_ns", "host_ns", "graph", "thread_ns", "speed", "draft_ns")  # columns of a step
+# fields of a step that are columns of the same name
+_AS_THEY_ARE = ("prepare_ns", "launch_ns", "host_ns", "graph", "thread_ns", "speed", "draft_ns")
 
 
 class RowSink(Protocol):
@@ -105,7 +106,7 @@ class RunRecorder:
         start_ns, end_ns = step.start_ns - self.started_ns, step.end_ns - self.started_ns
         for request in step.plan.admitted:
             if (life := self._lives.get(request.id)) is None:
-                continue  # preempted since then, and finished by an earlier step
+                continue  # the request was preempted since then, and an earlier step has finished it
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
             if life.resumes_from_ns is not None:
@@ -162,7 +163,7 @@ class RunRecorder:
     def left(
         self, request: Request, status: str, finish_ns: int | None = None, reason: str = "", end_ns: int | None = None
     ) -> None:
-        """Note that `request` has ended with `status`, as in the dataset `requests`; `finish_ns` if it finished."""
+        """Note that `request` has ended with a `status` of the dataset `requests`; `finish_ns` if it finished."""
         life = self._lives.pop(request.id)
         gone = status == "cancelled" or reason == STOPPED
         self._ended += 1

@@ -73,7 +73,7 @@ class ModelRunner:
         mixed = self.attention.capturable == "always" and self.device.torch_device.type == "cuda"
         self._graphs = StepGraphs(self.device, mixed)
         need, free = self._weight_bytes(files), self.device.memory().free
-        if need > free:  # the CPU would not refuse, but the process would be killed in the middle of loading
+        if need > free:  # checked now, because on the CPU the process would be killed in the middle of loading
             remedy = f"has {shown_gib(need)} of weights, but only {shown_gib(free)} of memory are free"
             raise UserError("model", deployment.model, remedy)
         with self._memory_for("weights"), torch.inference_mode(), self.device.current():
@@ -131,7 +131,7 @@ class ModelRunner:
 
     @property
     def _in_triton(self) -> bool:
-        """True if our kernels do the small operations: with our attention, or on a GPU with any other but torch's."""
+        """True if our kernels do the small operations: with our attention, or on a GPU without torch's attention."""
         name = self.attention.name
         return name in ("triton", "hybrid") or (name != "torch" and self.device.torch_device.type == "cuda")
 
@@ -257,7 +257,8 @@ class ModelRunner:
         self._mark(launched)
         size, samples = len(step.packed), launched.layout.samples
         self._buffer[:size].copy_(host.step[:size], non_blocking=True)
-        # A copy from memory that is not pinned waits for the device's work; at this point there is none.
+        # A copy from memory that is not pinned waits for the device's work. It costs nothing here, because no work is
+        # queued yet.
         masks = [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks or ()]
         batch = Batch.from_buffer(self._buffer, step.layout, step.packed)
         self.attention.prepare(batch, graph is not None)
@@ -339,7 +340,7 @@ class ModelRunner:
 
         Graphs are captured before eager steps run, because a capture releases the allocator's free memory.
         """
-        for rows in reversed(self.buckets()):  # the largest graph first: the others fit into its memory
+        for rows in reversed(self.buckets()):  # the largest graph first, because smaller graphs reuse its memory
             self.dummy_step([1] * rows)
         for sizes in self._mixed_steps() + self.warm_up_sizes():
             self.dummy_step(sizes)

@@ -58,7 +58,7 @@ class SamplingParams:
         return uniform(self.seed or 0, step, name)
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the float64 probability `[vocab]` that each token is drawn, by `logits` `[vocab]`; not if greedy."""
+        """Return the float64 probabilities `[vocab]` of drawing each token from `logits` `[vocab]`; not for greedy."""
         kept = _kept(logits.float(), self.temperature, self.top_k, self.top_p).double()
         return kept / kept.sum()
 
@@ -148,7 +148,7 @@ def _kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) ->
 def _least_of_nucleus(probabilities: torch.Tensor, share: float) -> torch.Tensor:
     """Return the largest threshold for which the probabilities not below it sum to at least `share`.
 
-    It uses a top-k if that suffices, because sorting the whole vocabulary takes ten times as long.
+    It sorts only the likeliest tokens if they suffice, because sorting the whole vocabulary takes ten times as long.
     """
     likeliest = probabilities.topk(min(_HEAD, len(probabilities))).values
     if likeliest.sum() < share:

@@ -35,7 +35,7 @@ class Seating:
         self._filled = [0] * config.max_num_seqs
         self._free = list(range(config.max_num_seqs))[::-1]
         self._seats: dict[int, int] = {}
-        self._left: dict[int, Ints] = {}  # tables of requests preempted in the last plan
+        self._left: dict[int, Ints] = {}  # by request id, block tables of requests that the last plan preempted
 
     def follow(self, plan: StepPlan) -> None:
         """Give seats to the requests that `plan` admits, and free the seats of those that it preempts.
@@ -66,7 +66,9 @@ class Seating:
         if seat is None:
             return self._left[request.id]
         need, filled = -(-tokens // self._block_size), self._filled[seat]
-        if filled < need:  # blocks that were entered earlier and have left a window since are not read
+        # enter new blocks only: earlier entries stay, even if their blocks have left a window, because these are not
+        # read
+        if filled < need:
             for table, blocks in zip(self._tables, self._block_tables(request), strict=True):
                 table[seat, filled:need] = blocks[filled:need]
             self._filled[seat] = need

@@ -22,7 +22,7 @@ from serving.step_plan import Row, StepPlan
 class Launched:
     """A step that was launched on the device.
 
-    Times are on `perf_counter_ns` and valid after `wait`. If steps are not timed, all are the end of the wait.
+    Times are on `perf_counter_ns` and valid after `wait`. If steps are not timed, all times are the end of the wait.
 
     Attributes:
         graph: True if the step was run as a graph
@@ -231,9 +231,9 @@ class Step:
     def launching_ns(self) -> int:
         """The time between `start_ns` and `end_ns` in which the host was still launching the step.
 
-        The device may have been idle in this time. So the time that the device needs is between the duration without
-        this time and the whole duration. If this is 0, the launch was complete before the step began, and the whole
-        duration is device time.
+        The device may have been idle while the host was launching. So the device time of the step is at most `end_ns -
+        start_ns`, and at least this duration minus `launching_ns`. If `launching_ns` is 0, the launch was complete
+        before the step began, and the whole duration is device time.
         """
         launched_ns = self.prepared_ns + self.launch_ns
         return max(min(launched_ns, self.end_ns) - self.start_ns, 0) if self.launch_ns else 0

@@ -2,7 +2,7 @@
 
 Decode steps run as graphs, padded to a bucket. So do mixed steps of up to 2048 tokens, because launching their kernels
 one by one takes longer than a GPU needs to run them. Larger steps run eagerly. A mixed step is padded to one of a few
-layouts. No result depends on the padding: it consists of tokens of the null block that are in no row, rows without
+layouts. No result depends on the padding: the padding is tokens of the null block that are in no row, rows with 0
 tokens, tiles without a row, and samples that are not used.
 """
 
@@ -20,7 +20,7 @@ from serving.cost_model import DECODE_BUCKETS, TOKEN_BUCKETS, padded, padded_tok
 
 _FEWEST_SAMPLES = 64  # up to this number, reading the head's weights takes as long as computing with them
 _FEWEST_TILES = 8
-_TOKENS_PER_TILE = 16  # a step with more tiles than by this rule gets the next size
+_TOKENS_PER_TILE = 16  # a layout has a tile for each 16 tokens; a step with more tiles gets the next larger layout
 _MOST_MIXED = 64  # maximum number of graphs of mixed steps that are kept
 
 
@@ -50,7 +50,7 @@ class StepGraphs:
         graph = self._graphs.pop(layout, None)
         self._graphs[layout] = graph = graph or self._device.capture(work)
         mixed = [key for key in self._graphs if not key.decodes_only]
-        if len(mixed) > _MOST_MIXED:  # the capture has waited for the removed graph's launches
+        if len(mixed) > _MOST_MIXED:  # the removed graph is idle, because the capture has waited for its launches
             del self._graphs[mixed[0]]
         return graph
 
@@ -85,8 +85,8 @@ class StepGraphs:
 def mixed_layout(layout: Layout) -> Layout:
     """Return the layout to which a mixed step of `layout` is padded.
 
-    Rows with one token are among the first rows, of which there are as many as samples; kernels find out on the device
-    which rows have one token.
+    The padded layout has as many decode rows as samples. All rows with one token are among them, and kernels find out
+    on the device which rows have one token.
     """
     tokens = padded_tokens(layout.tokens)
     samples, tiles = _FEWEST_SAMPLES, _FEWEST_TILES

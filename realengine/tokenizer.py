@@ -92,7 +92,7 @@ class Tokenizer:
         environment.globals["raise_exception"] = refuse
         try:
             return environment.from_string(template).render(**{**self._special, **given})
-        except Exception as error:  # the template is a program, and its input came from anybody
+        except Exception as error:  # the template is a program, and its input comes from users, so any error may occur
             roles = ", ".join(message["role"] for message in given["messages"])
             raise UserError("messages", roles, f"the model's chat template refuses them: {error}") from None
 
@@ -127,8 +127,8 @@ class Detokenizer:
     """A decoder that takes tokens one by one and returns text as soon as it is certain.
 
     Text that may end in an incomplete character, or may be the beginning of a stop string, is held back. When a stop
-    string is complete, `stopped_by` is that string, and the text ends before it or, if `keeps_stop`, after it. Of
-    several stop strings the one that is complete first counts, however the text was split into tokens. The first
+    string is complete, `stopped_by` is that string, and the text ends before it or, if `keeps_stop`, after it. If there
+    are several stop strings, the one that is complete first counts, however the text is split into tokens. The first
     `min_tokens` tokens cannot complete a stop string. Without a stop string, all pieces together are the decoded text
     without an incomplete character at its end.
     """

@@ -1,12 +1,12 @@
 """The verification of draft tokens; the output is distributed as if the target model had chosen every token.
 
-A draft that was not drawn is accepted as far as it equals the target's choice. At each position the target's token is
-chosen as without drafts: it is the likeliest token, or is drawn with the uniform number of that position. A draft token
-that equals the target's token is accepted. The first draft token that differs is replaced by the target's token, and
-all later ones are rejected. So a request gets the same tokens as without drafts, whatever the drafts are. This is the
-rejection sampling of Leviathan et al. ("Fast Inference from Transformers via Speculative Decoding", ICML 2023) for a
-draft token x of probability 1: x is accepted with the probability p(x) that the target gives it, and its replacement
-has the distribution p without x.
+A draft from a lookup or a greedy draft model is accepted as far as it equals the target's choice. At each position the
+target's token is chosen as without drafts: it is the likeliest token, or is drawn with the uniform number of that
+position. A draft token that equals the target's token is accepted. The first draft token that differs is replaced by
+the target's token, and all later ones are rejected. So a request gets the same tokens as without drafts, whatever the
+drafts are. This is the rejection sampling of Leviathan et al. ("Fast Inference from Transformers via Speculative
+Decoding", ICML 2023) for a draft token x of probability 1: x is accepted with the probability p(x) that the target
+gives it, and its replacement has the distribution p without x.
 
 A draft token that was drawn, with probability q(x), is accepted with probability min(1, p(x) / q(x)), and its
 replacement is drawn from max(p - q, 0); this is the general case in that paper. More drafts are accepted, and the

@@ -35,7 +35,8 @@ class Clients:
         self._last: int | None = None  # open loop: id of the last request taken that is due by its arrival time
         self._dry = False  # True once the workload has no more requests
         self._last_turn: dict[str, int] = {}  # by session: the last turn taken from the workload
-        self._answered_ns: dict[_Turn, int] = {}  # end time of turns whose next turn was not yet taken
+        # end time of each answered turn whose next turn was not taken from the workload yet
+        self._answered_ns: dict[_Turn, int] = {}
         self._unanswered: dict[_Turn, WorkloadRequest] = {}  # requests that wait for the end of the turn in the key
         for _ in range(workload.concurrency or 1):
             self._take(0)

@@ -23,7 +23,7 @@ COMPILED_CORE, BY_CHOICE = "compiled core", "pure Python: TOKENTWIN_PURE is set"
 
 
 def sources_digest() -> str:
-    """Return the digest of this Python and of all sources that compiled code may rely on.
+    """Return the digest of this Python's version and of all sources that compiled code may rely on.
 
     These include modules that are not compiled, because compiled code relies on their types.
     """
@@ -65,4 +65,4 @@ def _use() -> str:
 
 
 CORE = _use()
-"""Which core runs, and if it is not the compiled one, why."""
+"""The core that runs; if it is not the compiled core, with the reason."""

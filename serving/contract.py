@@ -1,8 +1,8 @@
 """The contract that every policy keeps in every run: plans stay within the limits of the deployment.
 
-The limits are the *deployment's*, whatever limits the policy assumes. While requests wait, some request must make
-progress. The contract never changes what a policy decides. A run checks only this part of the contract for built-in
-policies, because the tests check the rest. For a user's own policy it checks the whole contract
+The limits are those of the *deployment*, even if the policy assumes other limits. While requests wait, some request
+must make progress. The contract never changes what a policy decides. A run checks only this part of the contract for
+built-in policies, because the tests check the rest. For a user's own policy it checks the whole contract
 (`user_code/own_contract.py`).
 """
 

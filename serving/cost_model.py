@@ -2,7 +2,7 @@
 
 The real engine measures step times, calibration fits the cost model to them, and the simulator asks the cost model.
 Durations are integer nanoseconds. The engine pads steps, because CUDA graphs require it and CPU kernels run faster. The
-cost model must price the same padding: decode rows are padded to a batch size, and the tokens of mixed steps that run
+cost model must include the same padding: decode rows are padded to a batch size, and the tokens of mixed steps that run
 as CUDA graphs are padded to a bucket. A throttled GPU, or a pool with another speed, has a paced cost model.
 """
 
@@ -18,8 +18,9 @@ from serving.step_prices import DecodeRun
 DECODE_BUCKETS = (1, 2, 4, *range(8, 1025, 8))
 TOKEN_BUCKETS = (16, 32, 64, 128, *(step * (1 << power) for power in range(5, 9) for step in (5, 6, 8)))
 MASK_NS = 50_000
-"""CPU time of the mask of one structured token where none was measured: llguidance states about 50 us for a vocabulary
-of 128,000 tokens."""
+"""Default CPU time of the mask of one structured token, if it was not measured. llguidance states about 50 us for a
+vocabulary of 128,000 tokens.
+"""
 
 
 class CostModel(Protocol):

@@ -48,7 +48,7 @@ def read_yaml(path: str | Path, field: str) -> Any:
 def bundled(path: Path) -> Any:
     """Return the data in one of our own files, without checking it for errors.
 
-    PyYAML's C loader reads it if there is one; that loader is ten times as fast.
+    PyYAML's C loader reads the file if it is installed, because it is ten times as fast.
     """
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
@@ -96,7 +96,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_implicit_resolver(  # YAML 1.1 takes such a number for text
+_Loader.add_implicit_resolver(  # a number such as 1e5, which YAML 1.1 reads as text
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
 )
 
@@ -124,7 +124,7 @@ def parse_json(text: str | bytes, **how: Any) -> Any:
         raise ValueError("is not JSON: it is not UTF-8 text") from None
     except RecursionError:
         raise ValueError("is not JSON that can be read: it is nested too deeply") from None
-    except ValueError as error:  # a name twice, too many digits
+    except ValueError as error:  # for example, a name occurs twice, or a number has too many digits
         raise ValueError(f"is not JSON: {error}") from None
 
 

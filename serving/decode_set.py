@@ -117,7 +117,7 @@ class DecodeSet:
                 members.sort(key=attrgetter("admitted"))
                 return [member.id for member in members]
             last = member.admitted
-        return list(self.members)[: len(members)]  # reuses the keys, which makes no new int objects
+        return list(self.members)[: len(members)]  # reuses the keys, so no new int objects are made
 
     def at_block_start(self, after: int = 0) -> dict[int, Request]:
         """Return the members whose number of computed tokens will be a multiple of the block size in `after` ticks."""

@@ -98,7 +98,8 @@ class Request(BlockTable):
         self.draft_tokens = 0  # number of draft tokens that steps verified
         self.accepted_tokens = 0
         self.accepted_last = -1
-        self.sampled_in: list[tuple[int, int]] = []  # (first step, number of steps) of runs that sampled for it
+        # (first step, number of steps) of each run of steps that sampled for it
+        self.sampled_in: list[tuple[int, int]] = []
 
     @property
     def computed(self) -> int:

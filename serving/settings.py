@@ -15,9 +15,9 @@ class Settings(BaseModel):
 
 
 class TerseSettings(Settings):
-    """Settings of which those in `seldom_set` are written only if they differ from their default.
+    """Settings; a setting in `seldom_set` is written to a file only if it differs from its default.
 
-    So a new setting does not change how older recordings are written.
+    So adding a setting does not change the recorded form of deployments that do not use it.
     """
 
     seldom_set: ClassVar[tuple[str, ...]] = ()

@@ -2,8 +2,8 @@
 
 The scheduler asks an `Acceptance` and sees no tokens. The real engine decides from its tokens. On the virtual clock,
 random numbers ("coins") decide. The coin of a draft token depends only on the seed, the request and the token's place
-in the request's output, so it falls the same way in any batch and under any scheduler. Acceptance is defined as in
-Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
+in the request's output. So a draft token has the same outcome in any batch and under any scheduler. Acceptance is
+defined as in Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class SpeculativeConfig(TerseSettings):
     """The method, length, acceptance and cost of drafts; names are those of vLLM's `--speculative-config`.
 
     Acceptance and costs are for the simulator; on the real engine they follow from the run. On a GPU that was not
-    measured, the kernels of the GPU price a draft model and `mtp`, the target model's own layer for multi-token
-    prediction. Other methods have a stated cost per pass: `eagle` (a head on the target's last layer) makes a pass for
-    each draft token, `ngram` makes one pass per step.
+    measured, the time of a draft model comes from the times of its kernels. So does the time of `mtp`, the target
+    model's own layer for multi-token prediction. Other methods have a stated cost per pass: `eagle` (a head on the
+    target's last layer) makes a pass for each draft token, `ngram` makes one pass per step.
     """
 
     seldom_set = ("rates_after",)
@@ -161,7 +161,7 @@ class SpeculativeConfig(TerseSettings):
 
     @property
     def draft_slots(self) -> int:
-        """The number of budget tokens that a row takes beyond its own: a draft model's input is one token longer."""
+        """The number of budget tokens that a row takes beyond its own tokens; a draft model's input is one longer."""
         return 1 if self.method == "draft_model" else 0
 
     @property
@@ -195,7 +195,7 @@ def conditional(shares: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class Acceptance(Protocol):
-    """What decides how many draft tokens are proposed and accepted.
+    """The object that decides how many draft tokens are proposed and accepted.
 
     `step` is the number of the plan that is being made, or that has ended.
     """
@@ -244,7 +244,8 @@ class Coins:
         accepted = self.tossed(request, drafts)
         request.accepted_last = accepted or min(request.accepted_last, 0)
         if not self._overlaps and (len(self._below) > 1 or request.arrived.drafted is not None):
-            request.proposed = self._proposals(request, known + accepted + 1)  # planning counted all drafts as accepted
+            # set again, because planning counted all drafts as accepted
+            request.proposed = self._proposals(request, known + accepted + 1)
         return accepted
 
     def _rates(self, request: Request) -> tuple[list[int], list[int]]:

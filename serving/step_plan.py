@@ -2,7 +2,7 @@
 
 Rows outside the decode set are listed; the plan refers to the decode set and copies only its aggregates. The engine
 reads `rows()` to build tensors before the next plan is made. The simulator reads only the aggregates, from which a cost
-model prices the step.
+model computes the step's time.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ AGGREGATES = {
     "sampled_rows": Aggregate("", "requests that got output tokens"),
     "draft_tokens": Aggregate("tokens", "draft tokens verified, beside prefill_tokens and decode_rows; null if none"),
 }
-"""What a step holds: fields of `StepPlan`, columns of the dataset `steps`, and what a cost model is fitted to.
+"""The sizes of a step: fields of `StepPlan`, columns of the dataset `steps`, and the inputs of a cost model.
 
-The last is null in a recording where it is 0. What a plan has beside them is not recorded.
+In a recording, `draft_tokens` is null where it is 0. Other fields of a plan are not recorded.
 """
 
 aggregates_of = attrgetter(*AGGREGATES)
@@ -198,7 +198,7 @@ class StepPlan:
         return [*self.listed, *self.departed] if self.departed else self.listed
 
     def sampled_for_nobody(self) -> int:
-        """Return how many rows sample for requests that have ended since, by an abort or by accepted drafts."""
+        """Return how many rows sample for requests that an abort or accepted drafts have ended since planning."""
         return sum(row.samples and row.request.ended for row in self.rows_outside_decodes())
 
     def rows(self) -> list[Row]:

@@ -1,9 +1,9 @@
-"""The prices of steps from tables, in whole picoseconds, as a simulation asks for them at every step.
+"""The times of steps (prices) from tables, in whole picoseconds, for the simulator, which needs one at every step.
 
-Modules that know the kernels make the tables. The sums are integers, so that many decode steps taken at once have
-exactly the price of the single steps: a `DecodeRun` sums the durations of steady decode steps, whose price grows
-linearly, in closed form. The duration of each step is rounded down to nanoseconds. An algorithm like Euclid's gives the
-sum of the rounded durations (Graham, Knuth and Patashnik, "Concrete Mathematics", 2nd edition, section 3.5).
+Cost models make the tables. The sums are integers, so many decode steps that are simulated at once take exactly as long
+as the single steps: a `DecodeRun` sums the durations of steady decode steps, whose price grows linearly, in closed
+form. The duration of each step is rounded down to nanoseconds. An algorithm like Euclid's gives the sum of the rounded
+durations (Graham, Knuth and Patashnik, "Concrete Mathematics", 2nd edition, section 3.5).
 """
 
 from __future__ import annotations

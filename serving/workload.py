@@ -82,7 +82,7 @@ class WorkloadRequest:
 
 REQUEST_FIELDS = tuple(one.name for one in fields(WorkloadRequest))
 as_it_is = attrgetter(*REQUEST_FIELDS)
-"""The REQUEST_FIELDS of a request now: a user's code may write to what is frozen."""
+"""The present REQUEST_FIELDS of a request; they can be compared later, because a user's code may change a request."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class _Visit:
     def __init__(self, sent_ns: int, received_ns: int, left: Event) -> None:
         self.sent_ns = sent_ns
         self.received_ns = received_ns
-        self.left = left  # event: the gateway is done with the request
+        self.left = left  # event: event that happens when the request has left the gateway
         self.texts_ns: list[int] = []
         self.ends = 0
 
@@ -89,7 +89,7 @@ class ApiServer:
         """Detokenise the tokens that a step sampled for `requests`; see `sim.run_log.TokenObserver`."""
         for request in requests:
             if (visit := self._visits.get(request.id)) is None:
-                continue  # given up meanwhile
+                continue  # the request was given up meanwhile
             if (new := request.outputs - len(visit.texts_ns)) > 0:
                 visit.texts_ns += [self._done(now_ns + self._times.outputs_ns, self._times.chunk_ns)] * new
 
@@ -132,7 +132,8 @@ class ApiServer:
             "first_sent_ns": texts(0),
             "last_text_ns": texts(-1),
             "last_sent_ns": texts(-1, last_ns),
-            "client_ns": [client_ns - last_ns if ok else None for ok in done],  # clients have it before the end
+            # clients have their answer before the request ends here
+            "client_ns": [client_ns - last_ns if ok else None for ok in done],
         }
         self._sink.add_requests({**columns, **served})
         if self._clients is not None:

@@ -21,8 +21,8 @@ from sim.run_log import RunLog
 def autoscaling(clock: VirtualClock, scalers: Sequence[Autoscaler], for_ever: bool = False) -> ProcessGenerator:
     """Run as a process on the clock that lets each autoscaler review its pool when it is due, in order of `scalers`.
 
-    Unless `for_ever`, it ends when no other event is left on the clock. One process runs all autoscalers; several
-    processes would keep one another alive.
+    Unless `for_ever`, the process ends when no other event is left on the clock. One process runs all autoscalers;
+    several processes would keep one another alive.
     """
     while True:
         for scaler in scalers:

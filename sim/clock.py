@@ -36,7 +36,7 @@ class VirtualClock(simpy.core.Environment):
         queue: list[Any] = self._queue
         if not queue or not isinstance(queue[0][3], Alarm):
             if queue:
-                self.now_ns = int(queue[0][0])  # processes read it
+                self.now_ns = int(queue[0][0])  # set before the event runs, because processes read it
             super().step()
             return
         at_ns, _, _, alarm = heappop(queue)
@@ -44,14 +44,14 @@ class VirtualClock(simpy.core.Environment):
         alarm.callback(alarm)
 
     def start(self, generator: Generator[simpy.events.Event, Any, None]) -> simpy.events.Process:
-        """Start a process now. An exception in it is raised itself; SimPy would raise a copy."""
+        """Start a process now. An exception in the process is raised unchanged; SimPy would raise a copy."""
         process = self.process(generator)
         assert process.callbacks is not None
         process.callbacks.append(_raise_failure)
         return process
 
     def until(self, at_ns: int, order: int = FLEET) -> simpy.events.Event:
-        """Return an event at the time `at_ns`, or now if that has passed, for which a process can wait.
+        """Return an event for which a process can wait: it happens at `at_ns`, or now if this time has passed.
 
         Among the events of that time, it comes after steps end and before requests arrive, unless `order` differs.
         """

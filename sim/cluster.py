@@ -147,7 +147,7 @@ class Cluster:
     def connect(self, make: Callable[[VirtualClock, Replica], ExternalKv]) -> None:
         """Let every replica started so far load KV from the object that `make` returns.
 
-        Raises UserError if its policy does not support it.
+        Raises UserError if a replica's policy does not support this.
         """
         for replica in self.replicas:
             replica.connect(make(self._clock, replica))
@@ -179,7 +179,10 @@ class Cluster:
             raise UserError("policy", policies, remedy) from None
 
     def _begin(self, for_ever: bool = False) -> None:
-        """Start failures, autoscalers and users' processes. Autoscalers run `for_ever` or while other events remain."""
+        """Start failures, autoscalers and users' processes.
+
+        Autoscalers end when no other event remains, unless `for_ever` is True.
+        """
         config = self._config
         Failures(self._clock, self._fleet, config, lambda: self._log.finished, self._links)
         scalers = [
@@ -242,7 +245,7 @@ def _check_cuts(pools: Sequence[PricedPool]) -> None:
 def _no_cycle_search() -> Iterator[None]:
     """Turn off Python's cyclic garbage collection, since requests leave no reference cycles.
 
-    It would take a third of the time of simulating a large fleet.
+    Garbage collection would take a third of the time of simulating a large fleet.
     """
     was_enabled = gc.isenabled()
     gc.disable()

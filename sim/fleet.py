@@ -1,10 +1,9 @@
-"""The pools and replicas of a fleet: which replicas were started, which take requests, and how long each was paid for.
+"""The pools and replicas of a fleet: which replicas were started, which take requests, and how long each is paid for.
 
-The replicas of a pool run one deployment, and one cost model prices their steps. A replica is one engine from its start
-to its end: it starts, becomes ready, serves, and drains or crashes. The successor of a crashed replica is a new
-replica. If pools are reserved for an SLO class, its requests go to those pools. All other requests go to the pools
-without classes, or to all pools if every pool has classes. The same holds among decode pools for requests that come
-from a prefill pool.
+The replicas of a pool run one deployment, and have one cost model. A replica is one engine from its start to its end:
+it starts, becomes ready, serves, and drains or crashes. The successor of a crashed replica is a new replica. If pools
+are reserved for an SLO class, its requests go to those pools. All other requests go to the pools without classes, or to
+all pools if every pool has classes. The same holds among decode pools for requests that come from a prefill pool.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ class PricedPool:
 
 
 def networked(pool: PricedPool) -> NetworkedCost:
-    """Return the pool's cost model, which must know what engines send between nodes.
+    """Return the pool's cost model, which must state how long data between nodes keeps the network busy.
 
-    Raises UserError if it does not, or if the engines have pipeline stages.
+    Raises UserError if the cost model does not state this, or if the engines have pipeline stages.
     """
     if not isinstance(pool.cost, NetworkedCost):
         remedy = "needs the kernel tables of a GPU; simulate with --gpu, or leave it out"
@@ -146,7 +145,7 @@ class Fleet:
         self._policies = [find_policy(pool.deployment.policy) for pool in pools]
         self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
         self._lives: list[Life] = []
-        self._groups: dict[int, Lockstep] = {}  # the newest group of ranks of each pool
+        self._groups: dict[int, Lockstep] = {}  # newest group of data-parallel ranks, by pool
         self._slots = [0] * len(pools)  # number of slots of each pool so far
         self._living: list[dict[int, Life]] = [{} for _ in pools]  # replicas by pool and index
         self._transfers = transfers

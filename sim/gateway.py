@@ -204,7 +204,7 @@ class Gateway:
 
     def _take_over(self, visit: _Visit, request: Request) -> None:
         if visit.live is not request or self._visits.get(request.id) is not visit:
-            return  # lost or given up meanwhile
+            return  # the request was lost or given up meanwhile
         replica = self._fleet.route_decode(visit.request)
         if replica is not None:
             visit.replica, visit.taken_over = replica, True
@@ -253,7 +253,7 @@ class Gateway:
         elif visit in self._unplaced:
             self._unplaced.remove(visit)
         else:
-            return  # refused, and waiting for its next attempt
+            return  # the attempt was refused, and the request waits for its next attempt
         self._failed(visit, "timed_out", f"waited {timeout_ns / 1e9:g} s in the queue")
 
     def _hang_up(self, request: WorkloadRequest, at_ns: int) -> ProcessGenerator:

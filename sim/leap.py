@@ -1,4 +1,4 @@
-"""A run of pure decode steps, known from its begin: when each is planned, starts and ends."""
+"""A leap: a run of pure decode steps whose plans, starts and ends are all known when the first step begins."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from serving.step_prices import DecodeRun
 
 
 class Leap:
-    """The steps that take `durations_ns` each, planning of `cpu_ns` included, the first planned at `began_ns`.
+    """A run of steps that take `durations_ns`, each including `cpu_ns` of planning; the first is planned at `began_ns`.
 
-    With a step in flight, which ends at `in_flight_until_ns`, each begins when it has been planned and the one before
-    has ended; then the next is planned. A step's turn is when it has been taken in and the next is planned.
+    In the overlapped loop a step is in flight at the begin, and ends at `in_flight_until_ns`. Each step then starts
+    when it has been planned and the step before has ended, and at this time the next step is planned. The turn of a
+    step is the time from which the leap counts it as taken, and at which the next step is planned.
     """
 
     __slots__ = ("_ends_ns", "_origin_ns", "_run", "_turns_ns", "began_ns", "cpu_ns", "overlaps", "steps")
@@ -24,13 +25,14 @@ class Leap:
         self.overlaps = in_flight_until_ns is not None
         self._turns_ns: list[int] = []  # turn and end of each step, if they are listed
         self._ends_ns: list[int] = []
-        self._run: DecodeRun | None = None  # durations from `_origin_ns` on, without planning that is hidden
+        # durations from `_origin_ns` on; they exclude planning time that the overlapped loop hides
+        self._run: DecodeRun | None = None
         if in_flight_until_ns is not None:
             self._origin_ns = max(began_ns + cpu_ns, in_flight_until_ns)
         if isinstance(durations_ns, DecodeRun):
             if not self.overlaps:
                 self._run = durations_ns
-            elif durations_ns.shortest_ns() >= 2 * cpu_ns:  # no step waits for its plan
+            elif durations_ns.shortest_ns() >= 2 * cpu_ns:  # every step is longer than the planning of the next
                 self._run = durations_ns.longer(-cpu_ns)
             self.steps = durations_ns.steps
         if self._run is None:
@@ -65,7 +67,7 @@ class Leap:
         return ends_ns
 
     def ended(self, now_ns: int) -> int:
-        """Return how many steps have been taken in by `now_ns`."""
+        """Return how many steps have had their turn by `now_ns`."""
         if self._run is None:
             return bisect_right(self._turns_ns, now_ns)
         if not self.overlaps:

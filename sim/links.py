@@ -7,7 +7,7 @@ Gallager, Data Networks, 6.5.2). Rates and bytes are integers of a very small un
 nanosecond on every machine.
 
 The collectives of an engine on several nodes may share its network adapters with KV transfers, fairly in each layer:
-beside k transfers a collective gets 1 / (k + 1) of an adapter, so its time on the link grows by the factor k + 1. The
+during k transfers a collective gets 1 / (k + 1) of an adapter, so its time on the link is k + 1 times as long. The
 transfers share the rest of the link; the bytes that the step's collectives send are spread evenly over the step. Only
 the transfers that are present when a step is launched make it longer.
 """
@@ -160,7 +160,7 @@ class Links:
         now = self._clock.now_ns
         for flow, rate in max_min_rates(_connected(touched)).items():
             if rate == flow.rate:
-                continue  # the end of the flow does not change
+                continue  # the rate, and so the end of the flow, does not change
             flow.left = max(flow.left - flow.rate * (now - flow.since_ns), 0)
             flow.since_ns, flow.rate = now, rate
             self._wake(flow)

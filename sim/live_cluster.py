@@ -54,8 +54,9 @@ class LiveCluster(Cluster):
     def advance(self, to_ns: int, inputs: Sequence[Callable[[int], None]] = ()) -> None:
         """Process all events up to `to_ns`, and then call `inputs`, which call `offer` and `give_up`.
 
-        The inputs are called at, and with, the first time from `to_ns` on at which no other event happens, so that
-        their order among events does not depend on chance. Raises UserError if a policy breaks its contract.
+        The inputs are called at the first time from `to_ns` on at which no other event happens, so that their order
+        among events does not depend on chance. This time is their argument. Raises UserError if a policy breaks its
+        contract.
         """
         clock = self._clock
         with watching():

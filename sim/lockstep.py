@@ -1,9 +1,9 @@
 """Data-parallel ranks that share the experts of an MoE model. Each rank has its own scheduler; all step together.
 
-Every layer sends the tokens of all ranks to their experts and back. So a step takes as long as that of the slowest
-rank, and begins only when all ranks with work have planned it. A rank without work takes part, too (vLLM runs a dummy
-batch), so requests that reach it during a step wait for the next step. With pipeline stages, the ranks' steps enter the
-first stage together, and each stage takes as long as its slowest rank.
+Every layer sends the tokens of all ranks to their experts and back. So a step takes as long as the slowest rank needs,
+and begins only when all ranks with work have planned it. A rank without work takes part, too (vLLM runs a dummy batch),
+so requests that reach it during a step wait for the next step. With pipeline stages, the ranks' steps enter the first
+stage together, and each stage takes as long as its slowest rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def steps_together(deployment: Deployment) -> bool:
         return False
     try:
         return find_model(deployment.model).num_experts > 0
-    except UserError:  # a model that only the real engine knows, which has no ranks
+    except UserError:  # a model that only the real engine knows; the real engine has no data-parallel ranks
         return False
 
 
@@ -64,7 +64,8 @@ class Lockstep:
         self._ready_ns = max(self._ready_ns, ready_ns)
         begins_ns, now = max(self._ready_ns, self.until_ns), self._clock.now_ns
         # In the overlapped loop, all ranks have planned the step before it begins. In the plain loop, some plan it when
-        # the previous step ends. With stages, so does a rank that has its maximum number of steps in flight.
+        # the previous step ends. With pipeline stages, a rank with its maximum number of steps in flight also plans
+        # only when a step ends.
         overlapped = rank.overlaps and len(self._ends_ns) == 1
         order = _BEFORE_STEPS_END if overlapped and begins_ns > now else _AFTER_PLANNING
         self.alarm = Alarm(self._clock, begins_ns, order, self._begin)

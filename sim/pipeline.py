@@ -69,7 +69,7 @@ class Pipeline:
         return self._tokens_ns[0]
 
     def sampled(self, end_ns: int) -> None:
-        """Record the time at which the tokens of the next plan in order are there; 0 if it samples none."""
+        """Record when the tokens of the next plan in order are available; 0 if the plan samples none."""
         self._tokens_ns.append(end_ns)
 
     def times_ns(self, plan: StepPlan) -> tuple[list[int], list[int]]:

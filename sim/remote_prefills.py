@@ -1,7 +1,7 @@
-"""Transfers of prompt KV from other servers, which prefill, to the replicas of a live fleet, which decode.
+"""Transfers of prompt KV from other servers, which run the prefill, to the replicas of a live fleet, which decode.
 
-The other servers are not simulated. A replica pulls the KV that its prefix cache lacks when it has blocks for it. Each
-replica and each server has its own link.
+The other servers are not simulated. When a replica has blocks for a request, it pulls the KV that its prefix cache
+lacks. Each replica and each server has its own link.
 """
 
 from __future__ import annotations

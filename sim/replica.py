@@ -72,7 +72,7 @@ class Replica:
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
         self.listeners: list[LoadListener] = []
-        self._known_tokens = 0  # as of the last step that returned
+        self._known_tokens = 0  # sum of `known` over its requests after the last step that returned
         self._clock = clock
         self._cost = self._own_cost = cost
         self._slowed: list[float] = []  # factors of the present slowdowns
@@ -86,7 +86,7 @@ class Replica:
         self._depth = stages + overlaps
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
         self._queues_idle_plans = overlaps and stages > 1
-        pool = self.scheduler.pool  # only paged, unobserved pools can tell the blocks of each step of a leap
+        pool = self.scheduler.pool  # recording the blocks of each step of a leap needs a paged pool without an observer
         counts = isinstance(pool, BlockPool) and not pool.observed
         self._leaps = stages == 1 and log.leaps and (counts or not log.keeps_steps)
         self._launched: deque[tuple[StepPlan, int]] = deque()  # plans and their end times
@@ -178,7 +178,8 @@ class Replica:
         self._policy.abort(request.id)
         self._withdrawals = bool(self._launched)
         self._shed_load(request)
-        if self._alarm is None:  # other requests may have waited for its place
+        # no event is due, so plan now: other requests may have waited for the place of this request
+        if self._alarm is None:
             self._set(self._clock.now_ns, PLANNING, self._plan)
 
     def share(self, network: SharedNetwork) -> None:
@@ -219,7 +220,7 @@ class Replica:
 
     def crash(self) -> list[Request]:
         """Stop forever; return the requests that were here: those kept for another replica, then all others."""
-        self._end_leap()  # whole steps of the leap count
+        self._end_leap()  # steps of the leap that have ended count
         self._alarm = self._hold = None
         kept, lost = list(self._kept.values()), list(self.scheduler.requests.values())
         for request in lost:
@@ -228,7 +229,7 @@ class Replica:
         for request in kept:
             self.release(request)
         while self._launched:
-            self._policy.commit(self._next_to_return())  # no request is left
+            self._policy.commit(self._next_to_return())  # commits the steps in flight, for which no request is left
         return kept + lost
 
     def slow_down(self, factor: float) -> None:

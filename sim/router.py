@@ -1,8 +1,8 @@
 """Routers, which choose a replica for each request, and the replicas that they may choose from.
 
-A set of replicas is told when a load falls, but not when it rises. So the load that it remembers for a replica is a
-lower bound. To find the least loaded replica, it reads the loads of only the few replicas with the smallest remembered
-loads. A choice takes about as long among a thousand replicas as among ten.
+A set of replicas is notified when a replica's load falls, but not when it rises. So the load that the set remembers for
+a replica is a lower bound. To find the least loaded replica, it reads the loads of only the few replicas with the
+smallest remembered loads. A choice takes about as long among a thousand replicas as among ten.
 
 A user's own router is not trusted: it gets copies of requests and read-only views of replicas, which show only what
 routers may know. If it fails to choose a replica, the user gets a one-line error.

@@ -1,8 +1,8 @@
 """A log that turns the events of a simulation into rows of a recording.
 
 Rows go to a sink in column blocks, so memory is bounded by the requests and steps in flight: a `RecordingWriter`
-streams them to disk, a `TableSink` keeps them as Arrow tables. The time of each output token is the end of a step: the
-ends are kept by replica, and given to requests when their rows are written.
+streams them to disk, a `TableSink` keeps them as Arrow tables. The time of each output token is the end of a step.
+These ends are kept for each replica, and are looked up when a request's row is written.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TokenTimes:
         self.ends_ns: dict[int, array[int]] = {}
 
     def lists(self, samples: Iterable[Sampled | None]) -> pa.ListArray:
-        """Return nanoseconds for each request, null for None."""
+        """Return a list of token times in nanoseconds for each request; null for None."""
         ends_ns = {replica: np.frombuffer(ends, np.int64) for replica, ends in self.ends_ns.items()}
         parts, offsets, nothing = [np.zeros(0, np.int64)], [0], []
         for sample in samples:
@@ -70,16 +70,20 @@ class TokenTimes:
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(np.concatenate(parts)), mask=mask)
 
 
-BLOCK = 16_384  # rows handed to the sink at once, if not stated otherwise
-_AT_ONCE = 256  # rows that become columns while a processor's cache holds them
-_TOKENS_WIDE = 8  # rows that a request with token times counts as: fresh memory takes longer than filling it
-_NOWHERE = -1  # the replica of a request that is on none
+BLOCK = 16_384  # default number of rows handed to the sink at once
+# number of rows that are turned into columns together, so few that they are still in the processor's cache
+_AT_ONCE = 256
+# a request with token times counts as this number of rows, so that fewer are kept: new memory takes time
+_TOKENS_WIDE = 8
+_NOWHERE = -1  # replica number of a request that is on no replica
 _FINISHED = Status.FINISHED.value
 
-# (whether it finished, its output tokens, and in nanoseconds its arrival, its first token (None: none) and its end)
+# Arguments: True if the request finished, its number of output tokens, and in nanoseconds its arrival, its first token
+# (None if there is none) and its end.
 Observer = Callable[[bool, int, int, int | None, int], None]
 
-# (a replica, a step of it, the requests that the step has sampled for, and in nanoseconds when it ended)
+# Arguments: number of a replica, a step of the replica, the requests that the step has sampled for, and the end of the
+# step in nanoseconds.
 TokenObserver = Callable[[int, StepPlan, list[Request], int], None]
 
 
@@ -123,12 +127,12 @@ class TableSink:
 
 @dataclass(slots=True)
 class _Life:
-    """The times of one attempt at a request; None is never. Without tiers it hits and swaps nothing."""
+    """The times of one attempt at a request; None if the event did not happen."""
 
     replica: int
     arrival_ns: int
     queued_ns: int | None
-    demand: int  # blocks counted while it waits
+    demand: int  # number of KV blocks that the request needs while it waits
     attempts: int
     tier_hits: list[tuple[str, int]] | None
     swapped_in_tokens: int | None
@@ -137,9 +141,9 @@ class _Life:
     first_token_ns: int | None = None
     preempted_at_ns: int | None = None
     preempted_ns: int = 0
-    prefilled: Request | None = None  # the request on the prefill replica, and that replica
+    prefilled: Request | None = None  # the part of the request that ran on the prefill replica `prefill_replica`
     prefill_replica: int | None = None
-    sampled_before: int = 0  # tokens that `prefilled` sampled and its user got
+    sampled_before: int = 0  # number of tokens that `prefilled` sampled and the user got
     transfer_since_ns: int = 0
     transfer_ns: int | None = None
 
@@ -173,7 +177,7 @@ class RequestRow:
     preemptions: int
     preempted_ns: int
     recomputed_tokens: int
-    token_times_ns: Sampled | None  # by which the times are known when the row is written
+    token_times_ns: Sampled | None  # from which `TokenTimes` finds the times when the row is written
     attempts: int
     end_ns: int
     session: str
@@ -192,15 +196,16 @@ class RunLog:
     """The log of one simulated run.
 
     Attributes:
-        steps: also write a row for every step that ended
-        tokens: also write when each output token came, and with `steps` each step's rows
+        steps: True if each step that ended gets a row
+        tokens: True if the time of each output token is written and, with `steps`, the requests of each step
         queued: requests that wait for a place in a step, on all replicas
-        block: rows handed to the sink at once
-        observers: called as each request ends
+        block: number of rows handed to the sink at once
+        observers: functions called when a request ends
         counted_from_ns: requests that arrive earlier get no row, because the run was still warming up
-        on_tokens: if given, called as each step ends; needs `steps`
-        leaps: whether decodes may be leapt over though steps are kept, without `on_tokens`. The cost model must then
-            price a run as it prices its steps, whatever it was asked before
+        on_tokens: function called when a step ends, which needs `steps`; None if there is none
+        leaps: True if many decode steps may be simulated at once although steps are recorded (not with `on_tokens`).
+            The cost model must then return the same times for a run of steps as for the single steps, whatever calls
+            came before
     """
 
     def __init__(
@@ -226,11 +231,13 @@ class RunLog:
         self._lives: dict[int, _Life] = {}
         self._token_times = TokenTimes()
         self._waiting_blocks: dict[int, int] = {}
-        self._demand: dict[int, Callable[[int], int]] = {}  # blocks for so many known tokens
+        # by replica, function from a number of known tokens to a number of blocks
+        self._demand: dict[int, Callable[[int], int]] = {}
         self._tiered: set[int] = set()
         self.step_log = StepLog(sink.add_steps, block, tokens, self.leaps)
         self._on_tokens = on_tokens
-        self._samples: dict[int, deque[list[Request]]] = {}  # requests for which steps sample, kept for `on_tokens`
+        # by replica, the requests for which each step in flight samples, for `on_tokens`
+        self._samples: dict[int, deque[list[Request]]] = {}
         self._request_rows: list[RequestRow] = []
 
     # Replicas
@@ -242,18 +249,18 @@ class RunLog:
         self._samples[replica] = deque()
 
     def tiered(self, replica: int) -> None:
-        """Note that a replica has KV tiers."""
+        """Record that a replica has KV tiers."""
         self._tiered.add(replica)
 
     def crashed(self, replica: int) -> None:
-        """Drop the steps of a replica in flight, which never end."""
+        """Drop the steps in flight of a replica that has crashed; they never end."""
         self.step_log.crashed(replica)
         self._samples[replica].clear()
 
     # Steps
 
     def preempted(self, replica: int, requests: Iterable[Request], now_ns: int) -> None:
-        """Queue `requests` again, which lost their places in a plan, which may be for nothing else."""
+        """Queue `requests` again, because a plan has preempted them; the plan may contain nothing else."""
         for request in requests:
             life = self._lives[request.id]
             life.preempted_at_ns = now_ns
@@ -287,7 +294,8 @@ class RunLog:
         """End a step. Only rows outside the decode set can have a first token."""
         self.steps += 1
         for request, _, _, samples, _ in plan.listed:
-            first = request.outputs == 1 or plan.accepted_tokens  # with drafts, the first may be one of several
+            # with accepted drafts, the step may have sampled the first token and more
+            first = request.outputs == 1 or plan.accepted_tokens
             if samples and first and request.status is not Status.ABORTED:
                 life = self._lives.get(request.id)
                 if life is not None and life.first_token_ns is None:
@@ -298,7 +306,7 @@ class RunLog:
                 self._on_tokens(replica, plan, self._samples[replica].popleft(), now_ns)
 
     def leapt(self, replica: int, scheduler: Scheduler, leap: Leap, steps: int) -> None:
-        """End the first `steps` steps of `leap` all at once; the scheduler is about to take them."""
+        """End the first `steps` steps of `leap` at once; call this just before the scheduler takes these steps."""
         self.steps += steps
         if self.keeps_steps:
             self.step_log.leapt(replica, scheduler, leap, steps, self._waiting_blocks[replica])
@@ -315,7 +323,7 @@ class RunLog:
             self._queue(life)
 
     def handed_on(self, request: Request, now_ns: int) -> None:
-        """Unqueue a request that a prefill replica has finished with."""
+        """Remove from the queue a request that a prefill replica has finished."""
         self._unqueue(self._lives[request.id], now_ns)
 
     def taken_over(self, replica: int, prefilled: Request, request: Request) -> None:
@@ -330,7 +338,7 @@ class RunLog:
             self._queue(life)
 
     def transfer_begins(self, request: Request, now_ns: int) -> None:
-        """Begin the transfer of the KV of a request that has its blocks on the decode replica."""
+        """Record that a request has its blocks on the decode replica, so that the transfer of its KV begins."""
         life = self._lives[request.id]
         self._has_blocks(life)
         life.transfer_since_ns = now_ns
@@ -341,7 +349,7 @@ class RunLog:
         life.transfer_ns = now_ns - life.transfer_since_ns
 
     def loads(self, request: Request, tier: str, tokens: int) -> None:
-        """Record that a request with its blocks loads `tokens` tokens from a KV tier."""
+        """Record that a request, which has its blocks, loads `tokens` tokens from a KV tier."""
         life = self._lives[request.id]
         self._has_blocks(life)
         assert life.tier_hits is not None and life.swapped_in_tokens is not None
@@ -425,7 +433,7 @@ class RunLog:
         self._waiting_blocks[life.replica] += life.demand
 
     def _has_blocks(self, life: _Life) -> None:
-        """Count no demand for a request that still waits, but not for blocks."""
+        """Stop counting the blocks that a request needs, because it has them, although it still waits."""
         self._waiting_blocks[life.replica] -= life.demand
         life.demand = 0
 

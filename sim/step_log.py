@@ -1,7 +1,8 @@
-"""The log of steps: a row for each, kept until it is written in the order in which steps ended on all replicas.
+"""The log of steps. Each step has a row; rows are written in the order in which steps of all replicas ended.
 
-The steps of a leap are one row until numpy writes out the others. A replica that leaps reports its steps when it lands,
-so rows of steps that have ended since the earliest of the leaps under way began are held back.
+A leap is a run of decode steps that a replica simulates at once. Its steps share one row in memory, from which numpy
+makes all rows when they are written. A replica reports the steps of a leap only when the leap ends. So rows of steps
+that ended after the begin of any unfinished leap are held back.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _NUMBERS = [column.name for column in STEPS if column.name not in _MEASURED_ONLY
 _NOT_WRITTEN = ["taken_ns", "steps"]
 _TYPES = {column.name: column.type for column in STEPS}
 _OF_EACH_STEP = ("plan_ns", "start_ns", "end_ns", "used_blocks", "taken_ns")
-_AT_ONCE = 512  # rows that become columns while a processor's cache holds them
+# number of rows that are turned into columns together, so few that they are still in the processor's cache
+_AT_ONCE = 512
 _NO_IDS: list[int] = []
 _NEVER = 1 << 62
 
@@ -44,12 +46,14 @@ Numbers = npt.NDArray[np.int64]
 
 
 class StepRow:
-    """A row of the dataset `steps`, or the first of several. Columns are attributes: `traces.schema` defines them.
+    """A row of the dataset `steps`, or the first row of a leap. Columns are attributes: `traces.schema` defines them.
 
     Attributes:
-        taken_ns: when the step was taken in, which is after `end_ns` if another was being planned then
-        steps: how many steps of a leap it stands for
-        leap: columns that differ from step to step of the leap, but for `step` and `decode_context`, which follow
+        taken_ns: time at which the engine handled the end of the step: later than `end_ns` if it was planning another
+            step
+        steps: number of steps of a leap that the row stands for
+        leap: columns whose values differ from step to step of the leap, except `step` and `decode_context`, which are
+            computed
     """
 
     replica: int
@@ -91,7 +95,7 @@ class StepRow:
         self.end_ns = end_ns
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return the row as columns of one value, but for columns that are null."""
+        """Return the row as columns with one value each, without columns that are null."""
         columns = {name: [getattr(self, name)] for name in _NUMBERS}
         for name in _MOSTLY_NULL:
             if (value := getattr(self, name)) is not None:
@@ -100,11 +104,11 @@ class StepRow:
 
 
 class StepLog:
-    """A log that gives rows to `add`, `block` at once.
+    """A log that passes `block` rows at once to `add`.
 
     Attributes:
-        lists: whether the requests of each step are kept
-        leaps: whether any replica may leap; if not, steps end here in the order in which rows are written
+        lists: True if the requests of each step are recorded
+        leaps: True if a replica may leap; if False, steps are reported in the order in which their rows are written
     """
 
     def __init__(
@@ -116,12 +120,12 @@ class StepLog:
         self._leaps = leaps
         self._in_flight: dict[int, deque[StepRow]] = {}
         self._next_step: dict[int, int] = {}
-        self._leaps_began_ns: dict[int, int] = {}  # leaps under way, by replica
+        self._leaps_began_ns: dict[int, int] = {}  # begin of each unfinished leap, by replica
         self._ended: list[StepRow] = []
-        self._tabulated = 0  # of these rows, the first that are in the tables
+        self._tabulated = 0  # number of leading rows of `_ended` that are in `_tables`
         self._tables: list[dict[str, Numbers]] = []
-        self._pending = 0  # steps that have ended and are not written
-        self._held_back = 0  # steps that were not due when rows were last written
+        self._pending = 0  # number of steps that have ended and are not written
+        self._held_back = 0  # number of steps that had to be held back when rows were last written
 
     def planned(
         self,
@@ -134,7 +138,7 @@ class StepLog:
         waiting_blocks: int,
         stages_ns: list[int] | None,
     ) -> None:
-        """Log a step; requests that wait would need `waiting_blocks`."""
+        """Log a step; `waiting_blocks` is the number of blocks that waiting requests would need."""
         row = StepRow(replica, plan.seq, plan_ns, start_ns, end_ns)
         row.prefill_rows = plan.prefill_rows
         row.prefill_tokens = plan.prefill_tokens
@@ -173,7 +177,7 @@ class StepLog:
         self._end(row)
 
     def _end(self, row: StepRow) -> None:
-        if self._block == 1 and not self._leaps:  # a live run: its rows are wanted one by one
+        if self._block == 1 and not self._leaps:  # a live run writes each row at once
             self._add(row.columns())
             return
         self._ended.append(row)
@@ -188,7 +192,7 @@ class StepLog:
         self._tabulated = len(self._ended)
 
     def leaps(self, replica: int, now_ns: int) -> None:
-        """Hold rows back from now on: the replica's steps are known when it lands."""
+        """Hold rows back from now on, because the replica reports its next steps only when its leap ends."""
         self._leaps_began_ns[replica] = now_ns
 
     def lands(self, replica: int) -> None:
@@ -197,10 +201,10 @@ class StepLog:
     def leapt(self, replica: int, scheduler: Scheduler, leap: Leap, steps: int, waiting_blocks: int) -> None:
         """Log the first `steps` steps of `leap`, which `scheduler` is about to take.
 
-        In the overlapped loop the last of them is then in flight.
+        In the overlapped loop the last of these steps is then in flight.
         """
         pool = scheduler.pool
-        assert isinstance(pool, BlockPool)  # else no replica leaps if steps are kept
+        assert isinstance(pool, BlockPool)  # with any other pool, no replica leaps if steps are recorded
         crossings = cycle(pool.net_blocks_by_tick(scheduler.decodes, steps))
         used_blocks = list(islice(accumulate(crossings, initial=pool.total - pool.free), 1, steps + 1))
         turns_ns = leap.turns_ns(steps)
@@ -229,7 +233,7 @@ class StepLog:
             self._write_if_due()
 
     def _steady_row(self, replica: int, scheduler: Scheduler, leap: Leap, step: int, waiting_blocks: int) -> StepRow:
-        """Return the row of step `step` of `leap`, but for its blocks."""
+        """Return the row of step `step` of `leap`, without its columns about blocks."""
         decodes, seq = scheduler.decodes, self._next_step[replica] + step
         row = StepRow(replica, seq, leap.plan_ns(step), leap.start_ns(step), leap.end_ns(step))
         row.decode_rows = row.sampled_rows = len(decodes.members)
@@ -250,7 +254,7 @@ class StepLog:
         self._leaps_began_ns.pop(replica, None)
 
     def close(self) -> None:
-        """Hand over all rows; a step that is in flight when the last request ends runs for nothing."""
+        """Write all rows. A step that is still in flight computes nothing for any request, because all have ended."""
         self._leaps_began_ns.clear()
         for replica, rows in self._in_flight.items():
             while rows:
@@ -262,7 +266,7 @@ class StepLog:
             self._write(min(self._leaps_began_ns.values(), default=_NEVER), self._block)
 
     def _write(self, before_ns: int, whole: int) -> None:
-        """Hand over the rows of steps that were taken in before `before_ns`, a multiple of `whole`."""
+        """Write rows of steps with `taken_ns` below `before_ns`; their number is a multiple of `whole`."""
         self._tabulate()
         table = {name: np.concatenate([table[name] for table in self._tables]) for name in self._tables[0]}
         order = np.arange(self._pending)
@@ -282,7 +286,7 @@ class StepLog:
 
 
 def _table(rows: list[StepRow]) -> dict[str, Numbers]:
-    """Return the numbers of all steps for which `rows` stand, by column; `row` is the place of a step's row."""
+    """Return the values of all steps that `rows` stand for, by column; the column `row` is the index in `rows`."""
     names = _NUMBERS + _NOT_WRITTEN
     columns = {name: np.fromiter(map(attrgetter(name), rows), np.int64, len(rows)) for name in names}
     columns["row"] = np.arange(len(rows))
@@ -300,7 +304,7 @@ def _table(rows: list[StepRow]) -> dict[str, Numbers]:
 
 
 def _columns(table: dict[str, Numbers], rows: list[StepRow]) -> dict[str, Any]:
-    """Return the columns of the dataset for the steps of `table`, but for columns that are null in all of them."""
+    """Return the columns of the dataset for the steps of `table`, without columns that are always null."""
     columns: dict[str, Any] = {name: table[name] for name in _NUMBERS}
     places, row = np.unique(table["row"], return_inverse=True)
     rows = [rows[place] for place in places.tolist()]

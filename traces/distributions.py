@@ -1,7 +1,7 @@
 """The distributions from which synthesis draws arrival times, numbers of tokens, and think times.
 
 An arrival process yields endless chunks of times in nanoseconds, in ascending order. Rates are per second. The arrivals
-are those of requests or of sessions.
+may be requests or sessions.
 
 Drawn lengths are integers of at least 1. They are clipped to `min` and `max` after rounding, so `mean` is the mean
 before clipping. In a spec, a plain number stands for the distribution `fixed`.
@@ -87,7 +87,7 @@ class Lognormal(_Lengths):
     """A lognormal distribution with mean `mean`, and either `sigma` (of the logarithm) or one percentile.
 
     The mean is m = exp(mu + s^2/2) and the p-quantile is q = exp(mu + z s), so ln(q/m) = z s - s^2/2. This has the two
-    roots s = z -+ sqrt(z^2 - 2 ln(q/m)), of which the smallest positive one is used.
+    roots s = z -+ sqrt(z^2 - 2 ln(q/m)), and the smallest positive root is used.
     """
 
     kind: Literal["lognormal"]
@@ -128,7 +128,7 @@ class Lognormal(_Lengths):
 class Empirical(_Lengths):
     """The lengths of a trace's requests, drawn with replacement.
 
-    If `prompt` and `output` name the same trace, both lengths of a drawn request are used together.
+    If `prompt` and `output` name the same trace, both lengths of a request come from one request of the trace.
     """
 
     kind: Literal["empirical"]
@@ -228,7 +228,7 @@ class Ramp(_Arrivals):
         while True:
             unit = last + np.cumsum(rng.standard_exponential(chunk))
             inside = np.clip(unit, 1e-300, at_end)
-            # This form of the root has no cancellation and also holds for k = 0.
+            # This form of the root loses no precision by cancellation, and is also valid for k = 0.
             times = 2 * inside / (a + np.sqrt(np.maximum(a * a + 2 * slope * inside, 0)))
             times += np.maximum(unit - at_end, 0) / b
             _representable(times[-1] * _SECOND_NS)

@@ -37,9 +37,9 @@ _MAPS = {column.name for dataset in DATASETS.values() for column in dataset if p
 class Journal:
     """A journal of the rows of a growing recording, so that no row is lost if the process is killed.
 
-    A Parquet file cannot be read before it is complete. A journal can be read up to its last complete entry. It is
-    compressed with Deflate, because a step has mostly the same rows as the previous step. Methods raise OSError if the
-    disk is full.
+    A Parquet file cannot be read before it is complete. A journal can be read up to its last complete entry. The
+    journal is compressed with Deflate, because a step has mostly the same rows as the previous step. Methods raise
+    OSError if the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Journal:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def add(self, *entry: Any) -> None:
-        """Write an entry. When this returns, the entry is with the operating system."""
+        """Write an entry. After this call the operating system has the entry, so a killed process does not lose it."""
         data = self._encode(entry)
         deflate = self._deflate
         packed = deflate.compress(len(data).to_bytes(_HEAD, "big") + data) + deflate.flush(zlib.Z_SYNC_FLUSH)
@@ -78,7 +78,7 @@ def entries(path: Path) -> Iterator[list[Any]]:
 class Place(NamedTuple):
     """The directory `out` of a recording, or None for no recording.
 
-    If `overwrite` is True, it may replace an older recording.
+    If `overwrite` is True, a new recording may replace an older one in `out`.
 
     If `again` is True, the process was restarted. It then records to a directory beside the older recording, because
     its engine has no state of the older run.
@@ -109,7 +109,7 @@ class Place(NamedTuple):
         while self.again and path.exists():
             number += 1
             path = Path(f"{self.out}-{number}")
-            with suppress(UserError):  # the journal of another process
+            with suppress(UserError):  # another process may be writing this journal
                 recover(path)
         if number > 1:
             _LOG.warning("the recording goes on in %s", path)
@@ -182,7 +182,7 @@ class LiveRecording:
         if row["status"] == "finished":
             if row["reason"]:
                 request = replace(request, stop_ns=row["end_ns"])
-            elif row["output_tokens"] < request.output_len:  # a stop token ended it
+            elif row["output_tokens"] < request.output_len:  # a stop token ended the answer early
                 request = replace(request, output_len=row["output_tokens"], max_tokens=request.output_limit)
         elif row["reason"] and row["status"] not in ("rejected", "timed_out"):
             request = replace(request, cancel_ns=row["end_ns"])

@@ -11,7 +11,7 @@ The `notes` of a run are such an object, with facts about a recording that have 
 (`experts`) and the number of experts per token (`topk`). A simulated run has these notes, as far as they are known:
 
 front_door  time that the API server in front of it took, as in `serving.front_door.FrontDoor`
-gpu         the GPU whose kernel tables timed its steps
+gpu         the GPU whose kernel tables gave the step times
 trust       `level` and `reason`, as in `calibration.trust`
 bands       90 % bands by metric and statistic; the statistic of a single number is `value`
 """

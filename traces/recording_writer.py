@@ -30,10 +30,13 @@ from traces.schema import COLUMNS_FILE, DATASETS, arrow_schema, columns_text, re
 DEPLOYMENT = "deployment.yaml"  # written with a recording of vLLM, so that users can run it again
 _FORMAT = "1"
 _METADATA = ("deployment", "seed", "version", "hardware", "calibration")
-_ROW_GROUP = {"steps": 65_536}  # rows; other datasets have smaller groups, which pages read one by one
-_COMPRESSION = {"steps": "lz4"}  # saves a fifth of the time of zstd; the numbers are already packed
-_OTHER_ROW_GROUP, _GROUP_BYTES = 8192, 1 << 23  # rows with lists are large
-_PIECE = 1024  # number of rows kept as Python objects before they become Arrow, which is 30 times smaller
+# rows per row group; other datasets have smaller groups, because dashboard pages read them one by one
+_ROW_GROUP = {"steps": 65_536}
+# lz4 takes a fifth less time than zstd, and numbers are already small by delta encoding
+_COMPRESSION = {"steps": "lz4"}
+_OTHER_ROW_GROUP, _GROUP_BYTES = 8192, 1 << 23  # rows with lists are large, so their groups are limited in bytes, too
+# number of rows kept as Python objects before they become Arrow arrays, which take a thirtieth of the memory
+_PIECE = 1024
 
 Note = Callable[[Recording], Mapping[str, Any]]
 
@@ -154,7 +157,7 @@ class RecordingWriter:
             partial.unlink()
         self._lock.close()
         if self._made_directory:
-            with suppress(OSError):  # another writer may have begun
+            with suppress(OSError):  # another writer may have written to the directory since
                 self.path.rmdir()
 
 
@@ -220,7 +223,7 @@ class _DatasetWriter:
         self._dropped = lists - set(keep) if keep is not None else set()
         self._rows: list[Mapping[str, Any]] = []
         self._pieces: list[pa.Table] = []
-        self._nulls: dict[str, pa.Array] = {}  # made once: most columns of `steps` are null
+        self._nulls: dict[str, pa.Array] = {}  # arrays of nulls, made once, because most columns of `steps` are null
         self._pending = self._pending_bytes = 0
         self._row_group = _ROW_GROUP.get(name, _OTHER_ROW_GROUP)
         self._path = path
@@ -258,7 +261,7 @@ class _DatasetWriter:
     def abandon(self) -> None:
         """Close the file to release its handle; its content is not needed any more."""
         self._rows, self._pieces = [], []
-        with suppress(OSError):  # a file that could not be written cannot be finished either
+        with suppress(OSError):  # closing fails if the file could not be written
             self._writer.close()
         self._writer.is_open = False  # otherwise pyarrow would try to close the file once more
 

@@ -71,9 +71,9 @@ def at_rate(workload: Workload, rate: float) -> Workload:
 def spread_ticks(workload: Workload) -> Workload:
     """Return `workload` with the n arrivals of each tick spread evenly over the tick, in their order.
 
-    This undoes the quantisation of times. A trace that was rounded to ticks (about 3 s in Mooncake's traces) has bursts
-    that did not exist: 90 % of its gaps are zero. The true times within a tick are unknown, and even spacing adds the
-    smallest burstiness.
+    This undoes the quantisation of times. A trace whose times were rounded to ticks (about 3 s in Mooncake's traces)
+    has bursts that did not exist: 90 % of its gaps are zero. The true times within a tick are unknown, and even spacing
+    adds the smallest burstiness.
 
     A tick is the median gap between distinct arrivals, or the gap to the next arrival if that is shorter. A workload
     without equal arrivals is returned unchanged.

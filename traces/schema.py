@@ -55,7 +55,7 @@ _LIFE = pa.struct(
         ("ended_by", _TEXT),
     ]
 )
-# A copy into the device's memory (`reads`) or out of it, with the times when it was asked for, began and ended.
+# A copy into the device's memory (`reads`) or out of it, with the times at which it was submitted, began and ended.
 _KV_TRANSFER = pa.struct(
     [("reads", pa.bool_()), ("size_bytes", _I64), ("submitted_ns", _I64), ("began_ns", _I64), ("ended_ns", _I64)]
 )

@@ -43,7 +43,8 @@ class SharedPrefixes:
                 break
             path = known_path
             known, blocks = self._end(blocks), blocks + 1
-        for key in reversed(keys[:blocks]):  # blocks that others follow are dropped last
+        # from the last block to the first, so that blocks at the begin of prefixes are dropped last
+        for key in reversed(keys[:blocks]):
             self._paths.move_to_end(key)
         if known < length:
             self._remember(keys, known, path, f"p{id}", length)

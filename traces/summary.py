@@ -64,10 +64,10 @@ class WorkloadSummary:
         interarrival_cv: coefficient of variation (standard deviation / mean) of gaps between arrivals; 1 for Poisson
             arrivals
         peak_minute_ratio: ratio of the requests in the busiest minute to the mean requests per minute
-        tied_share: share of gaps that are zero; a large share is a sign of quantised timestamps
-        prefix_hit_rate: share of prompt tokens that an infinite cache would have
-        prefix_block_hit_rate: share of blocks of `block_size` tokens that it would have completely (a prompt's partial
-            last block counts if its last token is in the cache)
+        tied_share: fraction of gaps that are zero; a large fraction is a sign of quantised timestamps
+        prefix_hit_rate: fraction of prompt tokens that an infinite prefix cache would have
+        prefix_block_hit_rate: fraction of blocks of `block_size` tokens that such a cache would have completely (a
+            prompt's partial last block counts if its last token is in the cache)
     """
 
     name: str

@@ -25,7 +25,7 @@ from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.distributions import LATEST_NS, Arrivals, Closed, Empirical, Lengths
 
 _CHUNK = 8192
-_MOST_REQUESTS = 1_000_000_000  # writing so many takes hours
+_MOST_REQUESTS = 1_000_000_000  # maximum number of requests, because writing this many takes hours
 
 
 class SystemPrompts(Settings, allow_inf_nan=False):

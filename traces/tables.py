@@ -56,7 +56,7 @@ def ratio(numerator: Floats | float, denominator: Floats) -> Floats:
 def weighted_mean(values: Floats, weights: Floats) -> float:
     """Return the mean of `values` weighted by `weights`, or the plain mean if all weights are 0.
 
-    It is computed in pieces, so that there is no array of millions of products.
+    The mean is computed in pieces, so that there is no array of millions of products.
     """
     total = float(weights.sum())
     if not total > 0:
@@ -120,7 +120,7 @@ Datasets = Recording | MemoryTables
 
 
 PERCENTILES = (50, 90, 95, 99)
-_CACHED = 1 << 16  # number of values whose differences from the mean fit into a CPU cache
+_CACHED = 1 << 16  # number of values per piece: their differences from the mean fit into a CPU cache
 
 
 @dataclass(frozen=True, slots=True)

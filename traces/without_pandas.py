@@ -1,7 +1,7 @@
 """Arrow without pandas in processes of our own.
 
-pyarrow imports pandas when it makes its first array, to recognise pandas objects. The import takes longer than a short
-simulation, and our commands have no such objects. `to_pandas` still works; it imports pandas then.
+pyarrow imports pandas when it makes its first array, to recognise pandas objects. Our commands have no such objects,
+and the import takes longer than a short simulation. `to_pandas` still works: it imports pandas when it is called.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class _Hidden:
 
 
 def spare_pandas() -> None:
-    """Make pyarrow look for pandas now, without success.
+    """Make pyarrow look for pandas now and not find it, so that it never imports pandas for an array.
 
-    The process of a user must not call this, because the user may pass pandas objects.
+    Do not call this in a user's own process, because the user may pass pandas objects.
     """
     if "pandas" in sys.modules:
         return

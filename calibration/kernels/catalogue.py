@@ -35,7 +35,7 @@ from calibration.operations import (
 from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 
-_SIGMA = {  # error of log time; 90 % of the errors of GPUs left out in turn lie within 1.645 times it
+_SIGMA = {  # standard error of log time by kernel, from errors for GPUs that were left out in turn
     Gemm: 0.25,
     PrefillAttention: 0.55,
     DecodeAttention: 0.4,
@@ -45,7 +45,7 @@ _SIGMA = {  # error of log time; 90 % of the errors of GPUs left out in turn lie
     Experts: 0.75,
     Elementwise: 0.4,
 }
-_UNTABLED_SIGMA = 0.7  # no GPU has tables of the operation
+_UNTABLED_SIGMA = 0.7  # standard error of log time if no GPU has tables of the operation
 _LEAST_NS = 1e-6  # smaller than any time, so that a time of 0 has a logarithm
 _NEAR = 1.0  # distance (octaves of bandwidth, rate or SMs) at which a donor's weight falls to 0.61
 _OTHER_GENERATION = 1.0  # octaves that a different generation adds

@@ -1,4 +1,4 @@
-"""The times of collectives and of exchanges of experts' tokens, as closed forms of a few numbers.
+"""The times of collectives and of exchanges of experts' tokens, as closed forms with a few fitted parameters.
 
 One algorithm on g devices takes
 
@@ -13,11 +13,11 @@ of its algorithms. Its time therefore never falls with more bytes or devices. An
   own (other GPUs), where it is faster than NCCL; beyond the limit NCCL;
 - over PCIe, if devices can read each other's memory: vLLM's own all-reduce for pairs, in the same way;
 - over PCIe, if they cannot: NCCL through the host's memory, for which there are no measurements here;
-- over PCIe, among more than two devices: the time depends on the machine's board, not on the GPU. It is the mean over
-  the known boards, and its error covers their spread;
+- over PCIe, among more than two devices: the time depends on the machine's board, not on the GPU. The time used is the
+  mean over the known boards, and its error covers their spread;
 - over several nodes: NCCL, with one time within a node and one between nodes (below).
 
-The numbers of a GPU are in `gpus/collectives.json`, made by `python -m lab.kernels.fit --forms collectives`.
+The fitted parameters of a GPU are in `gpus/collectives.json`, made by `python -m lab.kernels.fit --forms collectives`.
 
 DeepEP sends tokens to their experts and back. An exchange takes
 
@@ -28,14 +28,14 @@ In its low-latency mode a token goes to each of its experts. In its high-through
 has one of its experts, and from there once to each device. The form assumes that experts are chosen evenly (`Exchange`
 counts the copies). `start` and the share of NVLink are fitted to tables of one node of each GPU, with 2,048 to 7,168
 elements per token and 1 to 10 experts per token. `doubling` and the share of the link between nodes are fitted to a
-table of 1 to 8 nodes of H100 with InfiniBand NDR. The numbers are in `gpus/exchanges.json`, made by `python -m
+table of 1 to 8 nodes of H100 with InfiniBand NDR. The parameters are in `gpus/exchanges.json`, made by `python -m
 lab.kernels.fit --forms exchanges`.
 
 The time of collectives between nodes is NCCL's own closed form of its rings and trees. In a collective of g devices on
 each of n nodes, the devices of a node share its work, and every device exchanges its share with its counterparts on
 other nodes. A ring takes n - 1 steps (an all-reduce twice as many), each with a latency, plus the bytes that a ring
-sends. A tree takes 2 log2(n) steps up and down, plus the bytes of both ways. Latencies and shares of the rate are the
-numbers by which NCCL chooses its algorithm (`hwLat`, row NET, and `ncclTopoTuneModel` in NVIDIA/nccl,
+sends. A tree takes 2 log2(n) steps up and down, plus the bytes of both ways. The latencies and the shares of the link's
+rate are the constants by which NCCL chooses its algorithm (`hwLat`, row NET, and `ncclTopoTuneModel` in NVIDIA/nccl,
 src/graph/tuning.cc). They are known for the protocol for small messages (LL) and for the one for large messages
 (Simple), and the fastest combination counts. No collective between nodes was measured here, so the standard error is an
 estimate.
@@ -85,7 +85,7 @@ def between_nodes_ns(gpu: GpuSpec, operation: Collective) -> Any:
     steps = 1 if operation.kind == "p2p" else nodes - 1
     both_ways = 2 if operation.kind == "all_reduce" else 1
     ways = [(protocol, both_ways * steps, sent) for protocol in _RING]
-    if operation.kind == "all_reduce":  # the root's share goes up and down whole, including the root's own part
+    if operation.kind == "all_reduce":  # a tree moves a node's whole share; a ring leaves out the node's own part
         ways += [(protocol, 2 * (nodes - 1).bit_length(), sent * nodes / (nodes - 1)) for protocol in _TREE]
     rate = rate_between_nodes(gpu, operation)
     return np.minimum.reduce(
@@ -97,9 +97,9 @@ def between_nodes_ns(gpu: GpuSpec, operation: Collective) -> Any:
 
 
 EXCHANGES = Path(__file__).with_name("gpus") / "exchanges.json"
-SEVERAL_NODES = ("H100", InterNodeConfig().of_a_device)  # GPU and link of the measured table with several nodes
+SEVERAL_NODES = ("H100", InterNodeConfig().of_a_device)  # GPU and link of the only measured table with several nodes
 _HIDDEN, _TOPK = (2048, 7168), (1, 10)
-_OTHERS_SIGMA = 0.4  # an estimate for GPUs without a table
+_OTHERS_SIGMA = 0.4  # standard error of log time for GPUs without a table, estimated
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,10 @@ _FUSED = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB}
 FUSING = ("B200", "B300", "GB200")
 _PCIE = {2: 8 * _MIB}
 
-_HOST_SHARE = 0.26  # share of PCIe's rate, in and out of the host's memory: 16 GB/s over PCIe 5, 8 over PCIe 4
+_HOST_SHARE = 0.26  # share of PCIe's rate for copies through the host's memory: 16 GB/s over PCIe 5, 8 GB/s over PCIe 4
 _HOST_SIGMA = 0.35
-_NVLINK_SIGMA = 0.26  # 90 % of the errors of GPUs left out in turn lie within 1.645 times it
-_STAND_IN = {"p2p": "all_to_all"}  # two devices exchange halves of twice the message
+_NVLINK_SIGMA = 0.26  # standard error of log time, from errors for GPUs that were left out in turn
+_STAND_IN = {"p2p": "all_to_all"}  # in an all-to-all of twice the message, each of two devices sends one half
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ _HOST = ClosedForm((Line(8_000.0, 4_000.0, _HOST_SHARE, 0.3),), _HOST_SIGMA)
 
 @dataclass(frozen=True)
 class Collectives:
-    """Collectives of one GPU: the geometric mean of its own forms, or of the forms of GPUs with its kind of link.
+    """Times of one GPU's collectives: by its own forms, or the geometric mean over GPUs with its kind of link.
 
     Attributes:
         forms: one mapping for each GPU, from kernel (such as `nccl/all_gather`, `custom/all_reduce`,

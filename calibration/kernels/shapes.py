@@ -55,7 +55,7 @@ def equal_decodes(heads: int, kv_heads: int, dim: int, window: int, dtype: str, 
 
 
 def latent_prompts(heads: int, head_dim: int, value_dim: int, dtype: str, rows: Any, length: Any) -> Operation:
-    """Return latent attention of `rows` prompts of `length` tokens without past, over expanded keys and values."""
+    """Return latent attention over expanded keys and values: `rows` prompts of `length` tokens, nothing cached."""
     sizes = (rows, rows * length, 0 * rows, rows * length * (length + 1) / 2)
     return LatentPrefill("", *sizes, heads, heads, head_dim, dtype, value_dim=value_dim)
 
@@ -107,7 +107,7 @@ KINDS = {
 
 
 def kind_of(key: str) -> KernelKind:
-    """Return the kind of kernel `key`; the kind of `gemm/fp8` is GEMM."""
+    """Return the kind of the kernel with this key; for `gemm/fp8` it is GEMM."""
     return KINDS[key.partition("/")[0]]
 
 

@@ -27,7 +27,7 @@ from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.weight_types import DTYPE_BYTES
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64))  # rows and columns of the output that a thread block computes
-_UNPACKING_TILES = ((16, 64), (32, 64))  # further tiles of kernels that unpack narrow weights to 16 bits (Marlin)
+_UNPACKING_TILES = ((16, 64), (32, 64))  # more tiles, of kernels that unpack narrow weights to 16 bits (Marlin)
 _SPLITS = (1, 2, 4, 8)  # numbers of parts of the k dimension, for when tiles alone would leave SMs idle
 _WIDEST = 65536  # columns; a wider GEMM, such as the LM head, is as efficient as one of this width
 _STEP_K = 64  # a tile's shortest step along k
@@ -92,7 +92,8 @@ def _gemm_ns(gpu: GpuSpec, gemm: Gemm, efficiency: Efficiency, batch: int = 1) -
 def _prefill_ns(gpu: GpuSpec, attention: PrefillAttention, efficiency: Efficiency) -> Any:
     """Return the time of prompt attention, with equal prompts in place of the actual prompts.
 
-    The equal prompts have as many tokens, and as many query-key pairs among themselves and with past tokens.
+    In total the equal prompts have as many tokens as the actual ones, as many query-key pairs within the chunks, and as
+    many with earlier tokens.
     """
     length, _ = _equal_prompts(attention)
     group = attention.heads / attention.kv_heads
@@ -108,8 +109,8 @@ def _prefill_sizes(attention: PrefillAttention) -> tuple[Any, ...]:
     """Return the number and the length of prompts without past tokens that stand for a batch.
 
     The kernel loops of a prompt of n tokens with c past tokens are as long as those of a prompt of n + 2c tokens
-    without past. Its number of thread blocks depends on its own n tokens alone. The tables have no past tokens and are
-    read at these sizes.
+    without past. The number of thread blocks depends on the n tokens alone. The kernel tables have only prompts without
+    past tokens, so a time is read at the size of such a prompt.
     """
     length, past = _equal_prompts(attention)
     reach = length + 2.0 * past
@@ -149,7 +150,7 @@ def _experts_ns(gpu: GpuSpec, experts: Experts, efficiency: Efficiency) -> Any:
 
 
 def _launched(gpu: GpuSpec, operation: Any, efficiency: Efficiency, compute_ns: Any, units: Any) -> Any:
-    """Return the sum of the launch, of `units` pieces of work, and of computing overlapped with memory traffic."""
+    """Return the launch time plus the times of `units` pieces of work and of computing beside memory traffic."""
     memory_ns = 1e9 * operation.bytes / gpu.memory_bytes_per_s / efficiency.memory
     return efficiency.launch_ns + units * efficiency.unit_ns + overlapped(compute_ns, memory_ns)
 

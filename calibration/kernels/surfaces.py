@@ -39,11 +39,11 @@ from serving.errors import UserError
 Array = NDArray[np.float64]
 
 _FAR = 0.5  # a shape counts as extrapolated if more than this share of the variance between shapes is unexplained
-_OCTAVES = 2.0  # the log ratio falls to 1/e this far beyond the last knot
+_OCTAVES = 2.0  # distance beyond the last knot at which the log ratio has fallen to 1/e
 
 
 class Residual(NamedTuple):
-    """The log ratio of measured to structured time, its standard error, and a `TrustLevel`, for each of some sizes."""
+    """The log ratio of measured to structured time, its standard error, and a `TrustLevel`, at each requested size."""
 
     log: Array
     sigma: Array
@@ -62,7 +62,7 @@ class Surface:
         scales: [features] distance in octaves over which the similarity of shapes falls
         nugget: variance that is peculiar to a single shape, relative to the variance between shapes
         error: standard error of the log ratio at shapes and sizes like the measured ones, from held-out points
-        spread: standard error of the log ratio that a shape unlike all measured shapes has in addition
+        spread: additional standard error of the log ratio at a shape unlike all measured shapes
     """
 
     shapes: Array
@@ -76,7 +76,7 @@ class Surface:
     _curves: dict[tuple[float, ...], Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def curve(self, shape: tuple[float, ...]) -> Curve:
-        """Return the surface over sizes at one shape."""
+        """Return the surface at one shape, as a function of the sizes."""
         curve = self._curves.get(shape)
         if curve is None:
             curve = self._curves[shape] = self._curve_at(np.log2(np.asarray(shape, dtype=np.float64)))
@@ -84,7 +84,8 @@ class Surface:
 
     def _curve_at(self, at: Array) -> Curve:
         near = kernel(at[None], self.shapes, self.scales)[0]
-        weights = np.linalg.solve(self._covariance, near)  # scipy's factors would take as long to import
+        # scipy could keep a factorisation, but importing scipy takes as long as that saves
+        weights = np.linalg.solve(self._covariance, near)
         mean = self.values.mean(axis=0)
         values = mean + np.tensordot(weights, self.values - mean, axes=1)
         unknown = float(np.clip(1.0 - near @ weights, 0.0, 1.0))
@@ -166,10 +167,11 @@ _SIMILAR = {
     "fp8_block": ("fp8", "bfloat16"),
     "nvfp4": ("fp8", "fp8_block", "bfloat16"),
 }
-_ELEMENTWISE_SIGMA = 0.3  # not in the tables; the GEMMs' launch time and bandwidth are used
+# standard error of log time; the tables lack elementwise kernels, so the GEMMs' launch time and bandwidth are used
+_ELEMENTWISE_SIGMA = 0.3
 _STAND_IN_SIGMA = 0.4  # added error if the surface of another number type is used
-_WHOLE = 20  # minimum number of GEMM shapes of a whole table
-_UNTABLED_SIGMA = 0.7  # this kind of operation has no measurement at all
+_WHOLE = 20  # minimum number of GEMM shapes in a table that predicts other shapes (a whole table)
+_UNTABLED_SIGMA = 0.7  # standard error of log time if this kind of operation has no measurement at all
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class KernelFit:
 
 
 def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[float, ...] | None = None) -> Estimate:
-    """Return the times of `operation` by `fit`, never below the roofline; `shape` replaces its own shape."""
+    """Return the times of `operation` by `fit`, never below the roofline; `shape` replaces the operation's shape."""
     structure = structure_of(operation)
     sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
     residual = fit.surface.curve(shape or structure.shape(operation)).residual(*sizes)
@@ -210,7 +212,7 @@ class KernelSurfaces:
         return self._by_type(operation, structure_of(operation).key(operation))
 
     def _by_type(self, operation: Operation, key: str) -> Estimate:
-        """Return the time by the kernel's own fit, else a similar type's, else other GPUs' fits, else by structure."""
+        """Return the time by the first that exists: own fit, a similar number type's, other GPUs' fits, structure."""
         fit = self.fits.get(key)
         if fit is not None:
             return fitted(self.gpu, operation, fit)

@@ -67,12 +67,11 @@ _BUCKETS = np.array((0, *DECODE_BUCKETS))
 _SATURATED = 2.0  # mean choices per expert at which all experts but a share of exp(-2) have a token
 _WAVE_SHARE = 0.5  # waves of thread blocks up to which kernels split rows so that blocks have equal work
 _INVARIANT_CUTS = 16  # number of pieces into which our own kernels cut each row
-_WAVES_MORE = 1.5  # number of further waves, after which more rows fill the gaps
+_WAVES_MORE = 1.5  # number of further waves over which the imbalance grows; beyond them, other rows fill the gaps
 
 
 TypeFactors = Mapping[str, Mapping[str, float]]
-"""By type of weights, what the parts of GEMMs and experts are multiplied by afterwards: without a name their own type,
-with one those of more bits."""
+"""Factors on the parts of GEMMs and experts, by weight type: the empty name is the operation's own type."""
 
 
 def step_parts(
@@ -231,7 +230,7 @@ _OF_PROMPTS = (*COMPUTE, *PROMPT_PARTS, "prompt", "prompts only", "prompts only,
 _PRIOR = {"imbalance": 0.3}
 _ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only": 1e6, "prompts only, token": 2e3}
 _TIGHT = {"weights": 0.2, **dict.fromkeys(COMPUTE, 0.3), "decode attention": 0.3, "elementwise": 0.5}
-_LOOSE = 1.0  # standard deviation of the logarithm of the other numbers, which may be off by a factor of e
+_LOOSE = 1.0  # standard deviation of the logarithm of the other multipliers, which may be off by a factor of e
 _RIDGE = 0.02
 _OUTLIER = 0.02  # relative error above which a step's weight falls
 _SMALLEST_NS = 1e-6
@@ -373,7 +372,7 @@ def _hats(at: Floats, knots: Sequence[float] | Floats) -> Floats:
 
 
 def _balanced(regime: NDArray[np.int64]) -> Floats:
-    """Return weights of steps by which a regime weighs as the root of its number of steps; mixed steps are few."""
+    """Return weights of steps that sum in each regime to the root of its number of steps: mixed steps are few."""
     count = np.bincount(regime, minlength=len(REGIMES))
     return np.asarray((len(regime) * np.maximum(count[regime], 1)) ** -0.25)
 

@@ -1,12 +1,12 @@
 """A hierarchical model of how engines differ from their kernels, fitted to all measured runs together.
 
-Thirteen numbers describe how an engine differs from its kernels. For a configuration, each number is the product of a
-value that all engines share and of deviations for its engine, the engine's version, the generation of the GPU, the
-precision, generation and precision together, the model, the client, and the source (measured case). Deviations are
-pulled towards 1. Each level has its own spread. An unmeasured deviation does not change a prediction, but widens its
-band by the level's spread. The fit is one regularised least-squares problem on log errors (a linear mixed model), to
-which every source contributes its normal equations. Leaving a source, a GPU, an engine or a model out therefore needs
-no new simulation.
+Thirteen fitted parameters, called numbers, describe how an engine differs from its kernels. For a configuration, each
+number is the product of a value that all engines share and of deviations for its engine, the engine's version, the
+generation of the GPU, the precision, generation and precision together, the model, the client, and the source (measured
+case). Deviations are pulled towards 1. Each of these levels has its own spread (standard deviation of the logarithm).
+An unmeasured deviation does not change a prediction, but widens its band by the level's spread. The fit is one
+regularised least-squares problem on log errors (a linear mixed model), to which every source contributes its normal
+equations. Leaving a source, a GPU, an engine or a model out therefore needs no new simulation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 
 class Number(NamedTuple):
-    """A fitted number (a factor or nanoseconds): prior value, standard deviation of its logarithm, kernel family."""
+    """A fitted parameter (a factor or nanoseconds): prior value, standard deviation of its logarithm, kernel family."""
 
     prior: float
     spread: float
@@ -59,7 +59,7 @@ NUMBERS: dict[str, Number] = {
 _NAMES = tuple(NUMBERS)
 PLACE = {name: place for place, name in enumerate(NUMBERS)}
 PARTS = {name: name for name in _NAMES[:8]} | {"past attention": "prompt attention"}
-"""Of each part of a step, the number that multiplies it."""
+"""The name of the number that multiplies each part of a step."""
 PRIORS = np.array([number.prior for number in NUMBERS.values()])
 _SPREADS = np.array([number.spread for number in NUMBERS.values()])
 _FAMILIES = [number.family for number in NUMBERS.values()]
@@ -78,7 +78,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "client and model": ("request",),
     "source": (*_OF_KERNELS, "host", "request"),
 }
-"""Levels, and the kernel families whose numbers they let deviate."""
+"""The kernel families whose numbers deviate at each level."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _bits(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Taught:
-    """The normal equations of the measured rows of one origin.
+    """The normal equations of the measured figures (rows of the least-squares problem) of one origin.
 
     The unknowns are the log ratios of the numbers to their priors. `information` is the matrix `[numbers, numbers]`,
     `vector` the right-hand side `[numbers]`, and `rows` the number of rows.
@@ -218,12 +218,12 @@ class Belief:
 
 
 Spreads = Mapping[str, float]
-"""Of each level, the standard deviation of its deviations as a share of that of the number's prior."""
+"""For each level, the standard deviation of its deviations, as a fraction of the standard deviation of the prior."""
 
 
 @dataclass(frozen=True)
 class Missed:
-    """Errors of a predicted figure for one origin that was left out of the fit, in standard deviations, ascending.
+    """Errors of one figure for one origin that was left out of the fit, in standard deviations, in rising order.
 
     Attributes:
         rows: number of measured rows; if there are many, `misses` has quantiles of the errors
@@ -247,8 +247,8 @@ class Missed:
 _REACHED = 0.92  # share of other origins' rows that a band must contain to contain 90 % of a left-out origin's rows
 _LEAST_REACH = 1.0  # standard deviations
 OWN_ROWS = (1, 2, 3, 5)
-"""Numbers of own rows for which the width of bands was measured."""
-_ALIKE = 5.0  # factor on an origin's weight for each of engine, GPU and model that is the same
+"""Numbers of a user's own measured runs for which the width of bands was measured."""
+_ALIKE = 5.0  # factor on an origin's weight for each of engine, GPU and model that the two origins share
 
 
 def reach_of(missed: Sequence[Missed], origin: Origin) -> float:
@@ -300,7 +300,8 @@ class Evidence:
     def reach(self, figure: str, origin: Origin, own_rows: int | None = None) -> float:
         """Return the half-width of the 90 % band of a figure of `origin` in standard deviations.
 
-        If the origin has own rows, it is the half-width that was needed with so many rows (`own_missed`).
+        If the user measured runs of this origin, it is the half-width that was needed with this number of runs
+        (`own_missed`).
         """
         rows = self.own_rows(origin) if own_rows is None else own_rows
         enough = [count for count in OWN_ROWS if count <= rows]
@@ -424,7 +425,7 @@ def _add_places(origin: Origin, places: dict[tuple[str, str, int], int]) -> None
     """Add the effects of an origin that are not in `places` yet."""
     for number in range(len(_NAMES)):
         for level, name in _effects(origin, number):
-            if name or level == "all":  # an unnamed thing has no measured effect
+            if name or level == "all":  # a part without a name was never measured, so it has no effect to fit
                 places.setdefault((level, name, number), len(places))
 
 

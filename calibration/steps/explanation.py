@@ -71,8 +71,8 @@ class Explanation:
         stages: pipeline stages in order; empty without pipeline parallelism; with the transfers between them their sum
             is `step_ns`
         host_ns: CPU time before the step, which an overlapped loop hides
-        beyond: half-width of the 90 % interval of the log time that comes from extrapolated kernels alone, if all their
-            errors are alike
+        beyond: half-width of the 90 % interval of the log time that comes from extrapolated kernels alone, if they all
+            err in the same direction
         interval: factors of `step_ns` between which 90 % of runs lie
         level, why: trust level of the step, and the name of the part that limits it
         launches: number of kernels that the host launches one by one; 0 with CUDA graphs

@@ -98,7 +98,7 @@ class ExternalCalibration:
 
     @property
     def step_interval(self) -> StepInterval:
-        """The intervals of decode rows and of prompts."""
+        """The intervals of the time of decode rows and of the time of prompts."""
         return StepInterval(self.interval, self.prompt_interval or self.interval)
 
     def save(self, directory: Path) -> None:
@@ -148,11 +148,11 @@ class ExternalCalibration:
 
 Floats = NDArray[np.float64]
 
-_ROWS, _CONTEXT, _CHUNK = 32, 2048, 2048  # sizes of the steps by which a configuration's parts are weighed
+_ROWS, _CONTEXT, _CHUNK = 32, 2048, 2048  # rows, context and chunk in tokens of the two steps in `step_shares`
 
 
 def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> Floats:
-    """Return nanoseconds of each number's part at its prior, in a decode step and a prompt step, `[2, numbers]`."""
+    """Return the nanoseconds to which each number at its prior leads in a decode and a prompt step, `[2, numbers]`."""
     rows = float(min(_ROWS, deployment.scheduler.max_num_seqs))
     decode = StepSizes(decode_rows=rows, decode_context=rows * _CONTEXT, sampled_rows=rows)
     pairs = _CHUNK * (_CHUNK + 1) / 2
@@ -215,11 +215,12 @@ def transferred(
     here: ExternalCalibration,
     there: ExternalCalibration,
 ) -> ExternalCalibration:
-    """Return a calibration for `deployment` on `gpu`; it is unchanged if the deployment is the calibrated one.
+    """Return the calibration `learnt` adapted to `deployment` on `gpu`; unchanged if this deployment was calibrated.
 
-    For another parallel split, precision, loop, engine or release, each number is multiplied by a ratio of two blind
-    numbers: that of `deployment` (`here`) to that of the calibrated configuration (`there`). The interval is then no
-    narrower than the blind one. Raises UserError for another GPU or model, because their kernels differ.
+    For another parallel layout, precision, loop, engine or release, each factor and time of `learnt` is multiplied by a
+    ratio of two blind predictions of this factor or time: in the calibration `here`, which is of `deployment`, to that
+    in `there`, which is of the deployment that `learnt` measured. The interval is then at least as wide as that of
+    `here`. Raises UserError for another GPU or model, because their kernels differ.
     """
     for name, was, now in (("gpu", learnt.gpu, gpu.name), ("model", learnt.learnt_as.model, deployment.model)):
         if was != now:
@@ -284,9 +285,9 @@ def predicted_cost(
 ) -> OperationCost:
     """Return the cost model of `deployment` on `gpu`, from `calibration` or else from the bundled evidence (blind).
 
-    Measured runs join the bundled evidence, and hold for any GPU and model. If `launches` was measured, it replaces the
-    launch cost. Raises UserError for an unknown GPU or model, for heads
-    that cannot be split over the devices, and for a calibration of another GPU or model.
+    A calibration of measured runs adds them to the bundled evidence, and applies to any GPU and model. If `launches`
+    was measured, it replaces the launch cost. Raises UserError for an unknown GPU or model, for heads that cannot be
+    split over the devices, and for a calibration of another GPU or model.
     """
     model = find_model(deployment.model)
     check_heads(model, deployment.tensor_parallel_size)

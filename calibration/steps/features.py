@@ -43,14 +43,15 @@ DRAFT_FEATURES = {
     "draft_prompt_tokens": "prompt tokens that a draft model takes in",
     "draft_context": "KV tokens of decode rows that a draft model reads",
 }
-"""What an engine with speculative decoding has beside STEP_FEATURES."""
+"""The features that an engine with speculative decoding has in addition to STEP_FEATURES."""
 DRAFTING = slice(11, 15)  # the features of drafting, which a real engine times separately
 KNEES = (64, 128, 256, 512, 1024)
 TOKEN_FEATURES = {f"tokens_above_{knee}": f"tokens of a step, padding included, above {knee}" for knee in KNEES}
-"""What a step on a GPU has beside STEP_FEATURES.
+"""The features that a step on a GPU has in addition to STEP_FEATURES.
 
-Products wait for weights with few tokens and for arithmetic with many (roofline, Williams et al. 2009), so their time
-is convex in the tokens: piecewise linear, with a price for what each knee adds to the slope.
+With few tokens a GEMM is limited by reading weights, and with many by arithmetic (roofline, Williams et al. 2009). Its
+time is thus a convex function of the tokens. The function is piecewise linear here, and each knee has a price, which is
+added to the slope above the knee.
 """
 FEATURES = STEP_FEATURES | DRAFT_FEATURES | TOKEN_FEATURES
 CPU_FEATURES = {

@@ -1,11 +1,11 @@
 """The fit of a calibration to measured steps.
 
-Prices are fitted by non-negative least squares on relative errors: the weight of a step is 1 / its predicted time, so a
-decode step counts as much as a long prefill. Weights by measured time would favour fast steps and make total times too
-short. Outliers have smaller weights (Huber). If they are recorded, the CPU time of the engine's thread and the speed of
-the machine are used: prices are fitted to CPU time at the median speed, and then raised by the share of time that other
-processes took. Prices are thus for the machine's usual slowdown, which is stored as `MachineSlowdown`. Errors are
-stated for every fifth stretch of steps, predicted by a fit without these stretches.
+Prices (times per unit of a feature) are fitted by non-negative least squares on relative errors: the weight of a step
+is 1 / its predicted time, so a decode step counts as much as a long prefill. Weights by measured time would favour fast
+steps and make total times too short. Outliers have smaller weights (Huber). If the CPU time of the engine's thread and
+the speed of the machine are recorded, prices are fitted to CPU time at the median speed, and then raised by the share
+of time that other processes took. Prices are thus for the machine's usual slowdown, which is stored as
+`MachineSlowdown`. Errors are stated for every fifth stretch of steps, predicted by a fit without these stretches.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from serving.errors import UserError
 from traces.tables import percentiles
 
 _STRETCH = 20  # number of successive steps that are held out together, because neighbours are alike
-_HELD_OUT = 5  # one stretch in so many is held out
+_HELD_OUT = 5  # one stretch in this number is held out
 _ROUNDS = 8
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_STEPS = 100
-_LEAST_ABOVE = 50  # minimum number of steps above a knee; with fewer the slope there cannot be fitted
+_LEAST_ABOVE = 50  # minimum number of steps above a knee; with fewer steps, the price above the knee cannot be fitted
 _LEAST_EXPECTED = 1e-3  # minimum predicted time as a share of the measured time, which bounds the weight of a step
 _COVERAGE = 0.9
 _EXPONENTS = tuple(n / 10 for n in range(16))
 _MOST_MISSES = 1000
-_LEAST_PARTS = 5  # minimum number of recordings to leave out in turn; fewer are cut into so many stretches
+# minimum number of recordings to leave out in turn; fewer recordings are cut into this number of stretches
+_LEAST_PARTS = 5
 
 
 def fit(
@@ -173,9 +174,9 @@ def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, Machi
 
 
 def _misses(steps: MeasuredSteps, predicted: Floats, machine: MachineSlowdown) -> tuple[float, ...]:
-    """Return log errors of the last steps relative to their mean, for random draws.
+    """Return log errors of the last steps relative to their mean, from which simulations draw random errors.
 
-    The error of the mean is left out, because the interval has it.
+    The error of the mean is left out, because the interval includes it.
     """
     misses = np.log(steps.step_ns / (predicted * machine.slowdown(steps)))[-_MOST_MISSES:]
     return tuple(np.round(misses - np.log(np.exp(misses).mean()), 3).tolist())

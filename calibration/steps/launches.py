@@ -54,9 +54,9 @@ class LaunchCost:
 
 PUBLISHED = LaunchCost(28_000.0, 0.6, "SGLang on Llama-3-8B, published in sgl-project/sglang pull request 1401")
 """A decode step, batch 1, took 8.23 ms without graphs and 7.35 with them (FlashInfer, 2024-09); it has 293 kernels as
-they are counted here. The launch alone is a tenth of that. `sigma` is what other engines are apart: 16,000 in C++
-(Qwen3-0.6B, 4.20 ms, xLLM-AI/xllm pull request 713), 80,000 (Qwen2.5-Omni-7B, 22 ms, vllm-project/vllm-omni issue
-7960)."""
+`launches` counts them. The launch alone is a tenth of that time. `sigma` is the spread over other engines, in
+nanoseconds per kernel: 16,000 in C++ (Qwen3-0.6B, 4.20 ms, xLLM-AI/xllm pull request 713), 80,000 (Qwen2.5-Omni-7B, 22
+ms, vllm-project/vllm-omni issue 7960)."""
 
 
 UNKNOWN = LaunchCost(None, 0.0, "nobody looked at its launches")

@@ -16,7 +16,7 @@ from calibration.steps.features import Floats, MeasuredSteps, sums_around
 from calibration.steps.interval import REACH
 from serving.answers.figures import shown_percent, shown_share
 
-_STRETCH = 10  # number of successive steps whose errors are drawn together
+_STRETCH = 10  # number of successive steps whose errors are sampled together
 _NEIGHBOURS = 5  # number of steps on each side from which the share of other processes is computed
 
 
@@ -62,7 +62,8 @@ class MachineSlowdown:
         """Draw a random variation of `slowdown` `[steps]` from the errors of predictions with the speed known.
 
         All steps are multiplied by one factor drawn from the interval, and each step by a factor of `misses`. The
-        latter are drawn in stretches, because neighbours are alike (moving-block bootstrap, Künsch 1989).
+        factors of successive steps are drawn as one stretch, because the errors of neighbouring steps are similar
+        (moving-block bootstrap, Künsch 1989).
         """
         misses = np.array(self.misses or (0.0,))
         stretches = -(-len(slowdown) // _STRETCH)
@@ -82,5 +83,5 @@ class MachineSlowdown:
 
 
 def _of_neighbours(times: Floats) -> Floats:
-    """Return for each step the sum over its neighbours without itself; for a single step, the step itself."""
+    """Return for each step the summed time of its neighbours; for the only step of a run, its own time."""
     return times if len(times) == 1 else sums_around(times, _NEIGHBOURS)[0] - times

@@ -1,7 +1,8 @@
-"""Runs that a user measured on servers of one's own, which join the evidence from published runs.
+"""Runs that users measured on their own servers, which join the evidence from published runs.
 
-The runs are kept as normal equations (`evidence.Taught`). Predictions for any deployment use them as far as it has the
-engine, the GPU, the precision or the model in common with the measured servers, and most for these servers themselves.
+The runs are kept as normal equations (`evidence.Taught`). They change the prediction for a deployment that shares the
+engine, the GPU, the precision or the model with a measured server, and most of all the prediction for such a server
+itself.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class MeasuredRuns:
     """Measured runs, ready to join the evidence.
 
     Attributes:
-        gpu, deployment: name of the GPU, and the deployment as JSON, of the first run; they fill in what a simulation
-            leaves unstated
+        gpu, deployment: name of the GPU, and the deployment as JSON, of the first run; a simulation uses them where the
+            user states none
         taught: normal equations of the runs, by origin, as `evidence.taught_as_dict` returns them
         figures: each measured figure with its predictions
         source, created: the measured files, and the date of the calibration

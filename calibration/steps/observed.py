@@ -1,7 +1,7 @@
 """Observers of the steps that a cost model priced, from which the trust in a result follows.
 
-An observer returns exactly the prices of the cost model behind it, and notes the sizes of each step. Noted sizes are
-judged later, as blocks of arrays, by the rules for recordings.
+An observer returns exactly the step times of the cost model behind it, and notes the sizes of each step. Noted sizes
+are judged later, as blocks of arrays, by the rules that also judge recorded steps.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class _Observed:
     def __init__(self, pure: CostModel) -> None:
         self.pure = pure
         self._noted = array("q")  # the AGGREGATES of one step after another
-        self._leaps: dict[int, int] = {}  # index of a noted row that stands for several decode steps -> their number
+        # index of a noted row that stands for several decode steps -> number of these steps
+        self._leaps: dict[int, int] = {}
 
     def at_share(self, share: float) -> Self:
         """Return the observed cost model at the quantile `share`; see `JudgedCost`."""
@@ -140,7 +141,7 @@ class ObservedOperations(_Observed):
 
     @property
     def interval(self) -> StepInterval:
-        """The interval of the priced steps, widened if their kernels lie beyond the measured ones."""
+        """The interval of the priced steps, widened if the sizes of their kernels lie beyond the measured sizes."""
         if self.known_interval is not None:
             return self.known_interval
         self._count_noted()
@@ -242,7 +243,7 @@ class ObservedPrices(_Observed):
         self._steps = 0
         self._outside = np.zeros(
             (len(REGIMES), len(pure.calibration.features)), dtype=np.int64
-        )  # number of steps by the first feature outside the domain
+        )  # steps outside the domain, `[regime, feature]`; each is counted once, at its first feature outside
 
     def at_share(self, share: float) -> Self:
         known = self.pure.calibration
@@ -276,7 +277,8 @@ class ObservedPrices(_Observed):
     def _count(self, sizes: StepSizes, steps: NDArray[np.float64]) -> None:
         self._steps += int(steps.sum())
         last = StepSizes(**{**vars(sizes), "decode_context": sizes.decode_context + sizes.decode_rows * (steps - 1)})
-        inside = ~(self._beyond(sizes).any(axis=1) | self._beyond(last).any(axis=1))  # as are steps between
+        # the steps between are inside, too
+        inside = ~(self._beyond(sizes).any(axis=1) | self._beyond(last).any(axis=1))
         rest, counts = np.flatnonzero(~inside), steps[~inside].astype(np.int64)
         one_by_one = {name: np.repeat(np.broadcast_to(v, steps.shape)[rest], counts) for name, v in vars(sizes).items()}
         after = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -292,7 +294,7 @@ class ObservedPrices(_Observed):
 
 
 class ObservedOwn(_Observed):
-    """An observer of a user's own cost model, whose accuracy is known only from what it states itself."""
+    """An observer of a user's own cost model; the only known accuracy is the one that this model states."""
 
     pure: OwnCost
 

@@ -68,7 +68,7 @@ class HostTimes:
         return self.launches.ns or 0.0
 
     def scaled(self, factor: float, launching: float | None = None) -> HostTimes:
-        """Return the times multiplied by `factor`; `launching` replaces it for the launch time, if given."""
+        """Return the times multiplied by `factor`; `launching`, if given, is the factor for the launch time."""
         launches = self.launches.scaled(factor if launching is None else launching)
         return HostTimes(self.step_ns * factor, self.row_ns * factor, launches)
 
@@ -120,7 +120,8 @@ class OperationCost:
         return []
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name != "_prices"}  # made from the tables
+        # `_prices` is made again from the tables
+        kept = {name: value for name, value in vars(self).items() if name != "_prices"}
         return kept | {"_tables": {}}
 
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:

@@ -1,9 +1,10 @@
 """The cost model of an engine with pipeline parallelism.
 
-As an `OperationCost` it prices a step that is alone in the pipeline: all layers, and the transfers between stages. Each
-stage is also an `OperationCost`, for a model with the stage's layers; equal stages share one. Only the last stage has
-an LM head and a sampler. The times that a correction adds per step, row and prompt are also on the last stage, because
-only its results make the CPU wait. The CPUs of the other stages run ahead of their GPUs.
+As an `OperationCost` it gives the time of a step that is alone in the pipeline: all layers, and the transfers between
+stages. Each stage is also an `OperationCost`, for a model with the stage's layers; equal stages share one
+`OperationCost`. Only the last stage has an LM head and a sampler. The times that a correction adds per step, row and
+prompt are also on the last stage, because only its results make the CPU wait. The CPUs of the other stages run ahead of
+their GPUs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class PipelineCost(OperationCost):
 
     @cached_property
     def _places(self) -> list[int]:
-        """For each stage, the index of the first stage that is equal to it."""
+        """The index of the first equal stage, for each stage."""
         return [self.stages.index(stage) for stage in self.stages]
 
     def stages_ns(self, plan: StepPlan) -> list[int]:

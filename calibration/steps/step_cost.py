@@ -1,4 +1,4 @@
-"""A calibrated cost model: the price of each feature, the measured domain, and the errors.
+"""A calibrated cost model: the price of each feature (its time per unit), the measured domain, and the errors.
 
 A step's time is the sum of its features (launch, padded rows, KV read, prompt tokens, attention pairs, sampling), each
 multiplied by a non-negative price. The CPU time between steps is another such sum. Sums are integers in picoseconds, so
@@ -130,7 +130,7 @@ class Calibration:
 
 
 class StepCost:
-    """The cost model of a calibration. It also prices steps outside the measured domain.
+    """The cost model of a calibration. It also predicts times of steps outside the measured domain.
 
     An engine that was calibrated with CUDA graphs may have a `deployment` without them. A step then takes its
         calibrated time or the time of its launches, whichever is longer.

@@ -82,9 +82,9 @@ class StepTrust(NamedTuple):
         kernels: `TrustLevel` of the worst kernel that matters
         worst: index in `names` of the worst kernel that matters; -1 if no kernel matters
         covered: True if measured steps cover the step
-        sigma: standard error of the logarithm of the kernels' total time, if the errors of all kernels are alike
-        beyond: half-width of the 90 % interval of the log time from extrapolated kernels alone, if their errors are
-            alike
+        sigma: standard error of the logarithm of the kernels' total time, if all kernels err in the same direction
+        beyond: half-width of the 90 % interval of the log time from extrapolated kernels alone, if they err in the same
+            direction
     """
 
     kernels: NDArray[np.int64]

@@ -176,9 +176,9 @@ def _run_errors(
 def _with_known_speed(
     rows: Sequence[RunRow], real: Sequence[RunMetrics], same: Sequence[KnownSpeedRun]
 ) -> list[RunRow]:
-    """Return the rows with results simulated with the machine's speed known added.
+    """Return the rows, with the results of the simulations that knew the machine's speed added.
 
-    Their floor is the difference between the errors of the runs.
+    The floor of these results is the difference between the errors of the runs.
     """
     measured = [_numbers(metrics) for metrics in real]
     simulated = [_numbers(run.central) for run in same]
@@ -200,7 +200,7 @@ def _with_known_speed(
 
 
 def _covered(numbers: Iterable[tuple[float | None, float | None, float | None]]) -> float | None:
-    """Return the share of middle numbers that lie between the outer numbers of their row; None if there are none."""
+    """Return the share of rows whose middle number lies between the outer two; None if no row has three numbers."""
     known = [[number for number in row if number is not None] for row in numbers]
     inside = [row[0] <= row[1] <= row[2] for row in known if len(row) == 3]
     return sum(inside) / len(inside) if inside else None

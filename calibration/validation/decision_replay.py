@@ -5,8 +5,8 @@ requests of each step with their numbers of tokens, every preemption and every p
 compared. Drafts and their acceptance are also inputs, because they depend on tokens. If there are several engines, each
 one is replayed with its own requests, and the router's choices are replayed separately.
 
-The replayed router gets the same information as the real one, in the same order: the requests, tokens and ends of
-requests of which it had been informed when each request arrived.
+The replayed router gets the same information as the real one, in the same order: when a request arrives, it knows of
+the requests, tokens and ends of requests that the real router knew of.
 
 Transfers between KV tiers end at the recorded times.
 """
@@ -47,8 +47,8 @@ _UNUSED_NS = 10**9  # delay after the last plan of transfers without a recorded 
 class RecordedTiers(TieredKv):
     """The KV tiers of one engine, with recorded transfer times.
 
-    `steps` are the rows of its step table. They have the transfers that had ended before each plan, including plans
-    that ran nothing.
+    `steps` are the rows of its step table. The rows list the transfers that had ended before each plan, even before
+    plans that ran nothing.
     """
 
     def __init__(
@@ -225,7 +225,8 @@ class GivenTimes:
                 next_ns, _ = plans[number + 1][0]
                 self._cpu_ns[number] = next_ns - plans_ns[number]  # the next step is planned at once
                 start = max(next_ns, free)
-            elif plans_ns[number] + 1 in left_ns:  # the next plan is made only then, and runs nothing
+            # the engine plans only to remove a cancelled request, and runs nothing
+            elif plans_ns[number] + 1 in left_ns:
                 self._cpu_ns[number] = 1
                 start = max(plans_ns[number] + 1, free)
             self._step_ns[number] = end - start

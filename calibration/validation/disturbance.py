@@ -39,7 +39,10 @@ class Disturbance(NamedTuple):
 
 
 def disturbance(sides: Sequence[Side]) -> Disturbance:
-    """Check recordings of the real engine that were made together; a side has recordings and a calibration or None."""
+    """Check recordings of the real engine that were made together.
+
+    A side is a pair of recordings and their calibration, which may be None.
+    """
     steps = [run.steps for runs, _ in sides for run in runs if run.steps.num_rows]
     slowdowns = [calibration and machine_slowdown(runs, calibration) for runs, calibration in sides]
     if steps and all(slowdowns):
@@ -55,7 +58,7 @@ def calibrated_deployment(calibration: Calibration) -> Deployment:
 
 
 def canary_drift(sides: Sequence[Side]) -> tuple[float, str]:
-    """Return the largest relative difference between canary times of one engine, and a clause about it."""
+    """Return the largest relative difference between canary times of one engine, and a clause about this drift."""
     times_ns: dict[str, list[int]] = defaultdict(list)
     for engine, ns in _canaries(sides):
         times_ns[engine].append(ns)
@@ -84,7 +87,7 @@ def _engine(deployment: Deployment) -> str:
 
 
 def _held_up(sides: Sequence[Side]) -> tuple[float, str]:
-    """Return the share of disturbed steps among those that a calibration predicts, and a clause about it."""
+    """Return the share of disturbed steps among all steps that a calibration predicts, and a clause about the share."""
     slow = total = 0
     for runs, calibration in sides:
         if calibration is None:

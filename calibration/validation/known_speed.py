@@ -1,4 +1,4 @@
-"""Simulations with the machine's speed known: at each moment they are as slow as the machine was in a real run.
+"""Simulations that know the machine's speed: at each moment they are as slow as the machine was in a real run.
 
 The simulator gets the share of time that other processes took and the speed of the machine, but no step times of the
 run. See `calibration.steps.machine_slowdown`.
@@ -22,7 +22,7 @@ from serving.deployments.fleet import FailuresConfig, FleetConfig, Slowdown, pla
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
-_DRAWS = 39  # number of draws; the second and the second last are the ends of a 90 % band
+_DRAWS = 39  # number of random simulations; in order, the second and the second last are the ends of a 90 % band
 _FACTORS = 0.001, 1000.0  # limits of a slowdown, even for a machine that slept for an hour
 _FOREVER_S = 1e9
 

@@ -54,7 +54,7 @@ class Regime(Part):
 
 
 class StepRung(Part):
-    """Rung 2 by regime: wall time, and CPU time of the engine's thread at the machine's measured speed."""
+    """Rung 2: by regime, errors of wall time, and of the engine thread's CPU time at the machine's measured speed."""
 
     regimes: dict[str, Regime] = fact("errors of wall-clock step time, by regime", default={})
     same_weather: dict[str, Regime] = fact(
@@ -124,21 +124,21 @@ class RunRow(RunFigures):
 
     @property
     def covered(self) -> bool | None:
-        """True if the band contains the real number; None if it is unknown or noisy."""
+        """True if the band contains the real value; None without a band, or if the statistic is noisy."""
         if self.real is None or self.low is None or self.high is None or self.noisy:
             return None
         return self.low <= self.real <= self.high
 
     @property
     def within_floor(self) -> bool | None:
-        """True if the error is no larger than the difference between repeats; None if it is unknown or noisy."""
+        """True if the error is within the difference between repeats; None without repeats or if noisy."""
         if self.error_pct is None or self.floor_pct is None or self.noisy:
             return None
         return abs(self.error_pct) <= abs(self.floor_pct)
 
     @property
     def at_known_speed(self) -> RunRow | None:
-        """The row with the results simulated with the machine's speed known; None if there are none."""
+        """This row for the simulation that knew the machine's speed; None without such a simulation."""
         if self.weather_error_pct is None:
             return None
         return RunRow(
@@ -203,11 +203,11 @@ class ValidationReport(Document):
 
     @property
     def known_speed_rows(self) -> tuple[RunRow, ...]:
-        """The rows with results simulated with the machine's speed known; empty if it is not known."""
+        """The rows for the simulation that knew the machine's speed; empty without such a simulation."""
         return tuple(same for row in self.rows if (same := row.at_known_speed))
 
     def worst_error_pct(self) -> float:
-        """Return the largest absolute error of the run in percent; 0 if there is none."""
+        """Return the largest absolute error of any statistic of the run in percent; 0 if no error is known."""
         return max((abs(row.error_pct) for row in self.rows if row.error_pct is not None), default=0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""The share of plans whose final answer lies outside the range that is shown first, and the width of that range.
+"""How often the final answer of a plan lies outside the range that is shown first, and how wide that range is.
 
     python -m lab.benchmarks.first_answers [QUESTIONS] [FIRST]
 

@@ -44,7 +44,8 @@ def opened(browser: Browser, address: str) -> dict[str, float]:
     devtools = context.new_cdp_session(page)
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.goto(address, wait_until="commit")
-    page.wait_for_function("() => 'plot' in window.seen", timeout=120_000)  # an expression would need eval
+    # a function, because an expression would need eval, which the page forbids
+    page.wait_for_function("() => 'plot' in window.seen", timeout=120_000)
     spent = {metric["name"]: metric["value"] for metric in devtools.send("Performance.getMetrics")["metrics"]}
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
     seen = page.evaluate("window.seen")
@@ -55,7 +56,7 @@ def opened(browser: Browser, address: str) -> dict[str, float]:
 
 
 def measure(pages: list[str], rounds: int, runs: str | None, query: str, cold: bool) -> list[dict[str, Any]]:
-    """Return a row for every page and round; a server that must be warm has one more round, which is left out."""
+    """Return a row for every page and round; a warm server has one more round first, which is left out."""
     rows = []
     with tempfile.TemporaryDirectory() as elsewhere, sync_playwright() as playwright:
         nothing = Path(elsewhere) / "runs"

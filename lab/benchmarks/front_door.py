@@ -3,13 +3,13 @@ r"""The cost of the API server (front door): CPU time per request and per token,
     python -m lab.benchmarks.front_door [--streams 1,64,512,1000] [--tokens 200] [--rate 20] [--api-workers 1] \
         [--alone 100]
 
-It serves the twin of a fleet whose replicas give every stream `--rate` tokens a second, to `--streams` clients at once.
-The lateness of a token is the time from the end of its step to its arrival at the client, which runs on the same
-machine. Every answer is compared with the expected one: no token may be missing, or come twice. Tokens per second count
-only the time in which all streams were under way. Before that, `--alone` requests come one after the other to a fleet
-in real time: the overhead is the client's wait for its first token, less the wait in the twin itself. CPU time counts
-the server's processes alone, so other load on the machine hardly changes it. Other load distorts the other figures,
-which are wall times. The last line is JSON.
+The server simulates a fleet whose replicas give every stream `--rate` tokens a second, and serves `--streams` clients
+at once. The lateness of a token is the time from the end of its step to its arrival at the client, which runs on the
+same machine. Every answer is compared with the expected one: no token may be missing, or come twice. Tokens per second
+count only the time in which all streams were under way. First, `--alone` requests are sent one after the other to a
+fleet that is simulated in real time. Their overhead is the client's wait for its first token, less the simulated wait.
+CPU time counts the server's processes alone, so other load on the machine hardly changes it. Other load distorts the
+other figures, which are wall times. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REPLICAS = 4
 GPU, MODEL, MAX_NUM_SEQS = "H100", "Llama-3.1-8B", 256
 FLEET = ("--twin", "--gpu", GPU, "--model", MODEL, "--replicas", REPLICAS, "--max-num-seqs", MAX_NUM_SEQS)
 PROMPT = "Hello there"
-REQUESTS = 400  # requests of one token each, for the cost of a request
+REQUESTS = 400  # number of one-token requests from which the cost of a request is measured
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -157,8 +157,8 @@ def measure(count: int, tokens: int, rate: float, workers: int) -> dict[str, Any
 def lateness(rows: list[dict[str, Any]], came_ns: list[list[int]], speed: float) -> dict[str, float]:
     """Return the lateness of tokens in ms, and tokens per second.
 
-    Streams are alike, so the n-th one to arrive is the n-th one that was sent. The run's start is the latest time at
-    which no stream arrives before it was sent.
+    All streams are equal, so the n-th stream to arrive is assumed to be the n-th stream that was sent. The run's start
+    is the latest time at which no stream arrives before it was sent.
     """
     rows = sorted(rows, key=lambda row: row["first_sent_ns"])
     came_ns = sorted(came_ns, key=lambda times: times[0])
@@ -180,7 +180,7 @@ def lateness(rows: list[dict[str, Any]], came_ns: list[list[int]], speed: float)
 
 
 def overhead(requests: int, workers: int) -> dict[str, float]:
-    """Return how many ms longer than the twin's own TTFT a client waits, for requests that come one after the other."""
+    """Return how many ms longer than the simulated TTFT a client waits, for requests sent one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         with serving(Path(folder), *FLEET, "--api-workers", workers, "-o", out) as server:

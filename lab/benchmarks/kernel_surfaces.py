@@ -2,8 +2,9 @@
 
 `python -m lab.benchmarks.kernel_surfaces` prints the errors that the bundled fits state, and the time of pricing. With
 `--tables package` (needs `aiconfigurator-core`) or a folder of systems (`h100_sxm`, `h200_sxm`, ...) it also measures
-two harder cases. One is shapes in the middle of a gap of two octaves, as wide as the widest gap in the tables. The
-other is GPUs that are left out as a whole, whose errors give the sigma that `kernel_transfer` states.
+two harder cases. In the first, sizes in a gap of two octaves are left out; the gap is as wide as the widest one in the
+tables. In the second, a whole GPU is left out. These errors are the source of the standard errors for GPUs without
+tables.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
 _GAP = {12288, 16384}  # sizes between 10240 and 51200; the tables' widest gap is from 16384 to 51200
-_ALIKE = ({"H100", "H200"}, {"B200", "B300", "GB200"})  # one chip under several names: left out together
+_ALIKE = ({"H100", "H200"}, {"B200", "B300", "GB200"})  # GPUs with the same chip are left out together
 _TOKENS = 10_000
 _REPEATS = 5
 
@@ -81,7 +82,7 @@ def gpus_left_out(tables: str, names: Iterable[str]) -> None:
 
 
 def collectives_left_out() -> None:
-    """Print errors of closed forms on left-out GPUs, taken from GPUs with the same kind of link."""
+    """Print errors for left-out GPUs whose closed forms come from GPUs with the same kind of link."""
     print("\nCollectives of GPUs left out: sigma that fits")
     known = read_forms(json.loads(COLLECTIVES.read_text(encoding="utf-8")))
     pooled: dict[bool, list[np.ndarray]] = defaultdict(list)
@@ -99,7 +100,7 @@ def collectives_left_out() -> None:
 
 
 def speed() -> None:
-    """Print the CPU time to price every operation of a model at ten thousand numbers of tokens."""
+    """Print the CPU time to predict the time of every operation of a model at ten thousand numbers of tokens."""
     model = find_model("Llama-3.1-8B")
     sizes = StepSizes(prefill_tokens=np.arange(1.0, _TOKENS + 1.0))
     operations = step_operations(model, Deployment(model="Llama-3.1-8B"), sizes)
@@ -129,7 +130,7 @@ def _in_gap(m: Measured) -> bool:
 
 
 def _logs(kernels: KernelSurfaces | TransferredKernels, measured: list[Measured]) -> np.ndarray:
-    """Return the log of predicted over measured time; a measured time below the roofline is raised to the roofline."""
+    """Return the logs of predicted / measured time; measured times below the roofline are raised to the roofline."""
     return np.concatenate(
         [np.log(kernels.time(m.operation).ns / np.maximum(m.ns, floor_ns(kernels.gpu, m.operation))) for m in measured]
     )

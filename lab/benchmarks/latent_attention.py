@@ -1,7 +1,8 @@
-"""Latent attention against vLLM's own modules: predicted times of DeepSeek-V3's and V4's over NVIDIA's tables.
+"""Latent attention of DeepSeek-V3 and V4: predicted times divided by NVIDIA's measured times of vLLM's modules.
 
 The modules (`mla_*`, `dsv4_csa_*` and `dsv4_hca_*` of aiconfigurator-core) are vLLM's attention of a layer with its
-projections. No fit has seen them. `python -m lab.benchmarks.latent_attention H200`, with aiconfigurator-core installed.
+projections. No fit uses these tables. `python -m lab.benchmarks.latent_attention H200`, with aiconfigurator-core
+installed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SAMPLE = 600
 
 
 def of_v3(gpu: str, stored: str, kind: str) -> str:
-    """Return predicted over measured times for DeepSeek-V3, with at least 8 heads and 16-bit KV."""
+    """Return the ratios of predicted to measured times for DeepSeek-V3, with at least 8 heads and 16-bit KV."""
     table = _table(gpu, "mla", f"mla_{kind}_module_perf")
     rows = table[(table.kv_cache_dtype == "bfloat16") & (table.gemm_type == stored) & (table.num_heads >= 8)]
     model = find_model("DeepSeek-V3").model_copy(
@@ -39,7 +40,7 @@ def of_v3(gpu: str, stored: str, kind: str) -> str:
 
 
 def of_v4(gpu: str, layer: str, kind: str) -> str:
-    """Return predicted over measured times for layers of DeepSeek-V4-Flash, with block-wise fp8 weights and fp8 KV."""
+    """Return ratios of predicted to measured times for layers of DeepSeek-V4-Flash: block-wise fp8 weights, fp8 KV."""
     table = _table(gpu, "sparse_attention", f"dsv4_{layer}_{kind}_module_perf")
     rows = table[table.model.str.contains("Flash")]
     flash = find_model("DeepSeek-V4-Flash")
@@ -56,9 +57,9 @@ def _table(gpu: str, family: str, name: str) -> Any:
 
 
 def _ratios(gpu: str, model: ModelSpec, rows: Any, kind: str, long_ms: float) -> str:
-    """Return predicted over measured time at `SAMPLE` of the points, then at those that take more than `long_ms`.
+    """Return ratios of predicted to measured time at `SAMPLE` points, and at the points that take over `long_ms`.
 
-    Both are given as 10 %, median and 90 %, in one line of text.
+    Both sets of ratios are given as 10 % quantile, median and 90 % quantile, in one line of text.
     """
     kernels = load_kernels(find_gpu(gpu))
     ratios, measured_ms = [], []

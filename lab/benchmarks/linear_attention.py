@@ -1,4 +1,4 @@
-"""Layers with a constant state: predicted times over NVIDIA's tables of vLLM's own kernels, which no fit has seen.
+"""Layers with a constant state: predicted times divided by NVIDIA's times of vLLM's kernels, which no fit uses.
 
 `python -m lab.benchmarks.linear_attention H200`, with aiconfigurator-core installed, prints the median and the 10 % and
 90 % quantiles.
@@ -24,7 +24,8 @@ def main(gpu: str) -> None:
     kernels = load_kernels(find_gpu(gpu))
     measured: dict[tuple[Any, ...], dict[str, float]] = {}
     path = max(tables_root(PACKAGE, gpu).glob("linear_attention/vllm/*/gdn_perf.parquet"))
-    for row in pq.ParquetFile(path).read().to_pylist():  # the convolution and the delta rule are timed apart
+    # the tables have separate times for the convolution and for the delta rule
+    for row in pq.ParquetFile(path).read().to_pylist():
         parts = measured.setdefault(tuple(row[name] for name in _POINT), {})
         parts[row["kernel_source"]] = min(row["latency"], parts.get(row["kernel_source"], np.inf))
     ratios: dict[str, list[tuple[float, float]]] = {}

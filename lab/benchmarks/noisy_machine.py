@@ -1,9 +1,9 @@
-"""The remaining error of the twin on a noisy machine, once it knows how much the machine was slowed down.
+"""The remaining error of the simulator on a noisy machine, if it knows how much the machine was slowed down.
 
-On every core a neighbour process computes for random times and rests for random times. Beside it an engine is
-calibrated and then records the same trace again and again. Each recording is simulated blind, and with the slowdown of
-the machine in that run. `python -m lab.benchmarks.noisy_machine [--runs 20] [--minutes 12] [--quiet]`; `--quiet` leaves
-the neighbours out.
+On every core a neighbour process computes for random times and rests for random times. On the same machine an engine is
+calibrated, and then records the same trace repeatedly. Each recording is simulated blind, and with the slowdown of the
+machine in that run. `python -m lab.benchmarks.noisy_machine [--runs 20] [--minutes 12] [--quiet]`; `--quiet` leaves the
+neighbours out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def neighbour(seed: int) -> None:
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the processes that start now read it
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the processes that start now read this variable
     made = [get_context("spawn").Process(target=neighbour, args=(seed,), daemon=True) for seed in range(count)]
     for process in made:
         process.start()

@@ -4,9 +4,9 @@
     python -m lab.benchmarks.page_opening RUNS NAME    # the Run page on recording NAME under RUNS
 
 Pages run in this process, in Streamlit's AppTest, without a browser. A page is opened once to warm the server (the Run
-page on a bundled recording), and then by a visitor who sees data that nobody has opened yet; `again` is the next
-visitor. System time is separate: it is mostly spent on memory that is touched for the first time. The last line is
-JSON.
+page on a bundled recording), and then by a visitor who sees data that nobody has opened yet; `again` is the time of the
+next visitor. System time is shown separately, because most of it is spent on memory that is touched for the first time.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGES = ("plan", "frontier", "policy_lab", "run", "step", "trust", "calibration"
 
 
 def page(module: str, runs: str) -> None:
-    """Run the script of one page; it needs nothing outside itself, since AppTest runs its source alone."""
+    """Run the script of one page; imports are inside, because AppTest runs only this function's source."""
     import inspect
     from importlib import import_module
 
@@ -37,7 +37,7 @@ def page(module: str, runs: str) -> None:
 
 
 def opened(module: str, runs: str, **url: str) -> dict[str, float]:
-    """Return the wall seconds and CPU seconds of one visitor's first look at a page."""
+    """Return the wall seconds and CPU seconds that one visitor's opening of a page takes."""
     app = AppTest.from_function(page, args=(module, runs), default_timeout=600)
     for name, value in url.items():
         app.query_params[name] = value

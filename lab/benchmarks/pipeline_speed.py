@@ -1,4 +1,4 @@
-"""CPU time of simulating an engine over pipeline stages, where every request of a step is visited.
+"""CPU time of simulating an engine with pipeline stages, where each step goes through its requests one by one.
 
 python -m lab.benchmarks.pipeline_speed
 """

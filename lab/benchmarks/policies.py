@@ -3,8 +3,9 @@
     python -m lab.benchmarks.policies
 
 Three tenants send two minutes of traffic; one of them sends several times as much as each of the others. The TTFT limit
-is one second for chat requests, and twenty for batch requests. Every policy gets the same arrivals and the step times
-of the oracle recordings. It prints a Markdown table. Every machine prints the same, since all times are simulated.
+is one second for chat requests, and twenty for batch requests. Every policy gets the same arrivals, and the step times
+of the oracle recordings (recordings of vLLM's scheduler). The command prints a Markdown table, which is the same on
+every machine, because all times are simulated.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ COLUMNS = ("TTFT mean s", "TTFT p99 s", "TPOT p99 ms", "chat in time", "batch in
 
 
 def traffic(seed: int = 0) -> Workload:
-    """Return Poisson arrivals; a fifth is batch, with priority 1 and long outputs."""
+    """Return Poisson arrivals; a fifth are batch requests, with priority 1 and long outputs."""
     rng = np.random.default_rng(seed)
     drawn = []
     for tenant, rate in RATES.items():

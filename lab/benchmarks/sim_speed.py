@@ -4,9 +4,9 @@
     python -m lab.benchmarks.sim_speed --million       # a million on 1,000 replicas, behind least-requests
     python -m lab.benchmarks.sim_speed --fleets        # 20,000 requests each on 1 to 1,000 replicas, every router
 
-Every replica gets the same load, so all fleets do the same work for a request except for routing it. Rows of finished
-requests are dropped. The CPU time includes generating the workload, which happens during the simulation, but not
-creating the replicas. The last line of output is JSON.
+Every replica gets the same load, so a request takes the same work in all fleets, except for its routing. Rows of
+finished requests are dropped. The CPU time includes generating the workload, which happens during the simulation, but
+not creating the replicas. The last line of output is JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLEETS = (1, 10, 100, 1000)
 RATE_PER_S = 9.0  # requests at each replica
 MEAN_PROMPT, MAX_PROMPT = 950, 7000
 MEAN_OUTPUT, MAX_OUTPUT = 200, 4000
-PREFIXES = 5000  # different beginnings of prompts, for routers that choose by them
+PREFIXES = 5000  # number of different prompt prefixes, for routers that choose by prefix
 BY_PREFIX = ("prefix-affinity", "session-sticky")
 CHUNK = 10_000
 SCHEDULER = SchedulerConfig(
@@ -44,7 +44,7 @@ COST = TokenCost(6_000_000, 18_000, 450)
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson arrivals, lognormal prompts and exponential outputs, generated in chunks as they are asked for."""
+    """Poisson arrivals, lognormal prompts and exponential outputs, generated in chunks when they are needed."""
 
     requests: int
     replicas: int

@@ -1,4 +1,4 @@
-"""The cost of timing every step for the engine: wall time of steady decode steps with and without timing, in turns.
+"""How much timing slows the engine down: wall time of steady decode steps with and without timing, in turns.
 
 `python -m lab.benchmarks.step_log_cost` prints both and their ratio for SmolLM2's shape on the CPU. On an idle machine
 the ratio should not be distinguishable from 1.

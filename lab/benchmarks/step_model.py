@@ -1,11 +1,11 @@
-"""The cost of the operation cost model for the simulator, beside the three-constant cost of the oracle recordings.
+"""How much the cost model of operations slows the simulator down, compared with a cost model of three constants.
 
     python -m lab.benchmarks.step_model
 
 It runs the workload of `sim_speed.py` at an eighth of its length, on 16 replicas, with the two cost models in turns. It
-measures CPU time, with building the tables. The target is under 5 microseconds more per engine step, amortised, and
-less than 30 % fewer requests per CPU second. Steps per second cannot be compared: the two engines batch differently.
-The last line is one JSON object.
+measures CPU time, including the time to build the tables. The target is under 5 microseconds more per engine step,
+amortised, and less than 30 % fewer requests per CPU second. Steps per second cannot be compared: the two engines batch
+differently. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def simulate(cost: CostModel) -> tuple[float, int]:
 
 
 def main() -> None:
-    operations()  # reads the fits of the GPU
+    operations()  # reads the fits of the GPU before the time is measured
     rounds = []
     for _ in range(ROUNDS):
         plain_s, _steps = simulate(TokenCost(6_000_000, 18_000, 450))

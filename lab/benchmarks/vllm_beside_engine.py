@@ -1,9 +1,9 @@
-"""Our engine and vLLM on the same CPU: the speed of each, and the errors of one's calibration on the other's runs.
+"""Our engine and vLLM on the same CPU: their speeds, and the errors of each calibration on the other engine's runs.
 
 `python -m lab.benchmarks.vllm_beside_engine OUT [SECONDS]` needs `make vllm` and `tokentwin model fetch smollm2`. Both
-have SmolLM2, the same settings, one thread and the same requests. Each is calibrated, then runs REPEATS times, in
-turns. Each runs with all requests at once, for the speed, and with requests as they arrive, for the latencies. A run
-takes about SECONDS (40).
+engines run SmolLM2 with the same settings, one thread and the same requests. Each engine is calibrated. Then the
+engines run alternately, REPEATS times: with all requests at once, for the speed, and with requests as they arrive, for
+the latencies. A run takes about SECONDS (40).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measured(out: Path, seconds: float) -> None:
             with closing(load_engines(parse(Deployment, stated, where="benchmark"), say)) as engine:
                 if number == 0:
                     vllm_changes.calibrate(engine, out / name / "calibration")
-                if not rate:  # requests a second, set by the first engine, vLLM: both get the same rate
+                if not rate:  # vLLM runs first and sets the requests per second, so that both engines get the same rate
                     pace = pace_of(engine)
                     rate = 0.6e9 / (108 * pace.prompt_token_ns + 20 * pace.decode_step_ns / 8)
                     print(f"{rate:.2g} requests a second")
@@ -77,7 +77,7 @@ def speeds(out: Path) -> list[str]:
 
 
 def errors(out: Path) -> list[str]:
-    """Return Markdown rows: errors of each calibration on each engine's real latencies, and the range of these."""
+    """Return Markdown rows: errors of each calibration on each engine's latencies, and the range of the latencies."""
     lines = []
     for real in ENGINES:
         runs = [Recording.load(path) for path in sorted((out / real).glob("arriving-*"))]

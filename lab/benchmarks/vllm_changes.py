@@ -91,7 +91,7 @@ def calibrate(engine: Any, out: Path) -> None:
 
 
 def change(compared: Compared | None, metric: str, stat: str) -> str:
-    """Return B - A in percent of A, with its 95 % interval, which holds for all rows jointly."""
+    """Return B - A in percent of A, with its 95 % interval, which holds for all rows of the table at once."""
     row = next((r for r in compared.rows if (r.metric, r.stat) == (metric, stat)), None) if compared else None
     if row is None or row.percent is None or not row.a:
         return ""

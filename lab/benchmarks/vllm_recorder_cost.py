@@ -1,8 +1,8 @@
 """The cost of recording for vLLM's engine: the recorder's CPU time per step, in the engine's and the writer's thread.
 
 `python -m lab.benchmarks.vllm_recorder_cost` needs no vLLM: it passes the steps of a full batch to the recorder, as a
-scheduler would. It prints the least disturbed of ten parts of the run, and the mean of all in brackets. The goal is
-less than 1 % of a step of 10 ms, which is 100 us.
+scheduler would. It prints the mean over the least disturbed of ten parts of the run and, in brackets, over the whole
+run. The goal is less than 1 % of a step of 10 ms, which is 100 us.
 """
 
 from __future__ import annotations

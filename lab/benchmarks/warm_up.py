@@ -1,8 +1,8 @@
-"""The effect of an empty start: the mean wait of 1,000 requests over the steady one, by the number of earlier arrivals.
+"""The effect of an empty start: the mean wait of 1,000 requests divided by the steady mean wait.
 
-The earlier arrivals are left out of the mean. One server has Poisson arrivals and equal services (M/D/1), whose steady
-mean wait is `load / (2 (1 - load))` services (Kleinrock, Queueing Systems I, 1975). `python -m lab.benchmarks.warm_up`
-simulates it, so every machine prints the same.
+The ratio is given by the number of earlier arrivals, which are left out of the mean. One server has Poisson arrivals
+and equal services (M/D/1), whose steady mean wait is `load / (2 (1 - load))` services (Kleinrock, Queueing Systems I,
+1975). `python -m lab.benchmarks.warm_up` simulates it, so every machine prints the same.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def check(
 ) -> ClaimsDocument:
     """Check every case of every claim, and on the real engine if one is given.
 
-    If a claim shows the parts of E2E, the times around the engine are those of `front_door` or, without one, those
-    fitted to measured servers. Raises UserError that names the claim whose experiment cannot be made.
+    If a claim shows the parts of E2E, the times around the engine are those of `front_door` or, by default, those
+    fitted to measured servers. Raises a UserError that names the claim if its experiment cannot be run.
     """
     total = sum(len(claim.cases) for claim in claims.values())
     done, checked = 0, []
@@ -76,13 +76,13 @@ def _untried(claim: Claim, engine: Engine | None) -> str:
 
 
 _HALVINGS = 5  # number of times that the searched range is halved
-_WIDE = 8  # ratio of the range's ends from which it is halved geometrically
+_WIDE = 8  # ratio of the range's ends; a range that is at least so wide is halved geometrically
 
 
 def break_even(experiment: Experiment, search: BreakEven, expects: Expected) -> str:
-    """Return sentences that say where the change pays and where the claim holds, at the centre of step times.
+    """Return sentences that say for which values the change pays and the claim holds, at the central step times.
 
-    The figure is assumed to only rise, or only fall, over the searched range.
+    The figure is assumed to be monotonic over the searched range.
     """
     known: Known = {}
 
@@ -108,7 +108,7 @@ def break_even(experiment: Experiment, search: BreakEven, expects: Expected) -> 
         """Return the values of the setting at which the figure lies between the bounds."""
         first, last = figure(search.least), figure(search.most)
         enters, leaves = (least, most) if first <= last else (most, least)
-        up = 1 if first <= last else -1  # the figure comes from beyond `enters`, and may go beyond `leaves`
+        up = 1 if first <= last else -1  # 1 if the figure rises with the setting, else -1
         if up * last < up * enters or up * first > up * leaves:
             return "nowhere"
         start = place_of(enters) if up * first < up * enters else None

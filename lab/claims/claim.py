@@ -57,7 +57,7 @@ class Experiment(Request):
 
     @property
     def paced_by(self) -> Experiment | None:
-        """The other run whose rate of finished requests sets the arrival rate here, if there is one."""
+        """The other run whose rate of finished requests is this experiment's arrival rate; None if there is none."""
         if self.as_fast_as is None:
             return None
         alone = {name: value for name, value in self.as_json().items() if name != "as_fast_as"}
@@ -65,7 +65,7 @@ class Experiment(Request):
 
     @property
     def sides(self) -> list[Experiment]:
-        """The baseline and the change; or the one deployment, if nothing is compared."""
+        """The baseline and the change, or only this experiment if nothing is compared."""
         if self.baseline is None:
             return [self]
         alone = self.model_dump(mode="json", exclude_none=True, exclude={"baseline", "change"})
@@ -116,7 +116,7 @@ class Case(Request):
 
 
 class OnEngine(Case):
-    """The experiment at the size of one machine: on its GPU in bfloat16 or, without one, on its CPU in float32."""
+    """The experiment at a size for one machine: on its GPU in bfloat16 or, without a GPU, on its CPU in float32."""
 
     gpu: bool = Field(False, description="whether the experiment needs a GPU")
 
@@ -137,7 +137,7 @@ class BreakEven(Request):
 
     @property
     def whole(self) -> bool:
-        """True if the setting is a count."""
+        """True if the setting takes whole numbers only."""
         return self.least == int(self.least) and self.most == int(self.most) and self.most > 1
 
 

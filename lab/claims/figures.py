@@ -1,7 +1,7 @@
 """The figures that claims are about: those of a simulated run, the highest rate that meets an SLO, and memory.
 
-Every figure has the ends of its 90 % interval: the same figure at the fast and at the slow end of step times. If two
-sides are compared, both are at the same end, because the step times of both sides share their errors.
+Every figure has a 90 % interval, whose ends are the figure with step times at their fast and at their slow end. If two
+sides are compared, both use the same end, because the step times of both sides share their errors.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from serving.workload import Workload
 from traces.metrics.run_metrics import RunMetrics
 from traces.reshape import reshaped
 
-_ATTAINED = 0.9  # share of the requests that must meet the SLO at a rate
-_DOUBLINGS = 10  # number of doublings of the traffic's own rate that are tried, up or down
-_NEAR = 1.25  # usual ratio between an end of step times and the centre
-_EXACT = 1.025  # precision of 2 %
+_ATTAINED = 0.9  # fraction of the requests that must meet the SLO
+_DOUBLINGS = 10  # maximum number of times that the search doubles or halves the traffic's own rate
+_NEAR = 1.25  # usual ratio between the highest rates at an end of step times and at the centre
+_EXACT = 1.025  # ratio of the search's bounds at which it stops
 _MOST_GPUS = 16
 _Z = 1.645  # standard deviations to either end of a 90 % interval
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
@@ -52,9 +52,9 @@ class Measured(NamedTuple):
     reason: str
 
 
-# A figure of one side at the centre of step times and at their fast and slow ends, and the trust in it.
+# A figure of one side with central, fast and slow step times, and the trust in the figure.
 Figures = tuple[tuple[float, ...], Trust]
-Known = dict[str, Any]  # results for a side, by its JSON
+Known = dict[str, Any]  # results of sides that were computed before, by the side's JSON
 
 
 def measured(experiment: Experiment, known: Known | None = None) -> Measured:
@@ -70,7 +70,7 @@ def measured(experiment: Experiment, known: Known | None = None) -> Measured:
 
 
 def central(sides: Sequence[Experiment], known: Known) -> float:
-    """Return one side's figure, or the factor by which the second side is better, at the centre of step times alone."""
+    """Return one side's figure, or the factor by which the second side is better, with central step times only."""
     figures = [_known(_centre, side, known) for side in sides]
     return figures[0] if len(figures) == 1 else gain(sides[0].figure, *figures)
 
@@ -115,7 +115,7 @@ def _simulated(side: Experiment, scenario: PricedScenario, near: float = 0.0) ->
 
 
 def _at_ends(side: Experiment) -> Iterator[PricedScenario]:
-    """Yield one side's scenario at the centre of step times, and then at the fast and at the slow end.
+    """Yield one side's scenario with central step times, and then with fast and with slow ones.
 
     If another run sets the arrival rate, that run is simulated at the same end of step times.
     """
@@ -169,7 +169,7 @@ def of_run(side: Experiment, requests: pa.Table, run: RunMetrics) -> float:
 def _highest_rate(side: Experiment, scenario: PricedScenario, near: float) -> float:
     """Return the highest rate, in requests/s, at which nine in ten requests meet the SLO, by bisection to 2 %.
 
-    Raises UserError if they meet it at every rate, so that there is no highest rate.
+    Raises UserError if the requests meet the SLO at every rate, so that there is no highest rate.
     """
     if not side.slo:
         raise UserError("experiment.slo", None, "is missing; request_rate is the highest rate that keeps it")

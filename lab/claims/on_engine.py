@@ -1,7 +1,7 @@
-"""A claim on the real engine of this machine, on its GPU if it has one: both sides run in turns, several times.
+"""A claim on the real engine of this machine, on its GPU if it has one: both sides run alternately, several times.
 
 Other work on the machine disturbs the two runs of a pair alike. So the figure is the median of the pairs' ratios, with
-their minimum and maximum. The noise is the difference of the same side from run to run.
+their minimum and maximum. The noise is the difference between runs of the same side.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def page(answer: ClaimsDocument) -> str:
 
 
 def _terms(claim: CheckedClaim) -> list[str]:
-    """Return a table of the terms, a column for each case."""
+    """Return a table of the parts of E2E, with a column for each case."""
     cases = [case for case in claim.cases if case.terms]
     if not cases:
         return []

@@ -2,7 +2,7 @@
 
 The terms are the queue, the CPU before each step, and every part of the steps by regime, as `tokentwin explain` names
 them. They add up to the mean E2E in the engine. The time before and after the engine is one term, fitted to measured
-servers, or the several terms of a front door that was measured.
+servers. With a measured front door (API server) it is several terms.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def terms_of(experiment: Experiment, front_door: FrontDoor | None = None) -> tup
 
 
 def _served(known: ExternalCalibration, level: str) -> Iterator[Term]:
-    """Yield the time around the engine as one term: the measured runs behind it do not separate its parts."""
+    """Yield the time around the engine as one term, because the measured runs do not separate its parts."""
     low, high = (known.request_ms * factor for factor in known.request_interval)
     source = f"TTFT of measured servers beyond their engines', {low:.0f} to {high:.0f} ms"
     yield Term(name=_OUTSIDE, ms=known.request_ms, source=source, level=level)

@@ -1,9 +1,10 @@
-"""Ahead-of-time compilation of every kernel for sm_90, as it would be launched, on a machine that needs no GPU.
+"""Ahead-of-time compilation of every kernel for sm_90 in the form in which it is launched; no GPU is needed.
 
-Much of a kernel's speed follows from the compiler's report (registers, shared memory, stack, spills) and from the
-intended instructions in its PTX, and a test can check both. `python -m lab.gpu_suite.aot` prints the table and fails if
-a kernel is not within its limits. `--write docs/kernels.md` puts the table between that page's markers, and `--check
-docs/kernels.md` fails if it is not there. It must run without TRITON_INTERPRET, under which nothing is compiled.
+The compiler reports registers, shared memory, stack and spills. This report, and whether the PTX has the intended
+instructions, decide much of a kernel's speed, so they are tested. `python -m lab.gpu_suite.aot` prints the table and
+fails if a kernel is not within its limits. `--write docs/kernels.md` puts the table between that page's markers, and
+`--check docs/kernels.md` fails if it is not there. The command must run without TRITON_INTERPRET, because the
+interpreter compiles nothing.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 class Resources(NamedTuple):
     """The resources of a compiled kernel: warps, pipeline stages, registers and stack of a thread, shared memory.
 
-    Registers that did not fit are spilled to the stack: `spill_bytes` counts the bytes of these loads and stores.
-    `counts` has the number of occurrences of each expected string, "wgmma" and "cp.async" in the PTX.
+    Registers that did not fit are spilled to the stack: `spill_bytes` is the number of bytes of the resulting loads and
+    stores. `counts` has the number of occurrences of each expected string, "wgmma" and "cp.async" in the PTX.
     """
 
     warps: int
@@ -60,7 +61,7 @@ class Resources(NamedTuple):
 
 
 def compile_report(spec: Specialisation) -> Resources:
-    """Compile `spec` for `TARGET` and return its resources from the machine code. Call `compile_only` before."""
+    """Compile `spec` for `TARGET` and return its resources from the machine code. Call `compile_only` first."""
     made: list[tuple[JITFunction, Any]] = []
 
     def compiling(kernel: JITFunction, grid: object) -> Callable[..., None]:
@@ -124,7 +125,7 @@ def faults(spec: Specialisation, used: Resources) -> list[str]:
 
 
 def table(reports: list[tuple[Specialisation, Resources]]) -> str:
-    """Return a Markdown table: the compiler's version, and a row for each sort of kernel.
+    """Return a Markdown table: the compiler's version, and a row for each kernel.
 
     A row has the number of compiled forms and, over these, the minimum and maximum of registers per thread, of bytes of
     shared memory, and of counts in the PTX.
@@ -158,7 +159,8 @@ def main(arguments: list[str]) -> int:
         options.write.write_text(f"{before}{_BEGIN}\n{made}\n{_END}{after}")
     if options.check:
         written = _parts(options.check)[1]
-        # Another compiler allots other registers, so only the compiler that the page names is compared with it.
+        # Another compiler version allots other registers, so a table is compared only if the page names the same
+        # version.
         comparable = written.splitlines()[:1] in ([], made.splitlines()[:1])
         if comparable and written != made:
             problems.append(f"{options.check}: its table is not the one above; make it with --write {options.check}")

@@ -33,14 +33,14 @@ _LONGEST = 8192  # tokens of a context
 def attention(
     on: On, shape: Shape, rows: Sequence[Row], longest: int = _LONGEST, whole: bool = False, checked: bool = False
 ) -> Operation:
-    """Return attention of `rows`, (context, query tokens): decode if every row has one query token, else prefill.
+    """Return attention of `rows` of (context, query tokens): decode if every row has one query token, else prefill.
 
-    A prefill also attends to past KV if the context is longer than its query tokens. With `whole`, KV is not divided
-    among programs, as in the batch-invariant mode. With `checked`, planning is part of the call, and the cache is NaN
-    outside the contexts.
+    A prefill row also attends to cached tokens if its context is longer than its query tokens. With `whole`, KV is not
+    divided among programs, as in the batch-invariant mode. With `checked`, planning is part of the call, and the cache
+    is NaN outside the contexts.
 
-    It is causal: a row with past c and n tokens has n * (2c + n + 1) / 2 query-key pairs, each a product with a key and
-    one with a value. The cost leaves out block ids.
+    Attention is causal: a row of n query tokens after c cached tokens has n * (2c + n + 1) / 2 query-key pairs. Each
+    pair takes a product with a key and one with a value. The cost leaves out the reading of block ids.
     """
 
     def prepare() -> Prepared:
@@ -74,7 +74,7 @@ def attention(
 
 
 def invariance(on: On, shape: Shape, rows: Sequence[Row]) -> Operation:
-    """Return a check that a decode row gives the same bits alone as among others in the batch-invariant mode."""
+    """Return a check of the batch-invariant mode: a decode row must give the same bits alone as among other rows."""
 
     def prepare() -> Prepared:
         attention = backend_for(on.backend, layer_spec(shape), shape.page, on.device, _LONGEST, True).attention
@@ -105,8 +105,8 @@ def invariance(on: On, shape: Shape, rows: Sequence[Row]) -> Operation:
 def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Operation:
     """Return head norms, rotation and the write to the cache.
 
-    The error covers the queries, the written keys and values, and writes to any other place of the cache. The cost is
-    the QKV read and as much written, and for each token float32 cosines and sines, a position and a slot.
+    The error covers the queries, the written keys and values, and writes to any other place of the cache. The cost
+    counts QKV twice (read and written) and, for each token, float32 cosines and sines, a position and a slot.
     """
     heads = (shape.heads, shape.kv_heads)
 
@@ -120,7 +120,7 @@ def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Op
         def make(seed: int) -> tuple[Any, ...]:
             numbers = Numbers(on.device, seed)
             qkv = numbers(batch.layout.tokens, heads[0] + 2 * heads[1], shape.dim, dtype=shape.dtype, scale=2)
-            # All padding shares a slot, and any of it may write last, so all of it repeats the first token.
+            # All padded tokens share a slot, and any of them may write last, so all of them repeat the first token.
             qkv = torch.where((batch.slots == 0)[:, None, None], qkv[:1], qkv)
             norms = HeadNorms(*numbers(2, shape.dim, dtype=shape.dtype)) if spec.qk_norm else None
             return qkv, norms, LayerKv(*torch.full(size, torch.nan, device=on.device).to(shape.cached))
@@ -132,7 +132,7 @@ def rope_store(on: On, shape: Shape, spec: ModelSpec, rows: Sequence[Row]) -> Op
             qkv, norms, _ = given
             expected = rotated(qkv, rope, batch.positions, norms, spec.norm_eps, *heads)
             worst = relative_error(out[0], expected[0])
-            slack = LIMIT[shape.dtype] / LIMIT[shape.cached]  # fp8 rounds more coarsely than the limit of the case
+            slack = LIMIT[shape.dtype] / LIMIT[shape.cached]  # rounding to fp8 alone exceeds the limit of the case
             slots = batch.slots.long()
             for cache, wanted in zip(out[1:], expected[1:], strict=True):
                 stored = cache.double().transpose(1, 2).flatten(0, 1)

@@ -11,13 +11,13 @@ from lab.gpu_suite.ragged_batch import Numbers
 from lab.gpu_suite.timing import Bench, Timing
 from realengine.models.linear import round_to_fp8
 
-_COPY_BYTES = 4 << 30  # bytes that are read; as many are written
+_COPY_BYTES = 4 << 30  # bytes that the copy reads; it writes as many
 _GEMM_SIZE = 8192
 _LAUNCHES = 200
 
 
 def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row for each: `ceiling` is its name, `value` None if the device has none, `spread_pct` as in `Timing`.
+    """Yield a row for each limit: its name `ceiling`, its `value` (None without such units), and `Timing.spread_pct`.
 
     Args:
         copy_bytes_per_s: rate of a large copy by a kernel, as bytes read plus bytes written
@@ -26,7 +26,7 @@ def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
         launch_graph_ns: time from one launch of a nearly empty kernel to the next, in a graph
         launch_eager_ns: the same time if the host launches the kernels
 
-    `dry_run` measures in miniature.
+    `dry_run` measures with tiny sizes.
     """
     copied = 1 << 20 if dry_run else _COPY_BYTES
     size = 64 if dry_run else _GEMM_SIZE
@@ -36,7 +36,7 @@ def measure_ceilings(bench: Bench, dry_run: bool) -> Iterator[dict[str, Any]]:
         source = numbers(copied // 2)
         return source, torch.empty_like(source)
 
-    # A kernel copies: in a graph, `copy_` would be a node that runs at two thirds of the memory's rate.
+    # A kernel makes the copy, because `copy_` in a CUDA graph runs at only two thirds of the memory's rate.
     copy = bench.time(pair, lambda tensors: torch.neg(tensors[0], out=tensors[1]), 2 * copied)
     yield _rate("copy_bytes_per_s", 2 * copied, copy)
     gemm = bench.time(lambda _: (numbers(size, size), numbers(size, size)), lambda x: x[0] @ x[1], 2 * size * size * 2)

@@ -1,8 +1,8 @@
 """Checks of every kernel against float64, on fresh random inputs, at the shapes at which it is run and timed.
 
 `operations.py` defines the correct results. Memory that a kernel allocates is NaN before it runs, and so is the cache
-wherever no row has written, so missing writes and forbidden reads show. Each kernel runs twice: a result that changes
-shows a race. A case that raises is a row like any other.
+wherever no row has written, so that missing writes and forbidden reads give NaN. Each kernel runs twice: two different
+results mean a race. A case that raises an exception also gets a row.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def check_kernels(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any
     Args:
         kernel, case, dtype: kernel, input and dtype of the check
         backend: "triton", or "torch" (the engine's reference operations) if Triton has no device to run on
-        error, limit: see `relative_error`; number of wrong rows (argmax), distance in cumulative mass (draw), or number
-            of
-            differing elements (repeat). Text if it is not a number
+        error: see `relative_error`; for argmax the number of wrong rows, for draw a distance in cumulative probability,
+            for repeat the number of differing elements. An error that is not a number is stored as text
+        limit: maximum error
         ok: True if error <= limit
 
     `dry_run` checks a few tiny shapes, in Triton's interpreter if that is on.
@@ -53,7 +53,7 @@ def check_kernels(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any
 
 
 def cases(device: torch.device, dry_run: bool) -> Iterator[Operation]:
-    """Yield the checked cases. On the meta device they can be prepared and run, and nothing is computed."""
+    """Yield the checked cases. On the meta device they run without computing anything."""
     on = On(device, _backend_of(device))
     yield from _tiny_cases(on) if dry_run else _cases(on)
 
@@ -64,7 +64,7 @@ def check_case(case: Operation, backend: str, seed: int = 0) -> Iterator[dict[st
     try:
         make, call, error_of = case.prepare()
         assert error_of is not None
-        given = [make(seed) for _ in range(3)]  # three equal inputs: a call may change its input
+        given = [make(seed) for _ in range(3)]  # three equal inputs, because a call may change its input
         with _empty_is_nan():
             first, second = call(*given[0]), call(*given[1])
         error = float(error_of(given[2], first))
@@ -89,7 +89,7 @@ def _cases(on: On) -> Iterator[Operation]:
         norms, interleaved = shape.model.startswith("Qwen3"), shape.model.startswith("SmolLM2")
         rows = [(700, 1), (3, 1), (1, 1), (300, 300), (1027, 130)]
         yield rope_store(on, shape, layer_spec(shape, norms, interleaved), rows)
-    yield from _attention_cases(on, WINDOWED._replace(window=512))  # shorter than most contexts of the cases
+    yield from _attention_cases(on, WINDOWED._replace(window=512))  # the window is shorter than most contexts
 
 
 def _attention_cases(on: On, shape: Shape) -> Iterator[Operation]:
@@ -120,7 +120,7 @@ def _small_cases(on: On) -> Iterator[Operation]:
     yield silu_mul(on, 300, 14336, fp8=True)
     qkv, down = Packing(6144, 4096, 4, 128), Packing(4096, 14336, 4, 128, zeros=True)  # Llama-3.1-8B; `down` as in AWQ
     for packing in (qkv, down, Packing(6144, 4096, 8)):
-        for tokens in (1, 17, 300):  # each number has its own tiles
+        for tokens in (1, 17, 300):  # each number of tokens leads to other tile sizes
             yield packed_gemm(on, packing, tokens)
     yield packed_gemm(on, qkv, 5, _F16)
     for vocab in (128_256, 151_936):
@@ -141,7 +141,7 @@ def _tiny_cases(on: On) -> Iterator[Operation]:
             for short in (rows, [(20, 20), (40, 7)]):
                 yield attention(on, shape._replace(window=9), short, 128, checked=True)
             yield invariance(on, shape, rows)
-        # The interpreter rounds to fp8 wrongly.
+        # Triton's interpreter rounds to fp8 wrongly, so results in fp8 are compared only on a GPU or with torch.
         exact = on.device.type != "cpu" or on.backend == "torch"
         kept = shape if exact else shape._replace(cached=dtype)
         spec = layer_spec(kept, norms=dtype == _F32, interleaved=dtype == _F16)

@@ -1,16 +1,16 @@
-"""A check of the engine as it is measured against the engine in its simplest form, on answers that the former samples.
+"""A check of the measured engine against the engine in its simplest form, on the answers of the measured engine.
 
 The checked engine has the overlapped loop, CUDA graphs, our kernels and few blocks. The reference has the plain loop,
 eager steps, torch's attention, room for all and no prefix cache. Both have the same weights. The checked engine answers
-greedily. The reference is made to take the same tokens, so that both see the same text even after a near tie. The
-logits behind every token are compared. A token read from a wrong seat, a graph replayed over old input, and a block
-given away too early all give logits of another text.
+greedily. The reference is made to take the same tokens, so that both continue the same text even if two tokens were
+almost equally likely. The logits behind every token are compared. Three faults would show as logits of another text: a
+token read from another request's place, a graph replayed with old input, and a KV block freed too early.
 
 The logits of two independent texts differ by ||a - b|| / ||b|| = 1.4. `limit` is the possible effect of rounding on the
 same text, in the worst row: 1e-3 in float32, where only the order of sums differs; 0.05 in bfloat16, whose single
-rounding is 0.002; 0.1 and 0.15 in FP8, where a difference of that size now and then flips a rounding of 0.06. A token
-must have exactly the largest of the logits that it was sampled from. In the reference's logits it may lie below the
-largest by 10 x limit x their root mean square: by so much two of some thousand logits can move apart.
+rounding is 0.002; 0.1 and 0.15 in FP8, where a small difference can change a rounding, which is 0.06. A token must have
+exactly the largest of the logits that it was sampled from. In the reference's logits it may lie below the largest by 10
+x limit x their root mean square: this is how far two of some thousand logits can move apart.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def checked(device: str, dry_run: bool) -> list[Checked]:
 
 
 def check_engines(device: str, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """Yield rows as in `check_kernels`, three for each engine, or one with its error."""
+    """Yield three rows for each engine, in the form of `check_kernels`, or one row with the engine's error."""
     engines = checked(device, dry_run)
     for engine in [engines[0], engines[-1]] if dry_run else engines:
         try:
@@ -111,7 +111,7 @@ def check_engine(engine: Checked) -> Iterator[dict[str, Any]]:
     """Yield three rows for an engine: logits, tokens and covered.
 
     Logits: the worst row's relative error. Tokens: number of tokens that are not the likeliest. Covered: the events
-    that the check is for and that did not happen; without them it shows nothing.
+    (such as preemptions) that must occur for the check to mean anything, and did not.
     """
     requests = _requests(engine.spec)
     outputs, ours, seen = _answers(engine.deployment, engine.spec, requests)
@@ -144,7 +144,7 @@ def _simplest(deployment: Deployment) -> Deployment:
 
 
 def _requests(spec: ModelSpec) -> list[Answer]:
-    """Return prompts that are short, shared, whole and long enough to be cut, arriving while others decode."""
+    """Return requests that arrive while others decode; prompts are short, shared, or long enough to be chunked."""
     draw = Random(0)
 
     def text(tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The engine against its limits: decode and prefill beside the roofline, and the usual workload for comparisons."""
+"""The engine against its limits: decode and prefill against the roofline, and the usual workload for comparisons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TURNS = 5
 def usual_workload(requests: int = 256, longest: int = 1024) -> list[tuple[Prompt, int]]:
     """Return prompt and output length of each request in the workload of nano-vllm's benchmark.
 
-    The seed is 0, and lengths are uniform in 100..1024; its 256 requests have 133,966 output tokens.
+    The seed is 0, and lengths are uniform in 100..1024; the default 256 requests have 133,966 output tokens in total.
     """
     draw = Random(0)
     least = min(100, longest // 4)
@@ -48,7 +48,7 @@ def random_prompts(engine: Engine, count: int, tokens: int, seed: int = 0) -> li
 def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, Any]:
     """Measure output tokens/s with all requests at once, end-of-sequence ignored, and the device's idle share."""
     offer(engine, (([token % engine.spec.vocab_size for token in prompt], output) for prompt, output in workload))
-    with no_cycle_search():  # as in recorded runs and in the server
+    with no_cycle_search():  # without garbage collection, as in recorded runs and in the server
         began = perf_counter()
         steps = drain(engine)
         seconds = perf_counter() - began
@@ -66,9 +66,9 @@ def throughput(engine: Engine, workload: list[tuple[Prompt, int]]) -> dict[str, 
 def decode(engine: Engine, rows: int, context: int, steps: int, copy_bytes_per_s: float) -> dict[str, Any]:
     """Measure steady decode steps of `rows` requests at about `context` tokens each, and the time to read their bytes.
 
-    The bytes are the weights, except an embedding that is only looked up, and the KV of every row.
+    The bytes are the KV of every row and all weights, except an embedding that is no output head: it is only looked up.
     """
-    engine.run_dummy([1] * rows)  # makes the graph
+    engine.run_dummy([1] * rows)  # captures the CUDA graph before it is timed
     offer(engine, ((prompt, steps) for prompt in random_prompts(engine, rows, context - steps // 2, rows)))
     measured = [step for step in drain(engine) if step.plan.decode_rows == rows and not step.plan.prefill_rows]
     if len(measured) < 3:
@@ -117,7 +117,7 @@ def mixed(engine: Engine, rows: int, tokens: int) -> dict[str, Any]:
     times: dict[bool, list[int]] = {True: [], False: []}
     for graph in (True, False) * _TURNS:
         engine.runner.graph_mixed_steps(graph)
-        engine.run_dummy(sizes)  # makes the graph
+        engine.run_dummy(sizes)  # captures the CUDA graph before it is timed
         times[graph] += [engine.run_dummy(sizes) for _ in range(2)]
     engine.runner.graph_mixed_steps(engine.runner.device.torch_device.type == "cuda")
     graph_ns, eager_ns = median(times[True]), median(times[False])
@@ -171,7 +171,7 @@ def prefill_flops(spec: ModelSpec, tokens: int) -> int:
 
 
 def idle_share(steps: list[Step]) -> float | None:
-    """Return the share of time, from the first step's start to the last one's end, in which the device had no step."""
+    """Return the fraction of time without a step on the device, from the first step's start to the last step's end."""
     if len(steps) < 2:
         return None
     gaps = sum(max(after.start_ns - before.end_ns, 0) for before, after in itertools.pairwise(steps))

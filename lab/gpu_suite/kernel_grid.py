@@ -1,8 +1,8 @@
-"""The time of each operation of a layer over the possible sizes of a step, beside the limits of the device.
+"""The time of each operation of a layer over the possible sizes of a step, with the limits of the device.
 
 Shapes are those of Llama-3.1-8B and Qwen3-0.6B, and of the experts of two MoE models. Inputs are random, and each
-operation is called as the engine calls it. Targets come first, then a coarse grid, then the rest: a run may be cut
-short anywhere.
+operation is called as the engine calls it. Points with targets come first, then a coarse grid, then the rest, because a
+run may end before all are measured.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def kernel_grid(
 ) -> Iterator[dict[str, Any]]:
     """Yield rows with the columns `GRID_COLUMNS`, the most valuable first; rooflines are those of `measure_ceilings`.
 
-    An operation that raises has a row with its error. `dry_run` measures some tiny ones.
+    An operation that raises has a row with its error. `dry_run` measures a few tiny sizes.
     """
     for point in points(device, dry_run):
         yield measured(point, bench, ceilings)
@@ -106,7 +106,7 @@ def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, 
     try:
         make, call, _ = point.operation.prepare()
         timing = bench.time(make, lambda given: call(*given), cost.bytes)
-    except Exception as failure:  # whatever a launch may raise: the other rows are worth having
+    except Exception as failure:  # a launch may raise anything; the other points are measured anyway
         return row | {"error": f"{type(failure).__name__}: {str(failure)[:300]}"}
     return row | timing._asdict() | {"roofline_share": row["roofline_ns"] / timing.median_ns}
 
@@ -126,7 +126,7 @@ def _points(on: On) -> Iterator[Point]:
     for spec in (large, small):
         targets = (1, 8, 64, 8192) if spec is large else (256,)
         for (part, sizes), tokens in ((part, tokens) for part in _parts(spec).items() for tokens in _SIZES):
-            if part == "head" and tokens > 1024:  # only sampled rows get there
+            if part == "head" and tokens > 1024:  # only sampled rows reach the head
                 continue
             order = _order(tokens in targets, tokens in (1, 16, 256, 2048, 8192))
             yield _point(order, spec, gemm(on, tokens, *sizes, _BF16), part=part)
@@ -172,7 +172,7 @@ def _decode_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
 
 
 def uneven(rows: int, mean: int) -> list[Row]:
-    """Return decode rows whose contexts rise evenly from an eighth of `mean` to 15 eighths of it, in mixed order."""
+    """Return decode rows in mixed order, whose contexts rise evenly from 1/8 to 15/8 of `mean`."""
     contexts = np.linspace(mean // 8, 2 * mean - mean // 8, rows, dtype=int)
     return [(context, 1) for context in np.random.default_rng(rows).permutation(contexts).tolist()]
 
@@ -189,7 +189,7 @@ def _prefill_points(on: On, spec: ModelSpec, large: bool) -> Iterator[Point]:
             yield _attention_point(order, on, spec, [(past + tokens, tokens)])
     for past in (2048, 8192, 32768):
         yield _attention_point(1, on, spec, [(past + 1, 1)])
-    for tokens in (16, 64, 256):  # as some points above, with undivided KV
+    for tokens in (16, 64, 256):  # some of the points above again, with undivided KV
         yield _attention_point(1, on, spec, [(8192 + tokens, tokens)], whole=True)
     for rows in (8, 64):  # rows with drafts of four tokens to verify
         yield _attention_point(1, on, spec, [(4096, 5)] * rows)

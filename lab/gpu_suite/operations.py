@@ -1,7 +1,7 @@
-"""The operations of a layer as they are checked and timed.
+"""The operations of a layer, in the form in which they are checked and timed.
 
-An operation has random inputs of one size, the call that the engine makes, the error of its answer against float64, and
-the bytes and FLOPs that it must move and compute by definition.
+An operation has random inputs of one size, the call that the engine makes, and the error of the result against float64.
+It also has the bytes and FLOPs that any implementation must move and compute.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LIMIT = {
     torch.float16: 2e-3,
     torch.bfloat16: 1e-2,
     _FP8: 0.07,
-}  # limits of `relative_error`: a few roundings, for fp8 a single one
-_DRAW_LIMIT = 1e-4  # error of the cumulative mass: sums of 150,000 float32 numbers
+}  # limits of `relative_error` by dtype: a few roundings; for fp8, a single rounding
+_DRAW_LIMIT = 1e-4  # limit of the error of a cumulative probability, a sum of 150,000 float32 numbers
 _EPS = 1e-5
 _KINDS = (
     (0.0, 5, 0.5), (1.0, 0, 1.0), (0.7, 1, 1.0), (1.3, 50, 1.0), (1.0, 0, 0.9), (0.8, 40, 0.95), (2.0, 0, 1e-6),
     (1.0, 9000, 0.5),
 )  # fmt: skip
-"""Ways to draw: temperature, top-k, top-p."""
+"""Settings of random sampling: temperature, top-k, top-p."""
 
 Outputs = tuple[Tensor, ...]
 
@@ -79,13 +79,13 @@ class Operation(NamedTuple):
 
 
 class On(NamedTuple):
-    """The device of operations and their implementation: "torch", "triton" or "hybrid", as in a deployment."""
+    """The device of operations, and their `backend`: "torch", "triton" or "hybrid", as in a deployment."""
 
     device: torch.device
     backend: str
 
     def ops(self, dtype: torch.dtype) -> LayerOps:
-        """Return the operations that do not depend on heads."""
+        """Return the layer operations other than attention."""
         spec = layer_spec(Shape("any", 1, 1, 64, dtype, dtype, 16)).model_copy(update={"norm_eps": _EPS})
         return backend_for(self.backend, spec, 16, self.device, 128).ops
 
@@ -153,7 +153,7 @@ def gemm(on: On, tokens: int, inputs: int, outputs: int, dtype: torch.dtype) -> 
 
 
 def packed_gemm(on: On, packing: Packing, tokens: int, dtype: torch.dtype = _BF16) -> Operation:
-    """Return a projection by packed integers; each group has a 16-bit scale and, perhaps, a zero point of a byte."""
+    """Return a projection by packed integers; each group has a 16-bit scale, and may have a one-byte zero point."""
     inputs, outputs = packing.inputs, packing.outputs
 
     def prepare() -> Prepared:
@@ -178,7 +178,7 @@ def packed_gemm(on: On, packing: Packing, tokens: int, dtype: torch.dtype = _BF1
 def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF16, others: int = 0) -> Operation:
     """Return the experts of a layer, chosen at random; the first `others` of them belong to another rank.
 
-    The cost is that of bf16 weights, of the mean number of chosen experts if choices are even.
+    The cost is for bf16 weights, and for the expected number of chosen experts if tokens choose evenly.
     """
     hidden, inner, experts, topk, quantization = mixture
     own = experts - others
@@ -222,9 +222,9 @@ def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF
 def add_rms_norm(
     on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, add: bool = True, fp8: bool = False
 ) -> Operation:
-    """Return the addition to the residual, which must be the rounded sum, and the RMSNorm.
+    """Return the addition to the residual and the RMSNorm; the new residual must be the rounded sum.
 
-    Without `add` it is the norm alone; with `fp8` the norm's output is rows of e4m3.
+    Without `add`, only the norm is computed. With `fp8`, its output is rows of e4m3.
     """
 
     def prepare() -> Prepared:
@@ -270,9 +270,9 @@ def silu_mul(on: On, tokens: int, size: int, dtype: torch.dtype = _BF16, fp8: bo
 
 
 def argmax(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operation:
-    """Return greedy sampling; its error is the number of rows that give another token than the first of the largest.
+    """Return greedy sampling; its error is the number of rows that do not give the first largest logit's token.
 
-    The first row has its largest logit twice.
+    In the first row two logits are equally large, to check this rule.
     """
 
     def prepare() -> Prepared:
@@ -298,9 +298,9 @@ def argmax(on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16) -> Operati
 def draw(
     on: On, rows: int, vocab: int, dtype: torch.dtype = _BF16, kinds: Sequence[tuple[float, int, float]] = _KINDS
 ) -> Operation:
-    """Return random sampling; its error is the largest distance of a row's random number from its token's interval.
+    """Return random sampling; its error is the largest distance from a row's random number to its token's interval.
 
-    The interval is the token's part of the cumulative mass.
+    The interval is the token's part of the cumulative probability, from 0 to 1.
     """
 
     def prepare() -> Prepared:

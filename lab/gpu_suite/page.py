@@ -21,9 +21,10 @@ _RUN_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 class Target(NamedTuple):
-    """A figure with a target: `limit` is its minimum, or its maximum if `most`; `find` gets it from the results.
+    """A figure with a target: `limit` is its minimum, or its maximum if `most`; `find` gets the figure.
 
-    `ceiling` names the ceiling that it is a share of.
+    `find` reads the results of a run. `ceiling` names the device's limit of which the figure is a fraction; empty if it
+    is no fraction.
     """
 
     name: str
@@ -60,7 +61,7 @@ def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale
 def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
     """Return the shares of copy bandwidth that decode attention reaches with bf16 KV in large steps.
 
-    These have at least 16 decode rows, all with the same context of at least 4096 tokens.
+    Large steps have at least 16 decode rows, all with the same context of at least 4096 tokens.
     """
     return [
         row["roofline_share"]
@@ -143,7 +144,7 @@ def faults(results: dict[str, Any]) -> list[str]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return figures beside targets, for a terminal."""
+    """Return a table of figures and their targets, for a terminal."""
     rows = [("figure", "target", "found", "met"), *((n, t, f, _word(m)) for n, t, f, m in lines(results))]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

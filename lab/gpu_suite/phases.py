@@ -1,7 +1,7 @@
-"""The phases of the suite, most valuable first. None needs another to have worked.
+"""The phases of the suite, most valuable first. Each works even if earlier phases failed.
 
-The headline figures come before the long grid of kernel times, the recordings before results that can be computed
-elsewhere from them.
+The headline figures come before the long grid of kernel times. Recordings come before the results that can be computed
+from them later, on another machine.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _kernel_table(work: Work) -> None:
 
 
 def validation(work: Work) -> None:
-    """Validate the archived recordings. It needs nothing else, so it may run later, on another machine."""
+    """Validate the archived recordings. This phase needs only them, so it may run later, on another machine."""
     recordings = unpack(work.out, work.scratch / "validated")
     if not recordings:
         raise RuntimeError("there are no recordings; the phase that records them must run first")

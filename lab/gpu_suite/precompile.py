@@ -1,8 +1,8 @@
 """Compilation ahead of time, on every core, of all kernels that the suite's phases launch, into the JIT's disk cache.
 
 The launches themselves define what is compiled. Correctness cases, points of the grid and the engines' models run on
-torch's meta device, where a tensor is a shape and a dtype, and Triton's JIT compiles but does not launch. So the key
-under which a kernel is cached is the one that its launch will look for. No GPU is used or needed.
+torch's meta device, where a tensor has a shape and a dtype but no content. Triton's JIT compiles these launches and
+does not run them. So a kernel is cached under the key that its real launch will look up. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _POLL_S = 0.05
 
 
 def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """Fill the cache, and yield a row for each kernel when it is done.
+    """Fill the cache, and yield a row for each kernel when its compilation has ended.
 
     A row has the kernel's name, `seconds`, and `cached` if it was there before. A launch that could not be prepared has
-    a row with `failed`. There are no rows if Triton is not installed or interprets.
+    a row with `failed`. There are no rows if Triton is not installed, or runs in its interpreter.
     """
     try:
         from realengine.kernels.launches import INTERPRETING
@@ -65,7 +65,7 @@ def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, An
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers) or not done.empty():
-        if left() < 0:  # the first launch compiles whatever is missing
+        if left() < 0:  # time is up; the first launch will compile the missing kernels
             break
         if done.empty():
             sleep(_POLL_S)
@@ -83,8 +83,8 @@ def compile_launches(
 ) -> None:
     """Compile the kernels of `launches` that no other worker has claimed, for an H100 or H200.
 
-    From then on this process's JIT does not launch, so this is all the work of a process. A launch that fails here
-    fails in every worker, so only one of them has `tells_failures`.
+    After this call the JIT of this process cannot launch kernels, so run the call in a process of its own. A launch
+    that fails here fails in every worker, so only one of them has `tells_failures`.
     """
     import triton
 
@@ -140,9 +140,10 @@ def run_once(operation: Operation) -> None:
 
 
 def _steps(deployment: Deployment, spec: ModelSpec) -> Iterator[Callable[[], None]]:
-    """Yield steps of the engine of `deployment`: every number of decode rows, prompts, and both ways to sample."""
+    """Yield steps of the engine: every number of decode rows, prompts, and greedy and random sampling."""
     config, dtype = deployment.scheduler, getattr(torch, deployment.dtype)
-    spec = spec.model_copy(update={"num_layers": 2})  # the first layer has no residual, the others are alike
+    # two layers suffice: the first one has no residual, and all others launch the same kernels
+    spec = spec.model_copy(update={"num_layers": 2})
     attention, ops = backend_for(
         deployment.attention, spec, config.block_size, _META, config.max_model_len, deployment.batch_invariant
     )

@@ -1,6 +1,6 @@
 """One layer's part of a step with random content, packed as the engine packs it.
 
-Kernels are checked and timed on it through the interfaces by which the engine calls them.
+Kernels are checked and timed on such a step, and called as the engine calls them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Backend(NamedTuple):
 
 
 class Numbers:
-    """Normally distributed random numbers on `device`; on the meta device, where nothing is computed, shapes alone."""
+    """Normally distributed random numbers on `device`; only shapes on the meta device."""
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         self.device = device
@@ -92,7 +92,7 @@ def backend_for(
 
 
 def _multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors, which decides how KV is divided; the meta device stands for an H200."""
+    """Return the number of multiprocessors, by which KV is divided among programs; an H200's on meta."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return find_gpu("H200").sm_count if device.type == "meta" else 4
@@ -106,9 +106,9 @@ def batch_of(
     seed: int = 0,
     draws: Sequence[Draw | None] | None = None,
 ) -> Batch:
-    """Return a step of `rows`, greedy or with a draw for each row.
+    """Return a step of `rows`, which samples greedily or, with `draws`, at random.
 
-    Their blocks are shuffled over a cache of `pool_blocks`.
+    The rows' KV blocks lie in random order in a cache of `pool_blocks` blocks.
     """
     needs = [-(-context // page) for context, _ in rows]
     shuffled = np.random.default_rng(seed).permutation(np.arange(1, 1 + sum(needs), dtype=np.int32))
@@ -122,7 +122,7 @@ def batch_of(
 
 
 def pool_blocks(rows: Sequence[Row], page: int) -> int:
-    """Return the number of blocks of a cache for `batch_of` these rows, the null block included."""
+    """Return the number of blocks of a cache for `batch_of` these rows, including the null block."""
     return 1 + sum(-(-context // page) for context, _ in rows)
 
 

@@ -1,9 +1,9 @@
 """The runs on which engine and simulator are compared: their workloads, recordings, and archives of these.
 
-The scenarios stress queueing, memory, shared prefixes or prompts. Arrival rates, and the blocks of the scenario with
-tight KV, follow from the engine's speed, measured just before, so that a scenario is as near to saturation on any
-machine. Each is recorded twice; the repeat gives the floor of prediction errors. A run leaves few archives, each small
-enough to be copied away.
+The scenarios stress queueing, memory, shared prefixes or prompts. Arrival rates, and the number of KV blocks of the
+scenario with tight KV, follow from the engine's speed, which is measured first. So a scenario is equally near to
+saturation on any machine. Each scenario is recorded twice: the difference of the two is the floor of prediction errors.
+The recordings are packed into a few archives, small enough to copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BURSTS = 3.0  # coefficient of variation of the gaps between arrivals where KV 
 
 
 class Pace(NamedTuple):
-    """The ns of a decode step at half the batch and the usual contexts, and the ns of one prompt token."""
+    """The ns of a decode step with half of `max_num_seqs` and the usual contexts, and the ns of one prompt token."""
 
     decode_step_ns: int
     prompt_token_ns: int
@@ -43,15 +43,16 @@ class Scenario(NamedTuple):
 
 
 def usual_lengths(longest: int) -> tuple[int, int]:
-    """Return mean prompt and output tokens of most scenarios."""
+    """Return the mean numbers of prompt and output tokens of most scenarios."""
     return longest // 8, longest // 24
 
 
 def scenarios(config: SchedulerConfig, pace: Pace, seconds: float, longest: int) -> list[Scenario]:
     """Return five scenarios of about `seconds` of arrivals each, with requests of at most `longest` tokens.
 
-    The tight KV has room for `_TIGHT_SHARE` of the tokens that would be in it (Little's law: rate x time in decode),
-    and its requests come in bursts, so that some are preempted at any pace.
+    In the scenario with tight KV, the blocks have room for a fraction, `_TIGHT_SHARE`, of the tokens that requests
+    would hold (Little's law: rate x time in decode). Its requests come in bursts. So some requests are preempted
+    whatever the engine's speed.
     """
     usual = usual_lengths(longest)
     rows = max(config.max_num_seqs // 2, 1)
@@ -103,10 +104,10 @@ _ARCHIVE_BYTES = 15_000_000
 
 
 def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
-    """Measure the pace on half the batch of requests with prompts of `prompt` tokens that decode `output` tokens each.
+    """Measure the pace on half of `max_num_seqs` requests, with `prompt` prompt tokens and `output` output tokens each.
 
-    Decode steps are timed from end to end at those contexts. With nearly no KV they would be faster than any step of
-    the scenarios, and a load of 0.9 would be an overload.
+    Decode steps are timed from end to end, at the contexts of these requests. With nearly no KV they would be faster
+    than any step of the scenarios, and a load of 0.9 would be an overload.
     """
     rows = max(engine.deployment.scheduler.max_num_seqs // 2, 1)
     offer(engine, ((tokens, output) for tokens in random_prompts(engine, rows, prompt)))
@@ -127,9 +128,9 @@ def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
 def record_runs(
     engine: Engine, out: Path, seconds: float, longest: int, left: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """Record every scenario into `out`, one repeat after the other, until `left()` seconds run out; yield a row a run.
+    """Record every scenario into `out`, one repeat after the other, while `left()` is positive; yield a row per run.
 
-    Each has `seconds` of arrivals, with requests of at most `longest` tokens.
+    Each run has `seconds` of arrivals, with requests of at most `longest` tokens.
     """
     whole = engine.deployment.scheduler
     full = {"num_blocks": whole.num_blocks, "scheduler_reserve_full_isl": whole.scheduler_reserve_full_isl}
@@ -151,13 +152,13 @@ def record_runs(
                     "canary_after_ns": done.canary_after_ns,
                 }
     finally:
-        engine.limit(**full)  # later phases have this engine, too
+        engine.limit(**full)  # later phases use the same engine, so its limits are restored
 
 
 def pack(recording: Path, out: Path) -> None:
     """Add the folder `recording` to the last of `out`'s archives, or to a new one if that would be too large.
 
-    The archive is replaced in one rename, so earlier recordings are safe whatever happens.
+    The new archive replaces the old one in one rename, so a crash cannot damage earlier recordings.
     """
     archives = sorted(out.glob("recordings-*.tar"), key=lambda path: int(path.stem.rpartition("-")[2]))
     size = sum(file.stat().st_size for file in recording.iterdir())

@@ -1,4 +1,4 @@
-"""The correct results of kernels, in float64 and from the definitions, and the distance of a result from them."""
+"""The correct results of kernels, computed from definitions in float64, and the distance of a result from them."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def rotated(
 
 
 def distance_from_draw(logits: Tensor, how: Draw, token: int) -> float:
-    """Return the distance of the random number from the part of the cumulative mass that belongs to `token`.
+    """Return the distance of the random number from the part of the cumulative probability that belongs to `token`.
 
-    It is for one row, and infinite if top-k or top-p drops the token. Tokens tied with the last kept one are kept.
+    `logits` is one row. The distance is infinite if top-k or top-p drops the token. Tokens with the same logit as the
+    last kept token are kept, too.
     """
     temperature, top_k, top_p, uniform = how
     wide = logits.double()

@@ -1,7 +1,7 @@
 """The results of a run of the suite so far: a file that grows by a line at a time.
 
 Each phase is a separate process and appends each result at once, so a phase that is killed keeps its results. Nothing
-is ever rewritten: of two lines that set the same name the later one counts.
+is ever rewritten: if two lines set the same name, the later line counts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def ceilings_of(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the ceilings by name, as in `measure_ceilings`; those of another H200 if none was measured."""
+    """Return the ceilings of `measure_ceilings` by name; those of another H200 if this run measured none."""
     return _STAND_INS | {row["ceiling"]: row["value"] for row in results.get("ceilings", [])}
 
 

@@ -11,9 +11,10 @@ class Sizes(NamedTuple):
     """The sizes of a run.
 
     Attributes:
-        large, small: the engines that are measured; recordings are of the large one
+        large, small: deployments of the two measured engines; only the large one is recorded
         run_seconds: seconds of arrivals of one recorded run
-        run_longest: maximum tokens of a request in it, few enough to end soon after the arrivals
+        run_longest: maximum tokens of a request in a recorded run, few enough for requests to end soon after the
+            arrivals
         benchmark: shapes of the engine benchmark
     """
 
@@ -53,7 +54,7 @@ def gpu_sizes() -> Sizes:
 
 
 def dry_sizes() -> Sizes:
-    """Return tiny models on the CPU, with the same settings otherwise."""
+    """Return the sizes for tiny models on the CPU; the other settings are those of a GPU."""
     scheduler = SchedulerConfig(
         max_num_seqs=16, max_num_batched_tokens=64, max_model_len=192, num_blocks=400, async_scheduling=True
     )

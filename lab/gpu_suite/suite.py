@@ -25,13 +25,13 @@ import torch
 from lab.gpu_suite.results import FILE, Results, ceilings_of
 from lab.gpu_suite.sizes import Sizes
 
-GRACE_S = 25.0  # a phase that checks the time ends by itself; one that is this late is killed
-_DYING_S = 10.0  # a process that a driver blocks is left behind after this
+GRACE_S = 25.0  # seconds; phases check the time and end by themselves, and a phase that is this late is killed
+_DYING_S = 10.0  # seconds after a kill; a process that still exists is blocked in a driver, and is left behind
 _LEFT_BEFORE = (FILE, "kernels.parquet", "calibration.json", "recordings-*.tar")
 
 
 class Work(NamedTuple):
-    """What a phase works with.
+    """The inputs of a phase.
 
     `scratch` is a folder of this run, `end` is the time on `monotonic` at which the phase should be done.
     """
@@ -63,10 +63,10 @@ class Work(NamedTuple):
 class Phase(NamedTuple):
     """A phase: `run` does its work in a separate process, and may yield rows, which are kept under its name.
 
-    `after` runs in this process when the separate one has ended, however it did.
+    `after` runs in this process when the separate process has ended, even if that failed.
 
     Attributes:
-        minutes: its weight in the suite's time, relative to the sum over the phases that run
+        minutes: planned time; the phases that run divide the suite's time in proportion to it
     """
 
     name: str
@@ -78,8 +78,8 @@ class Phase(NamedTuple):
 class Suite:
     """One run of `phases`.
 
-    Everything that it writes is in `out`: results.jsonl, kernels.parquet, recordings-N.tar, calibration.json. The files
-    of an earlier run there are removed, unless `adding`.
+    Everything that it writes is in `out`: results.jsonl, kernels.parquet, recordings-N.tar, calibration.json. Files of
+    an earlier run in `out` are removed, unless `adding` is True.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Suite:
     def _run(self, phase: Phase, scratch: Path, seconds: float) -> None:
         started = monotonic()
         work = Work(self._sizes, self._out, scratch, self.results, self._commit, started + seconds)
-        if self.results.values.get(f"{phase.name}_failed"):  # failed in an earlier run
+        if self.results.values.get(f"{phase.name}_failed"):  # failed in an earlier run that this run adds to
             self.results.set(f"{phase.name}_failed", None)
 
         def failed(why: str) -> None:
@@ -130,8 +130,8 @@ class Suite:
 def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], None]) -> bool:
     """Run `work` in a separate process group for at most `seconds`; return whether it ended well.
 
-    If it did not, `failed` gets the reason in one line: an exception, a signal, or that its time was up. Processes that
-    the group has left running are killed. Raises RuntimeError if this process has used CUDA.
+    If it did not, `failed` gets the reason in one line: an exception, a signal, or that its time was up. Processes of
+    the group that still run are killed. Raises RuntimeError if this process has used CUDA.
     """
     if torch.cuda.is_initialized():
         raise RuntimeError("this process has used CUDA and cannot be forked: a bug of the suite")
@@ -140,7 +140,7 @@ def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], 
     process = get_context("fork").Process(target=_lead, args=(work, failed))
     process.start()
     assert process.pid is not None
-    with suppress(OSError):  # the child calls it, too; either may be first
+    with suppress(OSError):  # parent and child both call it, because either may be first
         os.setpgid(process.pid, process.pid)
     try:
         process.join(max(seconds, 0.0))
@@ -165,7 +165,7 @@ _REPORTED = 3  # exit code of a process that has reported its own exception
 def _lead(work: Callable[[], None], failed: Callable[[str], None]) -> None:
     with suppress(OSError):
         os.setpgid(0, 0)
-    with suppress(OSError, AttributeError):  # Linux: end with the parent, even if that is killed
+    with suppress(OSError, AttributeError):  # Linux: end the child with its parent, even if the parent is killed
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

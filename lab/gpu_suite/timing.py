@@ -1,4 +1,4 @@
-"""The time of one call on the device, without the host's work and without its inputs in the cache.
+"""The time of one call on the device, without the host's work, and with inputs that are not in the GPU's cache.
 
 On a GPU, calls are captured in a CUDA graph, each with the next of several input sets, and the graph's replays are
 timed by events. On a CPU the same interface makes plain calls, so that a dry run takes the same path; its figures mean
@@ -17,10 +17,11 @@ import torch
 
 Inputs = TypeVar("Inputs")
 
-_MAX_SETS = 128  # inputs that would fit the cache even so would be cached in the engine, too
-_GRAPH_NS = 2_000_000  # ns of work in a graph, beside which the gap between two replays is negligible
+# maximum number of input sets; inputs so small that 128 sets fit the cache are cached in the engine, too
+_MAX_SETS = 128
+_GRAPH_NS = 2_000_000  # ns of work in a graph, long enough to make the gap between two replays negligible
 _MAX_CALLS = 256  # calls in a graph
-_MEASURING_NS = 60_000_000  # ns of replays after warming up
+_MEASURING_NS = 60_000_000  # ns of timed replays after the warm-up
 _FEWEST, _MOST = 5, 15  # minimum and maximum number of repeats
 
 
@@ -29,7 +30,8 @@ class Timing(NamedTuple):
 
     Attributes:
         median_ns: median time of one call
-        spread_pct: distance between the quartiles, in % of the median; a smaller difference of two timings is noise
+        spread_pct: distance between the quartiles, in % of the median; two timings that differ by less are equal within
+            noise
         repeats: number of timings, each of at least one call
     """
 
@@ -51,10 +53,10 @@ class Bench(Protocol):
     device: torch.device
 
     def time(self, make_inputs: Callable[[int], Inputs], call: Callable[[Inputs], object], input_bytes: int) -> Timing:
-        """Time one `call`, over sets of inputs of `input_bytes` each, the i-th made by `make_inputs(i)`."""
+        """Time one `call`, cycling through sets of inputs of `input_bytes` each; `make_inputs(i)` makes set i."""
 
     def time_eagerly(self, call: Callable[[], object], calls: int) -> Timing:
-        """Time one of `calls` calls in a row, each launched by the host."""
+        """Return the time of one call, from `calls` calls in a row, each launched by the host."""
 
 
 def find_bench(device: str) -> Bench:

@@ -1,12 +1,12 @@
 """NVIDIA's public kernel tables (aiconfigurator, Apache-2.0) as measurements of our operations.
 
 The Parquet files are read from a folder or from the installed package `aiconfigurator-core`, whose code is not
-imported. Some facts are not in the columns. Latencies are milliseconds. Message sizes are numbers of elements: for
-all-gather and reduce-scatter, of the whole gathered message. `step` is the number of KV tokens before a decode row's
-own token. Attention includes writing the KV cache, and prompts have no past. Experts are taken under the mildly uneven
-routing `power_law_1.01`. Of several kernels timed at one point the fastest counts, as engines select. Latent attention
-has tables of vLLM's modules and of TensorRT-LLM's kernels. The kernels are read; their times grow from one context to
-another by as much as those of vLLM's modules.
+imported. Some facts are not in the columns. Latencies are milliseconds. Message sizes are numbers of elements; for
+all-gather and reduce-scatter, elements of the whole gathered message. `step` is the number of KV tokens before a decode
+row's own token. Attention includes writing the KV cache, and prompts have no cached tokens. Experts are taken under the
+mildly uneven routing `power_law_1.01`. If several kernels were timed at one point, the fastest counts, because engines
+select it. Latent attention has tables of vLLM's modules and of TensorRT-LLM's kernels. The tables of the kernels are
+read: their times grow with the context as much as those of vLLM's modules.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Column = NDArray[Any]
 
 
 class Measured(NamedTuple):
-    """One shape at all its sizes: `operation` has arrays of sizes, `ns` the times. `key` names the kernel."""
+    """One shape of the kernel `key` at all measured sizes: `operation` has arrays of sizes, and `ns` has the times."""
 
     key: str
     operation: Operation
@@ -74,7 +74,7 @@ class _Table:
 
     Attributes:
         filters: columns that `keep` needs besides shape and sizes
-        keep: returns which rows count
+        keep: function that returns which rows count
         operation: makes the operation of a group from its shape and its sizes
         key: kernel of the operation, if it is not the usual one
         everywhere: True if every GPU has the table
@@ -94,8 +94,8 @@ class _Table:
 def measurements(source: str, gpu: str, folder: str = "") -> Iterator[Measured]:
     """Yield every shape of every table of `gpu` under `source`: a folder of one system's tables, or `package`.
 
-    `folder` is the beginning of the folders of the tables to read. Raises UserError for a GPU without tables, and for a
-    file that is missing, unreadable or of another kind.
+    Only tables in folders whose names begin with `folder` are read. Raises UserError for a GPU without tables, and for
+    a file that is missing, unreadable or of another kind.
     """
     root = tables_root(source, gpu)
     for table, path in _files(root, folder):
@@ -150,7 +150,7 @@ def _columns(path: Path, table: _Table) -> dict[str, Column]:
     if missing:
         raise UserError("tables", str(path), f"is another kind of table: it has no column {', '.join(sorted(missing))}")
     columns = {name: read[name].to_numpy() for name in read.column_names}
-    columns.setdefault("window_size", np.zeros(len(read), dtype=np.int64))  # older tables have no windows
+    columns.setdefault("window_size", np.zeros(len(read), dtype=np.int64))  # older tables have no column for the window
     kept = table.keep(columns) & (columns["latency"] > 0)
     return {name: column[kept] for name, column in columns.items()}
 

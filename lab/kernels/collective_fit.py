@@ -1,9 +1,9 @@
 """The fit of closed forms to tables of collectives: `python -m lab.kernels.fit --forms collectives`.
 
-Each form is fitted to log times by robust least squares, at all sizes and numbers of devices at once. A form is made
-from algorithms. The engines' own all-reduces have a one-shot algorithm and two rings (for their two-shot algorithms).
-NCCL's collectives have two rings (for its protocols for small and for large messages). NCCL's all-reduce also has an
-algorithm in which the switch adds.
+Each form is fitted to log times by robust least squares, at all sizes and numbers of devices at once. A form is the
+fastest of several algorithms. The engines' own all-reduces have a one-shot algorithm and two rings (for their two-shot
+algorithms). NCCL's collectives have two rings (for its protocols for small and for large messages). NCCL's all-reduce
+also has an algorithm in which the switch adds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RINGS: tuple[Algorithm, ...] = ("ring", "ring")
 _LOW, _HIGH = (6.0, 0.0, -6.0, 0.0), (13.0, 12.0, 0.0, 3.0)  # bounds: log ns, log ns, log share, crowding
 _STARTS = 6
 _OUTLIER = 0.1
-_BEYOND = 2.0  # factor on the bytes up to which an engine uses its own all-reduce: larger messages are left out
+_BEYOND = 2.0  # larger messages are left out; a factor on the size up to which an engine uses its own all-reduce
 _NORMAL_90 = 1.645
 
 

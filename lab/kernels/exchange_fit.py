@@ -2,8 +2,9 @@
 
 The tables are NVIDIA's (aiconfigurator, Apache-2.0), measured with SGLang 0.5.12 on one node, and with 0.5.6 on 1 to 8
 nodes of H100. H200's tables of 0.5.6 repeat H100's numbers and are left out. In the high-throughput mode only rows with
-20 SMs (DeepEP's default) count, up to 16,384 tokens per device and 4 nodes. Rows of 8 nodes contradict the others, and
-reach only half of DeepEP's published rates (51 GB/s of a 50 GB/s adapter, own node included).
+20 SMs (DeepEP's default) count, up to 16,384 tokens per device and 4 nodes. Rows of 8 nodes are left out: they
+contradict the others, and reach only half of the rate that DeepEP published (51 GB/s with an adapter of 50 GB/s,
+because traffic within the node counts, too).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def points(root: Path, gpu: GpuSpec, mode: str, phase: str) -> list[_Point]:
 
 
 def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | None) -> ExchangeForm:
-    """Return the form of one mode and phase; numbers that one node cannot give are taken from `apart`."""
+    """Return the form of one mode and phase; parameters that depend on several nodes are taken from `apart`."""
     log_ns = np.log([point.ns for point in measured])
     several = np.array([point.exchange.nodes > 1 for point in measured])
     most = max(float(point.exchange.elements) / point.exchange.hidden for point in measured)
@@ -86,7 +87,8 @@ def fit_exchange(gpu: GpuSpec, measured: list[_Point], apart: ExchangeForm | Non
 def fit_all(tables: str, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the entry in `gpus/exchanges.json` of each GPU with tables, or of those among `names`.
 
-    The GPU with several nodes is always fitted, and first: the others take its numbers for several nodes.
+    The GPU that was measured on several nodes is always fitted first, because the others use its parameters for several
+    nodes.
     """
     apart: dict[str, ExchangeForm] = {}
     for name in sorted({*(names or SYSTEMS), SEVERAL_NODES[0]}, key=lambda name: (name != SEVERAL_NODES[0], name)):

@@ -68,7 +68,7 @@ def _operation(row: dict[str, Any]) -> Operation | None:
 
 
 def agreement(path: Path, gpu: GpuSpec) -> dict[str, NDArray[np.float64]]:
-    """Return predicted over measured times on our own measurements, by kind of operation."""
+    """Return the ratios of predicted to measured times for our own measurements, by kind of operation."""
     kernels = load_kernels(gpu)
     ratios: dict[str, list[float]] = {}
     for kind, operation, ns in own_measurements(path):
@@ -76,11 +76,14 @@ def agreement(path: Path, gpu: GpuSpec) -> dict[str, NDArray[np.float64]]:
     return {kind: np.array(ratios[kind]) for kind in sorted(ratios)}
 
 
-_TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}  # its tables have no time under 55 us (H100) or 280 us (L40S)
+# the table of fp8_block was timed with the host: no time is under 55 us (H100) or 280 us (L40S)
+_TIMED_WITH_HOST = {"gemm/fp8_block": "gemm/fp8"}
 _FEWEST_SHAPES = 20
-_TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")  # vLLM has another latent attention there than the tables
+# on these GPUs vLLM uses another latent attention kernel than the one in the tables
+_TRITON_MLA = ("A100-80G", "L40S", "RTX-PRO-6000")
 _FEWEST_HEADS = 6  # minimum number of shapes of latent attention, which differ only by the number of heads
-# This FlashInfer kernel looks untuned: 2 to 2.6 times as long as the same in 16 bits, 3 to 5 times fp8_block.
+# This FlashInfer kernel looks untuned: it takes 2 to 2.6 times as long as in 16 bits, and 3 to 5 times as long as
+# fp8_block.
 _UNTUNED = {("H100", "experts/fp8"), ("H200", "experts/fp8")}
 
 
@@ -108,7 +111,8 @@ def fit_kernels(tables: str, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, An
 def fit_profiles(folder: Path, gpu: GpuSpec) -> tuple[KernelSurfaces, dict[str, Any]]:
     """Return the surfaces of LLMServingSim's profiles of `gpu`, with notes on them.
 
-    They have few shapes; times of other kernels come from other GPUs' fits. Raises UserError for unreadable profiles.
+    The profiles have few shapes; times of other kernels come from other GPUs' fits. Raises UserError for unreadable
+    profiles.
     """
     about = {
         "source": "LLMServingSim kernel profiles (casys-kaist/LLMServingSim), vLLM 0.19.0",
@@ -129,7 +133,7 @@ def _fitted(
         by_key[measured.key].append(measured)
     fits: dict[str, KernelFit] = {}
     errors = {}
-    for key, of_key in sorted(by_key.items()):  # `gemm/fp8` comes before `gemm/fp8_block`
+    for key, of_key in sorted(by_key.items()):  # sorted, because the fit of `gemm/fp8_block` needs that of `gemm/fp8`
         if not left_out(key, of_key):
             fits[key], held_out = fit_kernel(gpu, of_key, fits.get(_TIMED_WITH_HOST.get(key, "")))
             errors[key] = {name: round(error, 4) for name, error in asdict(held_out).items()}
@@ -137,7 +141,7 @@ def _fitted(
 
 
 def _fit_forms(what: str, tables: str, names: Sequence[str], out: Path) -> None:
-    """Write closed forms into a JSON file, and keep the file's forms of other GPUs."""
+    """Write closed forms into a JSON file, and keep the forms of other GPUs in it."""
     made = {"collectives": collective_fit.fit_all, "exchanges": exchange_fit.fit_all}[what]
     known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     for name, about in made(tables, names):

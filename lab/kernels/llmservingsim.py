@@ -1,9 +1,10 @@
 """LLMServingSim's kernel profiles (casys-kaist/LLMServingSim, MIT) as measurements of our operations.
 
 A folder of one GPU has `<organisation>/<model>/<variant>/tpN/` with `dense.csv` (a layer's microseconds by tokens),
-`per_sequence.csv` (by sequences, the head among them), `attention.csv` (a prompt chunk over its past beside decode rows
-of equal context; only prompts alone and decode rows alone are taken) and, for MoE models, `moe.csv`. vLLM ran one
-layer, eagerly, on one device; shapes of TP2 are those of one of two devices. There are few shapes, and no collectives.
+`per_sequence.csv` (by sequences; the LM head is in this file), `attention.csv` (a prompt chunk with its cached tokens,
+together with decode rows of equal context; only rows with nothing but prompts or nothing but decode rows are taken)
+and, for MoE models, `moe.csv`. vLLM ran one layer, eagerly, on one device; profiles of TP2 have the shapes of one of
+two devices. There are few shapes, and no collectives.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Columns = dict[str, NDArray[np.float64]]
 
 
 def profiled(folder: Path) -> Iterator[Measured]:
-    """Yield every 16-bit shape under `folder`; prompts only without past KV.
+    """Yield every 16-bit shape under `folder`; prompts only without cached tokens.
 
     Raises UserError for a folder without profiles, and for a file that is not one.
     """
@@ -82,7 +83,7 @@ def _layers(model: ModelSpec, tp: int) -> dict[str, tuple[int, int]]:
 
 
 def _layer(place: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return rows and nanoseconds of a layer, from whichever file has it."""
+    """Return rows and nanoseconds of a layer, from the file that has this layer."""
     times: dict[float, float] = {}
     for file, size in _FILES.items():
         table = _table(place, file, ("layer", size, "time_us"))
@@ -93,7 +94,7 @@ def _layer(place: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.floa
 
 
 def _experts(model: ModelSpec, tp: int, table: Columns) -> Measured:
-    """Return experts' times by tokens, each with the number of active experts nearest to that of even routing."""
+    """Return experts' times by tokens, from the row whose number of active experts is nearest to even routing."""
     tokens, active, us = table.values()
     shape = (model.hidden_size, model.moe_intermediate_size, model.experts_per_token, model.num_experts, tp)
     by_tokens: dict[float, list[tuple[float, float]]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """The fit of a kernel: coefficients of its structured time, then the surface of the remaining ratios, then its errors.
 
-Errors are at shapes and sizes that the fit did not see: every seventh size of every shape, and a fifth of the shapes at
-a time.
+The errors are for points that a fit did not see: every seventh size of each shape is left out in one fit, and a fifth
+of the shapes in each of five others.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ _KNOTS: dict[str, tuple[tuple[float, ...], ...]] = {
     "head_gemm": ((1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),),
     "experts": ((1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384),),
 }
-_SMOOTH = 0.03  # weight of a knot's difference from its neighbour, against one measurement at it
-_SAMPLE = 6000  # points that the three coefficients are fitted to
+_SMOOTH = 0.03  # weight of the difference between neighbouring knots, relative to one measurement at a knot
+_SAMPLE = 6000  # maximum number of points to which the three coefficients are fitted
 _FOLDS = 5
 _EVERY = 7  # one of this many sizes is held out
 _SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # length scales in octaves that are tried for each feature
 _NUGGETS = (0.003, 0.01, 0.03, 0.1, 0.3)
-_FEW = 8  # fewer shapes do not show how much shapes differ
-_HOST_MARGIN = 1.6  # a time above this multiple of the host's shortest time is the GPU's
-_PLAUSIBLE = 0.4  # minimum ratio of a similar kernel's time to a time, if that is the GPU's
-_LEAST_SPREAD, _FEW_SPREAD = 0.05, 0.25  # minimum; the second is that of GEMMs on a GPU without tables
-_NORMAL_90 = 1.645  # 90 % of a normal distribution's absolute values lie within it
+_FEW = 8  # with fewer shapes, the variance between shapes cannot be estimated
+_HOST_MARGIN = 1.6  # a time above this multiple of the host's shortest launch time is assumed to be the GPU's
+_PLAUSIBLE = 0.4  # minimum ratio of a similar kernel's time to a measured time that is the GPU's and not the host's
+# spread between shapes: the minimum, and the value for GEMMs on a GPU without tables
+_LEAST_SPREAD, _FEW_SPREAD = 0.05, 0.25
+_NORMAL_90 = 1.645  # standard deviations; 90 % of a normal distribution lies within them
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,8 @@ def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = 
     """Fit the kernel whose shapes are `measured`, all of one key, and return its errors at held-out points.
 
     Args:
-        like: a fit of a kernel that does about the same work. It replaces times that were the host's and not the GPU's:
-            a
-            table that was timed without CUDA graphs has none shorter than a launch by the host
+        like: a fit of a kernel that does about the same work. Its times replace measured times that the host limited:
+            without CUDA graphs, no measured time is shorter than a launch by the host
     """
     structure = structure_of(measured[0].operation)
     real = [np.ones(len(m.ns), dtype=bool) for m in measured]
@@ -83,7 +83,7 @@ def fit_kernel(gpu: GpuSpec, measured: list[Measured], like: KernelFit | None = 
     support = np.mean([(h * own[:, None]).max(axis=0) > 0.49 for h, own in zip(hats, real, strict=True)], axis=0)
     scales, nugget = fit_scales(shapes, values, support)
     counted = np.concatenate(real)
-    by_shape = np.full(counted.sum(), np.nan)  # unknown for a single shape
+    by_shape = np.full(counted.sum(), np.nan)  # the error at left-out shapes is unknown if there is a single shape
     if len(shapes) > 1:
         by_shape = _shapes_held_out(shapes, values, hats, left, scales, nugget)[counted]
     by_size = _sizes_held_out(hats, left, smooth)[counted]
@@ -118,7 +118,7 @@ def _without_host(
         log = like.surface.curve(structure.shape(m.operation)).residual(*structure.sizes(m.operation)).log
         predicted.append(structure.ns(gpu, m.operation, like.efficiency) * np.exp(log))
     host = np.quantile(np.concatenate([m.ns for m in measured]), 0.1)
-    real = [  # long, and no delay of the host in front of a short kernel
+    real = [  # long times that are not the host's delay in front of a short kernel
         (m.ns > _HOST_MARGIN * host) & (p > _PLAUSIBLE * m.ns) for m, p in zip(measured, predicted, strict=True)
     ]
     ratio = np.median(np.concatenate([(m.ns / p)[r] for m, p, r in zip(measured, predicted, real, strict=True)]))

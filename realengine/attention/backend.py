@@ -71,7 +71,7 @@ class OwnAttention:
             raise UserError("attention", name, f"capturable must be {', '.join(_CAPTURABLE)}, not {self.capturable!r}")
 
     def plan(self, batch: Batch, window: int = 0) -> Any:
-        return self._called("plan", batch)  # models with windows never get such a backend
+        return self._called("plan", batch)  # without `window`, because models with windows never get a user's backend
 
     def __getattr__(self, call: str) -> Any:
         return partial(self._called, call)

@@ -19,7 +19,7 @@ from serving.deployments.model_spec import ModelSpec
 class Span(NamedTuple):
     """The tokens of one row, and the KV that they attend to.
 
-    These are the `seen` tokens that follow the first `skipped` tokens of `blocks`.
+    The KV is that of the `seen` tokens after the first `skipped` tokens in `blocks`.
     """
 
     first: int

@@ -31,7 +31,7 @@ from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
 _WIDEST_HEAD = 128  # dimensions: the kernels' tiles are made for heads of up to this size
-_FRESH_TOKENS = 512  # length from which the hybrid sends prompts without past KV to torch
+_FRESH_TOKENS = 512  # length from which the hybrid sends prompts without cached tokens to torch
 
 
 class _Fresh(NamedTuple):
@@ -45,8 +45,8 @@ class _Plan(NamedTuple):
     """The plan of a step.
 
     `fresh` are the prompts for torch's attention. `out` is empty until the first layer. In a step with tiles, every
-    layer then writes to the one tensor in it. Tokens that are in no row are zeros there, because later operations must
-    not meet NaN.
+    layer then writes to the one tensor in it. The output of tokens that are in no row is zero, because NaN would spread
+    in later operations.
     """
 
     batch: Batch
@@ -60,7 +60,7 @@ class _Plan(NamedTuple):
 class TritonAttention:
     """Attention by our kernels.
 
-    `batch_invariant` fixes the splits, so that a row's result never depends on the rows beside it.
+    `batch_invariant` fixes the splits, so that a row's result never depends on the other rows of the step.
     """
 
     name = "triton"
@@ -131,7 +131,7 @@ class TritonAttention:
 
 
 class HybridAttention(TritonAttention):
-    """Decode and chunks over past KV through our kernels, and whole long prompts through torch.
+    """Our kernels for decode rows and for chunks after cached tokens, and torch's for whole long prompts.
 
     For such prompts torch has a kernel from the hardware's vendor. The host chooses by length alone.
     """
@@ -163,5 +163,5 @@ class HybridAttention(TritonAttention):
         )
 
     def _is_fresh(self, tokens: int, context: int) -> bool:
-        """Return whether the row is a whole long prompt, all of which its last token sees."""
+        """Return whether the row is a whole long prompt, no longer than the sliding window."""
         return tokens == context and _FRESH_TOKENS <= tokens <= (self._window or tokens)

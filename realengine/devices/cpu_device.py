@@ -86,7 +86,7 @@ class CpuDevice:
         return SpeedProbe(work)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        return work  # calling it again reads the same memory, as replaying a graph would
+        return work  # a call of `work` reads the same memory as a replayed graph would
 
     def release_graphs(self) -> None:
         pass
@@ -105,7 +105,8 @@ class CpuDevice:
     def peak_bytes(self, work: Callable[[], Any]) -> int:
         before = _resident("VmRSS")
         try:
-            _RESET_PEAK.write_text("5", encoding="ascii")  # the file restarts the high-water mark on Linux
+            # on Linux this resets the high-water mark of the process's memory
+            _RESET_PEAK.write_text("5", encoding="ascii")
         except OSError:
             work()
             return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, 0)

@@ -18,7 +18,8 @@ import torch
 from realengine.devices.device import LOOK_EVERY_S, Mark, Memory, Pending
 from realengine.devices.speed import GpuClock, Speed
 
-_REANCHOR_MS = 1000.0  # elapsed times are float32, which resolves 0.1 µs within a second
+# elapsed times are float32, which resolve 0.1 µs only up to a second, so the anchor moves every second
+_REANCHOR_MS = 1000.0
 
 
 class EventClock:

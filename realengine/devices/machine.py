@@ -19,7 +19,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _TIMED_SHAPE = 1536, 576  # a projection of SmolLM2
 _TIMED_ROWS = 1, 8, 32
 _TRIES = 5
-_CLEARLY = 1.5  # times as fast: a smaller gain may be noise, and bfloat16 is what a GPU would run
+# float32 must be this many times as fast, because a smaller gain may be noise, and a GPU would run bfloat16
+_CLEARLY = 1.5
 
 
 def require_devices(deployment: Deployment) -> None:

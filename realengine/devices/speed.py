@@ -63,7 +63,7 @@ class GpuClock:
             self._gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             self._most = pynvml.nvmlDeviceGetMaxClockInfo(self._gpu, pynvml.NVML_CLOCK_SM)
             self._nvml = pynvml
-        except Exception:  # the package, the library, or the right to read is missing: the engine runs without
+        except Exception:  # the package, the library, or the right to read is missing; the engine runs without a speed
             return
 
     def __call__(self) -> float | None:

@@ -125,7 +125,8 @@ def _plan_splits(
     for first in range(0, units, CHUNK):
         steps = _steps_of(first + at, units, context, query_len, tile_row, tile_first, PREFILL, TOKENS, WINDOW)
         parts = tl.cdiv(steps, length) if MOST == 0 else tl.minimum(steps, MOST)
-        parts = tl.cdiv(steps, tl.maximum(tl.cdiv(steps, tl.maximum(parts, 1)), 1))  # of equal length, none empty
+        # parts of equal length, none of which is empty
+        parts = tl.cdiv(steps, tl.maximum(tl.cdiv(steps, tl.maximum(parts, 1)), 1))
         slots = tl.where(parts > 1, parts, 0)
         item = next_item + tl.cumsum(parts, 0) - parts
         slot = next_slot + tl.cumsum(slots, 0) - slots
@@ -147,7 +148,7 @@ def _plan_splits(
 @triton.jit
 def is_last_part(arrived, slot, parts, kv_head, KV_HEADS: tl.constexpr):
     """Return whether all other parts of the unit have been stored; if so, reset the counter."""
-    tl.debug_barrier()  # stores of this program's other threads must precede the count
+    tl.debug_barrier()  # all threads of the program must have stored their results before the counter is increased
     counter = arrived + slot * KV_HEADS + kv_head
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1
     if last:

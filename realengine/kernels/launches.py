@@ -3,9 +3,9 @@
 The bf16 arithmetic of Triton's interpreter is silently wrong, so everything is computed in fp32 there.
 
 With programmatic dependent launch (PDL), the programs of a kernel start while the kernel before it ends, and wait for
-its end. It works from sm_90 on, if Triton supports it. Every program of such a kernel waits before it reads or writes
-anything. So when the kernel has ended, all kernels before it have ended. The interpreter has no such instruction, and
-runs without PDL.
+its end. PDL works from sm_90 on, if Triton supports it. Every program of such a kernel waits before it reads or writes
+anything. So when the kernel has ended, all kernels before it have ended, too. The interpreter has no such instruction,
+and runs without PDL.
 
 Kernels are compiled ahead of time, so that their use of registers can be checked without a GPU. They are compiled for
 models with each head dimension and group size, and for one of these models with each dtype and page size.
@@ -39,7 +39,8 @@ def compute_dtype(dtype: torch.dtype) -> tl.dtype:
 def dependent_launch(device: torch.device) -> dict[str, Any]:
     """Return the arguments of a launch on `device` that switch PDL on or off, in the kernel and in Triton.
 
-    On a device that is not a GPU nothing runs; kernels are then compiled for an H100 or H200.
+    Without a GPU, kernels are only compiled, for an H100 or H200, with PDL. Triton's interpreter, which runs kernels on
+    the CPU, gets no PDL.
     """
     if _HAS and (device.type != "cuda" or _capability(device.index) >= _FIRST_CAPABILITY):
         return {"PDL": True, "launch_pdl": True}

@@ -2,8 +2,8 @@
 
 The query heads that share a KV head are packed into one tile, so that its KV is read once (GQA packing). A tile has the
 one query token of a decode row, or some query tokens of a prefill row. It attends to the row's KV from the beginning,
-so a chunk after past KV, a whole prompt and a draft to verify are the same case. KV tiles that lie wholly below the
-causal diagonal need no mask (FlashAttention-2, Dao 2023).
+so a chunk after cached tokens, a whole prompt and a draft to verify are the same case. KV tiles that lie wholly below
+the causal diagonal need no mask (FlashAttention-2, Dao 2023).
 
 On the device, `kv_splits` divides the KV among programs, so that a launch can be replayed with other contents. The part
 of a tile that finishes last merges the others. With FIXED_SPLITS a row's result does not depend on the other rows of
@@ -34,7 +34,8 @@ from realengine.kernels.launches import (
     shaped,
 )
 
-FIXED_SPLITS = 16  # splits if batch-invariant: with them, one row of 8 KV heads has a program for each multiprocessor
+# splits if batch-invariant: one row with 8 KV heads then has 128 programs, about one for each multiprocessor
+FIXED_SPLITS = 16
 _DECODE_RESIDENT = 4  # decode programs on one multiprocessor; all settings here were measured on an H200
 _MERGED = 8192  # number of values that the merge of a decode row loads at once
 _MANY_TOKENS = 2048  # a step with more query tokens has large tiles, and runs eagerly
@@ -176,7 +177,7 @@ def _attention_part(
                 query, weighted, total, highest, keys, values, table, first, visible, tokens, kv_head, dims,
                 scale_log2, KV_HEADS, DIM, PAGE, BLOCK_N, True, COMPUTE, WINDOW,
             )  # fmt: skip
-        seen = tl.where(total > 0, total, 1.0)  # a part may have no token that the first queries see
+        seen = tl.where(total > 0, total, 1.0)  # avoid 0 / 0: a part may have no token that the first queries see
         result = weighted * (value_scale / seen)[:, None]
         places = (token.to(tl.int64) * HEADS + heads)[:, None] * DIM + dims[None, :]
         kept = present[:, None] & (dims[None, :] < DIM)
@@ -194,7 +195,7 @@ def _attention_part(
                 )
                 if PREFILL:
                     tl.store(out + places, merged.to(out.dtype.element_ty), mask=kept)
-                else:  # without the rows that only pad the tile
+                else:  # store the real query rows only, because some rows only pad the tile
                     member = tl.arange(0, MERGED_ROWS)
                     at = (row.to(tl.int64) * HEADS + kv_head * GROUP + member)[:, None] * DIM + dims[None, :]
                     there = (member < GROUP)[:, None] & (dims[None, :] < DIM)
@@ -235,7 +236,8 @@ def paged_attention(
     _, kv_heads, page, _ = keys.shape
     group = triton.next_power_of_2(heads // kv_heads)
     wide = queries.dtype == torch.float32
-    narrow = wide or (tiles is None and keys.dtype == torch.float8_e4m3fn and dim > 64)  # conversions need registers
+    # converting fp8 needs registers, so KV tiles are narrower
+    narrow = wide or (tiles is None and keys.dtype == torch.float8_e4m3fn and dim > 64)
     if tiles is None:
         # Programs of two warps leave room for others on a multiprocessor, and so for more loads in flight. Tensor cores
         # need at least 16 rows.

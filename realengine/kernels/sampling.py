@@ -155,8 +155,8 @@ def _largest_reaching(
     candidates, so there are at most 16 passes for fp32, 10 for fp16 and 8 for bf16.
     """
     lanes = tl.arange(0, BLOCK)
-    lower = _image(low, IDLE)  # reaches the goal
-    upper = _image(highest, IDLE) + 1  # does not reach it, or need not be tried
+    lower = _image(low, IDLE)  # the logits from here on reach the goal
+    upper = _image(highest, IDLE) + 1  # the logits from here on do not reach the goal, or nothing is left to try
     weight = low_weight
     while upper - lower > 1:
         step = (upper - lower + 3) // 4
@@ -213,7 +213,7 @@ def _limits(logits, vocab, best, kept, highest, rate, top_k, top_p, IDLE: tl.con
     by_count = (top_k > 0) & (top_k < vocab)
     lanes = tl.arange(0, BLOCK)
     tl.store(kept + lanes, best.to(kept.dtype.element_ty))
-    tl.debug_barrier()  # some threads of the program read what others stored
+    tl.debug_barrier()  # threads of the program read logits that other threads stored
     reach = tl.minimum(tl.where(by_count, top_k, BLOCK // 2), BLOCK).to(tl.float32)
     bar, _ = _largest_reaching(kept, BLOCK, reach, tl.min(best), reach, highest, rate, True, IDLE, BLOCK)
     tl.debug_barrier()

@@ -85,7 +85,8 @@ class PackedWeight(NamedTuple):
         return ((self.integers().float() - zero) * scale).to(dtype)
 
 
-StoredWeight = torch.Tensor | Fp8Weight | PackedWeight  # [out, in], of one linear layer or several that share inputs
+# weight `[out, in]` of one linear layer, or of several layers with the same input
+StoredWeight = torch.Tensor | Fp8Weight | PackedWeight
 
 
 def each_tensor(weight: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

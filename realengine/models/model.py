@@ -175,7 +175,7 @@ class Model:
 
 
 def _share_of_head(head: torch.Tensor, collective: Collective) -> torch.Tensor:
-    """Return this rank's rows of the head; all ranks have equally many, the last of them zeros if need be."""
+    """Return this rank's rows of the head, padded with zeros, because all ranks need equally many rows."""
     rows = -(-len(head) // collective.size)
     mine = head[collective.rank * rows : (collective.rank + 1) * rows]
     if len(mine) == rows:

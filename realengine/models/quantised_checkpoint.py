@@ -167,7 +167,7 @@ def read_compressed_tensors(tensors: CheckpointTensors, config: Mapping[str, Any
             if spec.checkpoint_zero_points:
                 words = tensors.take(module, "weight_zero_point", torch.int32)
                 zero = unpack(words.t().contiguous(), bits)[:, : len(packed)].t().contiguous()
-            tensors.drop(module, "weight_zero_point")  # symmetric checkpoints may have it, too
+            tensors.drop(module, "weight_zero_point")  # symmetric checkpoints may have zero points, too
             tensors.give(module, PackedWeight(packed, tensors.take(module, "weight_scale"), zero, bits, group))
         return
     for module in tensors.modules("weight_scale"):

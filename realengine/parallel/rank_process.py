@@ -18,7 +18,7 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 
 PATIENCE_S = 120.0  # a rank that does not answer for longer counts as dead
-ENDING_S = 30.0  # time that ranks may take to end by themselves, which is seconds on a busy machine
+ENDING_S = 30.0  # time that ranks may take to end by themselves; on a busy machine they take seconds
 _LOOK_AT_WORK_S = 0.002  # interval at which ranks check whether the work of a step has failed
 
 
@@ -31,7 +31,8 @@ def join_group(deployment: Deployment, rank: int, meeting: str) -> None:
         init_method=f"file://{meeting}",  # a file instead of a port, which could be taken
         rank=rank,
         world_size=deployment.tensor_parallel_size,
-        # NCCL's watchdog would end the process. Rank 0's own timeout is shorter, and its error names the rank.
+        # Twice the time on CUDA, because NCCL's watchdog would end the process. Rank 0's own timeout is shorter, and
+        # its error names the rank.
         timeout=timedelta(seconds=2 * PATIENCE_S if cuda else PATIENCE_S),
     )
 

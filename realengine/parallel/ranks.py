@@ -70,7 +70,8 @@ class Ranks:
             self._processes.append(process)
         try:
             with self._in_step():
-                self._answers()  # each rank runs: an early error ends a process before it joins the group
+                # wait for every rank to start, because a process with an early error never joins the group
+                self._answers()
                 join_group(deployment, 0, meeting)
                 self._mine = ModelRunner(deployment, files, DistributedGroup())
                 self._mine.device.watch = self._watch
@@ -129,7 +130,7 @@ class Ranks:
         except Exception as error:
             self._lost = error
         for pipe in self._pipes:
-            pipe.close()  # a healthy rank then ends
+            pipe.close()  # a healthy rank ends when its pipe is closed
         if self._lost is not None:
             for process in self._processes:
                 process.kill()
@@ -228,7 +229,7 @@ class Ranks:
     def _last_words(self) -> Exception | None:
         """Return the cause of a failed collective, if a rank soon reports an error or ends; else None."""
         errors = [said for _, said in self._messages(_LAST_WORDS_S) if isinstance(said, Exception)]
-        if errors:  # the first error may only be an effect of the loss of another rank, which will show soon
+        if errors:  # wait a little: the first error may be a mere effect of the loss of another rank
             errors += [said for _, said in self._messages(LOOK_EVERY_S) if isinstance(said, Exception)]
         return _cause(errors) if errors else None
 
@@ -263,7 +264,7 @@ class _Watched:
 
 
 class _SeenCopy:
-    """A copy on rank 0, which the other ranks also make; copies end in order."""
+    """A copy on rank 0, which the other ranks also make; the copies of all ranks end in the same order."""
 
     def __init__(self, copy: Copy, ranks: Ranks, number: int) -> None:
         self._copy, self._ranks, self._number = copy, ranks, number

@@ -65,7 +65,7 @@ class Report(NamedTuple):
 
     Attributes:
         said: outputs that were not forced, by id of the request, which has ended
-        step: number of the step that has just ended; None without one
+        step: number of the step that has just ended; None if no step has ended
         sampled: ids of the requests that got tokens in this step, one entry for each token
     """
 
@@ -91,7 +91,7 @@ class Inbox:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._came: deque[Any] = deque()  # None is the end of the pipe
+        self._came: deque[Any] = deque()  # messages in order; None marks the end of the pipe
         self._arrived = Condition()
         Thread(target=self._read, name="pipe", daemon=True).start()
 

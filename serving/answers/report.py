@@ -1,7 +1,7 @@
 """A report: an answer as lines and tables, which each medium draws in its own way.
 
-A terminal, Markdown, a page and an HTML file draw the same report. They choose fonts and colours, but add no words or
-figures of their own.
+A terminal, a Markdown file, a page and an HTML file draw the same report. Each medium chooses fonts and colours, but
+adds no words or figures.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ METRIC_AND_UNIT = Form(_name_and_unit, named=_label_and_unit)
 class Column(NamedTuple):
     """A column: its name, the format of its figures (None if it holds text), and its meaning.
 
-    A narrow terminal leaves out columns with a `spare` above 0. It begins with the highest number, and leaves out
-    columns with equal numbers together.
+    A narrow terminal leaves out columns with a `spare` above 0. It first leaves out the columns with the highest
+    number, and always leaves out columns with equal numbers together.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Column(NamedTuple):
 class Table:
     """Rows of values under their columns.
 
-    `marked` holds the (row, column) of cells that miss what is expected of them. `sentences` is True if the rows are
-    whole sentences.
+    `marked` holds the (row, column) of cells whose value misses its target. `sentences` is True if the rows are whole
+    sentences.
     """
 
     columns: Sequence[Column]
@@ -126,7 +126,7 @@ def _usual(values: Iterable[Any]) -> Form | None:
 
 @dataclass(frozen=True)
 class Line:
-    """A line. Its tone says whether it is text, headline, title of what follows, note, warning or command to type."""
+    """A line. Its tone says whether it is text, a headline, a title, a note, a warning or a command to type."""
 
     text: str
     tone: Literal["text", "headline", "title", "note", "warning", "command"] = "text"

@@ -1,4 +1,7 @@
-"""Printing on a terminal. Names from traces and recordings can neither steer the terminal nor be read as markup."""
+"""Printing on a terminal.
+
+Names from traces and recordings are escaped, so that they can neither steer the terminal nor act as markup.
+"""
 
 from __future__ import annotations
 

@@ -408,7 +408,7 @@ class Deployment(TerseSettings):
 
     @property
     def engine_name(self) -> EngineName:
-        """The engine whose measured runs price the steps."""
+        """The engine whose measured runs correct the predicted step times."""
         return EngineName.read(self.engine or self.policy)
 
     @property
@@ -574,7 +574,7 @@ def _settings(model: type[BaseModel], way: list[int | str]) -> list[str]:
     models = [model]
     for part in way:
         fields = [kind.model_fields[part] for kind in models if isinstance(part, str) and part in kind.model_fields]
-        if fields:  # a list index or the tag of a union member leads no further down
+        if fields:  # a list index or the tag of a union member is no field, so `models` stays the same
             models = [inner for field in fields for inner in _models_in(field.annotation)]
     return list(dict.fromkeys(name for kind in models for name in kind.model_fields))
 

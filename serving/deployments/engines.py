@@ -5,7 +5,8 @@ out: the limits of a step and the kind of loop. Defaults depend on the engine an
 its API server (`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of release 0.33). Larger GPUs get larger
 steps and more requests at once, except the A100, whose throughput falls with larger steps. SGLang chooses its prompt
 chunk size by memory (`ServerArgs`), and TensorRT-LLM has one token budget (`max_num_tokens`). Both run at least 2,048
-requests at once; here they have vLLM's limit, because sampling for more requests would take memory from KV.
+requests at once; here they have vLLM's limit of requests. With a higher limit, the memory for sampling would reduce the
+estimated number of KV blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _GIB = 1024**3
 _OVERLAPS_SINCE = (0, 14)  # first release of vLLM whose loop is overlapped by default
 _LARGEST_SINCE = (0, 28)  # first release known to have a larger token budget on GPUs of 160 GiB
 _DEEPEP_TOKENS = 256  # token budget of a rank that exchanges tokens by low-latency DeepEP
-_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # (GiB, chunk tokens of GPUs with less memory)
+# (GiB, prompt chunk in tokens on GPUs with less memory than this)
+_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))
 _SGLANG_LARGEST_CHUNK = 16384
 _TRTLLM_TOKENS = 8192
 # vLLM before 0.33: a request that preempts itself ends the step, and `prefill_schedule_interval` only spaces the
@@ -72,7 +74,7 @@ def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> Deployment:
 
 
 def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
-    """Return text that lists the engine's defaults that `deployment` uses on `gpu`; empty if it uses none."""
+    """Return a list, as text, of the engine's defaults that `deployment` uses on `gpu`; empty if it uses none."""
     stated = deployment.scheduler.model_fields_set
     settings = engine_defaults(deployment, gpu)
     left = [f"{name} {_shown(value)}" for name, value in settings.items() if name not in stated]

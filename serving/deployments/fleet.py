@@ -2,8 +2,8 @@
 
 It is the section `fleet` of a deployment's YAML file. Real engines support one pool and a router; the simulator
 supports everything. Each kind of random draw below has its own seed. A draw depends only on that seed and its subject:
-a request, or a replica's place in its pool together with the number of earlier replicas in this place. So two fleets
-that get equal requests have equally patient users and equal failures.
+a request, or a replica's place in its pool together with the number of earlier replicas in this place. So in two fleets
+with equal requests, users wait equally long and failures are the same.
 """
 
 from __future__ import annotations

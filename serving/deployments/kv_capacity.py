@@ -1,8 +1,9 @@
 """An estimate of the number of KV blocks that an engine will have, by vLLM's arithmetic.
 
-vLLM loads the weights, runs one step of maximum size, and measures how much of its share of the memory is left. Here
-the size of the weights is exact, and the activations of that step are estimated from the shapes of the model, so the
-answer has an interval. The terms are those of `realengine.devices.memory`, which measures them on a real engine.
+vLLM loads the weights, runs one step of maximum size, and measures how much of its memory (`gpu_memory_utilization`) is
+left for KV. Here the size of the weights is exact. The activations of the step are estimated from the shapes of the
+model, so the number of blocks has an interval. The terms are those of `realengine.devices.memory`, which measures them
+on a real engine.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from serving.errors import UserError
 
 UTILIZATION = 0.9  # default of most vLLM releases; 0.92 in the latest
 _GIB = 1024**3
-_SAMPLER_BYTES = 38.6  # per logit, measured: float32 logits, sort with 64-bit indices, softmax, cumulative sum, mask
+# bytes per logit, measured: float32 logits, sort with 64-bit indices, softmax, cumulative sum, mask
+_SAMPLER_BYTES = 38.6
 _NON_TORCH = 0.15 * _GIB  # loaded kernels and workspaces: logs of one device show 0.05 to 0.26 GiB
 _OVER_PCIE = 0.10 * _GIB  # buffers of collectives: logs show 0.20 to 0.30 GiB with _NON_TORCH (RTX 4090, L40S)
 _OVER_NVLINK = 1.0 * _GIB  # logs show 0.95 to 1.38 GiB with _NON_TORCH (H200, GB200)
 _MEMORY_SPREAD = 0.003  # difference between boards of one name, as a share of their memory
-_RUNTIME_SPREAD = 0.3  # uncertainty of activations and non-torch memory, as a share of them
-_SHARE_DIGITS = 6  # the last digit is less than one block of 16 tokens on a GPU of 200 GiB
+_RUNTIME_SPREAD = 0.3  # uncertainty of activations and non-torch memory, as a fraction of this memory
+_SHARE_DIGITS = 6  # digits of the utilization; the last one is less than a block of 16 tokens on a GPU of 200 GiB
 _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of mxfp4 experts to a multiple of this
 
 
@@ -105,7 +107,8 @@ class KvCapacity(NamedTuple):
         config = deployment.scheduler
         need = most_held(config, config.max_model_len) + 1
         if self.num_blocks < need:
-            # If there is no room at all, a smaller sampler would only allow the longest requests one at a time.
+            # A smaller `max_num_seqs` is only suggested if there is some room: otherwise it would only allow one
+            # longest request at a time.
             frugal = self.num_blocks > 0 and self._blocks(self.left + self.activations - self.forward) >= need
             remedy = "lower max_num_seqs, or " if frugal else ""
             raise UserError(
@@ -147,8 +150,8 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     """Return the memory of a device of `deployment`. With pipeline stages, it is of the stage with the fewest blocks.
 
     Blocks are counted for the groups of layers that `with_kv_groups` sets. `graph_bytes` is the estimate for CUDA
-    graphs that vLLM sets aside from 0.21 on; in earlier releases graphs exceeded the share. Raises UserError if heads
-    or layers cannot be split.
+    graphs that vLLM sets aside from 0.21 on; in earlier releases, graphs took memory beyond `gpu_memory_utilization`.
+    Raises UserError if heads or layers cannot be split.
     """
     tp = deployment.tensor_parallel_size
     check_heads(model, tp)
@@ -232,7 +235,8 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     repeated = max(tp // model.num_kv_heads, 1) - 1
     keys_and_values = 2 * hidden * model.num_kv_heads * model.head_dim
     own, shared, expanding = model.attention_parameters + repeated * keys_and_values, 0, 0.0
-    if model.latent is not None:  # decode needs the expansion in 16 bits: a copy of quantised weights
+    # decode needs the expansion matrices in 16 bits, so quantised weights have a second copy
+    if model.latent is not None:
         own, shared = model.attention_parameters, model.latent.shared_parameters(hidden)
         quantised = [part for part in stored(model, deployment, "qkv", model.num_layers) if part.width != plain]
         copies = sum(part.layers for part in quantised)
@@ -275,7 +279,8 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
         widths.append(3 * model.intermediate_size / tp)
     if model.moe_layers:
         inter = model.moe_intermediate_size / (1 if deployment.enable_expert_parallel else tp * ranks)
-        spread = 1 / tp if deployment.all2all_backend.startswith("deepep") else ranks  # rows go only to their experts
+        # DeepEP sends a row only to its experts; otherwise every device gets the rows of all ranks
+        spread = 1 / tp if deployment.all2all_backend.startswith("deepep") else ranks
         routed = spread * model.experts_per_token * (max(2 * inter, model.hidden_size) + inter)
         widths.append(routed + 3 * model.shared_intermediate_size / tp)
     return int(

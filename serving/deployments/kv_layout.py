@@ -16,7 +16,8 @@ from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 from serving.kv.blocks import blocks_for
 
-_NEARLY_EVEN = 1.5  # below this ratio of the two kinds of layers, vLLM pads the rarer kind and splits none
+# below this ratio of the numbers of layers of two kinds, vLLM pads the rarer kind instead of splitting the other
+_NEARLY_EVEN = 1.5
 
 
 def kv_dtype(deployment: Deployment) -> str:
@@ -153,7 +154,7 @@ def with_known_states(deployment: Deployment) -> Deployment:
 def _known(deployment: Deployment) -> ModelSpec | None:
     try:
         return find_model(deployment.model)
-    except UserError:  # unknown shapes; a user's own cost model may still price it
+    except UserError:  # unknown shapes; a user's own cost model may still have times for this model
         return None
 
 

@@ -1,7 +1,7 @@
 """A decoder as a Hugging Face `config.json` describes it, and parts of a decoder as models with fewer layers.
 
-A spec states what a model *is*. Each engine decides what it can run: the simulator prices every spec, and the real
-engine refuses a model that it would compute wrongly.
+A spec states what a model *is*. Each engine decides what it can run: the simulator predicts times for every spec, and
+the real engine refuses a model that it would compute wrongly.
 
 The parts are pipeline stages and the module for multi-token prediction. Code that computes the times or sizes of a
 model does so for a part, too. Stages are consecutive layers, divided as in vLLM: the embedding is on the first stage;

@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
     Attributes:
         layers: number of layers that store it in this way
-        dtype: type of the weights, by which GEMMs are priced
+        dtype: type of the weights, which decides the time of GEMMs
         width: bytes of a weight, with its share of the scales
         suffix: text added to the names of its operations if other layers store the projection in another type
     """
@@ -86,8 +86,8 @@ def narrowest_dtype(model: ModelSpec, deployment: Deployment) -> str:
 def stored(model: ModelSpec, deployment: Deployment, projection: str, layers: int) -> list[Stored]:
     """Return how `layers` layers store a projection, which has its name in a step.
 
-    First come the layers that store it in the model's usual type, then the layers that keep it in 16 bits. An entry
-    without layers is left out.
+    The first entry is for the layers that store it in the model's usual type, the second for the layers that keep it in
+    16 bits. An entry without layers is left out.
     """
     dtype, kept = weights_dtype(model, deployment), _kept(model, deployment, projection, layers)
     if projection == "experts" and dtype == model.checkpoint_quantization:

@@ -21,7 +21,7 @@ from serving.kv.prefix_tree import PrefixTree
 from serving.request import Request
 from serving.step_plan import by_admission
 
-_NO_IDS: list[int] = []  # for blocks without identities
+_NO_IDS: list[int] = []  # the ids of blocks without identities
 
 
 class BlockPool:

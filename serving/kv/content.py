@@ -100,7 +100,7 @@ class ContentAhead(SegmentContent):
 
 
 class OwnContent:
-    """Spans by which a request finds only its own blocks."""
+    """Spans with a name of the request's own, so that it finds only its own blocks."""
 
     lookahead = 0
 

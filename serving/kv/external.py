@@ -1,10 +1,10 @@
 """KV outside an engine's own blocks, in slower memory or in another engine, and the requests that wait to load it.
 
 A scheduler asks how much KV of a waiting request could be loaded instead of computed. If there is any, the request gets
-blocks for it and has status LOADING, while other requests may pass it. When the KV is there, the request precedes all
-requests that hold no blocks. A load begins only if it leaves enough blocks for the prompts that have begun already. The
-rules are those of vLLM's KV connectors with asynchronous loads. An implementation of `ExternalKv` decides which KV can
-be loaded, and how long a transfer takes.
+blocks for it and has status LOADING, while other requests may pass it. When the KV has arrived, the request is admitted
+before all requests that hold no blocks. A load begins only if it leaves enough blocks for the prompts that have begun
+already. The rules are those of vLLM's KV connectors with asynchronous loads. An implementation of `ExternalKv` decides
+which KV can be loaded, and how long a transfer takes.
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ class KvLoading:
         request.loading = cached + tokens
         request.status = Status.LOADING
         request.passed_over = True
-        if request.id not in self._prefills:  # otherwise an earlier load failed, and it keeps its place
+        # otherwise an earlier load failed, and the request keeps its place in `holding`
+        if request.id not in self._prefills:
             self._prefills[request.id] = request
             self.holding.add(request)
         self.external.load(request, cached, tokens)

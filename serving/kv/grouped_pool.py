@@ -51,7 +51,8 @@ class GroupedPool(BlockPool):
         self._most_sliding_tokens = most_sliding_tokens(config)
         self._tables: dict[int, list[BlockTable]] = {}
         self._slid: dict[int, int] = {}  # number of leading null entries of sliding tables, by request id
-        self._junction: dict[int, int] = {}  # end of the prefix cached for full attention, if the hit is shorter
+        # by request id, end of the prefix that is cached for full attention, if the hit is shorter
+        self._junction: dict[int, int] = {}
         self._unsettled: dict[int, Request] = {}  # requests that ran outside the decode set
 
     def observe(self, observer: CacheObserver) -> None:
@@ -69,8 +70,9 @@ class GroupedPool(BlockPool):
     def to_admit(self, tokens: int, hit: Hit, now: int) -> int:
         """Return how many free blocks a waiting request needs for its first `tokens` tokens, beyond those of `hit`.
 
-        Idle blocks of `hit` count as needed. The next step computes the tokens up to `now`. Of the later tokens,
-        sliding layers never hold more than they see at once.
+        Idle blocks of `hit` count as needed. The next step computes the tokens up to `now`, and all layers need blocks
+        for these. Later tokens need blocks in sliding layers only up to the maximum that such a layer holds at once,
+        because it frees the blocks before its window.
         """
         sliding = min(tokens, self._most_sliding_tokens)
         return max(self._beside_hit(hit, now, now), self._beside_hit(hit, tokens, sliding))
@@ -86,7 +88,7 @@ class GroupedPool(BlockPool):
 
     def net_blocks(self, decodes: DecodeSet, steps: int) -> int:
         ends = [(member, self._before_window(member, after=steps - 1)) for member in decodes.members.values()]
-        # Blocks beyond those held now may be both taken and freed within these ticks.
+        # `block_starts` also counts blocks that are both taken and freed within these ticks; `passed` is their number.
         passed = len(self._sliding) * sum(max(last - member.block_count, 0) for member, last in ends)
         return self.groups * decodes.block_starts(steps) - self._leaving(ends) - passed
 

@@ -85,7 +85,8 @@ class TieredBlocks:
     def __init__(self, tiers: KvTiersConfig, block_bytes: int, config: SchedulerConfig, content: Content) -> None:
         self.block_size = config.block_size
         drafts = config.speculative
-        self._drafts_ahead = 2 * (drafts.num_speculative_tokens + 1) if drafts else 0  # of two steps: see `filling`
+        # maximum number of sampled tokens of two steps, which `filling` has to consider
+        self._drafts_ahead = 2 * (drafts.num_speculative_tokens + 1) if drafts else 0
         self.cache = TieredCache(tier_blocks(tiers, block_bytes))
         self._swaps = tiers.preemption == "swap"
         self._content = content

@@ -51,7 +51,8 @@ class Residents:
         self._watermark = int(config.watermark * config.num_blocks)
         self._lookahead = self.drafts.lookahead if self.drafts else 0
         self._hash_lookahead = config.speculative.num_hash_lookahead_tokens if config.speculative else 0
-        self._particular = self._lookahead or self._grouped is not None  # needs more than tokens / block size
+        # True if a request needs other numbers of blocks than tokens / block size
+        self._particular = self._lookahead or self._grouped is not None
 
     def new_queue(self) -> WaitingQueue:
         """Return a queue in the order in which waiting requests are admitted."""
@@ -108,8 +109,8 @@ class Residents:
     def _fits(self, request: Request, tokens: int, hit: Hit | None, now: int, reserved: int = 0) -> bool:
         """Return whether there are blocks for the first `tokens` tokens of the request, with `reserved` blocks left.
 
-        The step computes the tokens up to `now`. The blocks of `hit` need not be allocated; without a hit this holds
-        for the blocks that the request holds.
+        The step computes the tokens up to `now`. The blocks of `hit` need no allocation; without a hit, the blocks that
+        the request already holds need none.
         """
         if self._contiguous is not None:
             need = self._contiguous.reserved(request)

@@ -3,7 +3,7 @@
 The source is Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (OSDI 2024),
 algorithm 3. A step first takes every decoding request, then continues prompts that have begun, and then admits new
 prompts, in chunks up to a token budget. vLLM has adopted most of this. Two things differ from `vllm`: the budget of the
-chunks is not the budget of the step, and no decode is ever preempted for a chunk.
+chunks is not the budget of the step, and no decoding request is ever preempted for a chunk.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class SteadyDecode:
         self._block_size = config.block_size
         self._reserved = config.kv_reservation != "paged"  # no request takes blocks after its admission
         # Number of blocks that a row takes when it begins a new block. Blocks that sliding windows give back in the
-        # same steps do not count: a request may have its turn before they are free.
+        # same steps do not count: another request may need blocks before these are free.
         self._at_once = self._pool.groups if isinstance(self._pool, GroupedPool) else 1
         drafting = config.speculative
         self._joins = drafting is None  # a decode set assumes one token per request and step
@@ -154,7 +154,8 @@ class SteadyDecode:
         if in_flight and in_flight[0].rows_outside_decodes():
             return 0
         loading = rules.kv_loading
-        if loading is not None and (loading.leaving or not pool.counts_only):  # loading must be told of full blocks
+        # step by step, because `loading` must know of each full block
+        if loading is not None and (loading.leaving or not pool.counts_only):
             return 0
         steps = decodes.steps_to_exit() - len(in_flight)
         if rules.waiting and len(rules.running) < self._most_running:

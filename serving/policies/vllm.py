@@ -77,7 +77,7 @@ class VllmScheduler(Residents):
             running requests is that of admission
         unsteady: running requests outside the decode set
         draft_slots: number of budget tokens that a row takes beyond its own tokens
-        service: counters that are told of admissions and sampled tokens; None if there are none
+        service: counters of the tokens served to each tenant, for the policy `fair`; None under other policies
 
     `schedule` raises UserError when requests keep preempting one another and none of them makes progress.
     """
@@ -97,7 +97,7 @@ class VllmScheduler(Residents):
         self._admissions = 0
         self._refused: tuple[object, ...] | None = None  # the circumstances under which the head did not fit
         self._preempted_in_vain = 0  # number of preemptions since a step last sampled
-        # Reading an attribute of a pydantic model takes three times as long as reading a plain one.
+        # Kept as plain attributes: reading an attribute of a pydantic model takes three times as long.
         self._overlaps = self._steps_overlap = config.async_scheduling
         self._stagger = config.decode_stagger
         self._plans = 0  # number of plans made, including empty plans
@@ -254,7 +254,7 @@ class VllmScheduler(Residents):
         return request.in_flight > sum(row.tokens for row in plan.listed if row.request is request)
 
     def turns(self, requests: Iterable[Request]) -> list[Request]:
-        """Return those of `requests` that may get tokens, in the order in which they get them."""
+        """Return the requests among `requests` that may get tokens, in the order in which they get them."""
         if self._stagger > 1:
             requests = [request for request in requests if request.eligible <= self._plans]
         return sorted(requests, key=by_decodes_first if self.decodes_first else by_admission)
@@ -262,7 +262,7 @@ class VllmScheduler(Residents):
     def wanted(self, request: Request) -> int:
         """Return the number of tokens that this running request could use in a step, drafts included."""
         if request.placeholders and (not self._overlaps or self._last_is_under_way(request)):
-            return 0  # a token is in flight that must be known first, or is the last
+            return 0  # a token in flight must be known first, or is the request's last token
         if self._holds_prompts and not request.decoding:
             return 0
         if request.eligible > self._plans:
@@ -341,8 +341,8 @@ class VllmScheduler(Residents):
             if not tokens:
                 if not self.running:
                     self._must_not_be_deadlocked()
-                # A request that is admitted in chunks may fit after a block that it could share is evicted, because its
-                # first chunk then ends earlier.
+                # `head` may fit later even if no block becomes free: if a block that it could share is evicted, its
+                # first chunk ends earlier.
                 settled = self.pool.counts_only or (self._reserves_all and self.pool.settled(request))
                 lasts = settled and len(self.running) > 0 and not (self._pads or self._holds_prompts)
                 self._refused = circumstances if lasts and circumstances else None
@@ -482,7 +482,8 @@ class VllmScheduler(Residents):
             fresh = not request.stale
             accepted = self._accepted(plan, request, drafts) if drafts else 0
             request.returned(tokens, samples, drafts, accepted)
-            if fresh and (plan.lag or drafts or self._hash_lookahead):  # otherwise planning has registered all
+            # otherwise planning has registered all full blocks
+            if fresh and (plan.lag or drafts or self._hash_lookahead):
                 self.pool.register(request, request.computed - request.in_flight)
             if samples and (request.known == request.end_len or request.id in stopped):
                 ended.append(request)

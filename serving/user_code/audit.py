@@ -2,8 +2,8 @@
 
 The audit compares the policy's requests and sums with these accounts. A plan's sums must be the sums of its rows, a
 request's rows must add up to its tokens, and its lengths must not change after its arrival. Requests in steady decode
-are accounted for together, so a steady step takes O(1) time here, too. The KV blocks of requests are recounted at
-intervals, which on average recounts a few requests per step.
+are accounted for together, so the audit of a steady step takes O(1) time. The KV blocks of requests are recounted at
+intervals; the mean is a few recounted requests per step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Account:
     """The account of one request.
 
     Attributes:
-        came: values of the fields of `arrived` when the request came, which include its lengths
+        came: values of the fields of `arrived`, such as the lengths, when the request came
         start: number of tokens that were cached or loaded at the last admission
         computed: number of tokens with KV; for a member of the decode set, at the tick `joined`
         most: largest value that `computed` has had
@@ -90,7 +90,7 @@ class Audit:
     # Requests come and go
 
     def added(self, request: Request, arrived: WorkloadRequest, came: tuple[Any, ...], outputs: int = 0) -> None:
-        """Open the account of `request`, which was made from `arrived`, whose fields had the values `came`."""
+        """Open the account of `request`, which was made from `arrived`; `came` has the values of its fields then."""
         if request.arrived is not arrived or request.id != arrived.id:
             self._breach("requests", f"add() returned a request made of another than request {arrived.id}", request)
         account = _Account(request, came, outputs, self._limits)
@@ -126,7 +126,8 @@ class Audit:
             unforeseen = self._drafts or request.id in stopped or request.end_len < request.max_len
             if account.last > plan and not unforeseen:
                 self._breach("requests", f"finishes before step {account.last} has ended, which computes it", request)
-            if account.most < request.known - 1:  # `most`: a preempted request loses computed tokens
+            # `most`: `most` and not `computed`, because a preempted request loses computed tokens
+            if account.most < request.known - 1:
                 what = f"finishes with {account.most} tokens computed or found of the {request.known - 1}"
                 self._breach("requests", f"{what} before its last", request)
             del self._accounts[request.id]

@@ -1,8 +1,8 @@
 """The time limit of calls to a user's own policy, router or cost model, which may raise anything or never return.
 
-The wall clock is only used to end calls that hang; no result depends on it. At each tick, a timer checks whether the
-present call is still the call of the previous tick. The timer runs until the call ends, or, in a run with many calls,
-until the run ends.
+The wall clock is only used to end calls that hang, so no result depends on this clock. At each tick, a timer checks
+whether the present call is still the call of the previous tick. The timer runs until the call ends, or, in a run with
+many calls, until the run ends.
 """
 
 from __future__ import annotations

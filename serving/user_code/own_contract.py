@@ -1,8 +1,8 @@
 """The whole contract, for a user's own policy, which is not trusted.
 
-Beside the limits it checks three things: every row of a plan belongs to one live request and agrees with that request,
-a separate account of the requests agrees with the policy (`audit.py`), and a promise of steady steps can be kept. If
-the policy raises an exception or does not return, the user gets a one-line error.
+In addition to the limits, it checks three things: every row of a plan belongs to one live request and agrees with that
+request, a separate account of the requests agrees with the policy (`audit.py`), and a promise of steady steps can be
+kept. If the policy raises an exception or does not return, the user gets a one-line error.
 """
 
 from __future__ import annotations

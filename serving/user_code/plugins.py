@@ -1,14 +1,14 @@
 """Finding a policy, a router, a cost model or an attention backend by its name.
 
 Built-in ones are found by name, installed ones by the name of their entry point, and a user's own as
-`path/to/file.py:Class` or `module:Class`. The entry points of policies are in the group `tokentwin.policy`; the other
-groups are named alike. Paths are relative to the working directory. Modules that Python finds nowhere else are looked
-for there, too. `located` makes such a name absolute when it is read, so that a job or a worker that runs in another
-directory finds the same file.
+`path/to/file.py:Class` or `module:Class`. The entry points of policies are in the group `tokentwin.policy`; the groups
+of the other kinds are named in the same way. Paths are relative to the working directory. Modules that Python finds
+nowhere else are looked for there, too. `located` makes such a name absolute when it is read, so that a job or a worker
+that runs in another directory finds the same file.
 
 A user's policy or router must not replace functions of tokentwin. All functions are checked when a user's file is
-imported; the functions that simulate and price are also checked in each run. Other changes that a user's code makes to
-our objects are not detected, because it runs in the same process.
+imported; the functions of the simulator and of cost models are also checked in each run. Other changes that a user's
+code makes to our objects are not detected, because it runs in the same process.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
 
 
 def make(kind: str, name: str, named: Any, *arguments: Any, **settings: Any) -> Any:
-    """Return an object of the user's own class `named`. Raises UserError if its constructor fails in any way."""
+    """Return an object of `named`, the class called `name`. Raises UserError if its constructor fails or hangs."""
     try:
         return limited_longer(named, *arguments, **settings)
     except Fault as fault:
@@ -187,14 +187,14 @@ def loading() -> str:
 
 
 class Replaced(UserError):
-    """The error that the user's code called `names` has replaced our function `what`."""
+    """The error for user's code, called `names`, that has replaced our function `what`."""
 
     def __init__(self, names: str, what: str) -> None:
         super().__init__("policy or router", names, f"replaces {what}, which is tokentwin's; leave it as it is")
 
 
 Functions = dict[tuple[Any, str], object]
-"""What each does, by the class or module that has it and its name there."""
+"""Functions by their owner (a class or a module) and their name in it."""
 
 
 def our_functions() -> Functions:

@@ -1,7 +1,8 @@
 """A comparison of our scheduler with that of an installed vLLM on random scenarios.
 
 Scenarios are small workloads with configurations that give them little room. A scenario is an oracle recording without
-`steps` and `results`. Settings that some releases of vLLM lack or treat differently have families of their own.
+`steps` and `results`. Scenarios are grouped in families: settings that some releases of vLLM lack or treat differently
+have their own families.
 
 vLLM runs in a process of its own Python, which does not import our packages. It reads scenarios from JSON files and
 writes recordings beside them (`vllmside/virtual_clock.py`). Only its scheduler runs, without a model or a GPU.
@@ -84,7 +85,7 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
         elif kind != "alone" and requests:
             before = chance.choice(requests[-4:])
             prompt = before["prompt"]
-            if kind == "turn":  # may come before the answer is there, or contain only its beginning
+            if kind == "turn":  # the turn may come before the previous answer has ended, or quote only its beginning
                 prompt = [*prompt, [f"out:{before['id']}", chance.randint(1, before["output_len"])]]
         own = chance.randint(0 if prompt else 1, most_own)
         if chance.random() < 0.3:

@@ -33,7 +33,7 @@ class Outside:
     Attributes:
         tokens: number of tokens with KV outside the engine, by request id
         failing: ids of the requests of which the first load fails
-        base_ns: time of a load beside the time of its tokens
+        base_ns: time of a load in addition to the time of its tokens
         per_token_ns: time of a load for each token
         sync: True if the step that admits a request loads its KV, in no time
         whole: True if all known tokens of a request can be loaded; otherwise all but the last
@@ -115,7 +115,7 @@ def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str
 _CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "speculative": _drafting,
     "vllm": dict,  # rarer settings of vLLM's SchedulerConfig, which have the same names here
-    "pp": lambda stages: {},  # number of pipeline stages, a setting of the deployment
+    "pp": lambda stages: {},  # number of pipeline stages, which is a setting of the deployment and not of the scheduler
     "v2": lambda runs: {},  # vLLM's V2 model runner, which stages need in the overlapped loop
     "connector": lambda connector: {},  # see `_outside`
 }
@@ -195,7 +195,7 @@ def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
                 _refuse_unknown(row, known, f"{path}: {key}[{number}]")
         config = recording["config"]
         _refuse_unknown(config, _CONFIG.keys() | SchedulerConfig.model_fields.keys(), f"{path}: config")
-        settings: dict[str, Any] = {"cut_at_max_model_len": True}  # vLLM's scheduler does so
+        settings: dict[str, Any] = {"cut_at_max_model_len": True}  # as vLLM's scheduler does
         for name, value in config.items():
             settings |= _CONFIG[name](value) if name in _CONFIG else {name: value}
         scheduler = parse(SchedulerConfig, settings, where="config")

@@ -2,7 +2,7 @@
 
 Each workload runs twice step by step, and once with steady steps skipped. The three runs must agree to the nanosecond.
 The check also reports whether requests can starve, and whether the time of planning a steady decode step grows with the
-batch. Neither breaks the contract.
+batch. Starving requests and slow planning do not break the contract.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _calls_of_steady_steps(policy: str, batch: int) -> int:
     with watching():
         for id in range(batch):
             scheduler.add(WorkloadRequest(id, 0, (("", 8),), 300))
-        run(batch + 4)  # by then every request decodes, even if few are admitted per step
+        run(batch + 4)  # after these steps every request decodes, even if few are admitted per step
         sys.setprofile(count)
         try:
             run(16)

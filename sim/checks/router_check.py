@@ -1,7 +1,7 @@
 """A check that a router keeps its rules, by scripted workloads on fleets of every kind.
 
 Each workload runs twice, and both runs must make equal choices. The check also reports how evenly requests are spread,
-and whether a choice takes longer in a large fleet. Neither breaks a rule.
+and whether a choice takes longer in a large fleet. Uneven shares and slow choices break no rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RouterCheck:
     """The findings about `router`.
 
     Attributes:
-        broken: for each rule, how it was broken; empty if it holds
+        broken: for each rule, how it was broken; empty if it was kept
         spread: how requests were spread over four replicas
         grows: how the work of a choice grows with the fleet; None if it does not grow
     """

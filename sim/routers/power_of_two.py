@@ -1,7 +1,7 @@
 """Power of two choices: the less loaded of two random replicas is nearly as good as the least loaded of all.
 
-The tail of the queue lengths falls doubly exponentially instead of geometrically (Mitzenmacher 2001; Vvedenskaya et al.
-1996).
+The probability of a long queue falls doubly exponentially with its length, instead of geometrically (Mitzenmacher 2001;
+Vvedenskaya et al. 1996).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Files are read and written in row groups, so a million requests need little memory. The prompt is a list of `{segment,
 tokens}`. Fields of the whole workload (name, concurrency, and whether prefixes are shared) are in the schema's
-metadata, because a file without requests has metadata, too.
+metadata, because a file without requests has no rows that could hold them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serving.workload import Workload, WorkloadRequest
 from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
 
 MAGIC = b"PAR1"
-_PRIORITIES = 2**31  # limit of the absolute value; recordings have 32 bits
+_PRIORITIES = 2**31  # limit of a priority's absolute value, because recordings store 32 bits
 ROW_GROUP = 8192
 
 _WORKLOAD = b"tokentwin.workload"

@@ -25,7 +25,7 @@ from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
 
 _LOG = logging.getLogger("tokentwin")
-_LOGGED = 10_000  # lines; about a second of reading
+_LOGGED = 10_000  # number of lines between log messages, about a second of reading
 _GZIP = b"\x1f\x8b"
 _LARGEST = 2**63 - 1
 # Gzip compresses traces to about a tenth of their size. Data that was compressed a thousandfold is not a trace, and
@@ -117,7 +117,7 @@ class Row:
             number = Decimal(value)
         except InvalidOperation:
             raise self.error(field, value, "must be a number") from None
-        if isinstance(value, str) and (not value.isascii() or "_" in value):  # Decimal accepts them
+        if isinstance(value, str) and (not value.isascii() or "_" in value):  # Decimal would accept these
             raise self.error(field, value, "must be a number in the digits 0 to 9")
         # The exponent is bounded before any conversion: int(Decimal("1e999999999")) would never return.
         if not number.is_finite() or number.adjusted() > 20:

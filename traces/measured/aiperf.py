@@ -31,7 +31,10 @@ class AiPerf(Settings):
     shared_prefix_tokens: int = Field(0, ge=0)
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. TTFT and E2E are the client's. It counted the lengths or got them from the server."""
+        """See `MeasuredFormat`.
+
+        The client measured TTFT and E2E. It counted the lengths itself or got them from the server.
+        """
         folder = data / self.folder
         path = folder / "profile_export.jsonl"
         rows = [row for row in map(_flat, json_rows(path)) if row.text("benchmark_phase") == "profiling"]
@@ -81,7 +84,7 @@ def _observed(id_: int, row: Row, start_ns: int) -> Observed:
 
 
 def _load(report: JsonFile) -> tuple[int | None, float | None]:
-    """Return (concurrency of a closed loop, rate of a client with a send rate); None for what does not apply."""
+    """Return (concurrency of a closed loop, rate of a client with a send rate); the other one is None."""
     phases = report.get("input_config.phases")
     for at, phase in enumerate(phases if isinstance(phases, list) else []):
         path = f"input_config.phases.{at}"

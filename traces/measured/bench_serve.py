@@ -50,7 +50,8 @@ class BenchServe(Settings):
         first = min(arrivals[i] for i in served)
         offered = sorted((round(1e9 * (arrivals[i] - first)), i) for i in served)
         limit = file.get("max_concurrency")
-        closed = limit is not None and math.isinf(rate)  # such send times are not replayed
+        # a closed loop, whose send times follow from the answers and are not replayed
+        closed = limit is not None and math.isinf(rate)
         requests = [
             WorkloadRequest(i, 0 if closed else at, self._prompt(lengths[i][0]), lengths[i][1]) for at, i in offered
         ]

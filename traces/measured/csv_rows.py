@@ -19,7 +19,8 @@ from traces.measured.run import MeasuredRun
 _LOAD = ("prompt_tokens", "output_tokens", "concurrency", "request_rate", "requests")
 _FIGURES = {"ttft_ms": "ttft_ms.mean", "tpot_ms": "tpot_ms.mean", "e2e_ms": "e2e_ms.mean"}
 _ABOUT = ("name", "gpu", "engine", "client")
-_WAVES, _FEWEST = 10, 100  # requests of a run that does not state their number: 10 per slot, and at least 100 at a rate
+# default number of requests of a run: 10 per client of a closed loop, and at least 100 for a request rate
+_WAVES, _FEWEST = 10, 100
 _MOST = 100_000
 
 
@@ -36,7 +37,7 @@ class CsvRows(Settings):
     seed: int = Field(0, description="seed of the arrivals of a rate")
 
     def read(self, data: Path) -> list[MeasuredRun]:
-        """See `MeasuredFormat`. Latencies are a client's."""
+        """See `MeasuredFormat`. The latencies are assumed to be measured by a client."""
         path = data / self.file
         rows = list(csv_rows(path))
         if not rows:

@@ -1,9 +1,9 @@
 """Stages of kubernetes-sigs/inference-perf: one `stage_N_lifecycle_metrics.json` for each request rate.
 
 The files have only distributions, so the workload is rebuilt from the settings of the load: a constant rate, prompts of
-one length, and a maximum number of requests in flight. Latencies are the client's in seconds, including HTTP. The
-tool's output length is from text that was tokenised again, and its gaps are between streamed chunks. TPOT is therefore
-computed as (E2E - TTFT) / (tokens - 1).
+one length, and a maximum number of requests in flight. Latencies are the client's in seconds, including HTTP. The tool
+counts output tokens by tokenising the text again, and measures gaps between streamed chunks instead of tokens. TPOT is
+therefore computed as (E2E - TTFT) / (tokens - 1).
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from serving.data_file import parse_json
 from serving.errors import UserError
 from traces.formats.rows import read_head
 
-MOST = 9e9  # as seconds, it fits into 64 bits of nanoseconds
-MANY = 10**8  # maximum tokens of a request, and requests of a run
-_LARGEST = 1 << 30  # bytes; a detailed result of a million requests is smaller
+MOST = 9e9  # default limit of numbers; this number of seconds fits into 64 bits of nanoseconds
+MANY = 10**8  # maximum number of tokens of a request, and of requests of a run
+_LARGEST = 1 << 30  # maximum size in bytes; a detailed result of a million requests is smaller
 
 
 class JsonFile:

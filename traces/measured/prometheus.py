@@ -3,8 +3,9 @@
 The scrapes have sums and histograms, but no requests. The workload is therefore made to have the same means: Poisson
 arrivals at the rate at which requests ended, prompt and output lengths drawn within their buckets, and a shared prefix
 that gives the measured hit rate of the prefix cache. Counters and histograms only grow, so the difference of two
-snapshots is what happened between them. Only the means of latencies are figures, because percentiles are known only to
-within a bucket. The text format is Prometheus's: https://prometheus.io/docs/instrumenting/exposition_formats/.
+scrapes counts only what happened between them. Only the means of latencies are figures, because a histogram gives
+percentiles only to the width of a bucket. The text format is Prometheus's:
+https://prometheus.io/docs/instrumenting/exposition_formats/.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from traces.schema import arrow_schema
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 STATISTICS = ("mean", "p50", "p90", "p99")
 RATES = ("request_throughput", "output_throughput")
-KEEPS_UP = 0.95  # a run is saturated if its throughput is below this share of the offered rate
+KEEPS_UP = 0.95  # a run is saturated if its throughput is below this fraction of the offered rate
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MeasuredRun:
             not stated; else 0
         by_client: True if a client measured the latencies, which then include HTTP, tokenising and the client itself
         or_workload: another workload that the client may have sent, if the measurement does not state which; TTFT then
-            says little about the engine
+            depends more on the workload than on the engine
         offered_per_s: offered requests per second, if the client had a rate
         lengths: nominal prompt and output tokens, if they are about equal for all requests
     """

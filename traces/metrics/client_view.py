@@ -17,8 +17,8 @@ def as_clients_saw(requests: pa.Table) -> pa.Table:
     """Return `requests` with times as seen by clients, in rows with times of an API server.
 
     A request's arrival is then the time when the API server received it, and its first and last token times are the
-    times when the tokens were text. The times of the other tokens as text are not recorded, so `token_times_ns` has the
-    engine's times.
+    times when the server had detokenised these tokens. For the other tokens the times of detokenising are not recorded,
+    so `token_times_ns` has the engine's times.
     """
     for name, seen in (("arrival", "received"), ("first_token", "first_text"), ("finish", "last_text")):
         at = requests.schema.get_field_index(f"{name}_ns")

@@ -49,8 +49,9 @@ _SPANS = {  # start and end of each metric, as times of a request
     "stream_ms": ("last_text_ns", "last_sent_ns"),
 }
 _PIECE = 1 << 12  # number of requests whose token times are read at once
-_AT_ONCE = 1 << 16  # a recording with at most so many requests and steps is read at once, which is faster
-_SUMMED = 1 << 16  # number of requests at once, because clearing temporaries of a million takes longer than using them
+_AT_ONCE = 1 << 16  # a recording with at most this number of requests and steps is read completely, which is faster
+# number of requests per piece: temporary arrays of a million requests take longer to clear than to use
+_SUMMED = 1 << 16
 _READ = {
     name: [column.name for column in columns if column.name not in ("row_ids", "row_tokens")]
     for name, columns in DATASETS.items()
@@ -62,8 +63,8 @@ class RunMetrics:
     """The metrics of one run, from its tables `requests` and (if there is one) `steps`, or from a recording.
 
     `slo` has upper bounds of request metrics, for example `{"ttft_ms": 200, "tpot_ms": 50}`; a request must meet all
-    bounds. `gpus` is the number of provisioned GPUs, and `work` is the work of a step on them. Metrics that are not
-    known are None (scalars) or empty (distributions).
+    bounds. `gpus` is the number of provisioned GPUs, and `work` is the work (FLOPs and bytes) of a step on these GPUs.
+    Metrics that are not known are None (scalars) or empty (distributions).
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class RunMetrics:
                 return ratio(self._request_values("e2e_ms"), ns("output_tokens"))
             case "tok_s_user":
                 return ratio(1000.0, self._request_values("tpot_ms"))
-            case _:  # preempted_ms, transfer_ms, client_ms
+            case _:  # metrics that are columns: preempted_ms, transfer_ms, client_ms
                 return self._numbers_of(f"{name.removesuffix('_ms')}_ns") / 1e6
 
     def _gaps(self) -> Floats:
@@ -352,7 +353,7 @@ class RunMetrics:
         }
 
     def tier_hit_rates(self) -> dict[str, float]:
-        """Return for each KV tier its loaded tokens / prompt tokens of admitted requests; empty without tiers."""
+        """Return loaded tokens / prompt tokens of admitted requests for each KV tier; empty without tiers."""
         if not self._tiered:
             return {}
         hits = self._column("tier_hit_tokens").filter(pa.array(self._admitted)).drop_null().combine_chunks()
@@ -363,8 +364,8 @@ class RunMetrics:
     def _in_system(self) -> TimesInSystem:
         """The time that each request spent in the system.
 
-        An unfinished request stays until the end of the window. A request that left without its last token stays until
-        the recorded time of leaving.
+        An unfinished request stays until the end of the window. A request that left early stays until the recorded time
+        at which it left.
         """
         arrivals, ends = self._request("arrival_ns"), self._request("finish_ns")
         ends = np.where(np.isnan(ends), self._numbers_of("end_ns"), ends)
@@ -421,9 +422,9 @@ def _jain_index(tenants: pa.ChunkedArray, tokens: Floats) -> float | None:
 def _empty_share(requests: dict[str, Floats], config: SchedulerConfig) -> float | None:
     """Return the share of reserved KV memory that holds no token, averaged over memory and time.
 
-    It is computed from the times and lengths of requests. Tokens are assumed to be stored evenly over time: those of
-    the prompt between the request's first step and its first token, and those of the output from there to the last
-    token. With paged KV, (block size - 1) / 2 tokens of a request's last block are then empty on average. In a
+    The share is computed from the times and lengths of requests. Tokens are assumed to be stored evenly over time:
+    those of the prompt between the request's first step and its first token, and those of the output from there to the
+    last token. With paged KV, (block size - 1) / 2 tokens of a request's last block are then empty on average. In a
     contiguous reservation, all space beyond the tokens is empty.
 
     `requests` has the columns `prompt_tokens`, `output_tokens`, `scheduled_ns`, `first_token_ns` and `finish_ns`. A

@@ -18,8 +18,8 @@ from traces.tables import Floats
 
 _BINS = 16
 FEWEST = 20  # minimum number of requests for a verdict
-PILING_UP = 0.1  # minimum share of the arrivals by which the backlog of an overloaded run grows
-_GROWING = 0.02  # minimum share for a growing backlog; a burst near the end gives a smaller slope
+PILING_UP = 0.1  # a run is overloaded if its backlog grows by at least this fraction of the arrivals
+_GROWING = 0.02  # a backlog counts as growing from this fraction on, because a burst near the end gives a smaller slope
 _LEAST_T, _MOST_T = 1.9599, 4.3027  # Student's t at 97.5 %, with infinite degrees of freedom and with two
 
 
@@ -42,7 +42,8 @@ class TimesInSystem:
         if window_ns is None or not len(arrivals):
             return None, None
         started = np.searchsorted(arrivals, arrivals, side="right")
-        ended = np.searchsorted(ends, arrivals, side="right")  # a request that ends when another arrives is gone
+        # a request that ends at the time of an arrival does not count as outstanding
+        ended = np.searchsorted(ends, arrivals, side="right")
         peak = int((started - ended).max())
         first, last = window_ns
         if last <= first:
@@ -77,7 +78,7 @@ class Trend(NamedTuple):
 
     @property
     def rises(self) -> bool:
-        """True if the 95 % interval of the slope lies above zero; most cases need no import of scipy."""
+        """True if the 95 % interval of the slope lies above zero; computed without scipy in most cases."""
         slope, error = self.slope, self.error
         return slope > _MOST_T * error or (slope > _LEAST_T * error and slope > self.half)
 

@@ -1,7 +1,8 @@
 """The next run to measure: the one that narrows the predicted latencies of a deployment most.
 
-A run's effect on the belief is known before it is measured, because it depends only on the slopes of its figures
-(a linear update). The candidates are closed loops at several concurrencies, of lone prompts and of the planned lengths.
+How much a run would narrow the belief (the posterior of the fitted parameters) is known before it is measured, because
+that depends only on the slopes of its figures: their derivatives by these parameters (a linear update). The candidates
+are closed loops with the planned lengths at several concurrencies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from serving.deployments.config import Deployment
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces.measured.run import MeasuredRun
 
-_WAVES = 5  # requests per slot of a simulated loop
+_WAVES = 5  # requests per client of a simulated closed loop
 _LADDER = (1, 4, 16, 64, 256)
 
 

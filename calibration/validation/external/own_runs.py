@@ -1,8 +1,8 @@
-"""A calibration from any number of runs that a user measured on servers of one's own.
+"""A calibration from any number of runs that users measured on their own servers.
 
 A measured file is a result of `vllm bench serve`, a report of GuideLLM, an artifact folder of AIPerf, a recording of
-`tokentwin bench --url`, a CSV table, or a case file, which states everything itself. Each run is linearised at its
-prediction, and joins the evidence from published runs as one more source (Gauss-Newton).
+`tokentwin bench --url`, a CSV table, or a case file, which states everything itself. Each run's prediction is
+linearised, and the run joins the evidence from published runs as one more source (Gauss-Newton).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 
 _ROUNDS = 4
-_MOST_LEFT_OUT = 12  # more runs are left out in this many groups
+_MOST_LEFT_OUT = 12  # maximum number of groups in which runs are left out in turn
 _FORMATS = "a result of vllm bench serve, GuideLLM or AIPerf, a recording, a CSV table, or a case file"
 
 
@@ -36,8 +36,8 @@ def learnt_from_runs(
 ) -> MeasuredRuns:
     """Return the calibration from the runs in `paths`.
 
-    `deployment` and `gpu` are those of files that do not state them. Raises UserError for a file that cannot
-    be used, with the reason.
+    `deployment` and `gpu` apply to files that do not state theirs. Raises UserError with the reason for a file that
+    cannot be used.
     """
     runs: list[PredictedRun] = []
     for path in paths:
@@ -88,7 +88,7 @@ def _case(path: Path, deployment: Deployment | None, gpu: str | None) -> tuple[C
 
 
 def _format(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the format of a file or folder as a case states it, and the client that writes it."""
+    """Return the format of a file or folder as a case file states it, and the client that writes this format."""
     if not path.exists():
         raise UserError("measured", str(path), "does not exist; give the path of a measured run")
     if path.is_dir():

@@ -1,8 +1,10 @@
-"""Measured runs prepared for the fit: their figures as functions of the numbers of `calibration.steps.evidence`.
+"""Measured runs prepared for the fit: their latencies as functions of the parameters of `calibration.steps.evidence`.
 
-A closed loop's figures are sums over steps (`schedule`), so their slopes are exact and take no simulation. Other runs
-are simulated, at the given numbers and with each number changed a little. In a log of iterations, each kind of step is
-a separate run: a kind without prompts gives the time of a token, a kind with prompts the time to a first token.
+The code calls these latencies figures, the parameters numbers, and the derivatives of log figures by log numbers
+slopes. A closed loop's figures are sums over steps (`schedule`), so their slopes are exact and take no simulation.
+Other runs are simulated, once at the given numbers and once for each number, which is changed a little. In a log of
+iterations, each kind of step is a separate run: a kind without prompts gives the time of a token, a kind with prompts
+the time to a first token.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ FIGURES = ("tpot_ms.mean", "ttft_ms.mean")
 _ATTENTION = ("decode attention", "prompt attention", "past attention")
 _FEWEST_STEPS = 3  # minimum number of steps of a kind; in fewer, a spike could not be told from a usual step
 _OUTLIER = 0.25  # larger log errors count less and less, because queueing amplifies them
-_STEP = 0.1  # change of a logarithm, for the slopes of simulated figures
+_STEP = 0.1  # change of a number's logarithm from which the slopes of simulated figures are computed
 
 
 @dataclass(frozen=True)
@@ -76,20 +78,24 @@ class PredictedRun:
     def predicted(self, logs: Floats, correction: Correction | None = None) -> tuple[Floats, Floats]:
         """Return the predicted milliseconds of each figure, and the slopes of their logarithms `[figures, numbers]`.
 
-        `logs` are the logarithms of the numbers. A `correction` with the same numbers also knows weight types of more
-        bits, in which nothing is computed faster.
+        `logs` are the logarithms of the numbers. A `correction` with the same numbers also has weight types of more
+        bits, which an operation uses if they are faster.
         """
         if self._is_summed:
             wider = correction.by_type if correction else {}
             priced = _Priced.from_schedule(self._schedule, self, kernels(self.gpu), wider) if wider else self._summed
             return priced.predicted(logs, self.figures, self.measured_run.by_client)
         at = self._simulated(logs, kernels(self.gpu), correction)
-        if "slopes" not in self._kept:  # slopes take many simulations, and change little
+        # computed only once: slopes take many simulations, and hardly depend on the numbers
+        if "slopes" not in self._kept:
             self._kept["slopes"] = self._slopes(logs, at)
         return at, self._kept["slopes"]
 
     def _slopes(self, logs: Floats, at: Floats) -> Floats:
-        """Return the slopes of simulated figures; a fleet's are those of one decode step and one prompt."""
+        """Return the slopes of simulated figures.
+
+        A fleet's figures have the slopes of a single decode step and of a single prompt.
+        """
         if self.deployment.fleet is None:
             beside = [self._simulated(logs + _STEP * unit, kernels(self.gpu)) for unit in np.eye(len(logs))]
             return np.asarray(np.log(np.array(beside) / at).T / _STEP)
@@ -111,7 +117,7 @@ class PredictedRun:
         return _Priced.from_schedule(self._schedule, self, kernels(self.gpu))
 
     def level(self, correction: Correction, untaught: str) -> TrustLevel:
-        """Return the trust level of its prediction that a user sees; unknown if that takes a simulation."""
+        """Return the trust level that a user sees for this prediction; unknown if the level would take a simulation."""
         if not self._is_summed:
             return TrustLevel.UNKNOWN
         steps, model = self._schedule, find_model(self.deployment.model)

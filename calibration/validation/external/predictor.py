@@ -35,7 +35,7 @@ class Prediction(NamedTuple):
 
 
 Predictor = Callable[[Case, MeasuredRun, Deployment], Prediction]
-"""Prices steps of engines that were never measured here: a run of a case, so that what such runs taught is left out.
+"""Returns the prediction for a run of a case, by a fit that leaves out all measurements of the case's source.
 
 Raises UserError for an unknown GPU or model.
 """

@@ -1,8 +1,8 @@
 """The steps of a closed loop, which are the same however long they take.
 
-A client of a closed loop sends a request when it has the answer to the one before. So the same steps follow one
-another, whatever they cost. A run is simulated once, with all steps equally long; its TTFT and TPOT are then sums of
-step times. The effect of a cost model's numbers on them needs no further simulation.
+A client of a closed loop sends a request when it has the answer to the one before. The sequence of steps is therefore
+the same, whatever time each step takes. A run is simulated once, with all steps equally long; its TTFT and TPOT are
+then sums of step times. So no further simulation is needed to see how a cost model's parameters change TTFT and TPOT.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sim.run_log import TableSink
 
 Floats = NDArray[np.float64]
 
-_UNIT_NS = 1_000_000  # time of every step; the arrivals, staggered by 1 ns each, take less
+_UNIT_NS = 1_000_000  # time of every step; the arrivals, 1 ns apart, all fall into less than one step
 _NOTED = ("prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "decode_rows", "decode_context")
 SIZES = (*_NOTED, "sampled_rows")
 _GRAPH_TOKENS = 512  # the limit of `calibration.steps.operation_cost`
@@ -52,7 +52,7 @@ class Schedule:
     tpot: Floats
 
     def drafting(self, drafts: SpeculativeConfig, prompt: float) -> Schedule:
-        """Return these steps with drafts to verify in each; `prompt` is the mean length of prompts in tokens."""
+        """Return the same steps, each of which also verifies drafts; `prompt` is the mean prompt length in tokens."""
         each_step, rows = drafts.tokens_per_step, np.asarray(self.sizes.decode_rows)
         before = np.maximum(self.sizes.decode_context - rows * prompt, 0)  # output tokens
         sizes = replace(
@@ -127,7 +127,8 @@ def _schedule(sent: tuple[tuple[int, int], ...], concurrency: int, staggered: bo
     if rejected:
         remedy = f"rejects {rejected} of the measured requests; check max_model_len and num_blocks"
         raise UserError(workload.name, f"max_model_len {deployment.scheduler.max_model_len}", remedy)
-    if noted[:, -1].sum() != round(max(finish_ns.to_pylist()) / _UNIT_NS):  # a leap was cut short after it was priced
+    # a sequence of decode steps that was priced at once (a leap) was cut short, so some counted steps did not run
+    if noted[:, -1].sum() != round(max(finish_ns.to_pylist()) / _UNIT_NS):
         noted, table = _counted(deployment, workload, leaps=False)
     count = noted[:, -1].astype(np.int64)
     ends = np.cumsum(count)

@@ -3,16 +3,17 @@
 The column *blind* is the predictor alone. The column *anchored* has a correction that is fitted to the case's anchor
 run, which is then left out of every score. The interval spans the figures simulated at the ends of the predictor's 90 %
 interval of step times. If a client measured the latencies, the interval also has the uncertainty of the client's time.
-If two workloads are possible, it covers both. The interval of a rate is wider by one request of those counted.
+If two workloads are possible, the interval covers both. The interval of a rate is wider, as if one request more or one
+fewer had been counted.
 
 The correction of the anchored column is two factors and a constant. One factor multiplies decode steps, and the other
 one multiplies the time that prompts add to a step. The constant is a time outside the engine that is added to each
 request. Each of the three is fitted to one figure of the anchor run, by simulating this run repeatedly.
 
-A run that prefills and decodes on separate workers may not state their numbers. It then gets the smallest sufficient
-numbers. A closed loop of C requests finishes C of them in the time of their output tokens. The decode workers thus set
-a rate, and the prefill workers must make first tokens at this rate (rate matching, as NVIDIA's AIConfigurator sizes
-such fleets). The measured times are not used for this choice.
+A run that prefills and decodes on separate workers may not state how many workers of each kind it had. It then gets the
+smallest sufficient numbers of workers. A closed loop of C requests finishes C of them in the time of their output
+tokens. The decode workers thus set a rate, and the prefill workers must make first tokens at this rate (rate matching,
+as NVIDIA's AIConfigurator sizes such fleets). The measured times are not used for this choice.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Corrected:
 def fit_correction(
     anchor: Anchor, measured: Mapping[str, float], simulate: Callable[[Correction], Mapping[str, float]]
 ) -> Correction:
-    """Return the correction with which `simulate` reproduces the figures of the anchor run named in `anchor`.
+    """Return the correction with which `simulate` reproduces the `measured` figures of the anchor run.
 
     In every round, each factor and the constant is adjusted by the error of its own figure. Latencies of an unloaded
     run are nearly proportional to them, so this converges in a few rounds. Raises UserError for a figure that the
@@ -227,7 +228,7 @@ def simulated_figures(
 
     Raises UserError if the simulated engine rejects requests that the measured one served.
     """
-    if deployment.fleet is None:  # the workload is one rank's share
+    if deployment.fleet is None:  # a case's workload is that of a single data-parallel rank
         deployment = deployment.model_copy(update={"data_parallel_size": 1})
     metrics = run_metrics(
         run.workload, deployment, cost, replicas, None if deployment.fleet else lambda: find_router(router)

@@ -4,10 +4,10 @@
     python -m lab.benchmarks.peers TRACE --inference-lab DIR --vidur CHECKOUT --vidur-python PYTHON --blis BINARY
     python -m lab.benchmarks.peers TRACE --dynosim V/bin/python --mooncake conversation_trace.jsonl
 
-All simulate one engine with the same limits, Llama 3 8B on an H100; DynoSim simulates fleets, on whole traces
-(`dynosim.py` says how to install it). `--install` fetches inference-lab by npm into a directory that is removed
-again. A peer that is not given is left out, with a message. Each run of a peer is followed by ours on the very requests
-that the peer simulated. The ratios of these pairs are shown by median, minimum and maximum. The last line is JSON.
+All simulators run one engine with the same limits, Llama 3 8B on an H100. Only DynoSim simulates fleets, on whole
+traces (`dynosim.py` says how to install it). `--install` fetches inference-lab by npm into a directory that is removed
+again. A peer without an option is left out, with a message. After each run of a peer, our simulator runs the same
+requests. The ratios of these pairs are shown by median, minimum and maximum. The last line is JSON.
 
 The adapters of inference-lab and DynoSim were run with the real simulators, those of Vidur and BLIS were not.
 """
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """A peer's run, and our runs on the same requests, by what we record."""
+    """A peer's run, and our runs on the same requests, by what our run records (a key of `twin.RECORDS`)."""
 
     peer: PeerRun
     ours: dict[str, dict[str, float]]
@@ -180,7 +180,7 @@ def install(stack: ExitStack) -> Path:
 
 
 def cases(options: argparse.Namespace, stack: ExitStack, console: Console) -> Iterator[Case]:
-    """Yield the cases of the peers that were given, and print a line about each that was not."""
+    """Yield the cases of the peers that were given, and print a line about each other peer."""
     whole = read_workload(options.trace)
     workload = reshaped(whole, limit=options.requests, rate_scale=options.rate_scale)
     if options.dynosim:

@@ -1,4 +1,4 @@
-r"""DynoSim's side of `peers`. The Python of its own environment runs it, which has nothing of ours.
+r"""DynoSim's side of `peers`. It runs in an environment with ai-dynamo and without tokentwin.
 
     python -m venv V
     V/bin/pip install ai-dynamo-runtime==1.6.1
@@ -6,8 +6,8 @@ r"""DynoSim's side of `peers`. The Python of its own environment runs it, which 
     V/bin/python lab/benchmarks/peers/dynosim.py TRACE.jsonl WORKERS BLOCK_SIZE NUM_BLOCKS MAX_NUM_SEQS \
         MAX_BATCHED_TOKENS
 
-TRACE is in Mooncake's format, with a hash for every 512 tokens. It prints JSON: the replay's CPU seconds, and the
-number of requests.
+TRACE is in Mooncake's format, with a hash for every 512 tokens. The script prints JSON: the replay's CPU seconds, and
+the number of requests.
 """
 
 from __future__ import annotations

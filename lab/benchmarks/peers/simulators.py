@@ -1,8 +1,8 @@
 """Other simulators of LLM serving, each run as its users run it: one process, one engine, Llama 3 8B on an H100.
 
 A peer gets a workload and returns the one that it ran, since not all of them read a trace. It also names its handicaps:
-reasons for being faster or slower than our simulator that are no matter of quality. CPU time is the operating system's
-figure for the finished process, so an adapter does not depend on a peer's output.
+reasons for being faster or slower than our simulator that say nothing about its quality. CPU time is the operating
+system's figure for the finished process, so an adapter does not need a peer's output for it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ H100 = {"name": "H100", "compute_flops": 989e12, "memory_bandwidth": 3.35e12, "m
 
 @dataclass(frozen=True)
 class PeerRun:
-    """CPU seconds of the process and of the simulation in it (if the peer prints them), and the workload that it ran.
+    """CPU seconds of the process and of the simulation alone (if the peer prints them), and the workload that it ran.
 
-    `simulated_s` is the simulated time at which its last request ends, if the peer prints that.
+    `simulated_s` is the simulated time at which the last request ends, if the peer prints this time.
     """
 
     process_cpu_s: float
@@ -55,7 +55,7 @@ class Peer(Protocol):
 
     Attributes:
         name: its name, with its version or place
-        handicaps: reasons why its time and ours are not for the same work, a line each
+        handicaps: reasons why this peer and our simulator do different work, one line for each reason
         tried: whether this adapter has been run with the real simulator
         replicas: number of engines that it simulates, behind a round-robin router
     """
@@ -95,8 +95,8 @@ def timed(
 class InferenceLab:
     """The peer inference-lab: Rust, compiled to WebAssembly, run by node.
 
-    It draws its own requests and reads no trace. So it gets Poisson arrivals and lognormal lengths fitted to the
-    workload's, and its requests are read back from its result: its end-to-end times give the arrivals.
+    It generates random requests and reads no trace. So it gets Poisson arrivals and lognormal lengths that are fitted
+    to the workload. Its requests are then read from its result, where end-to-end times give the arrivals.
     """
 
     handicaps: Sequence[str] = (
@@ -294,7 +294,7 @@ def blis_row(request: WorkloadRequest) -> tuple[object, ...]:
 
 
 def blis_flags(header: Path, data: Path, limits: SchedulerConfig) -> list[str]:
-    """Return the command line after `blis replay`. Its horizon is a day, so that every request ends."""
+    """Return the command line after `blis replay`. The horizon is one day, so that every request ends."""
     settings = {
         "trace-header": header,
         "trace-data": data,

@@ -2,8 +2,9 @@
 
     python -m lab.benchmarks.peers.twin trace.parquet limits.json summary OUT REPLICAS
 
-It records requests (`summary`), also the time of each token (`tokens`), or also every step (`steps`). It prints JSON:
-its results, and the CPU seconds of simulating and recording, without imports, reading the trace and pricing tables.
+`summary` records requests, `tokens` also records the time of each token, and `steps` also records every step. It prints
+JSON: its results, and the CPU seconds of simulating and recording, without imports, reading the trace and pricing
+tables.
 """
 
 from __future__ import annotations
