@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import log
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,7 @@ class Decisions:
         closer: scores of our rule, by the factor on the errors of predictions (`SHARES`), and by risk
         own: scores of our rule after a few configurations of each group were measured, by their number and by risk;
             empty if it was not tried
+        options: median number of configurations of the groups that questions are about
         common: measured share of the variance of errors that is common to configurations of a model on a GPU
         between: measured correlation between the errors of TTFT and TPOT of a configuration
     """
@@ -142,6 +143,7 @@ class Decisions:
     parts: Mapping[tuple[str, str], Score]
     closer: Mapping[tuple[float, float], Score]
     own: Mapping[tuple[int, float], Score]
+    options: float
     common: float
     between: float
 
@@ -176,6 +178,7 @@ def decided(groups: Sequence[Group], own_rows: OwnRows | None = None) -> Decisio
         parts=_summed(parts),
         closer=_summed(closer),
         own=_summed(own),
+        options=median(len(group.options) for group in groups if slos(group)),
         common=common_share(options),
         between=_correlation(options),
     )
