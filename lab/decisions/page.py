@@ -178,8 +178,8 @@ def _with_own_rows(decisions: Decisions) -> Iterator[str]:
     )
     yield "\n## With a few measured configurations\n"
     yield "The same questions after some configurations of each group were measured (drawn at random, twice)."
-    yield f"The median group has {decisions.options:.0f} configurations. The others are predicted with the measured ones,"
-    yield "as [a user's own runs](../../docs/external-cases.md#runs-of-your-own-server) are.\n"
+    yield f"The median group has {decisions.options:.0f} configurations. The others are predicted with the measured"
+    yield "ones, as [a user's own runs](../../docs/external-cases.md#runs-of-your-own-server) are.\n"
     yield markdown_table(_OWN_HEADER, rows)
     yield f"\nThe target with {max(COUNTS)} is a utility of {_UTILITY:.2f} with at most {shown_share(_OWN_BROKEN)}"
     yield f"broken: {'met' if met else '**missed**'}."
