@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
-from math import inf
+from math import inf, log
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration.steps.evidence import bundled_evidence
 from dashboard.trust_page.results import newest_decisions
 from lab.decisions import scoring
 from lab.decisions.configurations import Configuration, Times
+from lab.decisions.own_rows import OwnRows
 from lab.decisions.page import markdown
 from lab.decisions.questions import Group, Slo, groups, slos
 from lab.decisions.rules import RULES, anchored, by_expected_worth, most_throughput
 from lab.decisions.scoring import answers, common_share, decided, summed_up
 from tests.budget import examples
+from tests.calibration.test_evidence import run as predicted_run
 from tokentwin.commands.validate import validate
 
 
@@ -211,3 +214,28 @@ def test_the_command_scores_what_is_described_and_counts_the_rest(measured: Path
     page = (measured / "page.md").read_text()
     assert "| 1 | written twice, to the last digit |" in page and "| roofline |" in page
     assert newest_decisions(measured / "runs").ours.utility == answer["rules"][0]["utility"]
+
+
+def test_a_few_measured_configurations_are_known_and_teach_the_others() -> None:
+    """A server whose numbers are all 20 % slower than believed: three of six configurations were measured."""
+    evidence = bundled_evidence()
+    options = []
+    for slots in (1, 2, 4, 8, 12, 16):
+        row = predicted_run(slots, 900, 40, True)
+        logs = evidence.belief(row.origin).logs
+        believed, slower = (
+            dict(zip(row.figures, row.predicted(at)[0].tolist(), strict=True)) for at in (logs, logs + 0.2)
+        )
+        row = replace(row, measured_run=replace(row.measured_run, figures=slower))
+        blind, truth = (Times(figures["ttft_ms.mean"], figures["tpot_ms.mean"]) for figures in (believed, slower))
+        wide = Times(2 * blind.ttft_ms, 2 * blind.tpot_ms)
+        options.append(
+            Configuration(f"c{slots}", "m", "H100", (900, 40), slots, 1, truth, blind, blind, wide, blind, row)
+        )
+    known = OwnRows(evidence).known(group(*options), 3, 0)
+    measured = [at for at, option in enumerate(known.options) if option.low == option.high]
+    assert len(measured) == 3 and all(known.options[at].blind == options[at].measured for at in measured)
+    for before, after in zip(options, known.options, strict=True):
+        error, blind_error = (log(option.blind.tpot_ms / before.measured.tpot_ms) for option in (after, before))
+        assert abs(error) < abs(blind_error) / 2 and after.low.tpot_ms <= after.blind.tpot_ms <= after.high.tpot_ms
+    assert OwnRows(evidence).known(group(*options), 3, 0) == known != OwnRows(evidence).known(group(*options), 3, 1)
