@@ -53,7 +53,7 @@ class MeasuredRuns:
     Attributes:
         gpu, deployment: name of the GPU, and the deployment as JSON, of the first run; a simulation uses them where the
             user states none
-        taught: normal equations of the runs, by origin, as `evidence.taught_as_dict` returns them
+        taught: normal equations of the runs, by origin, as `Taught.as_dict` returns them
         figures: each measured figure with its predictions
         source, created: the measured files, and the date of the calibration
     """

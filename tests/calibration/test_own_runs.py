@@ -147,14 +147,30 @@ def written(folder: Path, kind: str) -> Path:
         }  # fmt: skip
         (folder / "mine.yaml").write_text(json.dumps(case))
         return folder / "mine.yaml"
+    if kind == "recording":
+        server = folder / "server.yaml"
+        server.write_text(json.dumps(SERVER.model_dump(mode="json", exclude_unset=True)))
+        run(
+            "simulate",
+            str(traffic(folder)),
+            "--limit",
+            "8",
+            "--gpu",
+            "H100",
+            "-d",
+            str(server),
+            "-o",
+            str(folder / "run"),
+        )
+        return folder / "run"
     documents = {"bench-serve": bench(), "guidellm": {"benchmarks": [guidellm_benchmark()]}}
     (folder / "result.json").write_text(json.dumps(documents[kind]))
     return folder / "result.json"
 
 
-@pytest.mark.parametrize("kind", ["aiperf", "bench-serve", "guidellm", "case"])
+@pytest.mark.parametrize("kind", ["aiperf", "bench-serve", "guidellm", "case", "recording"])
 def test_a_file_says_its_format(tmp_path: Path, kind: str) -> None:
-    learnt = learnt_from_runs([written(tmp_path, kind)], None if kind == "case" else SERVER, "H100", "")
+    learnt = learnt_from_runs([written(tmp_path, kind)], None if kind in ("case", "recording") else SERVER, "H100", "")
     assert learnt.figures and all(figure.blind > 0 for figure in learnt.figures)
     assert sum(part["rows"] for part in learnt.taught) == len(learnt.figures)
 
@@ -200,6 +216,7 @@ def test_a_wrong_row_is_one_line(tmp_path: Path, row: str, header: str, field: s
         ("absent.csv", SERVER, "H100", "measured"),
         ("rows.txt", SERVER, "H100", "measured"),
         ("empty.json", SERVER, "H100", "measured"),
+        ("number.json", SERVER, "H100", "measured"),
     ],
 )
 def test_what_is_missing_is_named(
@@ -208,6 +225,7 @@ def test_what_is_missing_is_named(
     csv(tmp_path, "100,20,2,30,8")
     (tmp_path / "rows.txt").write_text("")
     (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "number.json").write_text("3")
     with pytest.raises(UserError) as error:
         learnt_from_runs([tmp_path / name], deployment, gpu, "")
     assert error.value.field.startswith(field)

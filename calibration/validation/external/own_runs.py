@@ -25,6 +25,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.engines import EngineName
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
+from traces.recording import Recording
 
 _ROUNDS = 4
 _MOST_LEFT_OUT = 12  # maximum number of groups in which runs are left out in turn
@@ -68,10 +69,11 @@ def _case(path: Path, deployment: Deployment | None, gpu: str | None) -> tuple[C
     measured, client = _format(path)
     stated = deployment.model_dump(exclude_unset=True) if deployment is not None else {}
     if not stated and measured["format"] == "recording":
-        stated = json.loads(read_json_file(path / "run.json", "recording", "").get("deployment") or "{}")
+        stated = json.loads(Recording.load(path).run["deployment"] or "{}")
     if not stated:
         raise UserError("deployment", None, f"is missing; {path.name} does not say what the server ran")
-    if stated.pop("fleet", None) is not None:
+    pools = (stated.pop("fleet", None) or {}).get("pools", [{}])
+    if sum(pool.get("replicas", 1) for pool in pools) != 1:
         raise UserError("deployment", "fleet", "must be left out; measured runs are of one engine")
     engine = stated.pop("engine", None) or str(EngineName.read(stated.get("policy", "")))
     return Case(
@@ -99,6 +101,8 @@ def _format(path: Path) -> tuple[dict[str, Any], str]:
         return {"format": "csv", "file": path.name}, ""
     if path.suffix == ".json":
         keys = read_json_file(path, "measured", f"; give {_FORMATS}")
+        if not isinstance(keys, dict):
+            keys = {}
         if "benchmarks" in keys:
             return {"format": "guidellm", "file": path.name}, "GuideLLM"
         if "mean_ttft_ms" in keys or "ttfts" in keys:
