@@ -90,7 +90,7 @@ class StepSeries:
         return times, dict(zip(names, values, strict=True))
 
     def over_time(self, names: Sequence[str], window: Window | None = None) -> tuple[Array, list[Array]]:
-        """Return times within the window, and for each name the sum over the replicas from then on."""
+        """Return the times of changes within the window, and each name's sum over replicas until the next change."""
         _, times, values = next(self._pieces(names, self._ends(window)))
         return times, values
 

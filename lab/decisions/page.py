@@ -164,7 +164,7 @@ _UNSEEN = """A review asked such questions about rows that nobody here had seen.
 
 
 def _with_own_rows(decisions: Decisions) -> Iterator[str]:
-    """Yield the section on questions after a few configurations were measured, if they were asked."""
+    """Yield the section on choices with a few measured configurations; nothing if they were not tried."""
     if not decisions.own:
         return
     rows = []

@@ -1,4 +1,4 @@
-"""The report of rung 4 (runs of engines that nobody here wrote) as a Markdown page.
+"""The report of validation's rung 4 (docs/calibration.md), on runs of other engines, as a Markdown page.
 
 Cases of many runs are summed up by group, and doubts about their rows are counted.
 """

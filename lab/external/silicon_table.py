@@ -261,7 +261,9 @@ class _Deployed:
         slots = -(-self.concurrency // self.ranks)
         draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
         waves = self.load.waves
-        if self.apart is None:  # a prefill pool takes the first wave at once; with fewer waves it would weigh more
+        # Where prefill and decode are apart, the first wave arrives at the prefill pool all at once, and would weigh too
+        # much among fewer waves.
+        if self.apart is None:
             waves = min(waves, max(_MOST_REQUESTS // slots, _FEWEST_WAVES))
         requests = [
             WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, lengths)),), _length(draw, self.osl, lengths))

@@ -287,7 +287,7 @@ def attainable_hit_rate(requests: Iterable[WorkloadRequest]) -> float:
 
     An output counts as cached from the arrival of its request, so the share is an upper bound.
     """
-    root: dict[str, Any] = {}  # a trie: segment -> its longest use so far, and the segments that follow each length
+    root: dict[str, Any] = {}  # a trie: segment -> (longest length so far, {length: next segments})
     tokens = hits = 0
     for request in requests:
         tokens += request.prompt_len
