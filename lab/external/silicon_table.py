@@ -261,8 +261,8 @@ class _Deployed:
         slots = -(-self.concurrency // self.ranks)
         draw = random.Random(f"{seed}/{self.isl}/{self.osl}/{slots}")
         waves = self.load.waves
-        # Where prefill and decode are apart, the first wave arrives at the prefill pool all at once. Among fewer waves it
-        # would weigh too much.
+        # Where prefill and decode are apart, the first wave arrives at the prefill pool all at once. Among fewer
+        # waves it would weigh too much.
         if self.apart is None:
             waves = min(waves, max(_MOST_REQUESTS // slots, _FEWEST_WAVES))
         requests = [
