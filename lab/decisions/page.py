@@ -158,8 +158,8 @@ def _closer_rows(decisions: Decisions) -> Iterator[tuple[str, ...]]:
         yield shown_share(share), *(cell for s in scores for cell in (f"{s.utility:.2f}", shown_share(s.broke)))
 
 
-_UNSEEN = """A review asked such questions about rows that nobody here had seen. The rule had a utility of 0.59 with
-10 % broken there, and 29 to 55 % of the errors' mean square was common to a model on a GPU.
+_UNSEEN = """A review asked such questions about rows that are kept apart, so nobody can repeat it here. The rule had a
+utility of 0.59 with 10 % broken there, and 29 to 55 % of the errors' mean square was common to a model on a GPU.
 """
 
 

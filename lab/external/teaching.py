@@ -123,7 +123,9 @@ def left_out_tables(
     evidence = fit(taken, bundled_evidence().spreads, say)
     return {
         level: list(
-            own_table(own_errors(taken, evidence)) if level == "own-rows" else table(leave_out(taken, evidence, level))
+            own_table(own_errors(taken, bundled_evidence()))
+            if level == "own-rows"
+            else table(leave_out(taken, evidence, level))
         )
         for level in levels
     }

@@ -198,6 +198,7 @@ def test_rows_state_their_own_settings(tmp_path: Path) -> None:
         ("100,20,40,8", "prompt_tokens,output_tokens,ttft_ms,tpot_ms", "concurrency"),
         ("100,20,2", "prompt_tokens,output_tokens,concurrency", "ttft_ms"),
         ("100,20,2,40,x", "prompt_tokens,output_tokens,concurrency,ttft_ms,colour", "colour"),
+        ('100,20,2,40,"[1"', "prompt_tokens,output_tokens,concurrency,ttft_ms,max_num_seqs", "max_num_seqs"),
         ("100,20,2,40,many", "prompt_tokens,output_tokens,concurrency,ttft_ms,max_num_seqs", "max_num_seqs"),
         ("0,20,2,40", "prompt_tokens,output_tokens,concurrency,ttft_ms", "prompt_tokens"),
     ],

@@ -117,8 +117,10 @@ def assert_consistent(scheduler, seen):
     pool = scheduler.pool
     if pool.counts_only:
         decodes = scheduler.decodes.members
-        held = [blocks_for(r.computed, BLOCK) if r.id in decodes and not r.ended else r.block_count for r in seen]
-        assert pool.total - pool.free == sum(held)
+        block_counts = [
+            blocks_for(r.computed, BLOCK) if r.id in decodes and not r.ended else r.block_count for r in seen
+        ]
+        assert pool.total - pool.free == sum(block_counts)
     else:
         pool.check(seen)
 

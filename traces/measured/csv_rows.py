@@ -90,10 +90,18 @@ def _settings(row: Row) -> dict[str, Any]:
         if column in (*_LOAD, *_FIGURES, *_ABOUT) or not text:
             continue
         if column in SchedulerConfig.model_fields:
-            scheduler[column] = yaml.safe_load(text)
+            scheduler[column] = _value(row, column)
         elif column in Deployment.model_fields:
-            settings[column] = yaml.safe_load(text)
+            settings[column] = _value(row, column)
         else:
             known = ", ".join((*_LOAD, *_FIGURES, *_ABOUT))
             raise row.error(column, text, f"is not a known column; choose from {known}, or a field of a deployment")
     return {**settings, **({"scheduler": scheduler} if scheduler else {})}
+
+
+def _value(row: Row, column: str) -> Any:
+    """Return a cell as a deployment file would have it."""
+    try:
+        return yaml.safe_load(row.text(column))
+    except yaml.YAMLError:
+        raise row.error(column, row.text(column), "is not a value of a deployment file") from None

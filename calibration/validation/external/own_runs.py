@@ -44,9 +44,12 @@ def learnt_from_runs(
     for path in paths:
         case, folder = _case(path, deployment, gpu)
         for run in case.format.read(folder):
+            if not (run.gpu or case.gpu):
+                remedy = f"is missing; state it in {path.name}, or give exactly one --gpu"
+                raise UserError("gpu", None, remedy)
             predicted = predicted_run(case, run)
             if not predicted.figures:
-                raise UserError("measured", str(path), "has neither ttft_ms.mean nor tpot_ms.mean, which are fitted")
+                raise UserError("measured", str(path), "has neither a mean TTFT nor a mean TPOT; add one of them")
             runs.append(replace(predicted, origin=own_origin(predicted.origin)))
     if not runs:
         raise UserError("measured", None, "is empty; give at least one measured run")
