@@ -5,9 +5,10 @@ The endings matter because a run that loses most of its requests looks fast by t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from planning.capacity import Capacity
 from serving.answers.figures import shown_band, shown_share
 from serving.answers.report import FIGURE, METRIC_AND_UNIT, Column, Line, Table
 from serving.metrics import STATISTICS, metric
@@ -65,12 +66,17 @@ Bands = Mapping[str, Mapping[str, tuple[float, float]]]
 _SPARE = {"mean": 0, "p50": 0, "p90": 2, "p95": 1, "p99": 0, "max": 3}  # the order in which statistics are left out
 
 
-def run_report(metrics: RunMetrics, bands: Bands | None = None) -> Iterator[Line | Table]:
+def run_report(
+    metrics: RunMetrics, bands: Bands | None = None, capacity: Capacity | None = None
+) -> Iterator[Line | Table]:
     """Yield the tables of a run, and lines about how its requests ended.
 
-    `bands` are the ends of 90 % bands by metric and statistic.
+    `bands` are the ends of 90 % bands by metric and statistic. If the arrival rate lies in the band of the `capacity`,
+    latencies that include waiting are left out.
     """
-    latencies = distributions(metrics, bands)
+    if capacity:
+        yield Line(capacity.sentence, "warning")
+    latencies = distributions(metrics, bands, capacity.uncertain if capacity else ())
     if latencies.rows:
         yield latencies
     yield scalars(metrics, bands)
@@ -82,11 +88,14 @@ def run_report(metrics: RunMetrics, bands: Bands | None = None) -> Iterator[Line
         yield Line(f"{outcome.shortfall}: {outcome.latencies_of}", "warning")
 
 
-def distributions(metrics: RunMetrics, bands: Bands | None = None) -> Table:
-    """Return a table with a row for each metric that has values, and below it the ends of its band."""
+def distributions(metrics: RunMetrics, bands: Bands | None = None, without: Collection[str] = ()) -> Table:
+    """Return a table with a row for each metric that has values, and below it the ends of its band.
+
+    Metrics in `without` are left out.
+    """
     rows: list[list[str]] = []
     for name, distribution in metrics.distributions().items():
-        if distribution.count:
+        if distribution.count and name not in without:
             about, numbers = metric(name), distribution.as_dict()
             rows.append([name, *(about.shown(numbers[stat]) for stat in _SPARE), f"{distribution.count:,}"])
             ends = (bands or {}).get(name, {})

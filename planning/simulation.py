@@ -15,6 +15,7 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_trust import recorded_beyond
 from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import Band, bands
+from planning.capacity import Capacity, capacity
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
@@ -23,6 +24,7 @@ from serving.answers.report import Line, Table
 from serving.deployments.gpu_spec import gpus
 from sim.cluster import Simulated, simulate_to
 from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.saturation import Saturation
 from traces.recording import Recording
 
 _MANY_STEPS = 100_000
@@ -35,6 +37,7 @@ class SimulatedRun(Answer):
     Attributes:
         bands: ends of the 90 % bands by metric and statistic; None if they were not requested
         trust: trust in its step times
+        capacity: the rate beyond which requests pile up; None if they do not pile up, or bands were not requested
         defaults: a line for each set of settings that pools left to their engine, with their values
     """
 
@@ -43,6 +46,7 @@ class SimulatedRun(Answer):
     bands: dict[str, dict[str, tuple[float, float]]] | None
     trust: Trust
     defaults: tuple[str, ...] = ()
+    capacity: Capacity | None = None
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -53,7 +57,7 @@ class SimulatedRun(Answer):
         return self.recording.table(name)
 
     def report(self) -> Iterator[Line | Table]:
-        yield from run_report(self.metrics, self.bands)
+        yield from run_report(self.metrics, self.bands, self.capacity)
         yield Line(f"{self.trust.level}: {self.trust.reason}")
         yield from map(Line, self.defaults)
 
@@ -90,7 +94,7 @@ def recorded(
         note=judge.notes,
         overwrite=overwrite,
     )
-    return SimulatedRun(Recording.load(out), judge.metrics, judge.bands, judge.trust, scenario.defaults)
+    return SimulatedRun(Recording.load(out), judge.metrics, judge.bands, judge.trust, scenario.defaults, judge.capacity)
 
 
 class _Judge:
@@ -99,6 +103,7 @@ class _Judge:
     metrics: RunMetrics
     trust: Trust
     bands: dict[str, dict[str, Band]] | None = None
+    capacity: Capacity | None = None
 
     def __init__(self, scenario: PricedScenario, band: bool, tell: Tell) -> None:
         self._scenario, self._band, self._tell = scenario, band, tell
@@ -109,7 +114,9 @@ class _Judge:
         _give_back(done.steps)
         self.metrics = RunMetrics.from_recording(recording, peak=gpus().get(scenario.gpu or ""))
         if self._band:
-            self.bands = bands(self.metrics, _at_both_ends(scenario, done.steps, self._tell))
+            runs = [(scenario, self.metrics.saturation)]
+            self.bands = bands(self.metrics, _at_both_ends(scenario, done.steps, self._tell, runs))
+            self.capacity = capacity(runs)
         self.trust = _trust(recording, scenario)
         notes: dict[str, Any] = {"trust": self.trust._asdict()}
         if scenario.front_door is not None:
@@ -120,14 +127,21 @@ class _Judge:
             notes["defaults"] = list(scenario.defaults)
         if self.bands:
             notes["bands"] = self.bands
+        if self.capacity:
+            notes["capacity"] = self.capacity.model_dump()
         return notes
 
 
-def _at_both_ends(scenario: PricedScenario, steps: int, tell: Tell) -> Iterator[RunMetrics]:
+def _at_both_ends(
+    scenario: PricedScenario, steps: int, tell: Tell, runs: list[tuple[PricedScenario, Saturation | None]]
+) -> Iterator[RunMetrics]:
+    """Yield the metrics at both ends of the interval, and add the ends with their verdicts to `runs`."""
     for at, end in enumerate(scenario.ends()):
         tell("simulating the ends of the 90 % interval", 0.4 + 0.3 * at)
         _give_back(steps)
-        yield RunMetrics(end.requests())
+        metrics = RunMetrics(end.requests())
+        runs.append((end, metrics.saturation))
+        yield metrics
 
 
 def _give_back(steps: int) -> None:

@@ -13,11 +13,14 @@ from serving.answers.figures import shown_share
 from serving.errors import one_line
 
 if TYPE_CHECKING:
+    from planning.capacity import Capacity
     from traces.metrics.run_metrics import RunMetrics
     from traces.recording import Recording
 
 
-def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, **more: Any) -> None:
+def print_metrics(
+    metrics: RunMetrics, style: str, bands: Bands | None = None, capacity: Capacity | None = None, **more: Any
+) -> None:
     """Print the metrics in the `style` `table` or `json`; `more` goes into the JSON."""
     from serving.answers.terminal import print_report
 
@@ -25,11 +28,13 @@ def print_metrics(metrics: RunMetrics, style: str, bands: Bands | None = None, *
         distributions = {name: d.as_dict() for name, d in metrics.distributions().items() if d.count}
         if bands is not None:
             more["bands"] = bands
+        if capacity is not None:
+            more["capacity"] = capacity.model_dump()
         click.echo(
             json.dumps({"distributions": distributions, **metrics.scalars(), "requests": metrics.statuses(), **more})
         )
         return
-    print_report(run_report(metrics, bands))
+    print_report(run_report(metrics, bands, capacity))
 
 
 def print_reasons(recording: Recording) -> None:

@@ -14,6 +14,7 @@ front_door  time that the API server in front of it took, as in `serving.front_d
 gpu         the GPU whose kernel tables gave the step times
 trust       `level` and `reason`, as in `calibration.trust`
 bands       90 % bands by metric and statistic; the statistic of a single number is `value`
+capacity    arrival rate beyond which requests pile up, as in `planning.capacity`
 """
 
 from __future__ import annotations
@@ -248,6 +249,7 @@ class _Notes(BaseModel):
     gpu: str | None = None
     trust: dict[str, Any] | None = None
     bands: dict[str, dict[str, tuple[float, float]]] | None = None
+    capacity: dict[str, float] | None = None
     front_door: FrontDoor | None = None
     experts: _Experts | None = None
     served: _Served | None = None

@@ -119,7 +119,9 @@ def _run(to: Sheet, source: RecordedRun) -> str:
     to.text(" · ".join(filter(None, (clock, run["workload"], outcome.text, seconds))), soft=True)
     if outcome.shortfall:
         to.warning(f"{outcome.shortfall}: {outcome.latencies_of}")
-    if saturation := metrics.saturation:
+    if capacity := run_words.capacity_of(run):
+        to.warning(sentence(capacity.sentence))
+    elif saturation := metrics.saturation:
         to.text(f"{capitalised(saturation.verdict.lower())}: {run_words.backlog(saturation)}", soft=True)
     to.badge(trust_in_run(run))
     to.facts(run_words.headline_figures(run, metrics))

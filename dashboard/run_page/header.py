@@ -14,7 +14,7 @@ from calibration.validation.decision_replay import recorded_deployment
 from dashboard.blocks import badge, facts
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
-from dashboard.run_page.words import backlog, bands_of, headline_figures
+from dashboard.run_page.words import backlog, bands_of, capacity_of, headline_figures
 from dashboard.shown import capitalised, literal, sentence
 from planning.exports.recorded_run import RecordedRun
 from planning.run_report import RequestEndings
@@ -40,7 +40,10 @@ def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> 
     if short:
         badges += f" :red-badge[{short}]"
     verdict = metrics.saturation.verdict if metrics.saturation is not None else None
-    if verdict and not (short and verdict == "STABLE"):  # a fleet that sheds requests has no backlog
+    capacity = capacity_of(run)
+    if capacity and capacity.is_within_error:
+        badges += " :orange-badge[stable or not is within the error]"
+    elif verdict and not (short and verdict == "STABLE"):  # a fleet that sheds requests has no backlog
         badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
     title = _title(name, recording)
     st.title(literal(title), anchor=False)
@@ -69,6 +72,8 @@ def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
         outcome = RequestEndings.from_metrics(metrics)
         if outcome.shortfall:
             st.caption(sentence(outcome.latencies_of), width="content")
+    if capacity := capacity_of(run):
+        st.warning(sentence(capacity.sentence))
     facts(headline_figures(run, metrics), _CELL_PX)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from calibration.trust import UNKNOWN, Trust
 from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
+from planning.capacity import Capacity
 from planning.diagnose.document import DiagnosisDocument
 from planning.run_report import Bands, distributions, scalars
 from serving.answers.figures import shown_band, shown_change, shown_number, shown_times
@@ -65,10 +66,33 @@ def bands_of(run: Mapping[str, Any]) -> Bands:
     return bands if isinstance(bands, dict) else {}
 
 
+def capacity_of(run: Mapping[str, Any]) -> Capacity | None:
+    """Return the capacity that a simulated run notes; None if it has none, or one that cannot be read."""
+    try:
+        return Capacity.model_validate(notes_of(run)["capacity"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _uncertain(run: Mapping[str, Any]) -> tuple[str, ...]:
+    capacity = capacity_of(run)
+    return capacity.uncertain if capacity else ()
+
+
 def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
-    """Return the main figures of a run: latencies at their median and tail, then rates."""
-    scalars, bands, figures = metrics.scalars(), bands_of(run), []
+    """Return the main figures of a run: latencies at their median and tail, then rates.
+
+    If nobody can tell whether requests pile up, the rate beyond which they do stands for latencies that include
+    waiting.
+    """
+    scalars, bands, figures = metrics.scalars(), bands_of(run), list[Fact]()
+    uncertain, capacity = _uncertain(run), capacity_of(run)
+    if capacity:
+        arriving, served = shown_number(capacity.arrival_rate), shown_number(capacity.value)
+        figures += [Fact("arrivals/s", arriving), Fact("served at most/s", served, capacity.band, capacity.sentence)]
     for name, stat in _LATENCIES:
+        if name in uncertain:
+            continue
         band = bands.get(name, {}).get(stat, ())
         value = getattr(metrics.distribution(name), stat)
         (text, *ends), unit = shown_times(value, *band)
@@ -81,7 +105,7 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
 
 def show_metrics(to: Sheet, run: Mapping[str, Any], metrics: RunMetrics) -> None:
     """Draw every metric of the recording."""
-    to.table(distributions(metrics, bands_of(run)))
+    to.table(distributions(metrics, bands_of(run), _uncertain(run)))
     to.table(scalars(metrics, bands_of(run)))
 
 

@@ -91,7 +91,7 @@ def simulate(
     done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if scenario.deployment.kv_tiers else {}
     defaults = {"defaults": done.defaults} if done.defaults else {}
-    print_metrics(done.metrics, style, bands=done.bands, trust=done.trust._asdict(), **tiers, **defaults)
+    print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **defaults)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
