@@ -8,7 +8,7 @@ those of one occurrence. `KernelTimes` is the interface of models that time oper
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -163,6 +163,8 @@ class Experts:
     dtype: str = "bfloat16"
     count: int = 1
     width: float = 0.0  # bytes of a weight, as in `Gemm`
+    # choices and weights, two to sort the rows by expert, gate and up, activation, down, sum (vLLM's `fused_experts`)
+    launches: ClassVar[int] = 7
 
     @property
     def size(self) -> Amount:

@@ -140,6 +140,9 @@ def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment) -> Priced:
     )
 
     spec = find_gpu(gpu)
+    stated = {*deployment.model_fields_set, *deployment.scheduler.model_fields_set}
+    if not stated & {"gpu_memory_utilization", "num_blocks"}:
+        deployment = deployment.model_copy(update={"gpu_memory_utilization": served().gpu_memory_utilization})
     defaults, deployment = defaults_taken(deployment, spec), with_engine_defaults(deployment, spec)
     capacity = kv_capacity(find_model(deployment.model), spec, deployment)
     if deployment.gpu_memory_utilization is None:

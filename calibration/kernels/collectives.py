@@ -178,9 +178,9 @@ _HOPPER = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB // 4}
 _B200 = {2: 2 * _MIB, 4: 2 * _MIB, 8: _MIB}
 _B300 = {2: 4 * _MIB, 4: 4 * _MIB, 8: 4 * _MIB}
 _OTHER_NVLINK = {2: 8 * _MIB, 4: 8 * _MIB, 8: 8 * _MIB}
-_CUSTOM = {"H100": _HOPPER, "H200": _HOPPER, "B200": _B200, "GB200": _B200, "B300": _B300}
+_CUSTOM = {"H100": _HOPPER, "H200": _HOPPER, "B200": _B200, "GB200": _B200, "B300": _B300, "GB300": _B300}
 _FUSED = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB}
-FUSING = ("B200", "B300", "GB200")
+FUSING = ("B200", "B300", "GB200", "GB300")
 _PCIE = {2: 8 * _MIB}
 
 _HOST_SHARE = 0.26  # share of PCIe's rate for copies through the host's memory: 16 GB/s over PCIe 5, 8 GB/s over PCIe 4

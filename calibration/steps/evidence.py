@@ -1,12 +1,12 @@
 """A hierarchical model of how engines differ from their kernels, fitted to all measured runs together.
 
-Thirteen fitted parameters, called numbers, describe how an engine differs from its kernels. For a configuration, each
+Fourteen fitted parameters, called numbers, describe how an engine differs from its kernels. For a configuration, each
 number is the product of a value that all engines share and of deviations for its engine, the engine's version, the
-generation of the GPU, the precision, generation and precision together, the model, the client, and the source (measured
-case). Deviations are pulled towards 1. Each of these levels has its own spread (standard deviation of the logarithm).
-An unmeasured deviation does not change a prediction, but widens its band by the level's spread. The fit is one
-regularised least-squares problem on log errors (a linear mixed model), to which every source contributes its normal
-equations. Leaving a source, a GPU, an engine or a model out therefore needs no new simulation.
+generation of the GPU, the precision, precision together with generation and with engine, the model, the client, and the
+source (measured case). Deviations are pulled towards 1. Each of these levels has its own spread (standard deviation of
+the logarithm). An unmeasured deviation does not change a prediction, but widens its band by the level's spread. The fit
+is one regularised least-squares problem on log errors (a linear mixed model), to which every source contributes its
+normal equations. Leaving a source, a GPU, an engine or a model out therefore needs no new simulation.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from calibration.steps.correction import COMPUTE, WEIGHTS, Correction
 from calibration.steps.interval import REACH
+from calibration.steps.launches import FITTED, LaunchCost
 from calibration.steps.operation_cost import HostTimes
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
@@ -54,8 +55,14 @@ NUMBERS: dict[str, Number] = {
     "decode row": Number(1.5e4, 0.8, "host"),
     "host step": Number(1e6, 0.8, "host"),
     "host row": Number(1e4, 0.8, "host"),
+    "launch": Number(2.8e4, 0.6, "host"),
     "request": Number(1e7, 0.8, "request"),
 }
+"""The prior of a launch, with all work of the host around it, is SGLang's on Llama-3-8B (sgl-project/sglang pull
+request 1401): a decode step of batch 1 took 8.23 ms without graphs and 7.35 ms with them, and has 293 kernels as
+`launches` counts them. Other engines published 16,000 ns (xLLM-AI/xllm pull request 713) and 80,000 ns (vllm-
+project/vllm-omni issue 7960).
+"""
 _NAMES = tuple(NUMBERS)
 PLACE = {name: place for place, name in enumerate(NUMBERS)}
 PARTS = {name: name for name in _NAMES[:8]} | {"past attention": "prompt attention"}
@@ -73,6 +80,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "generation": _OF_KERNELS,
     "precision": ("gemm", "experts"),
     "generation and precision": ("gemm", "experts"),
+    "engine and precision": ("gemm", "experts"),
     "model": (*_OF_KERNELS, "host"),
     "client": ("request",),
     "client and model": ("request",),
@@ -128,6 +136,7 @@ class Origin:
             "precision": f"{family} {precision}",
             "generation and precision": f"{self.generation} {family} {precision}",
             "model": self.model,
+            "engine and precision": f"{self.engine} {family} {precision}",
             "client": self.client,
             "client and model": f"{self.client} {self.model}" if self.client else "",
             "source": self.source,
@@ -203,7 +212,9 @@ class Belief:
     @property
     def host(self) -> HostTimes:
         """The CPU times of the host."""
-        return HostTimes(self.values["host step"], self.values["host row"])
+        at = PLACE["launch"]
+        launches = LaunchCost(self.values["launch"], float(np.sqrt(self.covariance[at, at])), FITTED)
+        return HostTimes(self.values["host step"], self.values["host row"], launches)
 
     def updated(self, taught: Taught) -> Belief:
         """Return the belief after more runs of the same configuration, which share none of its deviations."""

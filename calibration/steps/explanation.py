@@ -18,11 +18,12 @@ from calibration.operations import Operation, StepSizes, bound_by, floor_ns
 from calibration.step_operations import heads_per_device, step_operations
 from calibration.steps.correction import PROMPT_PARTS, never_slower, parts_of
 from calibration.steps.interval import REACH, Factors, widened
-from calibration.steps.launches import launches
+from calibration.steps.launches import outside_graphs
 from calibration.steps.operation_cost import WAITING, OperationCost
 from calibration.steps.step_trust import stacked, step_trust
 from calibration.trust import Trust, TrustLevel
 from serving.deployments.config import Deployment
+from serving.deployments.engines import captured_tokens
 from serving.deployments.kv_layout import kv_dtype
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES
@@ -75,7 +76,7 @@ class Explanation:
             err in the same direction
         interval: factors of `step_ns` between which 90 % of runs lie
         level, why: trust level of the step, and the name of the part that limits it
-        launches: number of kernels that the host launches one by one; 0 with CUDA graphs
+        launches: number of kernels that the host launches outside of CUDA graphs
         launch_ns: host time of one launch
     """
 
@@ -127,7 +128,8 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
     step_ns = sum(parts.values())
     known = step_trust(cost, alike)
     beyond, worst = float(known.beyond[0]), int(known.worst[0])
-    launching = REACH * cost.host.launches.sigma if WAITING in parts else 0.0
+    captured = captured_tokens(cost.deployment, cost.kernels.gpu)
+    launching = REACH * cost.host.launches.sigma if WAITING in parts and cost.deployment.enforce_eager else 0.0
     of_prompts = sum(ns for name, ns in parts.items() if name in PROMPT_PARTS)
     rows = int(sizes.decode_rows + sizes.prefill_rows)
     return Explanation(
@@ -146,7 +148,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         ),
         level=TrustLevel(int(known.kernels[0])),
         why=known.names[worst] if worst >= 0 else "",
-        launches=int(launches(cost.operations(sizes))) if cost.deployment.enforce_eager else 0,
+        launches=int(outside_graphs(cost.model, cost.deployment, sizes, captured)),
         launch_ns=cost.host.launch_ns,
         launch_source=cost.host.launches.source,
     )

@@ -40,12 +40,13 @@ from calibration.steps.evidence import (
     own_origin,
 )
 from calibration.steps.interval import REACH, Factors, StepInterval, factors_of, widened
-from calibration.steps.launches import PUBLISHED, LaunchCost
+from calibration.steps.launches import UNKNOWN, LaunchCost, outside_graphs
 from calibration.steps.measured_runs import FILE as MEASURED_FILE
 from calibration.steps.measured_runs import MeasuredRuns
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from serving.deployments.config import Deployment, parse
+from serving.deployments.engines import captured_tokens
 from serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
@@ -164,6 +165,7 @@ def step_shares(model: ModelSpec, deployment: Deployment, kernels: KernelTimes) 
                 shares[at, PLACE[PARTS[part]]] += float(ns)
         of_loop = {"step": 1.0, "host step": 0.0 if deployment.scheduler.async_scheduling else 1.0}
         of_loop |= {"decode row": rows * (at == 0), "host row": of_loop["host step"] * rows * (at == 0)}
+        of_loop["launch"] = float(outside_graphs(model, deployment, sizes, captured_tokens(deployment, kernels.gpu)))
         for name, count in of_loop.items():
             shares[at, PLACE[name]] = count
     return shares * PRIORS
@@ -204,7 +206,12 @@ def of_belief(
 
 
 def _slopes(belief: Belief, shares: Floats) -> Floats:
-    times = shares * np.exp(belief.logs)
+    times, at = shares * np.exp(belief.logs), PLACE["launch"]
+    launching = times[:, at].copy()
+    times[:, at] = 0.0
+    waits = launching > times.sum(axis=1)
+    times[waits] = 0.0
+    times[waits, at] = launching[waits]
     return np.asarray(times / times.sum(axis=1, keepdims=True))
 
 
@@ -281,7 +288,7 @@ def predicted_cost(
     gpu: str,
     deployment: Deployment,
     calibration: Learnt | None = None,
-    launches: LaunchCost = PUBLISHED,
+    launches: LaunchCost = UNKNOWN,
 ) -> OperationCost:
     """Return the cost model of `deployment` on `gpu`, from `calibration` or else from the bundled evidence (blind).
 
@@ -297,7 +304,7 @@ def predicted_cost(
         same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
         there = blind(gpu, then) if same else known
         known = transferred(calibration, find_gpu(gpu), deployment, known, there)
-    if launches.ns is not None and launches is not PUBLISHED:
+    if launches.ns is not None:
         known = replace(known, host=replace(known.host, launches=launches))
     return known.cost(model, deployment, kernels(gpu))
 

@@ -1,8 +1,8 @@
 """Kernel launches by the host in steps without a CUDA graph: their number, and the host time of each.
 
-While the device runs one kernel, the host launches the next, so launches add no time as long as the device is slower
-than the host. A step with little work takes as long as its launches. A CUDA graph has one launch for all kernels, and
-measured step times include it.
+Engines capture decode steps as graphs, and steps with prompts only up to a size. While the device runs one kernel, the
+host launches the next, so launches add no time as long as the device is slower than the host. A step with little work
+takes as long as its launches. A CUDA graph has one launch for all kernels, and measured step times include it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from calibration.operations import Operation, StepSizes
+from calibration.latent_attention import LatentDecode, SparsePrefill
+from calibration.linear_attention import LinearDecode, LinearPrefill
+from calibration.operations import DecodeAttention, Operation, PrefillAttention, StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.calibration_file import Price
 from calibration.steps.features import recorded_sizes
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 from traces.tables import numbers
 
+_ATTENTION = (PrefillAttention, DecodeAttention, LinearPrefill, LinearDecode, LatentDecode, SparsePrefill)
 _FEW_TOKENS = 64  # maximum number of tokens in a step that may be limited by its launches
 _FEWEST = 10  # minimum number of eager steps and of graph steps
 _SLOWER = 1.1  # minimum ratio of eager to graph times; with a smaller one the host was not the limit
@@ -52,12 +56,8 @@ class LaunchCost:
         return f"{price} ({self.source})"
 
 
-PUBLISHED = LaunchCost(28_000.0, 0.6, "SGLang on Llama-3-8B, published in sgl-project/sglang pull request 1401")
-"""A decode step, batch 1, took 8.23 ms without graphs and 7.35 with them (FlashInfer, 2024-09); it has 293 kernels as
-`launches` counts them. The launch alone is a tenth of that time. `sigma` is the spread over other engines, in
-nanoseconds per kernel: 16,000 in C++ (Qwen3-0.6B, 4.20 ms, xLLM-AI/xllm pull request 713), 80,000 (Qwen2.5-Omni-7B, 22
-ms, vllm-project/vllm-omni issue 7960)."""
-
+FITTED = "measured runs of other engines"
+"""The source of a launch cost that was fitted to runs whose prompts are beyond the captured graphs."""
 
 UNKNOWN = LaunchCost(None, 0.0, "nobody looked at its launches")
 
@@ -70,8 +70,30 @@ def launches(operations: Iterable[Operation]) -> Any:
     )
 
 
-def launching_ps(launching_ns: Callable[[StepSizes], Any]) -> dict[tuple[bool, bool, bool], int]:
-    """Return the picoseconds of a step's launches; the keys say if it has decode rows, prompts and sampled rows."""
+def outside_graphs(model: ModelSpec, deployment: Deployment, sizes: StepSizes, captured: float) -> Any:
+    """Return the number of kernels that the host launches in steps of `sizes`, outside of CUDA graphs.
+
+    Steps with prompts are graphs up to `captured` tokens (`engines.captured_tokens`). Attention lies between these
+    graphs, of which a layer has one. A step without prompts is one graph; only vLLM runs it without a graph if it has
+    more tokens.
+    """
+    operations = step_operations(model, deployment, sizes)
+    every = launches(operations)
+    if deployment.enforce_eager:
+        return every
+    prompts, over = np.asarray(sizes.prefill_tokens) > 0, np.asarray(sizes.tokens) > captured
+    if deployment.engine_name.name != "vllm":
+        over = over & prompts
+    attention = launches(one for one in operations if isinstance(one, _ATTENTION)) + model.num_layers
+    return np.where(over, every, np.where(prompts, attention, 0))
+
+
+LaunchingPs = dict[tuple[bool, bool, bool], int]
+"""The picoseconds of a step's launches; the keys say if it has decode rows, prompts and sampled rows."""
+
+
+def launching_ps(launching_ns: Callable[[StepSizes], Any]) -> LaunchingPs:
+    """Tabulate `launching_ns`, which returns the nanoseconds of the launches of a step."""
     table = {}
     for decodes, prompts, samples in product((False, True), repeat=3):
         rows, chunk = float(decodes), float(prompts)

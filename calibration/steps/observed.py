@@ -136,8 +136,10 @@ class ObservedOperations(_Observed):
 
     def at_share(self, share: float) -> Self:
         decode, prompts = (factor_at(known, share) for known in self.interval)
-        launching = widened(self.interval.decode, REACH * self.pure.host.launches.sigma)
-        return type(self)(self.pure.scaled(decode, prompts, factor_at(launching, share)))
+        launching = prompts  # their interval has the error of launches, too
+        if self.pure.deployment.enforce_eager:
+            launching = factor_at(widened(self.interval.decode, REACH * self.pure.host.launches.sigma), share)
+        return type(self)(self.pure.scaled(decode, prompts, launching))
 
     @property
     def interval(self) -> StepInterval:

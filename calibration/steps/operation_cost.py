@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,10 @@ from calibration.steps.calibration_file import Price
 from calibration.steps.correction import Correction, parts_of, step_parts
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
-from calibration.steps.launches import PUBLISHED, LaunchCost, launches, launching_ps
+from calibration.steps.launches import UNKNOWN, LaunchCost, LaunchingPs, launching_ps, outside_graphs
 from serving.cost_model import MASK_NS, decode_plans, padded
 from serving.deployments.config import Deployment
+from serving.deployments.engines import captured_tokens
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec, check_vocabulary, draft_module, module_deployment
 from serving.step_plan import StepPlan
@@ -55,7 +56,7 @@ class HostTimes:
 
     step_ns: Price = 0.0
     row_ns: Price = 0.0
-    launches: LaunchCost = PUBLISHED
+    launches: LaunchCost = UNKNOWN
 
     @property
     def times_ns(self) -> dict[str, float]:
@@ -112,7 +113,7 @@ class OperationCost:
         self._tables: Tables = {} if tables is None else tables
         self._curves: dict[int, DecodeRows] = {}
         self._prompts = _PromptGrid(self)
-        self._eager = deployment.enforce_eager
+        self._captured = captured_tokens(deployment, kernels.gpu)
         self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # raises if there is no price
         self.stages = self._stages()
 
@@ -127,7 +128,7 @@ class OperationCost:
     def parts(self, sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
         """Return corrected nanoseconds of each part of one step or many. The tables are made from these parts."""
         parts = self.own_parts(sizes)
-        if self.deployment.enforce_eager:
+        if self.host.launch_ns:
             parts[WAITING] = self.waiting_ns(sizes, sum(parts.values()))
         if self._drafting:
             parts["drafting"] = self._drafting.ns(sizes, sum(parts.values()))
@@ -146,9 +147,12 @@ class OperationCost:
         return self.correction.apply(raw, sizes)
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
-        """Return the time that a step of `device_ns` waits for the host, which launches every kernel separately."""
-        launching = self.host.launch_ns * launches(step_operations(self.model, self.deployment, sizes))
-        return np.maximum(launching - device_ns, 0.0)
+        """Return the time that a step of `device_ns` waits for the host, which launches kernels outside of graphs."""
+        return np.maximum(self.launching_ns(sizes, self._captured) - device_ns, 0.0)
+
+    def launching_ns(self, sizes: StepSizes, captured: float) -> Any:
+        """Return the time of all launches in a step; steps with prompts are graphs up to `captured` tokens."""
+        return self.host.launch_ns * outside_graphs(self.model, self.deployment, sizes, captured)
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
         """Return the operations of a step of `sizes` on one device, including the drafting at its end."""
@@ -161,7 +165,7 @@ class OperationCost:
             return None
         if speculative.method == "mtp":
             module, alone = draft_module(self.model), module_deployment(self.deployment)
-            return ModelDraft(speculative, OperationCost(module, alone, self.kernels, self.correction.of_kernels()))
+            return ModelDraft(speculative, self._of_draft(module, alone))
         if speculative.model is None:
             return StatedDraft(speculative)
         draft = find_model(speculative.model)
@@ -171,7 +175,12 @@ class OperationCost:
             own["expert_imbalance"] = 1.0
             own |= {"quantization": "none"} if self.deployment.quantization == "mxfp4" else {}
         deployment = self.deployment.rescheduled(speculative=None).model_copy(update=own)
-        return ModelDraft(speculative, OperationCost(draft, deployment, self.kernels, self.correction.of_kernels()))
+        return ModelDraft(speculative, self._of_draft(draft, deployment))
+
+    def _of_draft(self, draft: ModelSpec, deployment: Deployment) -> OperationCost:
+        """Return the cost model of a draft model, with this model's correction and launches."""
+        host = HostTimes(launches=self.host.launches)
+        return OperationCost(draft, deployment, self.kernels, self.correction.of_kernels(), host)
 
     def scaled(self, decode: float, prompts: float, launching: float | None = None) -> OperationCost:
         """Return the cost model with decode, prompt and (if given) launch times multiplied by these factors."""
@@ -196,8 +205,9 @@ class OperationCost:
         if plan.routed_tokens >= 0:
             shared = self._shared_ps
             total += shared[min(plan.routed_tokens, self._most_tokens)] - shared[min(plan.tokens, self._most_tokens)]
-        if self._eager:
-            total = max(total, self._launching_ps[plan.decode_rows > 0, plan.prefill_tokens > 0, logits > 0])
+        over, prompts = plan.tokens > self._captured, plan.prefill_tokens > 0
+        if over or prompts:
+            total = max(total, self._launching_ps[over][plan.decode_rows > 0, prompts, logits > 0])
         if self._drafting:
             total += self._drafting.ps(plan, total)
         return total // 1000
@@ -206,8 +216,7 @@ class OperationCost:
         if self._drafting:
             return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
         cpu = self._prices.cpu_ns(rows)
-        if self._eager:
-            least = self._launching_ps[True, False, True] // 1000
+        if rows > self._captured and (least := self._launching_ps[True][True, False, True] // 1000):
             return [cpu + max(ns, least) for ns in self._prices.run(rows, context, squares, steps, 0)]
         return self._prices.run(rows, context, squares, steps, cpu)
 
@@ -227,8 +236,10 @@ class OperationCost:
         return [round(ns) for ns in busy.tolist()]
 
     @cached_property
-    def _launching_ps(self) -> dict[tuple[bool, bool, bool], int]:
-        return launching_ps(lambda sizes: self.waiting_ns(sizes, 0.0))
+    def _launching_ps(self) -> tuple[LaunchingPs, LaunchingPs]:
+        """The time of a step's launches if its prompts are captured, and if they are not."""
+        within, beyond = (launching_ps(partial(self.launching_ns, captured=captured)) for captured in (np.inf, 0.0))
+        return within, beyond
 
     @cached_property
     def _dense_ps(self) -> list[int]:

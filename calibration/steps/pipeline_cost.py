@@ -51,14 +51,18 @@ class PipelineCost(OperationCost):
         return sum(stage.waiting_ns(sizes, sum(stage.own_parts(sizes).values())) for stage in self.stages)
 
     def step_ns(self, plan: StepPlan) -> int:
-        if not self.deployment.enforce_eager:
+        if not self._launches(plan.tokens, plan.prefill_tokens):
             return super().step_ns(plan)
         return sum(self.stages_ns(plan)) + sum(self.transfers_ns(plan))
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        if not self.deployment.enforce_eager:
+        if not self._launches(rows, 0):
             return super().decode_run_ns(rows, context, squares, steps)
         return [self.cpu_ns(plan) + self.step_ns(plan) for plan in decode_plans(rows, context, squares, steps)]
+
+    def _launches(self, tokens: int, prompt_tokens: int) -> bool:
+        """Return whether the hosts launch kernels of such a step outside of CUDA graphs, which may take longer."""
+        return self.host.launch_ns > 0 and (prompt_tokens > 0 or tokens > self._captured)
 
     def transfers_ns(self, plan: StepPlan) -> list[int]:
         at = min(plan.tokens, self._most_tokens)
@@ -86,8 +90,8 @@ class _EarlyStage(OperationCost):
     def own_parts(self, sizes: StepSizes, table: object = None) -> dict[str, NDArray[np.float64]]:
         return super().own_parts(_unsampled(sizes), table)
 
-    def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
-        return super().waiting_ns(_unsampled(sizes), device_ns)
+    def launching_ns(self, sizes: StepSizes, captured: float) -> Any:
+        return super().launching_ns(_unsampled(sizes), captured)
 
 
 def _unsampled(sizes: StepSizes) -> StepSizes:

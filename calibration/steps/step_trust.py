@@ -21,7 +21,7 @@ from calibration.operations import StepSizes
 from calibration.steps.correction import domain_amounts, never_slower
 from calibration.steps.features import REGIMES, Floats, recorded_sizes
 from calibration.steps.interval import REACH, StepInterval, widened
-from calibration.steps.launches import PUBLISHED
+from calibration.steps.launches import FITTED
 from calibration.steps.operation_cost import WAITING, OperationCost
 from calibration.steps.step_cost import Calibration
 from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust, TrustLevel
@@ -127,7 +127,8 @@ def step_trust(cost: OperationCost, sizes: StepSizes) -> StepTrust:
     covered = _covered(cost, sizes)
     if WAITING in parts:  # the step waits for launches
         known = cost.host.launches
-        of_launches = TrustLevel.EXTRAPOLATED if known == PUBLISHED else TrustLevel.INTERPOLATED
+        guessed = cost.deployment.enforce_eager and known.source == FITTED  # fitted to steps with prompts only
+        of_launches = TrustLevel.EXTRAPOLATED if guessed else TrustLevel.INTERPOLATED
         waits = parts[WAITING] > NEGLIGIBLE * step_ns
         level = np.where(waits, np.maximum(level, of_launches), level)
         worst = np.where(waits, len(operations), worst)

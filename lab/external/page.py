@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from math import inf
+from statistics import median
 
 from calibration.validation.external.report import (
     FEW,
@@ -190,9 +191,26 @@ def _by_run(result: CaseResult) -> Iterator[str]:
     )
 
 
+def _hypotheses(result: CaseResult) -> Iterator[str]:
+    """Yield errors of the first and of the nearest hypothesis, for rows whose deployment is stated only in part."""
+    for figure in result.case.shown:
+        pairs = [
+            [abs(row.error_pct(column) or 0.0) for column in ("blind", "nearest")]
+            for row in result.rows
+            if row.figure == figure and row.others
+        ]
+        if pairs:
+            first, nearest = (median(errors) for errors in zip(*pairs, strict=True))
+            yield (
+                f"\n{len(pairs)} rows may have had one of several deployments; their intervals cover all. Median error "
+                f"of {figure} with the first {first:.0f} %, with the nearest {nearest:.0f} %.\n"
+            )
+
+
 def _summed_up(result: CaseResult) -> Iterator[str]:
     yield f"Of *blind*, in groups of {FEW} runs or more:\n"
     yield markdown_table(group_header(result), group_rows(result))
+    yield from _hypotheses(result)
     calm = [run.name for run in result.runs if not run.caution]
     medians = (result.median_error_pct(figure, calm) for figure in result.case.shown)
     errors = ", ".join(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -29,6 +28,8 @@ _APART = 1.05  # ratio above which rows of one configuration disagree
 _SLOWER = 1.1  # ratio of its TPOT to that of a row of higher concurrency above which a row looks wrong
 _STAGGER_NS = 50_000  # time in which a client sends, and a server takes in, one request
 _MOST_REQUESTS, _FEWEST_WAVES = 5120, 5  # more requests take long to simulate, and change little
+_DRAFTS = {"method": "mtp", "acceptance_rate": 0.7}  # nobody states how many drafts were accepted
+_DAY = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 
 
@@ -56,52 +57,103 @@ class Load(Settings):
         return self
 
 
+class Budget(Settings):
+    """A launcher's formula for max_num_batched_tokens: a sum of terms, rounded up to a multiple of 64.
+
+    Attributes:
+        isl: weight of the nominal prompt length
+        running: weight of the requests in flight on one data-parallel rank
+        plus: constant
+    """
+
+    isl: int = 1
+    running: int = 0
+    plus: int = 0
+
+    def of(self, isl: int, running: int) -> int:
+        """Return the budget in tokens."""
+        return -(-(self.isl * isl + self.running * running + self.plus) // 64) * 64
+
+
 class Rule(Settings):
     """Settings for the rows whose columns match `when`: deployment, load, client, and replaced columns.
 
-    `seqs_as_concurrency` starts the engine with max_num_seqs equal to the concurrency. `skip` says why such rows cannot
-    be simulated.
+    Attributes:
+        before: if given, only rows that were measured before this day (YYYY-MM-DD) match
+        or_deployment: settings that the rows may have had instead, such as drafts that nobody states
+        budget: a formula for the token budget
+        seqs_as_concurrency: the engine was started with max_num_seqs equal to the concurrency
+        skip: reason why such rows cannot be simulated
     """
 
     when: dict[str, str] = Field(default_factory=dict)
     deployment: dict[str, Any] = Field(default_factory=dict)
+    or_deployment: dict[str, Any] = Field(default_factory=dict)
     columns: dict[str, str] = Field(default_factory=dict)
     load: Load | None = None
     client: str = ""
+    before: str = ""
+    budget: Budget | None = None
     seqs_as_concurrency: bool = False
     caution: str = ""
     skip: str = ""
 
     def matches(self, row: Row) -> bool:
-        return all(row.text(key) == value for key, value in self.when.items())
+        day = _DAY.search(row.text("silicon_data_source"))
+        early = not self.before or (day is not None and day[1] < self.before)
+        return early and all(row.text(key) == value for key, value in self.when.items())
+
+
+class Pool(Settings):
+    """The prefill or the decode workers of a published configuration.
+
+    Attributes:
+        devices: number of devices of one worker
+        attention_dp: True if a worker's attention is data-parallel over its devices
+    """
+
+    workers: int = Field(ge=1)
+    devices: int = Field(ge=1)
+    attention_dp: bool = False
+
+    @property
+    def split(self) -> dict[str, Any]:
+        """The parallel sizes of a worker."""
+        tp, dp = (1, self.devices) if self.attention_dp else (self.devices, 1)
+        return {"tensor_parallel_size": tp, "data_parallel_size": dp}
 
 
 class Apart(Settings):
-    """Workers of rows with separate prefill and decode workers; the table states their sizes but not their numbers.
+    """A published configuration with separate prefill and decode workers, which the table states only in part.
 
     Attributes:
-        attention_dp: True if a worker's attention is data-parallel over its devices, which the table does not say
-            either
-        tpot_ms: range of TPOT of the described rows; for other rows of that concurrency nobody states the drafts
+        when: values of columns of the rows that may have had it, beside `isl` and `concurrency`
+        drafts: draft tokens a step (multi-token prediction); 0 without drafts
     """
 
+    when: dict[str, str] = Field(default_factory=dict)
     isl: int
     concurrency: int
-    prefill: int = Field(ge=1)
-    decode: int = Field(ge=1)
-    attention_dp: bool = False
-    tpot_ms: tuple[float, float]
+    prefill: Pool
+    decode: Pool
+    expert_parallel: bool = True
+    drafts: int = Field(0, ge=0)
     caution: str = ""
 
-    def settings(self, devices: int) -> dict[str, Any]:
-        """Return the settings of workers of `devices` devices each, with expert parallelism."""
-        tp, dp = (1, devices) if self.attention_dp else (devices, 1)
+    def describes(self, row: Row, concurrency: int) -> bool:
+        """Return whether a row may have had this configuration."""
+        alike = all(row.text(key) == value for key, value in self.when.items())
+        return alike and (self.isl, self.concurrency) == (row.integer("isl", 1), concurrency)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of both pools, without those of the scheduler."""
         pools = [
-            {"name": role, "role": role, "replicas": count}
-            for role, count in (("prefill", self.prefill), ("decode", self.decode))
+            {"name": role, "role": role, "replicas": pool.workers, "deployment": pool.split}
+            for role, pool in (("prefill", self.prefill), ("decode", self.decode))
         ]
-        split = {"tensor_parallel_size": tp, "data_parallel_size": dp, "enable_expert_parallel": True}
-        return {**split, "fleet": {"pools": pools, "router": "least-requests"}}
+        fleet = {"pools": pools, "router": "least-requests"}
+        return {**self.decode.split, "enable_expert_parallel": self.expert_parallel, "fleet": fleet}
 
 
 class SiliconTable(Settings):
@@ -127,8 +179,9 @@ class SiliconTable(Settings):
         runs: list[MeasuredRun] = []
         for line in csv_rows(path):
             if self.apart or self.search:
-                split = [_Deployed(line, self.rules, workers) for workers in self._workers(line)]
-                rows += [row for row in split if row.is_apart and row.written not in {other.written for other in rows}]
+                row = _Deployed(line, self.rules, self._apart(line))
+                if row.apart and row.rules and row.written not in {other.written for other in rows}:
+                    rows.append(row)
                 continue
             why = next((rule.skip for rule in self.rules if rule.skip and rule.matches(line)), "")
             if why:
@@ -145,15 +198,18 @@ class SiliconTable(Settings):
             runs.append(self._run(row, floors[number], "; ".join(cautions)))
         return runs
 
-    def _workers(self, line: Row) -> Sequence[Apart]:
-        """Return the possible workers of a row."""
+    def _apart(self, line: Row) -> Sequence[Apart]:
+        """Return the configurations with separate workers that a row may have had."""
         if line.text("mode") != "disagg":
             return ()
-        isl, concurrency = line.integer("isl", 1), _Deployed(line, ()).concurrency
-        unknown = Apart(isl=isl, concurrency=concurrency, prefill=1, decode=1, tpot_ms=(0, inf))
-        return (unknown,) if self.search else self.apart
+        concurrency = _Deployed(line, ()).concurrency
+        if not self.search:
+            return [apart for apart in self.apart if apart.describes(line, concurrency)]
+        one = Pool(workers=1, devices=line.integer("decode_tp_size", 1))
+        return [Apart(isl=line.integer("isl", 1), concurrency=concurrency, prefill=one, decode=one)]
 
     def _run(self, row: _Deployed, floor_pct: Mapping[str, float], caution: str) -> MeasuredRun:
+        settings, *others = row.hypotheses()
         system = row.text("system")
         if system not in self.systems:
             raise row.row.error("system", system, f"must be one of {', '.join(self.systems)}")
@@ -161,7 +217,8 @@ class SiliconTable(Settings):
             name=row.text("id"),
             workload=row.workload(self.seed, row.load.lengths),
             figures=row.figures,
-            settings=row.settings(),
+            settings=settings,
+            or_settings=others,
             gpu=self.systems[system],
             client=row.client,
             engine=f"{row.text('backend')} {row.text('backend_version')}".strip(),
@@ -182,7 +239,7 @@ class SiliconTable(Settings):
 class _Deployed:
     """A row with the rules that match it, and the known settings of its workers."""
 
-    def __init__(self, row: Row, rules: Sequence[Rule], apart: Apart | None = None) -> None:
+    def __init__(self, row: Row, rules: Sequence[Rule], apart: Sequence[Apart] = ()) -> None:
         self.apart = apart
         self.rules = [rule for rule in rules if rule.matches(row)]
         columns = {key: value for rule in self.rules for key, value in rule.columns.items()}
@@ -194,17 +251,7 @@ class _Deployed:
         self.isl, self.osl = self.row.integer("isl", 1), self.row.integer("osl", 1)
         # One rank of a data-parallel group is simulated, with its share of the requests.
         self.ranks = self.row.integer("attention_dp_size", 0, 1) or 1
-        if apart is not None:
-            self.cautions += [apart.caution] if apart.caution else []
-
-    @property
-    def is_apart(self) -> bool:
-        """True if `apart` describes this row."""
-        known = self.apart
-        assert known is not None
-        low, high = known.tpot_ms
-        at = (known.isl, known.concurrency) == (self.isl, self.concurrency)
-        return at and bool(self.rules) and low <= self.figures["tpot_ms.mean"] <= high
+        self.cautions += [known.caution for known in apart if known.caution]
 
     def text(self, column: str) -> str:
         return self.row.text(column)
@@ -220,25 +267,36 @@ class _Deployed:
         """The values that rows of one configuration have in common; the concurrency is the last."""
         columns = ("model_path", "system", "precision", "backend_version", "tp_size", "pp_size", "moe_ep_size")
         shape = *(self.text(column) for column in columns), self.ranks, self.isl, self.osl
-        return (*shape, self.apart and (self.apart.prefill, self.apart.decode), self.concurrency)
+        return (*shape, self.concurrency)
 
     @property
     def written(self) -> tuple[Any, ...]:
         """The values that rows have in common if they are one measurement that was written twice."""
         return (*self.configuration, *self.figures.values())
 
-    def settings(self) -> dict[str, Any]:
-        """Return the deployment: the rules' settings, then the row's."""
+    def hypotheses(self) -> list[dict[str, Any]]:
+        """Return the deployments that the row may have had: usually one."""
+        if self.apart:
+            return [self._settings([], apart) for apart in self.apart]
+        others = [rule.or_deployment for rule in self.rules if rule.or_deployment]
+        return [self._settings([]), *([self._settings(others)] if others else [])]
+
+    def _settings(self, instead: Sequence[Mapping[str, Any]], apart: Apart | None = None) -> dict[str, Any]:
+        """Return the deployment: the rules' settings, those that stand `instead` of them, then the row's."""
         scheduler: dict[str, Any] = {}
         settings: dict[str, Any] = {}
+        for stated in (*(rule.deployment for rule in self.rules), *instead):
+            scheduler |= stated.get("scheduler", {})
+            settings |= stated
         for rule in self.rules:
-            scheduler |= rule.deployment.get("scheduler", {})
-            settings |= rule.deployment
             if rule.seqs_as_concurrency:
                 scheduler["max_num_seqs"] = self.concurrency
-        if self.apart is not None:
-            settings |= self.apart.settings(self.row.integer("decode_tp_size", 1))
-            return {**settings, **({"scheduler": scheduler} if scheduler else {})}
+            if rule.budget is not None:
+                scheduler["max_num_batched_tokens"] = rule.budget.of(self.isl, -(-self.concurrency // self.ranks))
+        if apart is not None:
+            if apart.drafts:
+                scheduler["speculative"] = _DRAFTS | {"num_speculative_tokens": apart.drafts}
+            return {**settings, **apart.settings, **({"scheduler": scheduler} if scheduler else {})}
         settings["tensor_parallel_size"] = self.row.integer("tp_size", 1)
         if self.ranks > 1:
             settings["data_parallel_size"] = self.ranks
@@ -263,7 +321,7 @@ class _Deployed:
         waves = self.load.waves
         # Where prefill and decode are apart, the first wave arrives at the prefill pool all at once. Among fewer
         # waves it would weigh too much.
-        if self.apart is None:
+        if not self.apart:
             waves = min(waves, max(_MOST_REQUESTS // slots, _FEWEST_WAVES))
         requests = [
             WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, lengths)),), _length(draw, self.osl, lengths))

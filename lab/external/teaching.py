@@ -32,8 +32,8 @@ _FURTHEST = 1.0  # maximum change of a number's logarithm in a round
 _GRID = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
 _GIVEN = {
     "version": 0.1,
-    "client": 0.5,
-    "client and model": 0.5,
+    "client": 1.0,
+    "client and model": 1.0,
 }  # nearly a level for each source: docs/cost-model.md
 START: Spreads = dict.fromkeys(LEVELS, 0.5) | _GIVEN
 
@@ -62,10 +62,10 @@ class Linearised:
 def fit(runs: Sequence[PredictedRun], spreads: Spreads = START, say: Callable[[str], None] | None = None) -> Evidence:
     """Return the evidence fitted to the `runs`, or the bundled evidence if none can be used.
 
-    Runs with a caution and runs of fleets are not used.
+    Runs with a caution, runs that may have had one of several deployments, and runs of fleets are not used.
     """
-    alone = [run for run in runs if not run.measured_run.caution and run.deployment.fleet is None]
-    used = [run for run in alone if run.figures]
+    alone = [run for run in runs if run.deployment.fleet is None and not run.measured_run.or_settings]
+    used = [run for run in alone if run.figures and not run.measured_run.caution]
     if not used:
         return bundled_evidence()
     logs = {origin: np.zeros(len(NUMBERS)) for origin in dict.fromkeys(run.origin for run in used)}
@@ -98,13 +98,29 @@ _KEPT = Path(__file__).parents[2] / "calibration" / "steps" / "blind.json"
 def all_runs(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> list[PredictedRun]:
     """Return the measured runs of every case; tell how many cannot be represented, by reason."""
     every: list[PredictedRun] = []
+    written: set[tuple[str, ...]] = set()
     for case in cases:
         taken, skipped = predicted_runs(case, data)
-        every += taken
-        say(f"{case.name}: {len(taken)} runs")
+        once = [run for run in taken if run.steps is not None or _is_new(run, written)]
+        every += once
+        say(f"{case.name}: {len(once)} runs")
+        if len(once) < len(taken):
+            say(f"  {len(taken) - len(once)} left out: written before, to the last digit")
         for why in dict.fromkeys(skipped):
             say(f"  {skipped.count(why)} left out: {why}")
     return every
+
+
+def _is_new(run: PredictedRun, written: set[tuple[str, ...]]) -> bool:
+    """Return whether no run before had the same figures on the same GPU, which are then noted in `written`.
+
+    Tables have rows twice, under other parallel sizes or under another name of the model. One of them would predict the
+    other.
+    """
+    figures = run.gpu, *(repr(value) for _, value in sorted(run.measured_run.figures.items()))
+    new = figures not in written
+    written.add(figures)
+    return new
 
 
 def teach(taken: Sequence[PredictedRun], say: Callable[[str], None]) -> Evidence:

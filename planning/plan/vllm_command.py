@@ -56,6 +56,7 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         ("max-num-batched-tokens", scheduler.max_num_batched_tokens, usual.get("max_num_batched_tokens")),
         ("max-num-active-seqs", scheduler.max_num_active_seqs, None),
         ("max-num-scheduled-tokens", scheduler.max_num_scheduled_tokens, None),
+        ("max-cudagraph-capture-size", deployment.max_cudagraph_capture_size, None),
         ("block-size", scheduler.block_size, BLOCK_SIZE),
         ("quantization", _QUANTIZATION.get(deployment.quantization), None),
         ("kv-cache-dtype", deployment.kv_cache_dtype, "auto"),

@@ -35,6 +35,7 @@ class SchedulerConfig(TerseSettings):
     seldom_set = (
         "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
         "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+        "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
     )  # fmt: skip
@@ -165,6 +166,16 @@ class SchedulerConfig(TerseSettings):
         le=1.0,
         description="trtllm: waiting prompts start when they fill this fraction of the token budget",
     )
+    attention_dp_timeout_iters: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="trtllm with data parallelism: maximum number of decode steps that a prompt waits for every rank "
+        "to have one (attention_dp_config with enable_balance); 0: prompts do not wait for other ranks",
+    )
+    attention_dp_ranks: int = Field(
+        1, ge=1, le=1024, description="trtllm: number of data-parallel ranks. Follows from data_parallel_size"
+    )
 
     kv_reservation: Literal["paged", "max_model_len", "max_tokens"] = Field(
         "paged",
@@ -246,7 +257,7 @@ class SchedulerConfig(TerseSettings):
 class Deployment(TerseSettings):
     """One engine: its model, its device, how it computes, its policy and the settings of its scheduler."""
 
-    seldom_set = ("engine", "inter_node", "all2all_backend", "fusion")
+    seldom_set = ("engine", "inter_node", "all2all_backend", "fusion", "max_cudagraph_capture_size")
 
     model: str = Field(
         "smollm2",
@@ -303,6 +314,13 @@ class Deployment(TerseSettings):
         "random: the expected value if tokens choose experts evenly and independently; simulator only",
     )
     enforce_eager: bool = Field(False, description="run steps without CUDA graphs")
+    max_cudagraph_capture_size: int | None = Field(
+        None,
+        ge=0,
+        description="number of tokens of the largest step with prompts that runs as a CUDA graph; larger ones wait for "
+        "the host to launch every kernel; null: as the engine chooses (vLLM: twice the tokens that all sequences "
+        "decode, at most 512 or 1,024; SGLang and TensorRT-LLM: none); simulator only",
+    )
     fusion: bool = Field(
         True,
         description="each norm, rotary embedding and activation is one kernel; false: several kernels, as in plain "
@@ -428,10 +446,13 @@ class Deployment(TerseSettings):
 
     @property
     def staged_settings(self) -> SchedulerConfig:
-        """The scheduler's settings with the decode stagger of the pipeline stages."""
-        if self.scheduler.decode_stagger == self.decode_stagger:
-            return self.scheduler
-        return self.scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
+        """The scheduler's settings with the decode stagger of the pipeline stages and the data-parallel ranks."""
+        scheduler = self.scheduler
+        if scheduler.decode_stagger != self.decode_stagger:
+            scheduler = scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
+        if scheduler.attention_dp_timeout_iters and self.data_parallel_size > 1:
+            scheduler = scheduler.model_copy(update={"attention_dp_ranks": self.data_parallel_size})
+        return scheduler
 
     def rescheduled(self, **changes: Any) -> Deployment:
         """Return the deployment with these settings of the scheduler changed; they are not validated."""

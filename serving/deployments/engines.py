@@ -4,9 +4,9 @@ Step times are corrected by measured runs of the same engine. A default replaces
 out: the limits of a step and the kind of loop. Defaults depend on the engine and the GPU. vLLM's defaults are those of
 its API server (`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of release 0.33). Larger GPUs get larger
 steps and more requests at once, except the A100, whose throughput falls with larger steps. SGLang chooses its prompt
-chunk size by memory (`ServerArgs`), and TensorRT-LLM has one token budget (`max_num_tokens`). Both run at least 2,048
-requests at once; here they have vLLM's limit of requests. With a higher limit, the memory for sampling would reduce the
-estimated number of KV blocks.
+chunk size by memory, and divides it by the data-parallel ranks (`ServerArgs`), and TensorRT-LLM has one token budget
+(`max_num_tokens`). Both run at least 2,048 requests at once; here they have vLLM's limit of requests. With a higher
+limit, the memory for sampling would reduce the estimated number of KV blocks.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ _VLLM = "0.33"  # the release that is assumed if none is stated
 _GIB = 1024**3
 _OVERLAPS_SINCE = (0, 14)  # first release of vLLM whose loop is overlapped by default
 _LARGEST_SINCE = (0, 28)  # first release known to have a larger token budget on GPUs of 160 GiB
+_LARGER_GRAPHS_SINCE = (0, 28)  # first release of vLLM with CUDA graphs of 1,024 tokens on data-center Blackwell
 _DEEPEP_TOKENS = 256  # token budget of a rank that exchanges tokens by low-latency DeepEP
 # (GiB, prompt chunk in tokens on GPUs with less memory than this)
 _SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))
+_SGLANG_SINCE_0_5_3 = (60, 4096)
 _SGLANG_LARGEST_CHUNK = 16384
 _TRTLLM_TOKENS = 8192
 # vLLM before 0.33: a request that preempts itself ends the step, and `prefill_schedule_interval` only spaces the
@@ -55,6 +57,11 @@ class EngineName(NamedTuple):
         release = None if "nightly" in text else _RELEASE.search(text)
         return cls(engine, f"{engine} {release[0]}" if release else "")
 
+    @property
+    def release(self) -> tuple[int, ...] | None:
+        """Major and minor number of the release; None if none is stated."""
+        return tuple(int(part) for part in self.version.split(" ")[-1].split(".")[:2]) if self.version else None
+
     def __str__(self) -> str:
         return self.version or self.name
 
@@ -64,6 +71,24 @@ def check_engine(stated: str | None) -> str | None:
     if stated is not None and not _STATED.fullmatch(stated):
         raise ValueError(f"must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, with or without a release: sglang 0.5.6")
     return stated
+
+
+def captured_tokens(deployment: Deployment, gpu: GpuSpec) -> int:
+    """Return the number of tokens of the largest step with prompts that runs as a CUDA graph.
+
+    vLLM's default is twice the tokens of a step in which all sequences decode, up to a limit
+    (`VllmConfig._set_cudagraph_sizes` of releases 0.20 to 0.33).
+    """
+    stated, scheduler, engine = deployment.max_cudagraph_capture_size, deployment.scheduler, deployment.engine_name
+    if deployment.enforce_eager:
+        return 0
+    if stated is not None:
+        return stated
+    if engine.name != "vllm":
+        return 0
+    large = gpu.generation == "Blackwell" and (engine.release is None or engine.release >= _LARGER_GRAPHS_SINCE)
+    queries = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)
+    return min(2 * scheduler.max_num_seqs * queries, 1024 if large else 512, scheduler.max_num_batched_tokens)
 
 
 def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> Deployment:
@@ -87,11 +112,13 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
     """Return the engine's default settings on `gpu` by name; they depend on what `deployment` states."""
     scheduler, engine = deployment.scheduler, deployment.engine_name
     stated, memory = scheduler.model_fields_set, gpu.memory_bytes / _GIB
-    release = tuple(int(part) for part in engine.version.split(" ")[-1].split(".")[:2]) if engine.version else None
+    release = engine.release
     large = memory >= 70 and "a100" not in gpu.name.lower()
     seqs, tokens, overlaps = (1024, 8192, True) if large else (256, 2048, True)
     if engine.name == "sglang":
-        tokens = next((chunk for below, chunk in _SGLANG_CHUNKS if memory < below), _SGLANG_LARGEST_CHUNK)
+        chunks = [pair for pair in _SGLANG_CHUNKS if pair != _SGLANG_SINCE_0_5_3 or _sglang_has_three_chunks(engine)]
+        tokens = next((chunk for below, chunk in chunks if memory < below), _SGLANG_LARGEST_CHUNK)
+        tokens = max(tokens // deployment.data_parallel_size, 1)
     elif engine.name == "trtllm":
         tokens = _TRTLLM_TOKENS
     else:
@@ -109,6 +136,12 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
         "max_num_batched_tokens": tokens,
         "async_scheduling": overlaps,
     }
+
+
+def _sglang_has_three_chunks(engine: EngineName) -> bool:
+    """Return whether this release of SGLang has a chunk of its own for GPUs of 35 to 60 GiB: those since 0.5.3."""
+    patch = [int(part) for part in engine.version.split(" ")[-1].split(".")] if engine.version else [0, 5, 3]
+    return patch >= [0, 5, 3]
 
 
 def _shown(value: bool | int) -> str:

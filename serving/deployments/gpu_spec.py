@@ -6,6 +6,7 @@ with a date.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.settings import Settings
 
+_OF_NO_MATTER = re.compile(r"nvidia|amd|instinct|tesla|geforce|sxm\d?|ac|hbm\d?e?|nvl\d+")
+_MEMORY = re.compile(r"-\d+g$")
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
 
@@ -65,8 +68,9 @@ class GpuSpec(Settings):
 
 
 def find_gpu(name_or_path: str) -> GpuSpec:
-    """Return the GPU of the catalogue with this name (in any case), or the GPU that a YAML file describes.
+    """Return the GPU of the catalogue with this name, or the GPU that a YAML file describes.
 
+    It also reads names as drivers (`NVIDIA H100 80GB HBM3`) and other tools (`h100_sxm`) write them.
     Raises UserError if there is no such GPU or file, or if the file describes several GPUs.
     """
     path = Path(name_or_path)
@@ -75,11 +79,19 @@ def find_gpu(name_or_path: str) -> GpuSpec:
         if len(entries) != 1:
             raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with exactly one")
         return next(iter(entries.values()))
-    gpu = {name.lower(): gpu for name, gpu in gpus().items()}.get(name_or_path.lower())
+    known, wanted = {_plain(name): gpu for name, gpu in gpus().items()}, _plain(name_or_path)
+    gpu = known.get(wanted) or known.get(_MEMORY.sub("", wanted))
     if gpu is None:
         remedy = f"is not a known GPU; choose one of {', '.join(gpus())}, or give a YAML file"
         raise UserError("gpu", name_or_path, remedy)
     return gpu
+
+
+def _plain(name: str) -> str:
+    """Return a GPU's name without its maker, form factor and memory type; PCIe and NVL are GPUs of their own."""
+    words = re.split(r"[ _-]+", name.lower())
+    kept = [re.sub(r"(\d)gb$", r"\1g", word) for word in words if word and not _OF_NO_MATTER.fullmatch(word)]
+    return "-".join(kept)
 
 
 @cache

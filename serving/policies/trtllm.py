@@ -3,7 +3,10 @@
 Prompts are not split (`enable_chunked_prefill` is off). A request is admitted only if there are KV blocks for all
 tokens that it and the running requests may still need (`GUARANTEED_NO_EVICT`), so that no request is ever preempted.
 With `batch_wait_timeout_iters`, prompts wait while requests decode, until they fill a share of the token budget or have
-waited for this number of steps (`PyExecutor._waiting_requests`).
+waited for this number of steps (`PyExecutor._waiting_requests`). With data-parallel attention and
+`attention_dp_timeout_iters`, they wait instead until every rank has a prompt (`_balance_adp_requests`). A scheduler
+knows its own rank only: when all ranks have one, as many prompts have come to this rank, on average, as the harmonic
+number of the ranks (coupon collector's problem).
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ class TrtllmScheduler(VllmScheduler):
         super().__init__(config, **engine)
         self._chunks = False
         self._waited = 0  # number of steps for which prompts have been held back
+        ranks = sum(1 / n for n in range(1, config.attention_dp_ranks + 1))
+        self._prompts_of_all = round(ranks)  # waiting prompts with which all ranks have one
+        self._timeout = config.attention_dp_timeout_iters or config.batch_wait_timeout_iters
 
     def fill(self, plan: StepPlan, budget: int) -> None:
         left = self.serve_running(plan, budget)
@@ -31,9 +37,18 @@ class TrtllmScheduler(VllmScheduler):
             self.admit_waiting(plan, left)
 
     def _stop_waiting(self, plan: StepPlan, budget: int) -> bool:
-        longest = self.config.batch_wait_timeout_iters
-        if not longest or not plan.tokens:
+        if not self._timeout or not plan.tokens:
             return True
+        if self._waited >= self._timeout or self._are_enough(plan, budget):
+            self._waited = 0
+            return True
+        self._waited += 1
+        return False
+
+    def _are_enough(self, plan: StepPlan, budget: int) -> bool:
+        """Return whether the waiting prompts need not wait for more."""
+        if self.config.attention_dp_timeout_iters:
+            return len(self.waiting) >= self._prompts_of_all
         enough = self.config.batch_wait_max_tokens_ratio * budget
         prompts = 0
         for request in self.waiting:
@@ -41,14 +56,10 @@ class TrtllmScheduler(VllmScheduler):
             if plan.tokens + prompts > budget:
                 prompts -= request.known
                 break
-        if self._waited >= longest or plan.tokens + prompts >= enough:
-            self._waited = 0
-            return True
-        self._waited += 1
-        return False
+        return plan.tokens + prompts >= enough
 
     def steady_steps(self) -> int:
-        return 0 if self.waiting and self.config.batch_wait_timeout_iters else super().steady_steps()
+        return 0 if self.waiting and self._timeout else super().steady_steps()
 
     def _reason_to_reject(self, request: Request) -> str:
         if request.prompt_len > self._budget and self.kv_loading is None:  # otherwise KV may be loaded

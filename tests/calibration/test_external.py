@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +159,11 @@ def test_the_interval_is_that_of_slower_and_faster_steps(tmp_path: Path, phase: 
             assert row.low < 0.9 * row.blind and row.high == pytest.approx(slower.blind, rel=1e-5)
 
 
-def table_case(folder: Path, **load: Any) -> Case:
+def table_case(folder: Path, rule: Mapping[str, Any] | None = None, **load: Any) -> Case:
     """Return a case with a row of eight requests in flight, whose lengths are stated or not."""
     header = "id,silicon_data_source,model_path,system,isl,osl,batch_size,tp_size,silicon_ttft_ms,silicon_tpot_ms"
     (folder / "table.csv").write_text(f"{header}\nrow,,m,h,64,16,8,1,400,6\n")
-    rules = [{"when": {}, "load": {"lengths": [0.5, 1], **load}}]
+    rules = [{"when": {}, "load": {"lengths": [0.5, 1], **load}, **(rule or {})}]
     measured = {
         "format": SILICON_TABLE,
         "file": "table.csv",
@@ -197,6 +197,17 @@ def test_where_nobody_says_what_was_sent_the_interval_spans_both(tmp_path: Path)
         row, ends = both[figure], sorted((spread[figure].blind, equal[figure].blind))
         assert row.blind == spread[figure].blind
         assert [row.low, row.high] == pytest.approx(ends) and row.low < row.high
+
+
+def test_where_nobody_says_which_deployment_ran_the_interval_spans_both(tmp_path: Path) -> None:
+    few = {"scheduler": {"max_num_seqs": 2}}
+    first, second = (intervals(table_case(tmp_path, {"deployment": of}), tmp_path, predictor(TRUE)) for of in ({}, few))
+    both = intervals(table_case(tmp_path, {"or_deployment": few}), tmp_path, predictor(TRUE))
+    row, alone, other = (rows["ttft_ms.mean"] for rows in (both, first, second))
+    assert row.blind == alone.blind and row.others == [other.blind] and alone.others == []
+    assert [row.low, row.high] == pytest.approx(sorted((alone.blind, other.blind))) and row.low < row.high
+    nearest = min((alone, other), key=lambda one: abs(one.blind - one.measured))
+    assert row.error_pct("nearest") == nearest.error_pct()
 
 
 def test_what_a_step_takes_does_not_decide_is_known_to_one_request(tmp_path: Path) -> None:

@@ -134,31 +134,59 @@ def test_a_row_is_a_closed_loop_of_ten_waves(tmp_path: Path) -> None:
     assert plain.figures == {"ttft_ms.mean": 50.0, "tpot_ms.mean": 10.0}
 
 
-def test_rows_with_prefill_and_decode_apart_have_the_workers_that_are_told(tmp_path: Path) -> None:
+def pool(workers: int, **more: object) -> dict[str, Any]:
+    return {"workers": workers, "devices": 8, **more}
+
+
+def test_rows_with_prefill_and_decode_apart_have_every_published_configuration(tmp_path: Path) -> None:
     apart = {"mode": "disagg", "tp_size": "", "decode_tp_size": "8"}
     table(
         tmp_path,
         conc(36, **apart),
-        conc(36, **apart, silicon_tpot_ms="5"),
         conc(72, **apart),
         conc(36),
         conc(9, **apart),
+        conc(36, **apart, backend="b", silicon_tpot_ms="9"),
     )
-    workers = [
-        {"isl": 100, "concurrency": 36, "prefill": 1, "decode": 9, "tpot_ms": [9, 11]},
-        {"isl": 100, "concurrency": 72, "prefill": 2, "decode": 7, "attention_dp": True, "tpot_ms": [9, 11]},
+    published = [
+        {"isl": 100, "concurrency": 36, "prefill": pool(1), "decode": pool(9), "when": {"backend": "vllm"}},
+        {"isl": 100, "concurrency": 36, "prefill": pool(1), "decode": pool(11), "drafts": 3},
+        {"isl": 100, "concurrency": 72, "prefill": pool(2), "decode": pool(7, attention_dp=True)},
     ]
-    runs = read(tmp_path, format=SILICON_TABLE, file="table.csv", systems={"h": "H100"}, rules=[{}], apart=workers)
-    assert [run.name for run in runs] == ["row0", "row2"]  # drafts; together; not told of; written twice
-    assert [run.workload.concurrency for run in runs] == [36, 72]
-    tensor, data = (run.settings for run in runs)
-    assert (tensor["tensor_parallel_size"], tensor["data_parallel_size"]) == (8, 1)
-    assert (data["tensor_parallel_size"], data["data_parallel_size"]) == (1, 8)
-    pools = [(pool["role"], pool["replicas"]) for pool in data["fleet"]["pools"]]
-    assert pools == [("prefill", 2), ("decode", 7)] and data["enable_expert_parallel"]
+    runs = read(tmp_path, format=SILICON_TABLE, file="table.csv", systems={"h": "H100"}, rules=[{}], apart=published)
+    assert [run.name for run in runs] == ["row0", "row1", "row4"]  # not the one with both together, nor an unknown one
+    assert [len(run.or_settings) for run in runs] == [1, 0, 0]
+    first, (drafting,), data = runs[0].settings, runs[0].or_settings, runs[1].settings
+    assert (first["tensor_parallel_size"], first["data_parallel_size"]) == (8, 1) and "scheduler" not in first
+    assert drafting["scheduler"]["speculative"]["num_speculative_tokens"] == 3
+    assert [pool["replicas"] for pool in drafting["fleet"]["pools"]] == [1, 11]
+    prefill, decode = data["fleet"]["pools"]
+    assert prefill["deployment"] == {"tensor_parallel_size": 8, "data_parallel_size": 1}
+    assert decode["deployment"] == {"tensor_parallel_size": 1, "data_parallel_size": 8}
     runs = read(tmp_path, format=SILICON_TABLE, file="table.csv", systems={"h": "H100"}, rules=[{}], search=16)
-    assert [run.name for run in runs] == ["row0", "row1", "row2", "row4"]  # not the one with both together
+    assert [run.name for run in runs] == ["row0", "row1", "row3", "row4"]
     assert {run.most_workers for run in runs} == {16} and {run.lengths for run in runs} == {(100, 10)}
+
+
+def test_a_row_may_have_had_another_deployment(tmp_path: Path) -> None:
+    table(tmp_path, conc(4), conc(4, model_path="other"))
+    rules = [
+        {"deployment": {"model": "a", "scheduler": {"max_model_len": 99}}},
+        {"when": {"model_path": "other"}, "or_deployment": {"scheduler": {"max_num_seqs": 7}}},
+    ]
+    sure, either = rows_of(tmp_path, *rules)
+    assert sure.or_settings == [] and sure.settings == either.settings
+    assert either.or_settings == [{**either.settings, "scheduler": {"max_model_len": 99, "max_num_seqs": 7}}]
+
+
+def test_a_script_s_formula_and_day(tmp_path: Path) -> None:
+    day = "silicon_concurrency=40; measured=2026-01-20T10:00:00"
+    table(tmp_path, {"silicon_data_source": day}, conc(40), conc(40, attention_dp_size="4"))
+    rules = [{"budget": {"running": 4, "plus": 64}}, {"before": "2026-01-21", "client": "early"}]
+    early, late, ranks = rows_of(tmp_path, *rules)
+    assert (early.client, late.client) == ("early", "")
+    budgets = [run.settings["scheduler"]["max_num_batched_tokens"] for run in (early, late, ranks)]
+    assert budgets == [384, 384, 256]  # 100 + 4 x 40 + 64, and 100 + 4 x 10 + 64, in multiples of 64
 
 
 def test_later_rules_win_and_apply_to_their_rows_only(tmp_path: Path) -> None:

@@ -634,5 +634,10 @@ def test_trtllm_never_splits_a_prompt_nor_preempts_and_holds_prompts_back() -> N
     waited: Any = decisions("trtllm", waits, jobs)
     second = next(now for now, rows, _ in waited if (1, 12) in rows)
     assert second == next(now for now, rows, _ in log if (1, 12) in rows) + 4
+    balanced = config.model_copy(update={"attention_dp_timeout_iters": 4, "attention_dp_ranks": 8})
+    roomy = balanced.model_copy(update={"max_num_batched_tokens": 60, "num_blocks": 90})
+    together: Any = decisions("trtllm", roomy, jobs)
+    prompts = [sum(tokens == 12 for _, tokens in rows) for _, rows, _ in together]
+    assert max(prompts) == 3  # the harmonic number of 8 ranks is 2.7
     long = find_policy("trtllm")(config).add(WorkloadRequest(0, 0, (("", 30),), 2))
     assert "exceed max_num_batched_tokens 20" in long.reason

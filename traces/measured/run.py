@@ -44,6 +44,8 @@ class MeasuredRun:
         by_client: True if a client measured the latencies, which then include HTTP, tokenising and the client itself
         or_workload: another workload that the client may have sent, if the measurement does not state which; TTFT then
             depends more on the workload than on the engine
+        or_settings: other deployments that it may have been, if the measurement does not state which; `settings` are
+            the first hypothesis
         offered_per_s: offered requests per second, if the client had a rate
         lengths: nominal prompt and output tokens, if they are about equal for all requests
     """
@@ -58,6 +60,7 @@ class MeasuredRun:
     caution: str = ""
     by_client: bool = False
     or_workload: Workload | None = None
+    or_settings: Sequence[Mapping[str, Any]] = ()
     offered_per_s: float | None = None
     lengths: tuple[int, int] | None = None
     engine: str = ""

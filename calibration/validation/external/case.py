@@ -75,6 +75,11 @@ class Case(Settings):
         "",
         description="client that sent the requests and measured, as the publisher names it; empty: none",
     )
+    site: str = Field(
+        "",
+        description="where and by whom it was measured: the time that a client and a network add is learnt for one "
+        "client at one site; default: the case's name",
+    )
     deployment: dict[str, Any] = Field(
         description="the deployment; the number of KV blocks is estimated if it is not given"
     )
@@ -120,7 +125,9 @@ def origin_of(case: Case, run: MeasuredRun, deployment: Deployment) -> Origin:
     known = find_gpu(run.gpu or case.gpu)
     measured_as = case.measured["format"] if case.is_of_steps else case.name
     source = f"{measured_as}/{deployment.model}/{known.name}/{deployment.engine_name.name}"
-    return Origin.from_deployment(find_model(deployment.model), known, deployment, source, run.client or case.client)
+    client = run.client or case.client
+    at_site = f"{client} at {case.site or case.name}" if client else ""
+    return Origin.from_deployment(find_model(deployment.model), known, deployment, source, at_site)
 
 
 def case_of_recordings(

@@ -24,6 +24,7 @@ from calibration.steps.draft_cost import draft_passes
 from calibration.steps.evidence import NOISE, NUMBERS, PARTS, PLACE, PRIORS, Belief, Origin, Taught
 from calibration.steps.external_calibration import kernels, step_shares
 from calibration.steps.iteration_fit import StepLog, read_iteration_log
+from calibration.steps.launches import outside_graphs
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_trust import run_level, step_trust
 from calibration.trust import TrustLevel
@@ -31,6 +32,7 @@ from calibration.validation.external.case import Case, origin_of
 from calibration.validation.external.schedule import SIZES, Schedule, as_run, is_plain_loop, kinds_of, schedule
 from calibration.validation.external.scoring import simulated_figures
 from serving.deployments.config import Deployment, parse
+from serving.deployments.engines import captured_tokens
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_layout import with_known_states
@@ -157,8 +159,11 @@ class Roofline:
 class _Priced:
     """A closed loop's kinds of steps, with the nanoseconds that each number contributes to a step."""
 
-    def __init__(self, gpu_ns: Floats, cpu_ns: Floats, weights: dict[str, Floats], overlapped: bool) -> None:
-        self._gpu_ns, self._cpu_ns, self._weights, self._overlapped = gpu_ns, cpu_ns, weights, overlapped
+    def __init__(
+        self, gpu_ns: Floats, cpu_ns: Floats, launches: Floats, weights: dict[str, Floats], overlapped: bool
+    ) -> None:
+        self._gpu_ns, self._cpu_ns, self._launches = gpu_ns, cpu_ns, launches
+        self._weights, self._overlapped = weights, overlapped
 
     @classmethod
     def from_schedule(
@@ -166,8 +171,10 @@ class _Priced:
     ) -> _Priced:
         deployment, sizes = run.deployment, steps.sizes
         kinds = len(steps.dense)
+        launched, captured = np.zeros(kinds), captured_tokens(deployment, find_gpu(run.gpu))
         gpu_ns, cpu_ns = np.zeros((kinds, len(NUMBERS))), np.zeros((kinds, len(NUMBERS)))
         for count, model, as_run_by, dense, sizes_of_pass in _passes(deployment, steps):
+            launched += count * outside_graphs(model, as_run_by, sizes_of_pass, captured)
             for pass_sizes, of_attention in (dense, False), (sizes_of_pass, True):
                 for part, ns in step_parts(model, as_run_by, times, pass_sizes, factors).items():
                     if part in PARTS and (part in _ATTENTION) == of_attention:
@@ -180,12 +187,17 @@ class _Priced:
         for place in set(map(PLACE.__getitem__, PARTS.values())):
             gpu_ns[:, place] *= PRIORS[place]
         weights = {"tpot_ms.mean": steps.tpot, "ttft_ms.mean": steps.ttft}
-        return cls(gpu_ns, cpu_ns, weights, deployment.scheduler.async_scheduling)
+        return cls(gpu_ns, cpu_ns, launched, weights, deployment.scheduler.async_scheduling)
 
     def predicted(self, logs: Floats, figures: Sequence[str], by_client: bool) -> tuple[Floats, Floats]:
         """Return figures and slopes; see `PredictedRun.predicted`."""
         values = np.exp(logs)
         gpu, cpu = self._gpu_ns * values, self._cpu_ns * values
+        at = PLACE["launch"]
+        waits = self._launches * PRIORS[at] * values[at]
+        late = gpu.sum(axis=1) < waits
+        gpu = np.where(late[:, None], 0.0, gpu)
+        gpu[:, at] = np.where(late, waits, 0.0)
         if self._overlapped:
             hidden = gpu.sum(axis=1) >= cpu.sum(axis=1)
             steps = np.where(hidden[:, None], gpu, cpu)

@@ -106,7 +106,7 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     enough = workload.concurrency * blocks + 1  # more KV blocks change nothing
     plain = Deployment(policy=deployment.policy).model_copy(
         update={
-            "scheduler": scheduler.model_copy(
+            "scheduler": deployment.staged_settings.model_copy(
                 update={"num_blocks": min(scheduler.num_blocks, enough), "speculative": None}
             )
         }

@@ -3,7 +3,8 @@
 The column *blind* is the predictor alone. The column *anchored* has a correction that is fitted to the case's anchor
 run, which is then left out of every score. The interval spans the figures simulated at the ends of the predictor's 90 %
 interval of step times. If a client measured the latencies, the interval also has the uncertainty of the client's time.
-If two workloads are possible, the interval covers both. The interval of a rate is wider, as if one request more or one
+If several workloads or deployments are possible, the interval covers all, and the figures of the other deployments are
+given, too. The interval of a rate is wider, as if one request more or one
 fewer had been counted.
 
 The correction of the anchored column is two factors and a constant. One factor multiplies decode steps, and the other
@@ -141,7 +142,11 @@ def fit_correction(
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of one run. `anchored` is None without an anchor, and `floor_pct` is None without repeats."""
+    """One figure of one run.
+
+    `anchored` is None without an anchor, and `floor_pct` without repeats. `others` are the predictions for other
+    deployments that it may have been, if nobody states which.
+    """
 
     run: str
     figure: str
@@ -151,6 +156,7 @@ class Row:
     high: float
     anchored: float | None
     floor_pct: float | None
+    others: Sequence[float] = ()
 
     @property
     def covered(self) -> bool:
@@ -160,6 +166,8 @@ class Row:
     def error_pct(self, column: str = "blind") -> float | None:
         """Return the error in percent of the measured value; it is 100 % if only the measured value is 0."""
         predicted = self.blind if column == "blind" else self.anchored
+        if column == "nearest":
+            predicted = min((self.blind, *self.others), key=lambda one: abs(one - self.measured))
         if predicted is None:
             return None
         if self.measured == 0:
@@ -229,7 +237,8 @@ def simulated_figures(
     Raises UserError if the simulated engine rejects requests that the measured one served.
     """
     if deployment.fleet is None:  # a case's workload is that of a single data-parallel rank
-        deployment = deployment.model_copy(update={"data_parallel_size": 1})
+        alone = {"data_parallel_size": 1, "scheduler": deployment.staged_settings}
+        deployment = deployment.model_copy(update=alone)
     metrics = run_metrics(
         run.workload, deployment, cost, replicas, None if deployment.fleet else lambda: find_router(router)
     )
@@ -258,6 +267,7 @@ class _Ready:
     run: MeasuredRun
     deployment: Deployment
     prediction: Prediction
+    others: Sequence[_Ready] = ()
 
     def simulated(self, correction: Correction | None = None) -> dict[str, float]:
         """Return the predicted figures, with or without a correction."""
@@ -300,7 +310,8 @@ def _ready(case: Case, run: MeasuredRun, predictor: Predictor) -> _Ready:
         prediction = predictor(case, run, deployment)
     if not has_blocks:
         deployment = deployment.rescheduled(num_blocks=prediction.num_blocks)
-    return _Ready(case, run, deployment, prediction)
+    others = [_ready(case, replace(run, settings=other, or_settings=()), predictor) for other in run.or_settings]
+    return _Ready(case, run, deployment, prediction, others)
 
 
 def _with_workers(deployment: Deployment, counts: tuple[int, int]) -> Deployment:
@@ -323,6 +334,8 @@ def _rows(ready: _Ready, correction: Correction | None) -> list[Row]:
     measured, floors = ready.run.figures, ready.run.floor_pct
     blind = ready.simulated()
     around = [blind, *ready.at_ends()]
+    others = [other.simulated() for other in ready.others]
+    around += [*others, *(end for other in ready.others for end in other.at_ends())]
     one_request = 1 / sum(1 for _ in ready.run.workload.requests)
     anchored = {} if correction is None else ready.simulated(correction)
     return [
@@ -335,6 +348,7 @@ def _rows(ready: _Ready, correction: Correction | None) -> list[Row]:
             high=max(predicted[figure] for predicted in around) * (1 + one_request * (figure in RATES)),
             anchored=anchored.get(figure),
             floor_pct=floors.get(figure),
+            others=[other[figure] for other in others],
         )
         for figure in ready.case.shown
         if figure in measured and figure in blind
