@@ -144,9 +144,16 @@ class Origin:
         return ((level, names[level]) for level, families in LEVELS.items() if family in families)
 
 
-def own_origin(origin: Origin) -> Origin:
-    """Return `origin` with the source of a user's own runs of its model, GPU and engine."""
-    return replace(origin, source=f"own/{origin.model}/{origin.gpu}/{origin.engine}")
+_OWN_CLIENT = "own client"
+
+
+def own_origin(origin: Origin, client: str = "") -> Origin:
+    """Return `origin` with the source of a user's own runs of its model, GPU and engine.
+
+    All clients of the user are one, at one site, unless `client` names a published one.
+    """
+    source = f"own/{origin.model}/{origin.gpu}/{origin.engine}"
+    return replace(origin, source=source, client=client or _OWN_CLIENT)
 
 
 def _bits(dtype: str) -> str:

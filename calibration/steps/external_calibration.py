@@ -345,7 +345,7 @@ def blind(
     """
     model, spec = find_model(deployment.model), find_gpu(gpu)
     known = evidence or bundled_evidence()
-    origin = own_origin(Origin.from_deployment(model, spec, deployment, client=client))
+    origin = own_origin(Origin.from_deployment(model, spec, deployment), client)
     left = known if without is None else known.without(without)
     calibration = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
     if spec.name in gpus():
