@@ -90,16 +90,17 @@ def refuse_engine_flags(flags: dict[str, Any]) -> None:
 def completed(stated: Deployment | None, otherwise: Deployment) -> Deployment:
     """Return `stated`, or `otherwise` if it is None.
 
-    If `stated` names no model, it gets the model of `otherwise` and the settings that go with the model.
+    If `stated` names no model, it gets the model and the device of `otherwise`. If it states no number of KV blocks, it
+    gets the share of memory of `otherwise`.
     """
     if stated is None:
         return otherwise
-    if "model" in stated.model_fields_set:
-        return stated
-    taken = {name: getattr(otherwise, name) for name in ("model", "device") if name not in stated.model_fields_set}
-    if stated.gpu_memory_utilization is None and "num_blocks" not in stated.scheduler.model_fields_set:
+    known, taken = stated.model_fields_set, dict[str, Any]()
+    if "model" not in known:
+        taken = {name: getattr(otherwise, name) for name in ("model", "device") if name not in known}
+    if not {"gpu_memory_utilization", "num_blocks"} & {*known, *stated.scheduler.model_fields_set}:
         taken["gpu_memory_utilization"] = otherwise.gpu_memory_utilization
-    return stated.model_copy(update=taken)
+    return stated.model_copy(update=taken) if taken else stated
 
 
 def served() -> Deployment:
