@@ -156,8 +156,9 @@ def _closer_rows(decisions: Decisions) -> Iterator[tuple[str, ...]]:
         yield shown_share(share), *(cell for s in scores for cell in (f"{s.utility:.2f}", shown_share(s.broke)))
 
 
-_UNSEEN = """A review asked such questions about rows that are kept apart, so nobody can repeat it here. The rule had a
-utility of 0.59 with 10 % broken there, and 29 to 55 % of the errors' mean square was common to a model on a GPU.
+_UNSEEN = """A review asked such questions about rows that are kept apart, so nobody can repeat it here. With earlier
+predictions (0.64 and 6 % here) the rule had a utility of 0.59 with 10 % broken there, and 29 to 55 % of the errors'
+mean square was common to a model on a GPU.
 """
 
 

@@ -54,8 +54,8 @@ _LACKING = """
 - B300 within 6 % at TP2, TP4 and TP8: measured were a mixture at TP2 with expert parallelism and Qwen3-32B at TP4, and
   nothing at TP8, where a review measured an error of 6.3 % in decode steps. Why the mixture is further off is not
   known; no table has its linear attention.
-- A review scored predictions for 1,453 rows that are kept apart, so nobody can repeat it here. TPOT was off by 9.1 %
-  and TTFT by 20.5 % (for vLLM by 6.7 and 12.3 %), and 89 % of the figures were in their interval. Of the
+- A review scored earlier predictions for 1,453 rows that are kept apart, so nobody can repeat it here. TPOT was off by
+  9.1 % and TTFT by 20.5 % (for vLLM by 6.7 and 12.3 %), and 89 % of the figures were in their interval. Of the
   *interpolated* figures, 86 % (TPOT) and 85 % (TTFT) were, fewer than in the table below.
 - RTX PRO 6000 at TP2 over PCIe, E2E within 10 %: there is no such run; the one above had a single GPU.
 - Prefill and decode apart (cases that run if named): TPOT is off by 5 (SGLang) and 29 % (TensorRT-LLM) with
