@@ -130,8 +130,8 @@ def step_trust(cost: OperationCost, sizes: StepSizes) -> StepTrust:
         guessed = cost.deployment.enforce_eager and known.source == FITTED  # fitted to steps with prompts only
         of_launches = TrustLevel.EXTRAPOLATED if guessed else TrustLevel.INTERPOLATED
         waits = parts[WAITING] > NEGLIGIBLE * step_ns
+        worst = np.where(waits & (of_launches >= level), len(operations), worst)
         level = np.where(waits, np.maximum(level, of_launches), level)
-        worst = np.where(waits, len(operations), worst)
         uncertain = np.where(waits, known.sigma * step_ns, 0.0)
         covered &= ~waits
         kernels_ns, error_ns = kernels_ns + parts[WAITING], error_ns + uncertain
