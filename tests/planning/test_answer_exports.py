@@ -32,6 +32,7 @@ from planning.exports.sweep import Sweep
 from planning.exports.validation import Validation
 from planning.jobs.files import write_json
 from planning.plan.document import PlanDocument
+from serving.answers.figures import shown_share
 from serving.errors import UserError
 from tests.dashboard.bundled_samples import comparison_request, recordings_request
 from tests.dashboard.samples import plan_example
@@ -278,7 +279,7 @@ def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_ag
     assert answer["recommendation"]["trust"]["level"] in text
     assert answer["recommendation"]["trust"]["reason"][1:] in text
     assert answer["recommendation"]["vllm_serve"].split()[2] in text and "tokentwin plan traffic.yaml" in text
-    assert f"{100 * answer['recommendation']['attainment']:.1f} %" in text
+    assert shown_share(answer["recommendation"]["attainment"], 1) in text
     gpu = answer["candidates"][answer["recommendation"]["engine"]]["gpu"]
     assert error_line(load_external(EXTERNAL_SAMPLE), gpu) in text
     assert "Other candidates" in text and all(entry["engine"] in text for entry in answer["dearer"])
