@@ -58,9 +58,9 @@ _LACKING = """
   9.1 % and TTFT by 20.5 % (for vLLM by 6.7 and 12.3 %), and 89 % of the figures were in their interval. Of the
   *interpolated* figures, 86 % (TPOT) and 85 % (TTFT) were, fewer than in the table below.
 - RTX PRO 6000 at TP2 over PCIe, E2E within 10 %: there is no such run; the one above had a single GPU.
-- Prefill and decode apart (cases that run if named): TPOT is off by 5 (SGLang) and 29 % (TensorRT-LLM) with
-  [published workers](../../docs/fleet.md#prefill-and-decode-apart), by 54 % with searched ones, whose TTFT is off
-  by 40."""
+- Prefill and decode apart (cases that run if named): with [published
+  configurations](steps.md#prefill-and-decode-apart) TPOT is off by 14 % and TTFT by 55 % in seven rows with one
+  possible configuration. Earlier predictions with searched workers were off by 54 and 40 %."""
 
 
 def markdown(results: Sequence[CaseResult]) -> str:
