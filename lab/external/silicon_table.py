@@ -147,12 +147,12 @@ class Apart(Settings):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of both pools, without those of the scheduler."""
+        """The settings of both pools, without those of the scheduler; workers for decoding return the first token."""
         pools = [
             {"name": role, "role": role, "replicas": pool.workers, "deployment": pool.split}
             for role, pool in (("prefill", self.prefill), ("decode", self.decode))
         ]
-        fleet = {"pools": pools, "router": "least-requests"}
+        fleet = {"pools": pools, "router": "least-requests", "first_token_from": "decode"}
         return {**self.decode.split, "enable_expert_parallel": self.expert_parallel, "fleet": fleet}
 
 
