@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed (Linux on x86_64 o
 @pytest.mark.engine
 @pytest.mark.interpret
 def test_in_the_interpreter() -> None:
-    profile = settings.get_current_profile_name()
+    profile = "long" if settings.get_current_profile_name() == "long" else "fast"  # an example takes seconds
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.realengine.interpreted", profile]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
