@@ -61,14 +61,17 @@ def runs_in(path: Path) -> list[PredictedRun]:
     return [predicted_run(case, run) for run in case.format.read(folder)]
 
 
-@pytest.mark.parametrize("offset", [-0.3, 0.25])
+SLOW_TO_LEARN = pytest.mark.xfail(strict=True, reason="the fitted spread of sources keeps 0.65 of an offset of -0.3")
+
+
+@pytest.mark.parametrize("offset", [pytest.param(-0.3, marks=SLOW_TO_LEARN), 0.25])
 def test_a_server_unlike_the_others_is_learnt_from_a_few_runs(tmp_path: Path, offset: float) -> None:
     """Three runs of a server that is faster or slower than published ones predict it better at other loads."""
     measured = as_measured(tmp_path, [(1000, 100, 1), (1000, 100, 16), (3000, 60, 48)], offset)
     learnt = learnt_from_runs([measured], SERVER, "H100", "")
     before, after = (predicted_cost("H100", SERVER, known).step_ns(STEP) for known in (None, learnt))
     truth = before * np.exp(offset)
-    assert abs(np.log(after / truth)) < 0.7 * abs(offset)
+    assert abs(np.log(after / truth)) < abs(offset) / 2
     assert all(
         abs(np.log(f.others / f.measured)) < abs(np.log(f.blind / f.measured)) for f in learnt.figures if f.others
     )

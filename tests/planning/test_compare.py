@@ -463,7 +463,7 @@ def test_files_and_recordings_give_the_same_answer(spec: Path, tmp_path: Path) -
     runs = run("compare", tmp_path / "a", tmp_path / "b", "--format", "json")
     assert json.loads(files.output)["rows"] == json.loads(runs.output)["rows"]
     shown = run("compare", tmp_path / "a", tmp_path / "b")
-    assert shown.exit_code == 0 and "better" in shown.output and "6 of 9 metrics" in shown.output
+    assert shown.exit_code == 0 and "B is better: 6 of 9 metrics" in shown.output
 
 
 def test_recordings_that_cannot_be_paired_are_named(spec: Path, tmp_path: Path) -> None:
