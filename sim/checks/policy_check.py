@@ -19,7 +19,7 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import AdmissionConfig, FleetConfig, Patience
 from serving.errors import UserError
 from serving.scheduler import POLICIES, find_policy
-from serving.user_code.call_limit import CALL_LIMIT_S, time_limit, watching
+from serving.user_code.call_limit import CALL_LIMIT_S, Fault, time_limit, watching
 from serving.user_code.own_contract import contract_with
 from serving.user_code.plugins import Replaced
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
@@ -116,8 +116,10 @@ def _broken(policy: str, script: _Script, overlapped: bool) -> tuple[str, str]:
         return breach.rule, breach.remedy
     except Replaced as error:
         return "code", error.remedy
-    except UserError as error:  # requests preempt one another forever, or are never scheduled
-        return "progress", str(error)
+    except UserError as error:
+        if isinstance(error.__context__, Fault):  # the policy cannot be imported or made
+            return error.__context__.rule, str(error)
+        return "progress", str(error)  # requests preempt one another forever, or are never scheduled
     for rule, other in (("determinism", again), ("promises", skipping)):
         for mine, theirs in zip(once, other, strict=True):
             if mine != theirs:

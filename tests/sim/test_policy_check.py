@@ -48,11 +48,12 @@ def test_a_policy_that_never_returns_is_not_asked_again(monkeypatch: pytest.Monk
     assert {finding.rule for finding in found.findings if any(finding.broken.values())} == {"time"}
 
 
-def test_a_slow_policy_meets_the_limit_of_the_whole_check() -> None:
-    found = check_policy(f"{FAILING}:Dawdles", limit_s=0.1)
+@pytest.mark.parametrize("limit_s", [0.0, 0.1])
+def test_a_slow_policy_meets_the_limit_of_the_whole_check(limit_s: float) -> None:
+    found = check_policy(f"{FAILING}:Dawdles", limit_s)
     broken = {finding.rule: finding.broken["plain"] for finding in found.findings if any(finding.broken.values())}
-    assert list(broken) == ["time"]
-    assert re.search(r"^tight KV: step \d+: \w+\(\) was under way after 0.1 s, the limit of all calls", broken["time"])
+    assert list(broken) == ["time"]  # of a step, or of the import if that alone takes `limit_s`
+    assert re.search(rf"^tight KV: .*\w+\(\) was under way after {limit_s:g} s, the limit of all calls", broken["time"])
 
 
 @pytest.mark.parametrize("name", ["RejectsLong", "RejectsAll"])
