@@ -33,6 +33,7 @@ from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools
 from sim.gateway import Arrivals, Gateway
 from sim.kv_tiers import TieredKv, connect_tiers
+from sim.kv_reservations import KvReservations
 from sim.kv_transfers import KvTransfers, exchanged_kv
 from sim.own_process import Controls, own_process
 from sim.replica import Replica
@@ -104,18 +105,16 @@ class Cluster:
             chosen = config.decode_router or config.router
             return find_router(chosen.name, **chosen.settings)
 
-        transfers = None
+        transfers: KvTransfers | None = None
         if config.prefills_apart:
             _check_cuts(pools)
             links = config.links or LinksConfig()
-            transfers = KvTransfers(
-                self._clock,
-                self._log,
-                links,
-                exchanged_kv(links, pools),
-                gateway.prefilled,
-                hands_on_first_token=config.first_token_from == "prefill",
-            )
+            made = self._clock, self._log, links, exchanged_kv(links, pools)
+            if config.reserves_first:
+                _check_reserving(pools)
+                transfers = KvReservations(*made, gateway.reserved)
+            else:
+                transfers = KvTransfers(*made, gateway.prefilled, config.first_token_from == "prefill")
         self._links = None if transfers is None else transfers.links
         self._fleet = Fleet(
             self._clock,
@@ -239,6 +238,14 @@ def _check_cuts(pools: Sequence[PricedPool]) -> None:
     if any(pool.deployment.scheduler.cut_at_max_model_len for pool in pools):
         remedy = "cannot be combined with pools for prefill and decode; set it to false"
         raise UserError("scheduler.cut_at_max_model_len", True, remedy)
+
+
+def _check_reserving(pools: Sequence[PricedPool]) -> None:
+    """Raise UserError if a decode replica could find KV in a prefix cache before the prompt is prefilled."""
+    for pool in pools:
+        if pool.config.role == "decode" and pool.deployment.scheduler.enable_prefix_caching:
+            field = f"fleet.pools.{pool.config.name}.deployment.scheduler.enable_prefix_caching"
+            raise UserError(field, True, "must be false with decode_reserves: before-prefill, as in SGLang")
 
 
 @contextmanager

@@ -161,23 +161,33 @@ class Fleet:
 
     def route(self, request: WorkloadRequest) -> Replica | None:
         """Return the replica for `request`, which has arrived; None if no replica is ready."""
+        return self.route_decode(request) if self.begins_at_decode(request) else self.route_prefill(request)
+
+    def begins_at_decode(self, request: WorkloadRequest) -> bool:
+        """Return whether a decode replica reserves KV for `request` before it is prefilled."""
+        return self._transfers is not None and self._transfers.begins_at_decode(request)
+
+    def route_prefill(self, request: WorkloadRequest) -> Replica | None:
+        """Return the replica of a prefill or serve pool for `request`; None if no such replica is ready."""
         return self._routes.choose(request)
 
     def route_decode(self, request: WorkloadRequest) -> Replica | None:
-        """Return the decode replica for `request`, which has its first token; None if no decode replica is ready."""
+        """Return the decode replica for `request`; None if no decode replica is ready."""
         return self._decode_routes.choose(request)
 
     def offered_to(self, replica: Replica, request: WorkloadRequest) -> WorkloadRequest:
-        """Return the part of `request` that `replica` runs: up to its first token on a prefill replica, else all."""
-        if self._transfers is None or self.role(replica) != "prefill":
-            return request
-        return self._transfers.first_token_of(request)
+        """Return the part of `request` that `replica` gets: up to its first token on a prefill replica, else all."""
+        return request if self._transfers is None else self._transfers.offered(request, self.role(replica))
 
     def role(self, replica: Replica) -> str:
         return self.pools[self._lives[replica.index].pool].config.role
 
     def awaits(self, request: WorkloadRequest) -> bool:
         """Return whether a replica for `request`, which has arrived, is starting or may be started."""
+        return self.awaits_decode(request) if self.begins_at_decode(request) else self.awaits_prefill(request)
+
+    def awaits_prefill(self, request: WorkloadRequest) -> bool:
+        """Return whether a replica of a prefill or serve pool for `request` is starting or may be started."""
         return self._awaits(self._routes.route_for(request))
 
     def awaits_decode(self, request: WorkloadRequest) -> bool:

@@ -23,6 +23,7 @@ from serving.request import Request, Status
 from serving.workload import STOPPED, WorkloadRequest
 from sim.clock import ARRIVAL, TRANSFER_ENDS, VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
+from sim.kv_reservations import KvReservations
 from sim.kv_transfers import KvTransfers
 from sim.replica import Replica
 from sim.run_log import RunLog
@@ -102,6 +103,7 @@ class Gateway:
         self._visits: dict[int, _Visit] = {}
         self._unplaced: deque[_Visit] = deque()  # visits for which no replica is ready
         self._prefilled: deque[tuple[_Visit, Request]] = deque()  # visits for which no decode replica is ready
+        self._reserved: deque[tuple[_Visit, Request]] = deque()  # visits for which no prefill replica is ready
         self._most_at_replica = admission.max_queued_per_replica
         self._most = admission.max_queued
         self._limited = self._most_at_replica is not None or self._most is not None
@@ -110,10 +112,9 @@ class Gateway:
         self._retry = admission.retry
 
     def open(self, fleet: Fleet, transfers: KvTransfers | None = None) -> None:
-        """Send requests to `fleet` from now on. `fleet` calls `ended` and `lost`; `transfers` calls `prefilled`."""
+        """Send requests to `fleet` from now on. It calls `ended` and `lost`; `transfers` calls `prefilled` or `reserved`."""
         self._fleet = fleet
         self._transfers = transfers
-        self._hands_on_first_token = transfers is None or transfers.hands_on_first_token
         fleet.on_ready.append(self._ready)
 
     def __len__(self) -> int:
@@ -135,7 +136,7 @@ class Gateway:
 
     def gives(self, live: Request) -> bool:
         """Return whether users get the tokens of `live`, an attempt at a request that has not left."""
-        return self._hands_on_first_token or live.arrived is self._visits[live.id].request
+        return self._transfers is None or self._transfers.gives(live, self._visits[live.id].request)
 
     def give_up(self, id: int, status: str, reason: str) -> None:
         """End request `id`, because its client wants no more tokens, unless it has left already.
@@ -153,11 +154,18 @@ class Gateway:
 
     def ended(self, request: Request) -> None:
         """Let `request` leave, because it has finished or can never fit."""
+        visit = self._visits[request.id]
+        if visit.live is not None and not visit.live.ended and visit.replica is not None:
+            visit.replica.withdraw(visit.live)  # its prompt can never fit on a prefill replica
         self._left(request.arrived)
 
     def prefilled(self, request: Request) -> None:
         """Let a decode replica take `request` over from the prefill replica that has its first token and its KV."""
         self._clock.start(self._hand_over(self._visits[request.id], request))
+
+    def reserved(self, request: Request) -> None:
+        """Let a prefill replica compute the prompt of `request`, which has KV blocks on a decode replica."""
+        self._clock.start(self._begin_prefill(self._visits[request.id], request))
 
     def lost(self, requests: Sequence[Request]) -> None:
         """Start `requests` again, because their replica crashed."""
@@ -173,6 +181,9 @@ class Gateway:
         prefilled, self._prefilled = self._prefilled, deque()
         for visit, request in prefilled:
             self._take_over(visit, request)
+        reserved, self._reserved = self._reserved, deque()
+        for visit, request in reserved:
+            self._prefill(visit, request)
 
     # Attempts
 
@@ -195,7 +206,8 @@ class Gateway:
         elif replica is not None:
             visit.replica = replica
             offered = self._fleet.offered_to(replica, visit.request)
-            visit.live = replica.offer(offered, visit.arrival_ns, visit.attempts)
+            outputs = int(self._fleet.begins_at_decode(visit.request))  # the first token is a prefill replica's
+            visit.live = replica.offer(offered, visit.arrival_ns, visit.attempts, outputs)
 
     def _hand_over(self, visit: _Visit, request: Request) -> ProcessGenerator:
         """Let `request` be taken over after all steps that end now have ended, because routers may look at loads."""
@@ -213,6 +225,23 @@ class Gateway:
             self._prefilled.append((visit, request))
         else:
             self._leave(visit, "rejected", "no decode replica is left")
+
+    def _begin_prefill(self, visit: _Visit, request: Request) -> ProcessGenerator:
+        """Begin the prefill after all steps that end now have ended, because routers may look at loads."""
+        yield self._clock.until(self._clock.now_ns, TRANSFER_ENDS)
+        self._prefill(visit, request)
+
+    def _prefill(self, visit: _Visit, request: Request) -> None:
+        if visit.live is not request or self._visits.get(request.id) is not visit:
+            return  # the request was lost or given up meanwhile
+        assert isinstance(self._transfers, KvReservations)
+        replica = self._fleet.route_prefill(visit.request)
+        if replica is not None:
+            self._transfers.prefill(visit.request, replica)
+        elif self._fleet.awaits_prefill(visit.request):
+            self._reserved.append((visit, request))
+        else:
+            self._leave(visit, "rejected", "no prefill replica is left")
 
     def _got(self, live: Request) -> int:
         """Return the number of output tokens that the user has got; users may not see a prefill replica's token."""
@@ -247,7 +276,11 @@ class Gateway:
         if self._visits.get(visit.request.id) is not visit or visit.attempts != attempt:
             return
         if visit.live is not None:
-            if visit.live.admitted >= 0 or visit.taken_over:
+            if (
+                visit.live.admitted >= 0
+                or visit.taken_over
+                or (self._transfers is not None and self._transfers.has_begun(visit.request.id))
+            ):
                 return
             self._take_off(visit)
         elif visit in self._unplaced:

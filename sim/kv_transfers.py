@@ -1,4 +1,4 @@
-"""KV transfers from prefill replicas to decode replicas.
+"""KV transfers from prefill replicas to decode replicas, as in vLLM and TensorRT-LLM.
 
 A prefill replica keeps the blocks of a request that has its first token. A decode replica pulls the KV when it has
 blocks for it, and only the part that its prefix cache lacks. Then the prefill replica frees its blocks. So if the
@@ -48,7 +48,7 @@ class KvTransfers:
         hands_on_first_token: True if decode replicas take over the first token as well as the KV
 
     Args:
-        on_prefilled: function that is called with each request that has its first token and awaits a decode replica
+        on_awaiting: function that is called with each request that now awaits a replica of the other role
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class KvTransfers:
         log: RunLog,
         links: LinksConfig,
         exchanged: ExchangedKv,
-        on_prefilled: Callable[[Request], None],
+        on_awaiting: Callable[[Request], None],
         hands_on_first_token: bool = True,
     ) -> None:
         self.shares_inter_node = links.shares_inter_node
@@ -67,7 +67,7 @@ class KvTransfers:
         self._clock = clock
         self._log = log
         self._exchanged = exchanged
-        self._on_prefilled = on_prefilled
+        self._on_awaiting = on_awaiting
         self._awaited: set[int] = set()  # ids of requests on prefill replicas that will be taken over
         self._kept: dict[int, _Kept] = {}
 
@@ -79,12 +79,25 @@ class KvTransfers:
         elif role == "decode":
             replica.connect(_Destination(self, replica))
 
-    def first_token_of(self, request: WorkloadRequest) -> WorkloadRequest:
-        """Return the part of `request` that a prefill replica runs."""
-        first = replace(request, output_len=1, max_tokens=None)
+    def begins_at_decode(self, request: WorkloadRequest) -> bool:
+        """Return whether `request` is offered to a decode replica before it is prefilled."""
+        return False
+
+    def gives(self, live: Request, request: WorkloadRequest) -> bool:
+        """Return whether users get the tokens of `live`, an attempt at `request`."""
+        return self.hands_on_first_token or live.arrived is request
+
+    def has_begun(self, id: int) -> bool:
+        """Return whether a prefill replica has begun with a request that a decode replica took before."""
+        return False
+
+    def offered(self, request: WorkloadRequest, role: str) -> WorkloadRequest:
+        """Return the part of `request`, which has arrived, that a replica of `role` gets."""
+        if role != "prefill":
+            return request
         if request.output_len > 1 or not self.hands_on_first_token:
             self._awaited.add(request.id)
-        return first
+        return first_token_of(request)
 
     def drop(self, id: int) -> None:
         """Drop the KV that is kept for a request, and stop its transfer."""
@@ -116,8 +129,9 @@ class KvTransfers:
         if request.id not in self._awaited:
             return False
         self._awaited.remove(request.id)
+        self._log.handed_on(request, self._clock.now_ns)
         self._kept[request.id] = _Kept(source, request)
-        self._on_prefilled(request)
+        self._on_awaiting(request)
         return True
 
     def _pulled(self, id: int) -> None:
@@ -136,6 +150,11 @@ class KvTransfers:
         kept = self._kept.pop(request.id, None)
         if kept is not None:
             kept.source.release(kept.request)
+
+
+def first_token_of(request: WorkloadRequest) -> WorkloadRequest:
+    """Return the part of `request` that a prefill replica runs."""
+    return replace(request, output_len=1, max_tokens=None)
 
 
 class _Source:

@@ -10,6 +10,7 @@ from simpy.events import ProcessGenerator
 
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
+from serving.errors import UserError
 from serving.request import Request
 from serving.user_code.call_limit import watching
 from serving.workload import WorkloadRequest
@@ -22,11 +23,15 @@ from sim.remote_prefills import RemotePrefills
 class LiveCluster(Cluster):
     """A `Cluster` without a workload. Requests that come together arrive at one time, as from a trace.
 
-    A simulation that offers equal requests at equal times makes equal decisions.
+    A simulation that offers equal requests at equal times makes equal decisions. Raises UserError for a fleet whose
+    decode replicas reserve KV blocks before the prefill.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        if self._config.reserves_first:
+            remedy = "cannot be served live; use after-prefill, or simulate"
+            raise UserError("fleet.decode_reserves", self._config.decode_reserves, remedy)
         self._begin(for_ever=True)
         self._emptied_ns = 0
         self._replica_lives, self._changes = self._fleet.record(), self._fleet.changes

@@ -130,10 +130,10 @@ class Replica:
 
     # Calls from outside
 
-    def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1) -> Request:
-        """Take a request that is routed to this replica now."""
+    def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1, outputs: int = 0) -> Request:
+        """Take a request that is routed to this replica now. A prefill replica will sample its first `outputs` tokens."""
         self._end_leap()
-        request = self._policy.add(arrived)
+        request = self._policy.add_prefilled(arrived, outputs) if outputs else self._policy.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)
         self._accept(request)
         return request
@@ -146,6 +146,14 @@ class Replica:
         self._end_leap()
         request = self._policy.add_prefilled(arrived, outputs)
         self._log.taken_over(self.index, prefilled, request)
+        self._accept(request)
+        return request
+
+    def prefill(self, arrived: WorkloadRequest) -> Request:
+        """Take the prompt of a request that has KV blocks on a decode replica."""
+        self._end_leap()
+        request = self._policy.add(arrived)
+        self._log.prefills(self.index, request)
         self._accept(request)
         return request
 
@@ -398,7 +406,6 @@ class Replica:
 
     def _end(self, request: Request, now: int) -> None:
         if self.hands_on is not None and self.hands_on(request):
-            self._log.handed_on(request, now)
             self._kept[request.id] = request
             return
         self._shed_load(request)

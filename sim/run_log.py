@@ -146,6 +146,7 @@ class _Life:
     sampled_before: int = 0  # number of tokens that `prefilled` sampled and the user got
     transfer_since_ns: int = 0
     transfer_ns: int | None = None
+    awaits_kv: bool = False  # True if users get the first token only when the decode replica has the KV
 
 
 _SERVED_ONLY = (
@@ -298,12 +299,13 @@ class RunLog:
             first = request.outputs == 1 or plan.accepted_tokens
             if samples and first and request.status is not Status.ABORTED:
                 life = self._lives.get(request.id)
-                if life is not None and life.first_token_ns is None:
+                if life is not None and life.first_token_ns is None and not life.awaits_kv:
                     life.first_token_ns = now_ns
         if self.keeps_steps:
             self.step_log.committed(replica, now_ns)
             if self._on_tokens is not None:
-                self._on_tokens(replica, plan, self._samples[replica].popleft(), now_ns)
+                sampled = [one for one in self._samples[replica].popleft() if not self._awaits_kv(one)]
+                self._on_tokens(replica, plan, sampled, now_ns)
 
     def leapt(self, replica: int, scheduler: Scheduler, leap: Leap, steps: int) -> None:
         """End the first `steps` steps of `leap` at once; call this just before the scheduler takes these steps."""
@@ -321,6 +323,20 @@ class RunLog:
         self._lives[request.id] = life
         if request.status is not Status.REJECTED:
             self._queue(life)
+
+    def reserved(self, request: Request) -> None:
+        """Record that a request has its blocks on the decode replica where it has arrived, and awaits its prefill."""
+        life = self._lives[request.id]
+        self._has_blocks(life)
+        life.awaits_kv = True
+
+    def prefills(self, replica: int, request: Request) -> None:
+        """Queue `request`, which has its blocks on a decode replica, at a prefill replica."""
+        life = self._lives[request.id]
+        life.replica = replica
+        if request.status is not Status.REJECTED:
+            life.demand = self._demand[replica](request.known)
+            self._waiting_blocks[replica] += life.demand
 
     def handed_on(self, request: Request, now_ns: int) -> None:
         """Remove from the queue a request that a prefill replica has finished."""
@@ -347,6 +363,10 @@ class RunLog:
         """End the transfer of the KV of a request."""
         life = self._lives[request.id]
         life.transfer_ns = now_ns - life.transfer_since_ns
+        if life.awaits_kv:
+            life.awaits_kv, life.first_token_ns = False, now_ns
+            if self._on_tokens is not None:
+                self._on_tokens(life.replica, StepPlan.from_amounts(), [request], now_ns)
 
     def loads(self, request: Request, tier: str, tokens: int) -> None:
         """Record that a request, which has its blocks, loads `tokens` tokens from a KV tier."""
@@ -375,14 +395,15 @@ class RunLog:
 
     def _add_request(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
         finished = status == _FINISHED
+        outputs = 0 if life.first_token_ns is None else request.outputs
         self.finished += finished
-        self.output_tokens += request.outputs
+        self.output_tokens += outputs
         if life.arrival_ns >= self.counted_from_ns:
-            self._add_row(request, life, now_ns, status, reason)
+            self._add_row(request, life, outputs, now_ns, status, reason)
         for observer in self.observers:
-            observer(finished, request.outputs, life.arrival_ns, life.first_token_ns, now_ns)
+            observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
 
-    def _add_row(self, request: Request, life: _Life, now_ns: int, status: str, reason: str) -> None:
+    def _add_row(self, request: Request, life: _Life, outputs: int, now_ns: int, status: str, reason: str) -> None:
         arrived = request.arrived
         row = RequestRow()
         row.request_id = request.id
@@ -393,7 +414,7 @@ class RunLog:
         row.status = status
         row.reason = reason
         row.prompt_tokens = request.prompt_len
-        row.output_tokens = request.outputs
+        row.output_tokens = outputs
         row.arrival_ns = row.send_ns = life.arrival_ns
         row.queued_ns = life.queued_ns
         row.scheduled_ns = life.scheduled_ns
@@ -426,6 +447,10 @@ class RunLog:
         self._request_rows.append(row)
         if len(self._request_rows) >= self._requests_at_once:
             self._flush_requests()
+
+    def _awaits_kv(self, request: Request) -> bool:
+        life = self._lives.get(request.id)
+        return life is not None and life.awaits_kv
 
     def _queue(self, life: _Life) -> None:
         life.waits = True

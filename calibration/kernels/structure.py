@@ -8,7 +8,7 @@ structured time. The ratio of measured to structured time is therefore smooth, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +119,18 @@ def _prefill_sizes(attention: PrefillAttention) -> tuple[Any, ...]:
 
 def _decode_sizes(attention: DecodeAttention) -> tuple[Any, ...]:
     return attention.rows, attention.context / np.maximum(attention.rows, 1)
+
+
+def heads_as_rows(attention: DecodeAttention, most: int) -> DecodeAttention:
+    """Return equal attention with `most` KV heads, which are fewer, and more rows instead.
+
+    Each KV head of a row is computed apart from the others, like a row. In NVIDIA's tables of H100 and H200 twice the
+    rows with half the heads take 0.99 to 1.00 times as long (medians of shapes; 8 of 10 points: 0.94 to 1.11).
+    """
+    times, heads = attention.kv_heads / most, attention.heads // attention.kv_heads * most
+    return replace(
+        attention, rows=attention.rows * times, context=attention.context * times, heads=heads, kv_heads=most
+    )
 
 
 def _decode_ns(gpu: GpuSpec, attention: DecodeAttention, efficiency: Efficiency) -> Any:

@@ -30,8 +30,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from calibration.kernels.collectives import Collectives, collectives_of
-from calibration.kernels.structure import Efficiency, structure_of
-from calibration.operations import Collective, Elementwise, Estimate, KernelTimes, Operation, floor_ns
+from calibration.kernels.structure import Efficiency, heads_as_rows, structure_of
+from calibration.operations import Collective, DecodeAttention, Elementwise, Estimate, KernelTimes, Operation, floor_ns
 from calibration.trust import TrustLevel
 from serving.deployments.gpu_spec import GpuSpec
 from serving.errors import UserError
@@ -39,6 +39,7 @@ from serving.errors import UserError
 Array = NDArray[np.float64]
 
 _FAR = 0.5  # a shape counts as extrapolated if more than this share of the variance between shapes is unexplained
+_HEADS_AS_ROWS_SIGMA = 0.05  # of attention with half the heads and twice the rows, in tables of H100 and H200
 _OCTAVES = 2.0  # distance beyond the last knot at which the log ratio has fallen to 1/e
 
 
@@ -81,6 +82,11 @@ class Surface:
         if curve is None:
             curve = self._curves[shape] = self._curve_at(np.log2(np.asarray(shape, dtype=np.float64)))
         return curve
+
+    @cached_property
+    def most_heads(self) -> int:
+        """The largest number of KV heads among the shapes of an attention, whose first feature is this number."""
+        return round(float(2.0 ** self.shapes[:, 0].max()))
 
     def _curve_at(self, at: Array) -> Curve:
         near = kernel(at[None], self.shapes, self.scales)[0]
@@ -184,6 +190,10 @@ class KernelFit:
 
 def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[float, ...] | None = None) -> Estimate:
     """Return the times of `operation` by `fit`, never below the roofline; `shape` replaces the operation's shape."""
+    if isinstance(operation, DecodeAttention) and operation.kv_heads > fit.surface.most_heads:
+        time = fitted(gpu, heads_as_rows(operation, fit.surface.most_heads), fit, shape)
+        sigma = np.hypot(time.sigma, _HEADS_AS_ROWS_SIGMA)
+        return Estimate(time.ns, sigma, np.maximum(time.level, TrustLevel.INTERPOLATED))
     structure = structure_of(operation)
     sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]
     residual = fit.surface.curve(shape or structure.shape(operation)).residual(*sizes)

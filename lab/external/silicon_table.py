@@ -126,6 +126,8 @@ class Pool(Settings):
 class Apart(Settings):
     """A published configuration with separate prefill and decode workers, which the table states only in part.
 
+    Under SGLang (`when: {backend: sglang}`) decode workers reserve KV blocks before the prefill.
+
     Attributes:
         when: values of columns of the rows that may have had it, beside `isl` and `concurrency`
         drafts: draft tokens a step (multi-token prediction); 0 without drafts
@@ -152,7 +154,9 @@ class Apart(Settings):
             {"name": role, "role": role, "replicas": pool.workers, "deployment": pool.split}
             for role, pool in (("prefill", self.prefill), ("decode", self.decode))
         ]
-        fleet = {"pools": pools, "router": "least-requests", "first_token_from": "decode"}
+        sglang = self.when.get("backend") == "sglang"
+        order = {"decode_reserves": "before-prefill"} if sglang else {"first_token_from": "decode"}
+        fleet = {"pools": pools, "router": "least-requests", **order}
         return {**self.decode.split, "enable_expert_parallel": self.expert_parallel, "fleet": fleet}
 
 

@@ -216,7 +216,7 @@ class AutoscalerConfig(_Settings):
 class FleetConfig(_Settings):
     """A whole fleet. The default is one pool of one replica."""
 
-    seldom_set = ("processes",)
+    seldom_set = ("decode_reserves", "processes")
 
     pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="the pools of replicas")
     router: RouterConfig = RouterConfig()
@@ -225,6 +225,11 @@ class FleetConfig(_Settings):
         "prefill",
         description="replica that sends the first token to users; a decode replica samples this token again, as in "
         "vLLM",
+    )
+    decode_reserves: Literal["after-prefill", "before-prefill"] = Field(
+        "after-prefill",
+        description="when a decode replica takes KV blocks for a prompt: after-prefill, as in vLLM and TensorRT-LLM, "
+        "or before-prefill, as in SGLang",
     )
     links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: the defaults")
     admission: AdmissionConfig = AdmissionConfig()
@@ -289,10 +294,18 @@ class FleetConfig(_Settings):
                 ("links", self.links),
                 ("decode_router", self.decode_router),
                 ("first_token_from", self.first_token_from == "decode"),
+                ("decode_reserves", self.reserves_first),
                 ("failures.link_losses", self.failures.link_losses),
             ):
                 if given:
                     raise ValueError(f"{name} needs pools of role prefill and decode; leave it out")
+        if self.reserves_first:
+            if self.first_token_from == "decode":
+                raise ValueError("decode_reserves: before-prefill samples no token twice; leave first_token_from out")
+            if "serve" in roles:
+                raise ValueError(
+                    "decode_reserves: before-prefill needs prefill and decode pools only; drop other pools"
+                )
         for loss in self.failures.link_losses:
             if self.pools[self.pool_number(loss.pool)].role == "serve":
                 raise ValueError(f"pool {loss.pool!r} of link_losses has role serve; pools of that role have no links")
@@ -302,6 +315,11 @@ class FleetConfig(_Settings):
     def prefills_apart(self) -> bool:
         """True if some pools only prefill and others only decode."""
         return any(pool.role == "prefill" for pool in self.pools)
+
+    @property
+    def reserves_first(self) -> bool:
+        """True if decode replicas take KV blocks for a prompt before it is prefilled."""
+        return self.decode_reserves == "before-prefill"
 
     def pool_number(self, name: str | None) -> int:
         """Return the index in `pools` of the pool called `name`; 0 for None."""

@@ -132,6 +132,39 @@ def test_more_context_takes_longer_within_noise(rows: int) -> None:
     assert np.all(ns >= 0.93 * np.maximum.accumulate(ns))
 
 
+def test_more_kv_heads_than_any_table_has_take_as_long_as_more_rows() -> None:
+    """Tables end at 8 KV heads; a model of 2023 has 32, so 64 of its rows take as long as 256 rows of 8 heads."""
+    many, few = (
+        KERNELS["H100"].time(DecodeAttention("d", rows, rows * 512.0, n, n, 128))
+        for n, rows in ((32, 64.0), (8, 256.0))
+    )
+    assert many.ns == few.ns and many.sigma > few.sigma
+    assert (many.level, few.level) == (TrustLevel.INTERPOLATED, TrustLevel.VALIDATED)
+
+
+@needs_tables
+def test_heads_are_like_rows_in_the_tables() -> None:
+    """Twice the rows with half of 8 KV heads take as long, by measured times of H100 and H200."""
+    for system in ("h100_sxm", "h200_sxm"):
+        ns: dict[tuple[float, ...], float] = {}
+        for m in measurements(str(TABLES / system), system[:4].upper(), "attention"):
+            at = m.operation
+            if isinstance(at, DecodeAttention) and m.key == "decode/bfloat16" and at.head_dim == 128 and not at.window:
+                group = at.heads / at.kv_heads
+                ns |= {
+                    (group, at.kv_heads, rows, context / rows): one
+                    for rows, context, one in zip(at.rows, at.context, m.ns, strict=True)
+                }
+        ratios = [
+            one / ns[group, 4, 2 * rows, context]
+            for (group, heads, rows, context), one in ns.items()
+            if heads == 8 and (group, 4, 2 * rows, context) in ns
+        ]
+        assert len(ratios) > 300
+        assert np.median(ratios) == pytest.approx(1, abs=0.02)
+        assert np.std(np.log(ratios)) < 0.1
+
+
 def test_a_long_past_costs_what_its_pairs_cost() -> None:
     """With enough blocks to fill the device, a chunk over a past goes at the rate of long prompts."""
     alone, behind = prompts(8, 2048), prompts(8, 2048, 6144)

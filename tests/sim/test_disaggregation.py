@@ -33,6 +33,20 @@ def apart(prefills=1, decodes=1, links=None, **more):
     return {"pools": pools, "links": {"kv_bytes_per_token": KV} | (links or {})} | more
 
 
+def reserving(*counts, **more):
+    """Return a fleet as of `apart` whose decode replicas reserve KV blocks before the prefill."""
+    return _reserves(apart(*counts, **more))
+
+
+def _reserves(fleet):
+    for pool in fleet["pools"]:
+        if pool["role"] == "decode":
+            deployment = pool.get("deployment", {})
+            scheduler = deployment.get("scheduler", {}) | {"enable_prefix_caching": False}
+            pool["deployment"] = deployment | {"scheduler": scheduler}
+    return fleet | {"decode_reserves": "before-prefill"}
+
+
 def request(id, arrival_ns, prompt, output, **more):
     prompt = (("", prompt),) if isinstance(prompt, int) else prompt
     return WorkloadRequest(id, arrival_ns, prompt, output, **more)
@@ -67,6 +81,42 @@ def test_stock_vllm_samples_the_first_token_again_where_it_decodes():
     assert run.rows[0]["token_times_ns"] == [5 + pulled + n * step for n in (1, 2, 3)]
     assert run.rows[0]["first_token_ns"] == run.rows[0]["token_times_ns"][0]
     assert run.rows[1]["token_times_ns"] == [S + pulled + step] and run.rows[1]["replica"] == 1
+
+
+def test_a_first_token_comes_with_the_kv_where_blocks_are_reserved_before_the_prefill():
+    cost = TokenCost(6 * MS, 18_000, 0)
+    offered = [request(0, 5, 100, 4), request(1, S, 100, 1)]
+    run = FleetRun(reserving(links={"nic_gb_s": 1, "latency_us": 30}), offered, cost, tokens=True)
+    sent, step = 6 * MS + 100 * 18_000 + 30_000 + 100 * KV, 6 * MS + 18_000
+    assert run.rows[0]["token_times_ns"] == [5 + sent + n * step for n in range(4)]
+    assert (run.rows[0]["prefill_replica"], run.rows[0]["replica"]) == (0, 1)
+    assert run.rows[0]["transfer_ns"] == 30_000 + 100 * KV
+    assert (run.rows[1]["replica"], run.rows[1]["finish_ns"]) == (0, S + 6 * MS + 100 * 18_000)
+
+
+def test_a_full_decode_pool_keeps_prompts_from_being_prefilled_where_blocks_are_reserved_first():
+    """Ten requests fill the decode replica for 100 steps; in `test_a_full_decode_pool...` late prompts are prefilled."""
+    cost = TokenCost(6 * MS, 0, 0)
+    offered = [request(n, 0, 32, 101) for n in range(10)] + [request(n, 70 * MS, 32, 2) for n in range(10, 15)]
+    decode = {"deployment": {"scheduler": {"max_num_seqs": 10, "num_blocks": 91}}}
+    fleet = reserving(links=INSTANT, decode=decode)
+    run = FleetRun(fleet, offered, cost, max_num_batched_tokens=320, steps=True)
+    early_end = max(row["finish_ns"] for row in run.rows[:10])
+    assert all(row["scheduled_ns"] >= early_end for row in run.rows[10:])
+    assert_everything_is_accounted_for(run, offered)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "remedy"),
+    [
+        (apart() | {"decode_reserves": "before-prefill"}, "enable_prefix_caching.*must be false"),
+        (reserving(first_token_from="decode"), "leave first_token_from out"),
+        ({"pools": [{}], "decode_reserves": "before-prefill"}, "needs pools of role prefill and decode"),
+    ],
+)
+def test_blocks_are_reserved_first_only_where_that_makes_sense(fleet, remedy):
+    with pytest.raises((UserError, ValueError), match=remedy):
+        FleetRun(fleet, [request(0, 0, 10, 2)])
 
 
 def test_who_waits_for_a_first_token_from_the_decode_replica_may_give_up_before_it():
@@ -163,13 +213,14 @@ def test_a_lost_link_is_waited_for_and_what_was_on_it_starts_over():
     assert row["finish_ns"] == 1020 * MS + 12 * MS and row["attempts"] == 1
 
 
+@pytest.mark.parametrize("fleet", [apart, reserving])
 @pytest.mark.parametrize("pool, at_s", [("p", 0.003), ("p", 0.010), ("d", 0.010), ("d", 0.020)])
-def test_a_crash_in_prefill_transfer_or_decode_starts_the_request_again(pool, at_s):
+def test_a_crash_in_prefill_transfer_or_decode_starts_the_request_again(fleet, pool, at_s):
     """Prefill to 6 ms, transfer to 16 ms, decode from there: then 6 + 10 + 12 ms more."""
     cost = TokenCost(6 * MS, 0, 0)
     crash = {"crashes": [{"at_s": at_s, "pool": pool, "recovery_s": 0}]}
     offered = [request(0, 0, 100, 3)]
-    run = FleetRun(apart(links={"nic_gb_s": 1, "latency_us": 0}, failures=crash), offered, cost)
+    run = FleetRun(fleet(links={"nic_gb_s": 1, "latency_us": 0}, failures=crash), offered, cost)
     (row,) = run.rows
     assert_everything_is_accounted_for(run, offered)
     assert row["attempts"] == 2 and row["finish_ns"] == round(at_s * S) + 28 * MS
@@ -202,10 +253,11 @@ def test_a_user_who_gives_up_stops_the_transfer():
     admission = {"patience": {"mean_s": 0.010, "distribution": "constant", "until": "finish"}}
     cost, links = TokenCost(6 * MS, 0, 0), {"nic_gb_s": 1, "latency_us": 0}
     offered = [request(0, 0, 100, 3)]
-    run = FleetRun(apart(links=links, admission=admission), offered, cost)
-    assert_everything_is_accounted_for(run, offered)
-    assert run.rows[0]["status"] == "cancelled" and run.rows[0]["output_tokens"] == 1
-    assert run.done.duration_ns == 10 * MS
+    for fleet, tokens in ((apart, 1), (reserving, 0)):
+        run = FleetRun(fleet(links=links, admission=admission), offered, cost)
+        assert_everything_is_accounted_for(run, offered)
+        assert run.rows[0]["status"] == "cancelled" and run.rows[0]["output_tokens"] == tokens
+        assert run.done.duration_ns == 10 * MS
 
 
 def test_classes_may_be_served_whole_beside_the_rest():
@@ -273,7 +325,10 @@ def fleets(draw):
         failures=draw(accidents),
     )
     fleet["pools"].append({"name": "e", "role": "decode", "replicas": draw(st.integers(0, 1)), "speed": 0.7})
-    fleet["first_token_from"] = draw(st.sampled_from(["prefill", "decode"]))
+    if draw(st.booleans()):
+        fleet = _reserves(fleet)
+    else:
+        fleet["first_token_from"] = draw(st.sampled_from(["prefill", "decode"]))
     if draw(st.booleans()):
         fleet["decode_router"] = draw(st.sampled_from(sorted(ROUTERS)))
     if draw(st.booleans()):

@@ -204,7 +204,12 @@ def fleets(draw):
     fleet = {"pools": made, "router": draw(st.sampled_from(sorted(ROUTERS)))}
     if "d" in roles:
         links = {"nic_gb_s": draw(st.sampled_from([0.05, 1.0, 1e6])), "kv_bytes_per_token": KV}
-        fleet |= {"links": links, "first_token_from": draw(st.sampled_from(["prefill", "decode"]))}
+        fleet["links"] = links
+        if "s" not in roles and draw(st.booleans()):
+            fleet["decode_reserves"] = "before-prefill"
+            made[1]["deployment"]["scheduler"]["enable_prefix_caching"] = False
+        else:
+            fleet["first_token_from"] = draw(st.sampled_from(["prefill", "decode"]))
     if draw(st.booleans()):
         crash = st.fixed_dictionaries({"at_s": times, "pool": names, "recovery_s": a_while})
         slow = st.fixed_dictionaries({"at_s": times, "for_s": a_while, "factor": st.just(3.7), "pool": names})

@@ -41,6 +41,7 @@ DEPLOYMENT: dict[str, Any] = {
         "pools": [{"name": "a", "role": "serve", "replicas": 1, "speed": 1.0, "slo_classes": ["gold"]}],
         "router": {"name": "round-robin", "settings": {}},
         "first_token_from": "prefill",
+        "decode_reserves": "after-prefill",
         "admission": {
             "max_queued_per_replica": 5, "queue_timeout_s": 3.0,
             "retry": {

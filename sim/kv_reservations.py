@@ -1,0 +1,117 @@
+"""KV transfers to decode replicas that reserve blocks for a prompt before it is prefilled, as in SGLang.
+
+A request waits at its decode replica until that replica has blocks for the prompt. Then a prefill replica computes the
+prompt and sends its KV at once. So no prompt is prefilled that would wait for blocks on a full decode pool. Users get
+the first token when the KV has arrived.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from serving.errors import UserError
+from serving.request import Request
+from serving.workload import WorkloadRequest
+from sim.kv_transfers import KvTransfers, first_token_of
+from sim.links import Flow
+from sim.replica import Replica
+
+
+class _Reserved:
+    """The blocks that `replica` has reserved for `tokens` tokens of `request`, and what fills them.
+
+    Attributes:
+        prefill: prefill replica and its part of the request; None until the request is routed there
+        flow: transfer of the KV; None until the prompt is prefilled
+    """
+
+    __slots__ = ("flow", "prefill", "replica", "request", "tokens")
+
+    def __init__(self, replica: Replica, request: Request, tokens: int) -> None:
+        self.replica = replica
+        self.request = request
+        self.tokens = tokens
+        self.prefill: tuple[Replica, Request] | None = None
+        self.flow: Flow | None = None
+
+
+class KvReservations(KvTransfers):
+    """The KV blocks that decode replicas reserve, and the transfers that fill them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._reserved: dict[int, _Reserved] = {}
+
+    def begins_at_decode(self, request: WorkloadRequest) -> bool:
+        return request.output_len > 1
+
+    def offered(self, request: WorkloadRequest, role: str) -> WorkloadRequest:
+        if role == "prefill":  # its first token is its last
+            return first_token_of(request)
+        self._awaited.add(request.id)
+        return request
+
+    def gives(self, live: Request, request: WorkloadRequest) -> bool:
+        return live.arrived is request and live.id not in self._awaited
+
+    def prefill(self, request: WorkloadRequest, replica: Replica) -> None:
+        """Let `replica` prefill `request`, which has its blocks on a decode replica."""
+        reserved = self._reserved[request.id]  # gone after the next call if the prompt can never fit on `replica`
+        reserved.prefill = replica, replica.prefill(first_token_of(request))
+
+    def has_begun(self, id: int) -> bool:
+        """Return whether the prompt of a request is being prefilled, or was."""
+        reserved = self._reserved.get(id)
+        return reserved is not None and reserved.prefill is not None and reserved.prefill[1].admitted >= 0
+
+    def drop(self, id: int) -> None:
+        """Stop the prefill and the transfer of a request, and free what they hold."""
+        self._awaited.discard(id)
+        reserved = self._reserved.pop(id, None)
+        if reserved is None:
+            return
+        if reserved.flow is not None:
+            self.links.cancel(reserved.flow)
+        if reserved.prefill is not None:
+            replica, request = reserved.prefill
+            if request.ended:
+                replica.release(request)
+            else:
+                replica.withdraw(request)
+        reserved.replica.load_failed(reserved.request)
+
+    def matched(self, request: Request, cached_tokens: int) -> int:
+        return request.prompt_len - cached_tokens if request.id in self._awaited else 0
+
+    def pull(self, replica: Replica, request: Request, tokens: int) -> None:
+        self._reserved[request.id] = _Reserved(replica, request, tokens)
+        self._log.reserved(request)
+        self._on_awaiting(request)
+
+    def admitted(self, request: Request) -> None:
+        """Raise UserError if the prompt of `request` has no KV, because it never fits beside the drafts of a step."""
+        if request.id in self._awaited:
+            remedy = f"too few for the {request.prompt_len} prompt tokens of request {request.id} and drafts; raise it"
+            raise UserError("scheduler.num_blocks", None, remedy)
+
+    def _keep(self, source: Replica, request: Request) -> bool:
+        reserved = self._reserved.get(request.id)
+        if reserved is None:
+            return False
+        now = self._clock.now_ns
+        self._log.handed_on(request, now)
+        self._log.taken_over(reserved.replica.index, request, reserved.request)
+        self._log.transfer_begins(request, now)
+        size = self._exchanged.of_request + reserved.tokens * self._exchanged.of_token
+        reserved.flow = self.links.start(source.index, reserved.replica.index, size, partial(self._pulled, request.id))
+        return True
+
+    def _pulled(self, id: int) -> None:
+        reserved = self._reserved.pop(id)
+        assert reserved.prefill is not None
+        source, prefilled = reserved.prefill
+        self._awaited.remove(id)
+        self._log.transferred(reserved.request, self._clock.now_ns)
+        source.release(prefilled)
+        reserved.replica.loaded(reserved.request)
