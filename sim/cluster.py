@@ -32,8 +32,8 @@ from sim.clock import VirtualClock
 from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools
 from sim.gateway import Arrivals, Gateway
-from sim.kv_tiers import TieredKv, connect_tiers
 from sim.kv_reservations import KvReservations
+from sim.kv_tiers import TieredKv, connect_tiers
 from sim.kv_transfers import KvTransfers, exchanged_kv
 from sim.own_process import Controls, own_process
 from sim.replica import Replica

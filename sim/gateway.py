@@ -112,7 +112,10 @@ class Gateway:
         self._retry = admission.retry
 
     def open(self, fleet: Fleet, transfers: KvTransfers | None = None) -> None:
-        """Send requests to `fleet` from now on. It calls `ended` and `lost`; `transfers` calls `prefilled` or `reserved`."""
+        """Send requests to `fleet` from now on.
+
+        `fleet` calls `ended` and `lost`; `transfers` calls `prefilled` or `reserved`.
+        """
         self._fleet = fleet
         self._transfers = transfers
         fleet.on_ready.append(self._ready)

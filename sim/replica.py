@@ -131,7 +131,7 @@ class Replica:
     # Calls from outside
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1, outputs: int = 0) -> Request:
-        """Take a request that is routed to this replica now. A prefill replica will sample its first `outputs` tokens."""
+        """Take a request that is routed here now; a prefill replica will sample its first `outputs` tokens."""
         self._end_leap()
         request = self._policy.add_prefilled(arrived, outputs) if outputs else self._policy.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)

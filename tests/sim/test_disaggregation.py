@@ -95,7 +95,7 @@ def test_a_first_token_comes_with_the_kv_where_blocks_are_reserved_before_the_pr
 
 
 def test_a_full_decode_pool_keeps_prompts_from_being_prefilled_where_blocks_are_reserved_first():
-    """Ten requests fill the decode replica for 100 steps; in `test_a_full_decode_pool...` late prompts are prefilled."""
+    """As above ten requests fill the decode replica for 100 steps, but later prompts are not prefilled meanwhile."""
     cost = TokenCost(6 * MS, 0, 0)
     offered = [request(n, 0, 32, 101) for n in range(10)] + [request(n, 70 * MS, 32, 2) for n in range(10, 15)]
     decode = {"deployment": {"scheduler": {"max_num_seqs": 10, "num_blocks": 91}}}
