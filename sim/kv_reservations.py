@@ -2,7 +2,7 @@
 
 A request waits at its decode replica until that replica has blocks for the prompt. Then a prefill replica computes the
 prompt and sends its KV at once. So no prompt is prefilled that would wait for blocks on a full decode pool. Users get
-the first token when the KV has arrived.
+the first token when the KV has arrived and the decode replica plans its next step.
 """
 
 from __future__ import annotations

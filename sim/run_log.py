@@ -146,7 +146,7 @@ class _Life:
     sampled_before: int = 0  # number of tokens that `prefilled` sampled and the user got
     transfer_since_ns: int = 0
     transfer_ns: int | None = None
-    awaits_kv: bool = False  # True if users get the first token only when the decode replica has the KV
+    awaits_kv: bool = False  # True if users get the first token only when the decode replica takes the request
 
 
 _SERVED_ONLY = (
@@ -281,6 +281,8 @@ class RunLog:
         for request in plan.admitted:
             life = self._lives[request.id]
             self._unqueue(life, start_ns)
+            if life.awaits_kv and life.prefilled is not None:
+                self._give_first_token(life, request, plan_ns)
             if life.scheduled_ns is None:
                 life.scheduled_ns = start_ns
         if self.keeps_tokens:
@@ -363,10 +365,6 @@ class RunLog:
         """End the transfer of the KV of a request."""
         life = self._lives[request.id]
         life.transfer_ns = now_ns - life.transfer_since_ns
-        if life.awaits_kv:
-            life.awaits_kv, life.first_token_ns = False, now_ns
-            if self._on_tokens is not None:
-                self._on_tokens(life.replica, StepPlan.from_amounts(), [request], now_ns)
 
     def loads(self, request: Request, tier: str, tokens: int) -> None:
         """Record that a request, which has its blocks, loads `tokens` tokens from a KV tier."""
@@ -447,6 +445,12 @@ class RunLog:
         self._request_rows.append(row)
         if len(self._request_rows) >= self._requests_at_once:
             self._flush_requests()
+
+    def _give_first_token(self, life: _Life, request: Request, now_ns: int) -> None:
+        """Record that users get the first token of `request`, which a prefill replica has sampled."""
+        life.awaits_kv, life.first_token_ns = False, now_ns
+        if self._on_tokens is not None:
+            self._on_tokens(life.replica, StepPlan.from_amounts(), [request], now_ns)
 
     def _awaits_kv(self, request: Request) -> bool:
         life = self._lives.get(request.id)

@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.cost_model import TokenCost
+from serving.deployments.config import Deployment
+from serving.deployments.fleet import FleetConfig
 from serving.errors import UserError
+from serving.front_door import FrontDoor
 from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
+from sim.cluster import Cluster
 from sim.router import ROUTERS
+from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import MS, FleetRun, S, assert_everything_is_accounted_for, poisson
 from tests.sim.test_fleet_properties import admissions, times
@@ -92,6 +97,18 @@ def test_a_first_token_comes_with_the_kv_where_blocks_are_reserved_before_the_pr
     assert (run.rows[0]["prefill_replica"], run.rows[0]["replica"]) == (0, 1)
     assert run.rows[0]["transfer_ns"] == 30_000 + 100 * KV
     assert (run.rows[1]["replica"], run.rows[1]["finish_ns"]) == (0, S + 6 * MS + 100 * 18_000)
+
+
+def test_an_api_server_gives_the_first_token_when_the_kv_has_come():
+    cost, sink = TokenCost(6 * MS, 18_000, 0), TableSink()
+    fleet = FleetConfig(**reserving(links={"nic_gb_s": 1, "latency_us": 30}))
+    front_door = FrontDoor(request_ns=MS, chunk_ns=100_000)
+    Cluster(Deployment(), cost, sink, fleet=fleet, tokens=True, front_door=front_door).run(
+        Workload([request(0, 5, 100, 4)])
+    )
+    (row,) = sink.requests.to_pylist()
+    came = 5 + MS + 6 * MS + 100 * 18_000 + 30_000 + 100 * KV
+    assert (row["first_token_ns"], row["first_text_ns"]) == (came, came + 100_000)
 
 
 def test_a_full_decode_pool_keeps_prompts_from_being_prefilled_where_blocks_are_reserved_first():
