@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -279,7 +280,7 @@ def test_a_plans_report_says_the_answer_its_trust_and_how_to_serve_and_ask_it_ag
     assert answer["recommendation"]["trust"]["level"] in text
     assert answer["recommendation"]["trust"]["reason"][1:] in text
     assert answer["recommendation"]["vllm_serve"].split()[2] in text and "tokentwin plan traffic.yaml" in text
-    assert shown_share(answer["recommendation"]["attainment"], 1) in text
+    assert escape(shown_share(answer["recommendation"]["attainment"], 1)) in text
     gpu = answer["candidates"][answer["recommendation"]["engine"]]["gpu"]
     assert error_line(load_external(EXTERNAL_SAMPLE), gpu) in text
     assert "Other candidates" in text and all(entry["engine"] in text for entry in answer["dearer"])
