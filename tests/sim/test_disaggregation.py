@@ -16,6 +16,7 @@ from serving.front_door import FrontDoor
 from serving.scheduler import POLICIES
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
+from sim.live_cluster import LiveCluster
 from sim.router import ROUTERS
 from sim.run_log import TableSink
 from tests.budget import examples
@@ -109,6 +110,11 @@ def test_an_api_server_gives_the_first_token_when_the_kv_has_come():
     (row,) = sink.requests.to_pylist()
     came = 5 + MS + 6 * MS + 100 * 18_000 + 30_000 + 100 * KV
     assert (row["first_token_ns"], row["first_text_ns"]) == (came, came + 100_000)
+
+
+def test_a_fleet_that_reserves_blocks_first_is_not_served_live():
+    with pytest.raises(UserError, match=r"fleet.decode_reserves.*cannot be served live"):
+        LiveCluster(Deployment(), TokenCost(6 * MS, 0, 0), TableSink(), fleet=FleetConfig(**reserving()))
 
 
 def test_a_full_decode_pool_keeps_prompts_from_being_prefilled_where_blocks_are_reserved_first():
