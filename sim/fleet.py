@@ -161,11 +161,9 @@ class Fleet:
 
     def route(self, request: WorkloadRequest) -> Replica | None:
         """Return the replica for `request`, which has arrived; None if no replica is ready."""
-        return self.route_decode(request) if self.begins_at_decode(request) else self.route_prefill(request)
-
-    def begins_at_decode(self, request: WorkloadRequest) -> bool:
-        """Return whether a decode replica reserves KV for `request` before it is prefilled."""
-        return self._transfers is not None and self._transfers.begins_at_decode(request)
+        if self._transfers is not None and self._transfers.begins_at_decode(request):
+            return self.route_decode(request)
+        return self._routes.choose(request)
 
     def route_prefill(self, request: WorkloadRequest) -> Replica | None:
         """Return the replica of a prefill or serve pool for `request`; None if no such replica is ready."""
@@ -184,7 +182,9 @@ class Fleet:
 
     def awaits(self, request: WorkloadRequest) -> bool:
         """Return whether a replica for `request`, which has arrived, is starting or may be started."""
-        return self.awaits_decode(request) if self.begins_at_decode(request) else self.awaits_prefill(request)
+        if self._transfers is not None and self._transfers.begins_at_decode(request):
+            return self.awaits_decode(request)
+        return self.awaits_prefill(request)
 
     def awaits_prefill(self, request: WorkloadRequest) -> bool:
         """Return whether a replica of a prefill or serve pool for `request` is starting or may be started."""

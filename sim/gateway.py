@@ -209,7 +209,9 @@ class Gateway:
         elif replica is not None:
             visit.replica = replica
             offered = self._fleet.offered_to(replica, visit.request)
-            outputs = int(self._fleet.begins_at_decode(visit.request))  # the first token is a prefill replica's
+            outputs = 0
+            if self._transfers is not None and self._transfers.begins_at_decode(visit.request):
+                outputs = 1  # a prefill replica will sample the first token
             visit.live = replica.offer(offered, visit.arrival_ns, visit.attempts, outputs)
 
     def _hand_over(self, visit: _Visit, request: Request) -> ProcessGenerator:
