@@ -7,6 +7,7 @@ the first token when the KV has arrived and the decode replica plans its next st
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,11 @@ class _Reserved:
 
     Attributes:
         prefill: prefill replica and its part of the request; None until the request is routed there
-        flow: transfer of the KV; None until the prompt is prefilled
+        flow: transfer of the KV; None until the prompt is prefilled, and after the transfer
+        filled: True after the transfer
     """
 
-    __slots__ = ("flow", "prefill", "replica", "request", "tokens")
+    __slots__ = ("filled", "flow", "prefill", "replica", "request", "tokens")
 
     def __init__(self, replica: Replica, request: Request, tokens: int) -> None:
         self.replica = replica
@@ -34,6 +36,7 @@ class _Reserved:
         self.tokens = tokens
         self.prefill: tuple[Replica, Request] | None = None
         self.flow: Flow | None = None
+        self.filled = False
 
 
 class KvReservations(KvTransfers):
@@ -47,18 +50,26 @@ class KvReservations(KvTransfers):
         return request.output_len > 1
 
     def offered(self, request: WorkloadRequest, role: str) -> WorkloadRequest:
+        """Return the part of `request`, which has arrived, that a replica of `role` gets.
+
+        Raises UserError for a request that must not load KV.
+        """
         if role == "prefill":  # its first token is its last
             return first_token_of(request)
+        if request.skip_reading_prefix_cache:
+            remedy = f"cannot serve request {request.id}, which asks for log-probabilities of its prompt; "
+            raise UserError("fleet.decode_reserves", "before-prefill", remedy + "use after-prefill")
         self._awaited.add(request.id)
         return request
 
     def gives(self, live: Request, request: WorkloadRequest) -> bool:
-        return live.arrived is request and live.id not in self._awaited
+        return live.arrived is request and not self._log.awaits_kv(live)
 
     def prefill(self, request: WorkloadRequest, replica: Replica) -> None:
-        """Let `replica` prefill `request`, which has its blocks on a decode replica."""
+        """Let `replica` prefill `request`, which has its blocks on a decode replica. Its grammar is compiled there."""
+        part = replace(first_token_of(request), grammar_compile_ns=0)
         reserved = self._reserved[request.id]  # gone after the next call if the prompt can never fit on `replica`
-        reserved.prefill = replica, replica.prefill(first_token_of(request))
+        reserved.prefill = replica, replica.prefill(part)
 
     def has_begun(self, id: int) -> bool:
         """Return whether the prompt of a request is being prefilled, or was."""
@@ -69,8 +80,9 @@ class KvReservations(KvTransfers):
         """Stop the prefill and the transfer of a request, and free what they hold."""
         self._awaited.discard(id)
         reserved = self._reserved.pop(id, None)
-        if reserved is None:
+        if reserved is None or reserved.filled:
             return
+        reserved.replica.reserved_requests -= 1
         if reserved.flow is not None:
             self.links.cancel(reserved.flow)
         if reserved.prefill is not None:
@@ -86,12 +98,19 @@ class KvReservations(KvTransfers):
 
     def pull(self, replica: Replica, request: Request, tokens: int) -> None:
         self._reserved[request.id] = _Reserved(replica, request, tokens)
+        replica.reserved_requests += 1
         self._log.reserved(request)
         self._on_awaiting(request)
 
     def admitted(self, request: Request) -> None:
-        """Raise UserError if the prompt of `request` has no KV, because it never fits beside the drafts of a step."""
-        if request.id in self._awaited:
+        """Record that `request` runs.
+
+        Raises UserError if its prompt has no KV, because it never fits beside the drafts of a step.
+        """
+        if request.id not in self._awaited:
+            return  # it was preempted
+        self._awaited.remove(request.id)
+        if self._reserved.pop(request.id, None) is None:
             remedy = f"too few for the {request.prompt_len} prompt tokens of request {request.id} and drafts; raise it"
             raise UserError("scheduler.num_blocks", None, remedy)
 
@@ -108,10 +127,11 @@ class KvReservations(KvTransfers):
         return True
 
     def _pulled(self, id: int) -> None:
-        reserved = self._reserved.pop(id)
+        reserved = self._reserved[id]
         assert reserved.prefill is not None
         source, prefilled = reserved.prefill
-        self._awaited.remove(id)
+        reserved.filled, reserved.flow = True, None
+        reserved.replica.reserved_requests -= 1
         self._log.transferred(reserved.request, self._clock.now_ns)
         source.release(prefilled)
         reserved.replica.loaded(reserved.request)

@@ -48,7 +48,8 @@ class KvTransfers:
         hands_on_first_token: True if decode replicas take over the first token as well as the KV
 
     Args:
-        on_awaiting: function that is called with each request that now awaits a replica of the other role
+        on_awaiting: function that is called with each request that is ready for a replica of the other role: decode
+            here, prefill in `KvReservations`
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class LiveCluster(Cluster):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         if self._config.reserves_first:
-            remedy = "cannot be served live; use after-prefill, or simulate"
+            remedy = "is only simulated, and cannot be served live; set it to after-prefill"
             raise UserError("fleet.decode_reserves", self._config.decode_reserves, remedy)
         self._begin(for_ever=True)
         self._emptied_ns = 0

@@ -50,6 +50,7 @@ class Replica:
             there is none. A continued request has not ended, and its KV blocks are kept until `release`
         on_planned: function that is called with each launched plan and its end time; None if there is none
         network: network that its steps share with KV transfers; None if they share none
+        reserved_requests: waiting requests that have KV blocks here for a prompt that a prefill replica computes
 
     Args:
         on_end: function that is called with each request that finishes, or is rejected because it can never fit
@@ -81,6 +82,7 @@ class Replica:
         self.hands_on: Callable[[Request], bool] | None = None
         self.on_planned: Callable[[StepPlan, int], None] | None = None
         self.network: SharedNetwork | None = None
+        self.reserved_requests = 0
         self._kept: dict[int, Request] = {}
         overlaps = policy.limits.async_scheduling
         self._depth = stages + overlaps
@@ -101,8 +103,11 @@ class Replica:
 
     @property
     def queued_requests(self) -> int:
-        """The number of requests that wait to be admitted, including preempted requests."""
-        return len(self.scheduler.waiting)
+        """The number of requests that wait to be admitted, including preempted requests.
+
+        Requests that have KV blocks here and wait for their prefill elsewhere do not count.
+        """
+        return len(self.scheduler.waiting) - self.reserved_requests
 
     @property
     def known_tokens(self) -> int:
@@ -131,7 +136,7 @@ class Replica:
     # Calls from outside
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1, outputs: int = 0) -> Request:
-        """Take a request that is routed here now; a prefill replica will sample its first `outputs` tokens."""
+        """Take a request that is routed here now; a prefill replica samples its first `outputs`."""
         self._end_leap()
         request = self._policy.add_prefilled(arrived, outputs) if outputs else self._policy.add(arrived)
         self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)

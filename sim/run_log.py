@@ -83,7 +83,7 @@ _FINISHED = Status.FINISHED.value
 Observer = Callable[[bool, int, int, int | None, int], None]
 
 # Arguments: number of a replica, a step of the replica, the requests that the step has sampled for, and the end of the
-# step in nanoseconds.
+# step in nanoseconds. It is also called when a decode replica plans a request whose KV has come, with an empty step.
 TokenObserver = Callable[[int, StepPlan, list[Request], int], None]
 
 
@@ -203,7 +203,7 @@ class RunLog:
         block: number of rows handed to the sink at once
         observers: functions called when a request ends
         counted_from_ns: requests that arrive earlier get no row, because the run was still warming up
-        on_tokens: function called when a step ends, which needs `steps`; None if there is none
+        on_tokens: function called when requests get tokens, which needs `steps`; None if there is none
         leaps: True if many decode steps may be simulated at once although steps are recorded (not with `on_tokens`).
             The cost model must then return the same times for a run of steps as for the single steps, whatever calls
             came before
@@ -306,7 +306,7 @@ class RunLog:
         if self.keeps_steps:
             self.step_log.committed(replica, now_ns)
             if self._on_tokens is not None:
-                sampled = [one for one in self._samples[replica].popleft() if not self._awaits_kv(one)]
+                sampled = [one for one in self._samples[replica].popleft() if not self.awaits_kv(one)]
                 self._on_tokens(replica, plan, sampled, now_ns)
 
     def leapt(self, replica: int, scheduler: Scheduler, leap: Leap, steps: int) -> None:
@@ -322,15 +322,14 @@ class RunLog:
     def arrived(self, replica: int, request: Request, arrival_ns: int, now_ns: int, attempts: int) -> None:
         demand, tiered = self._demand[replica](request.known), replica in self._tiered
         life = _Life(replica, arrival_ns, now_ns, demand, attempts, [] if tiered else None, 0 if tiered else None)
+        life.awaits_kv = request.outputs > 0
         self._lives[request.id] = life
         if request.status is not Status.REJECTED:
             self._queue(life)
 
     def reserved(self, request: Request) -> None:
         """Record that a request has its blocks on the decode replica where it has arrived, and awaits its prefill."""
-        life = self._lives[request.id]
-        self._has_blocks(life)
-        life.awaits_kv = True
+        self._has_blocks(self._lives[request.id])
 
     def prefills(self, replica: int, request: Request) -> None:
         """Queue `request`, which has its blocks on a decode replica, at a prefill replica."""
@@ -452,7 +451,8 @@ class RunLog:
         if self._on_tokens is not None:
             self._on_tokens(life.replica, StepPlan.from_amounts(), [request], now_ns)
 
-    def _awaits_kv(self, request: Request) -> bool:
+    def awaits_kv(self, request: Request) -> bool:
+        """Return whether a prefill replica computes the first token of `request`, which users have not got yet."""
         life = self._lives.get(request.id)
         return life is not None and life.awaits_kv
 

@@ -122,7 +122,7 @@ def _decode_sizes(attention: DecodeAttention) -> tuple[Any, ...]:
 
 
 def heads_as_rows(attention: DecodeAttention, most: int) -> DecodeAttention:
-    """Return equal attention with `most` KV heads, which are fewer, and more rows instead.
+    """Return attention of equal work with only `most` KV heads, and more rows in their place.
 
     Each KV head of a row is computed apart from the others, like a row. In NVIDIA's tables of H100 and H200 twice the
     rows with half the heads take 0.99 to 1.00 times as long (medians of shapes; 8 of 10 points: 0.94 to 1.11).

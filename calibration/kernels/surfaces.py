@@ -39,7 +39,7 @@ from serving.errors import UserError
 Array = NDArray[np.float64]
 
 _FAR = 0.5  # a shape counts as extrapolated if more than this share of the variance between shapes is unexplained
-_HEADS_AS_ROWS_SIGMA = 0.05  # of attention with half the heads and twice the rows, in tables of H100 and H200
+_HEADS_AS_ROWS_SIGMA = 0.065  # of attention with half the heads and twice the rows, in tables of H100 and H200
 _OCTAVES = 2.0  # distance beyond the last knot at which the log ratio has fallen to 1/e
 
 
@@ -85,7 +85,7 @@ class Surface:
 
     @cached_property
     def most_heads(self) -> int:
-        """The largest number of KV heads among the shapes of an attention, whose first feature is this number."""
+        """The largest number of KV heads in the table, the first feature of an attention's shape."""
         return round(float(2.0 ** self.shapes[:, 0].max()))
 
     def _curve_at(self, at: Array) -> Curve:
@@ -192,7 +192,8 @@ def fitted(gpu: GpuSpec, operation: Operation, fit: KernelFit, shape: tuple[floa
     """Return the times of `operation` by `fit`, never below the roofline; `shape` replaces the operation's shape."""
     if isinstance(operation, DecodeAttention) and operation.kv_heads > fit.surface.most_heads:
         time = fitted(gpu, heads_as_rows(operation, fit.surface.most_heads), fit, shape)
-        sigma = np.hypot(time.sigma, _HEADS_AS_ROWS_SIGMA)
+        halvings = np.log2(operation.kv_heads / fit.surface.most_heads)
+        sigma = np.hypot(time.sigma, _HEADS_AS_ROWS_SIGMA * halvings)
         return Estimate(time.ns, sigma, np.maximum(time.level, TrustLevel.INTERPOLATED))
     structure = structure_of(operation)
     sizes = [np.maximum(size, 1.0) for size in structure.sizes(operation)]

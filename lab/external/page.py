@@ -59,7 +59,7 @@ _LACKING = """
   *interpolated* figures, 86 % (TPOT) and 85 % (TTFT) were, fewer than in the table below.
 - RTX PRO 6000 at TP2 over PCIe, E2E within 10 %: there is no such run; the one above had a single GPU.
 - Prefill and decode apart (cases that run if named): with [published
-  configurations](steps.md#prefill-and-decode-apart) TPOT is off by 13 % and TTFT by 50 % in ten rows with one
+  configurations](steps.md#prefill-and-decode-apart) TPOT is off by 12 % and TTFT by 48 % in ten rows with one
   possible configuration. Earlier predictions with searched workers were off by 54 and 40 %."""
 
 

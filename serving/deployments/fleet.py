@@ -301,7 +301,9 @@ class FleetConfig(_Settings):
                     raise ValueError(f"{name} needs pools of role prefill and decode; leave it out")
         if self.reserves_first:
             if self.first_token_from == "decode":
-                raise ValueError("decode_reserves: before-prefill samples no token twice; leave first_token_from out")
+                raise ValueError(
+                    "decode_reserves: before-prefill cannot be combined with first_token_from: decode; leave one out"
+                )
             if "serve" in roles:
                 raise ValueError(
                     "decode_reserves: before-prefill needs prefill and decode pools only; drop other pools"

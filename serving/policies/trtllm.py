@@ -1,12 +1,12 @@
 """The `trtllm` policy: defaults of TensorRT-LLM's PyTorch backend that differ from vLLM's.
 
-Prompts are not split (`enable_chunked_prefill` is off). A request is admitted only if there are KV blocks for all
-tokens that it and the running requests may still need (`GUARANTEED_NO_EVICT`), so that no request is ever preempted.
-With `batch_wait_timeout_iters`, prompts wait while requests decode, until they fill a share of the token budget or have
-waited for this number of steps (`PyExecutor._waiting_requests`). With data-parallel attention and
-`attention_dp_timeout_iters`, they wait instead until every rank has a prompt (`_balance_adp_requests`). A scheduler
-knows its own rank only: when all ranks have one, as many prompts have come to this rank, on average, as the harmonic
-number of the ranks (coupon collector's problem).
+Prompts are not split (`enable_chunked_prefill` is off), unless no step has room for them. A request is admitted only if
+there are KV blocks for all tokens that it and the running requests may still need (`GUARANTEED_NO_EVICT`), so that no
+request is ever preempted. With `batch_wait_timeout_iters`, prompts wait while requests decode, until they fill a share
+of the token budget or have waited for this number of steps (`PyExecutor._waiting_requests`). With data-parallel
+attention and `attention_dp_timeout_iters`, they wait instead until every rank has a prompt (`_balance_adp_requests`). A
+scheduler knows its own rank only: when all ranks have one, as many prompts have come to this rank, on average, as the
+harmonic number of the ranks (coupon collector's problem).
 """
 
 from __future__ import annotations

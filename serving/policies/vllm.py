@@ -433,12 +433,13 @@ class VllmScheduler(Residents):
             elif tokens > budget:
                 return 0
             request.proposed = tokens - 1
-        never_fits = tokens > self._budget - self.draft_slots
         if tokens > self._most_of_one:
             tokens = self._most_of_one
         if tokens <= budget:
             return tokens
-        return budget if self._chunks or never_fits else 0
+        # no step has room for more than this, so vLLM would wait forever if it may not split the prompt
+        most_room = min(self._budget - self.draft_slots, self._most_scheduled)
+        return budget if self._chunks or tokens > most_room else 0
 
     def _run(self, plan: StepPlan, request: Request, computed: int) -> None:
         """Let the waiting `request` run from `plan` on; `computed` of its tokens were cached or loaded."""

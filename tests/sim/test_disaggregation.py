@@ -112,6 +112,46 @@ def test_an_api_server_gives_the_first_token_when_the_kv_has_come():
     assert (row["first_token_ns"], row["first_text_ns"]) == (came, came + 100_000)
 
 
+def two_for_one_seat(**more):
+    """Return a run of two requests that have their KV soon, on a decode replica that runs one of them at a time."""
+    fleet = reserving(links=INSTANT, decode={"deployment": {"scheduler": {"max_num_seqs": 1}}}, **more.pop("fleet", {}))
+    offered = [request(0, 0, 100, 60), request(1, 1, 100, 5, **more)]
+    return FleetRun(fleet, offered, TokenCost(6 * MS, 0, 0), tokens=True)
+
+
+def test_who_waits_for_a_seat_beside_its_kv_has_no_token_yet():
+    """The second request's KV is there after 12 ms, and its seat after the 60 tokens of the first, at 360 ms."""
+    alone = two_for_one_seat().rows[1]
+    assert alone["first_token_ns"] > 300 * MS and alone["transfer_ns"] is not None
+    stopped = two_for_one_seat(stop_ns=200 * MS).rows[1]
+    assert (stopped["status"], stopped["output_tokens"], stopped["first_token_ns"]) == ("cancelled", 0, None)
+    patience = {"mean_s": 0.1, "distribution": "constant", "until": "first-token"}
+    impatient = two_for_one_seat(fleet={"admission": {"patience": patience}}).rows[1]
+    assert (impatient["status"], impatient["output_tokens"]) == ("cancelled", 0)
+    queued = two_for_one_seat(fleet={"admission": {"queue_timeout_s": 0.1}}).rows[1]
+    assert queued["status"] == "finished" and queued["scheduled_ns"] < 20 * MS
+
+
+def test_requests_that_are_prefilled_do_not_queue_at_their_decode_replica():
+    """Six requests reserve at once and are prefilled one by one; at most one waits for its prefill or its decode."""
+    limit = {"max_queued_per_replica": 1}
+    offered = [request(id, id, 100, 3) for id in range(6)]
+    fleet = reserving(links=INSTANT, admission=limit, prefill={"deployment": {"scheduler": {"max_num_seqs": 1}}})
+    run = FleetRun(fleet, offered, TokenCost(6 * MS, 0, 0))
+    assert [row["status"] for row in run.rows].count("finished") >= 5
+
+
+def test_a_prompt_that_must_not_be_loaded_is_refused_where_blocks_are_reserved_first():
+    with pytest.raises(UserError, match="asks for log-probabilities of its prompt; use after-prefill"):
+        FleetRun(reserving(), [request(0, 0, 100, 3, skip_reading_prefix_cache=True)])
+
+
+def test_a_grammar_is_compiled_once_where_blocks_are_reserved_first():
+    offered = [request(0, 0, 100, 3, structured=True, grammar_compile_ns=50 * MS)]
+    (row,) = FleetRun(reserving(links=INSTANT), offered, TokenCost(6 * MS, 0, 0)).rows
+    assert row["first_token_ns"] == pytest.approx(56 * MS, abs=MS)
+
+
 def test_a_fleet_that_reserves_blocks_first_is_not_served_live():
     with pytest.raises(UserError, match=r"fleet.decode_reserves.*cannot be served live"):
         LiveCluster(Deployment(), TokenCost(6 * MS, 0, 0), TableSink(), fleet=FleetConfig(**reserving()))
@@ -133,7 +173,7 @@ def test_a_full_decode_pool_keeps_prompts_from_being_prefilled_where_blocks_are_
     ("fleet", "remedy"),
     [
         (apart() | {"decode_reserves": "before-prefill"}, "enable_prefix_caching.*must be false"),
-        (reserving(first_token_from="decode"), "leave first_token_from out"),
+        (reserving(first_token_from="decode"), "leave one out"),
         ({"pools": [{}], "decode_reserves": "before-prefill"}, "needs pools of role prefill and decode"),
     ],
 )

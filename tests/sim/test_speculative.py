@@ -151,6 +151,18 @@ def test_sure_drafts_take_as_many_steps_as_division_says(k, output):
     assert len(steps) == 1 + -(-(output - 1) // (k + 1))
 
 
+@pytest.mark.parametrize("scheduled", [None, 200])
+def test_a_prompt_that_no_step_has_room_for_is_split_in_the_end(scheduled):
+    """TensorRT-LLM's policy splits no prompt, but drafts or `max_num_scheduled_tokens` leave no room for all 300."""
+    limits = {"max_num_batched_tokens": 300, "max_num_scheduled_tokens": scheduled, "max_num_seqs": 4}
+    drafts = SpeculativeConfig(method="draft_model", model="Qwen3-0.6B", num_speculative_tokens=1, acceptance_rate=0.5)
+    config = SchedulerConfig(**limits, max_model_len=600, num_blocks=200, speculative=drafts)
+    offered = [WorkloadRequest(0, 0, (("", 300),), 4)]
+    sink = TableSink()
+    Cluster(Deployment(policy="trtllm", scheduler=config), TokenCost(6_000_000, 0, 0), sink).run(Workload(offered))
+    assert sink.requests["status"].to_pylist() == ["finished"]
+
+
 def test_a_hopeless_draft_gives_one_token_a_step():
     steps = decoded(SchedulerConfig(speculative=speculative(3, 0.0)), WorkloadRequest(0, 0, (("", 10),), 6))
     assert steps == [[(10, 0)], *[[(4, 3)]] * 5]
