@@ -139,7 +139,7 @@ class Replica:
         """Take a request that is routed here now; a prefill replica samples its first `outputs`."""
         self._end_leap()
         request = self._policy.add_prefilled(arrived, outputs) if outputs else self._policy.add(arrived)
-        self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts)
+        self._log.arrived(self.index, request, arrival_ns, self._clock.now_ns, attempts, outputs > 0)
         self._accept(request)
         return request
 

@@ -319,10 +319,12 @@ class RunLog:
 
     # Requests
 
-    def arrived(self, replica: int, request: Request, arrival_ns: int, now_ns: int, attempts: int) -> None:
+    def arrived(
+        self, replica: int, request: Request, arrival_ns: int, now_ns: int, attempts: int, awaits_kv: bool = False
+    ) -> None:
         demand, tiered = self._demand[replica](request.known), replica in self._tiered
         life = _Life(replica, arrival_ns, now_ns, demand, attempts, [] if tiered else None, 0 if tiered else None)
-        life.awaits_kv = request.outputs > 0
+        life.awaits_kv = awaits_kv
         self._lives[request.id] = life
         if request.status is not Status.REJECTED:
             self._queue(life)
