@@ -66,7 +66,7 @@ class KvReservations(KvTransfers):
         return live.arrived is request and not self._log.awaits_kv(live)
 
     def prefill(self, request: WorkloadRequest, replica: Replica) -> None:
-        """Let `replica` prefill `request`, which has its blocks on a decode replica. Its grammar is compiled there."""
+        """Let `replica` prefill `request`, which has its blocks and its compiled grammar on a decode replica."""
         part = replace(first_token_of(request), grammar_compile_ns=0)
         reserved = self._reserved[request.id]  # gone after the next call if the prompt can never fit on `replica`
         reserved.prefill = replica, replica.prefill(part)
