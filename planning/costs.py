@@ -73,22 +73,23 @@ def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
     return prices
 
 
-def priced(calibration: str | None, gpu: str | None, deployment: Deployment) -> Priced:
+def priced(calibration: str | None, gpu: str | None, deployment: Deployment, shared_prefix: int = 0) -> Priced:
     """Return `deployment` with its cost model, from a calibration, a GPU, or both.
 
-    `calibration` is a directory, or the `module:Class` of a user's cost model.
+    `calibration` is a directory, or the `module:Class` of a user's cost model. All prompts start with the same
+    `shared_prefix` tokens, which old releases of vLLM read once in a step.
 
     Raises UserError when the arguments do not go together.
     """
     check_timed(calibration, gpu)
     deployment = with_kv_groups(deployment)
     if calibration is None:
-        return _on_gpu(gpu or "", None, deployment)
+        return _on_gpu(gpu or "", None, deployment, shared_prefix)
     if names_own_cost(calibration):
         return _by_own_model(calibration, gpu, deployment)
     learnt = calibration_in(calibration)
     if not isinstance(learnt, Calibration):
-        return _on_gpu(gpu or learnt.gpu, learnt, deployment)
+        return _on_gpu(gpu or learnt.gpu, learnt, deployment, shared_prefix)
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
     return _of_our_engine(learnt, deployment)
@@ -133,7 +134,7 @@ def _check_blocks(deployment: Deployment) -> None:
         raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
 
 
-def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment) -> Priced:
+def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_prefix: int) -> Priced:
     from calibration.steps.external_calibration import (  # imports slowly: kernels are interpolated with scipy
         identity,
         predicted_cost,
@@ -151,7 +152,8 @@ def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment) -> Priced:
         capacity.check(deployment)
         fitted = deployment.rescheduled(num_blocks=capacity.num_blocks)
         deployment = fitted.model_copy(update={"gpu_memory_utilization": None})
-    return Priced(deployment, observed(predicted_cost(gpu, deployment, learnt)), identity(gpu, learnt), defaults)
+    cost = predicted_cost(gpu, deployment, learnt).with_shared_prefix(shared_prefix)
+    return Priced(deployment, observed(cost), identity(gpu, learnt), defaults)
 
 
 def _of_our_engine(measured: Calibration, deployment: Deployment) -> Priced:

@@ -16,7 +16,7 @@ from serving.deployments.config import Deployment, pool_deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig, plain_fleet
 from serving.errors import UserError
 from serving.front_door import FrontDoor
-from serving.workload import Workload
+from serving.workload import Workload, common_prefix
 from sim.cluster import Cluster
 from sim.fleet import PricedPool, alike_pools
 from sim.router import find_router
@@ -178,13 +178,14 @@ def price_scenario(
     """
     if router:
         find_router(router)
-    own = priced(calibration, gpu, deployment.model_copy(update={"fleet": None}))  # a step's time ignores the fleet
+    prefix = common_prefix(workload.requests)
+    own = priced(calibration, gpu, deployment.model_copy(update={"fleet": None}), prefix)  # times ignore the fleet
     fleet, pools, timed = deployment.fleet, None, [own]
     if fleet is not None:
         if replicas is not None:
             remedy = "cannot be combined with a deployment that has a fleet; set the replicas of its pools"
             raise UserError("replicas", replicas, remedy)
-        timed = [_priced_pool(pool, own, calibration, gpu, deployment) for pool in fleet.pools]
+        timed = [_priced_pool(pool, own, calibration, gpu, deployment, prefix) for pool in fleet.pools]
         pools = tuple(
             PricedPool(pool, timing.deployment, timing.cost) for pool, timing in zip(fleet.pools, timed, strict=True)
         )
@@ -225,7 +226,7 @@ def with_fleet(deployment: Deployment, replicas: int | None, router: RouterConfi
 
 
 def _priced_pool(
-    pool: PoolConfig, own: Priced, calibration: str | None, gpu: str | None, deployment: Deployment
+    pool: PoolConfig, own: Priced, calibration: str | None, gpu: str | None, deployment: Deployment, shared_prefix: int
 ) -> Priced:
     """Return a pool's deployment and cost model: from its own calibration or GPU, or else `own`.
 
@@ -234,5 +235,5 @@ def _priced_pool(
     """
     if not pool.deployment and pool.gpu is None and pool.calibration is None:
         return own._replace(deployment=pool_deployment(own.deployment, pool))
-    shared = gpu if pool.calibration is None else None
-    return priced(pool.calibration or calibration, pool.gpu or shared, pool_deployment(deployment, pool))
+    of_all = gpu if pool.calibration is None else None
+    return priced(pool.calibration or calibration, pool.gpu or of_all, pool_deployment(deployment, pool), shared_prefix)

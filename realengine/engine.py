@@ -296,7 +296,7 @@ class Engine:
         flight = Step(plan, rows, plan_ns, perf_counter_ns(), self._preempted_ns, self._compiled_ns)
         if self._drafter is None or not self._in_flight:
             # with drafts it is handed over later, when the step under way has verified and drafted
-            self._hand_over(flight)
+            self._hand_over(flight, flight.scheduled_ns)
         flight.load = self._load()
         now = perf_counter_ns()
         flight.host_ns = now - (self._host_free_ns or plan_ns) if self._depth > 1 else None
@@ -323,12 +323,12 @@ class Engine:
             self.sequences[request.id].grammar = grammar
             self._compiled_ns[request.id] = perf_counter_ns()
 
-    def _hand_over(self, flight: Step) -> None:
-        """Make the tensors of a planned step, and hand the step to the device."""
-        began_ns, rows = perf_counter_ns(), flight.rows
+    def _hand_over(self, flight: Step, began_ns: int) -> None:
+        """Make the tensors of a planned step from `began_ns` on, and hand the step to the device."""
+        rows, masking_ns = flight.rows, perf_counter_ns()
         sequences = [self.sequences.get(row.request.id) for row in rows]
         masks = masks_of_rows(rows, sequences, self.spec.vocab_size) if flight.plan.masked_rows else [()] * len(rows)
-        flight.mask_ns = perf_counter_ns() - began_ns if flight.plan.masked_rows else 0
+        flight.mask_ns = perf_counter_ns() - masking_ns if flight.plan.masked_rows else 0
         seated = zip(rows, sequences, masks, strict=True)
         inputs = [self._seating.row(row, sequence, mask) for row, sequence, mask in seated]
         inputs += self._seating.padding(flight.plan)
@@ -392,7 +392,7 @@ class Engine:
                 row.request.proposed = proposed.get(row.request.id, 0)
             return proposed, ended_ns - began_ns
         if self._in_flight and self._in_flight[0].launched is None:
-            self._hand_over(self._in_flight[0])
+            self._hand_over(self._in_flight[0], perf_counter_ns())
             ended_ns = self._in_flight[0].prepared_ns
         most = self._verified.planned
         return {row.request.id: most for row in flight.rows if row.samples}, ended_ns - (self._host_free_ns or began_ns)

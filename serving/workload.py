@@ -127,6 +127,33 @@ def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
     return False
 
 
+def common_prefix(requests: Iterable[WorkloadRequest]) -> int:
+    """Return the number of tokens with which the prompts of all requests start; 0 if a request does not read the cache.
+
+    A single request shares its prompt with no other, so the number is 0 for it, too.
+    """
+    rest = iter(requests)
+    first = next(rest, None)
+    common, alone = () if first is None else first.prompt, True
+    for request in rest:
+        common, alone = _common_start(common, request.prompt), False
+        if not common or request.skip_reading_prefix_cache:
+            return 0
+    return 0 if alone or first is None or first.skip_reading_prefix_cache else sum(tokens for _, tokens in common)
+
+
+def _common_start(one: tuple[Segment, ...], other: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Return the segments with which two prompts start; the last one may be cut."""
+    same: list[Segment] = []
+    for (name, tokens), (named, count) in zip(one, other, strict=False):
+        if name != named or name == PRIVATE:
+            break
+        same.append((name, min(tokens, count)))
+        if tokens != count:
+            break
+    return tuple(same)
+
+
 def prompt_of(*parts: Segment) -> tuple[Segment, ...]:
     """Return the prompt made of these segments, without empty segments."""
     return tuple(part for part in parts if part[1])

@@ -9,7 +9,7 @@ parts that `explain` shows. `StepPrices` adds them up.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from calibration.steps.correction import Correction, parts_of, step_parts
 from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.launches import UNKNOWN, LaunchCost, LaunchingPs, launching_ps, outside_graphs
+from calibration.steps.shared_prefix import read_once, readable_prefix
 from serving.cost_model import MASK_NS, decode_plans, padded
 from serving.deployments.config import Deployment
 from serving.deployments.engines import captured_tokens
@@ -82,6 +83,7 @@ class OperationCost:
         untaught: sentence about an important part of the configuration that was not measured; empty if there is none
         stages: cost models of the pipeline stages in order; empty without pipeline parallelism
         tables: uncorrected parts by table name, shared with cost models that differ only in factors
+        shared_prefix: number of tokens at the start of every context that some steps read once for all rows
     """
 
     def __init__(
@@ -94,8 +96,10 @@ class OperationCost:
         interval: StepInterval = SURE,
         untaught: str = "",
         tables: Tables | None = None,
+        shared_prefix: int = 0,
     ) -> None:
         self.model, self.deployment, self.kernels = model, deployment, kernels
+        self.shared_prefix = readable_prefix(shared_prefix, model, deployment, kernels.gpu)
         self.correction = correction or Correction()
         self.host = host or HostTimes()
         self.known_interval = interval
@@ -141,10 +145,20 @@ class OperationCost:
         """
         raw = self._tables.get(table)
         if raw is None:
-            raw = step_parts(self.model, self.deployment, self.kernels, sizes, self.correction.by_type)
+            read = self._as_read(sizes)
+            raw = step_parts(self.model, self.deployment, self.kernels, read, self.correction.by_type)
             if table is not None:
                 self._tables[table] = raw
         return self.correction.apply(raw, sizes)
+
+    def _as_read(self, sizes: StepSizes) -> StepSizes:
+        """Return `sizes` with the context that decode rows read, of which the shared prefix may be read once."""
+        if not self.shared_prefix:
+            return sizes
+        rows, context = np.asarray(sizes.decode_rows), np.asarray(sizes.decode_context)
+        once = read_once(rows, self.shared_prefix, self.model, self.deployment, self.kernels.gpu)
+        read = np.maximum(context - (rows - 1) * self.shared_prefix, context / np.maximum(rows, 1))
+        return replace(sizes, decode_context=np.where(once, read, context))
 
     def waiting_ns(self, sizes: StepSizes, device_ns: Any) -> Any:
         """Return the time that a step of `device_ns` waits for the host, which launches kernels outside of graphs."""
@@ -190,9 +204,17 @@ class OperationCost:
                 del self._scaled[next(iter(self._scaled))]
             made = self.correction.scaled(decode, prompts), self.host.scaled(decode, launching)
             tables = None if self.correction.wider else self._tables  # the fastest weight type depends on the factors
-            alike = type(self)(self.model, self.deployment, self.kernels, *made, untaught=self.untaught, tables=tables)
+            same: dict[str, Any] = {"untaught": self.untaught, "tables": tables, "shared_prefix": self.shared_prefix}
+            alike = type(self)(self.model, self.deployment, self.kernels, *made, **same)
             self._scaled[factors] = alike
         return self._scaled[factors]
+
+    def with_shared_prefix(self, tokens: int) -> OperationCost:
+        """Return the cost model for requests whose prompts all start with the same `tokens` tokens."""
+        if not readable_prefix(tokens, self.model, self.deployment, self.kernels.gpu):
+            return self
+        known = self.correction, self.host, self.known_interval, self.untaught
+        return type(self)(self.model, self.deployment, self.kernels, *known, shared_prefix=tokens)
 
     # CostModel
 

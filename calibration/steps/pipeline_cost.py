@@ -33,9 +33,13 @@ class PipelineCost(OperationCost):
     def _stages(self) -> list[OperationCost]:
         of_one = of_stage(self.deployment)
         *first, last = stage_models(self.model, self.deployment.pipeline_parallel_size)
-        kernels, early = self.kernels, self.correction.of_kernels()
-        alike = {layers: _EarlyStage(layers, of_one, kernels, early, self.host) for layers in dict.fromkeys(first)}
-        return [*(alike[layers] for layers in first), OperationCost(last, of_one, kernels, self.correction, self.host)]
+        kernels, early, prefix = self.kernels, self.correction.of_kernels(), self.shared_prefix
+        alike = {
+            layers: _EarlyStage(layers, of_one, kernels, early, self.host, shared_prefix=prefix)
+            for layers in dict.fromkeys(first)
+        }
+        end = OperationCost(last, of_one, kernels, self.correction, self.host, shared_prefix=prefix)
+        return [*(alike[layers] for layers in first), end]
 
     @cached_property
     def _places(self) -> list[int]:

@@ -159,6 +159,7 @@ def repriced(cost: CostModel, deployment: Deployment) -> CostModel:
 
 def _remade(cost: OperationCost, deployment: Deployment, **changes: Any) -> OperationCost:
     own: dict[str, Any] = {"correction": cost.correction, "host": cost.host, "interval": cost.known_interval}
+    own["shared_prefix"] = cost.shared_prefix
     return type(cost)(cost.model, deployment, cost.kernels, **own | changes)
 
 

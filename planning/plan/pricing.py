@@ -24,14 +24,18 @@ from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.scheduler import find_policy
 from serving.user_code.own_cost import names_own_cost, own_cost
-from serving.workload import Workload
+from serving.workload import Workload, common_prefix
 
 
 @dataclass(frozen=True)
 class KernelPricing:
-    """Pricing by the kernel tables of each GPU, corrected by a calibration of engines or the bundled corrections."""
+    """Pricing by the kernel tables of each GPU, corrected by a calibration of engines or the bundled corrections.
+
+    `shared_prefix` is the number of tokens with which all prompts of the traffic start.
+    """
 
     learnt: Learnt | None = None
+    shared_prefix: int = 0
     _known: dict[tuple[str, str], OperationCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, engine: Engine) -> JudgedCost:
@@ -39,7 +43,8 @@ class KernelPricing:
 
         key = engine.gpu, engine.deployment.model_dump_json()
         if key not in self._known:
-            self._known[key] = predicted_cost(engine.gpu, engine.deployment, self.learnt)
+            cost = predicted_cost(engine.gpu, engine.deployment, self.learnt)
+            self._known[key] = cost.with_shared_prefix(self.shared_prefix)
         return observed(self._known[key])
 
 
@@ -95,7 +100,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         request.variations,
         Split.listed(request.splits or ("none",)),
     )
-    return Candidates(engines, ruled_out, KernelPricing(learnt))
+    return Candidates(engines, ruled_out, KernelPricing(learnt, common_prefix(workload.requests)))
 
 
 def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:

@@ -39,7 +39,7 @@ from serving.deployments.kv_layout import with_known_states
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec, draft_module, module_deployment
 from serving.errors import UserError
-from serving.workload import Workload
+from serving.workload import Workload, common_prefix
 from traces.measured.run import MeasuredRun
 
 Floats = NDArray[np.float64]
@@ -139,6 +139,7 @@ class PredictedRun:
         belief = Belief(logs, np.zeros((len(logs), len(logs))))
         model = find_model(self.deployment.model)
         cost = OperationCost(model, self.deployment, times, correction or belief.correction(""), belief.host)
+        cost = cost.with_shared_prefix(common_prefix(self.measured_run.workload.requests))
         outside_ms = belief.values["request"] / 1e6 if self.measured_run.by_client else 0.0
         figures = simulated_figures(
             self.measured_run, self.deployment, cost, outside_ms, self.case.replicas, self.case.router
