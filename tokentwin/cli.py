@@ -34,6 +34,7 @@ VERBS = {
     "export": "Write a run, a sweep or a saved answer in another format.",
     "generate": "Answer a prompt with the real engine.",
     "gpus": "List the GPUs known by name.",
+    "learn": "Find out what a running server is by asking it, and make a twin of it.",
     "model": "Fetch a model, or see how much GPU memory one needs.",
     "plan": "Find the cheapest fleet that meets its SLOs.",
     "policy": "Check that a scheduling policy keeps its contract.",

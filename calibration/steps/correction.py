@@ -232,6 +232,9 @@ _ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only"
 _TIGHT = {"weights": 0.2, **dict.fromkeys(COMPUTE, 0.3), "decode attention": 0.3, "elementwise": 0.5}
 _LOOSE = 1.0  # standard deviation of the logarithm of the other multipliers, which may be off by a factor of e
 _RIDGE = 0.02
+# with a belief: weight of its multipliers, and the added times that it takes for none
+_BELIEF_RIDGE = 0.25
+_BELIEVED_ADDED_NS = {"step": 1e5, "decode row": 2e3, "prompt": 2e4, "prompts only": 1e5, "prompts only, token": 20.0}
 _OUTLIER = 0.02  # relative error above which a step's weight falls
 _SMALLEST_NS = 1e-6
 
@@ -308,10 +311,13 @@ def _added_amounts(sizes: StepSizes) -> dict[str, Floats]:
     }
 
 
-def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: Floats, source: str) -> Correction:
+def fit_correction(
+    parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: Floats, source: str, around: Correction | None = None
+) -> Correction:
     """Fit the correction that best explains `measured_ns` `[steps]` by the `parts` of these steps.
 
-    Raises UserError if there are fewer than twenty steps.
+    Multipliers are pulled towards those of `around`, and a part that does not occur keeps them. Without it they are
+    pulled towards the kernels' own times. Raises UserError if there are fewer than twenty steps.
     """
     from scipy.optimize import least_squares  # its import takes longer than the simulation of a short run
 
@@ -319,7 +325,9 @@ def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: F
         remedy = "measured steps are too few; a correction needs at least 20, so record a longer run"
         raise UserError("steps", len(measured_ns), remedy)
     names, columns = _columns(parts, sizes)
-    prior = np.array([_ADDED_PRIOR_NS.get(name, _PRIOR.get(name, 1.0)) for name in names])
+    believed = {} if around is None else {**around.factors, **around.added_ns}
+    ridge, added_ns = (_RIDGE, _ADDED_PRIOR_NS) if around is None else (_BELIEF_RIDGE, _BELIEVED_ADDED_NS)
+    prior = np.array([believed.get(name) or added_ns.get(name, _PRIOR.get(name, 1.0)) for name in names])
     spread = np.array([_TIGHT.get(name, _LOOSE) for name in names])
     regime = regimes(sizes)
     weight = _balanced(regime)
@@ -329,15 +337,15 @@ def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: F
     def misfit(logs: Floats) -> Floats:
         error = np.log(np.maximum(scaled @ np.exp(logs), _SMALLEST_NS)) - log_measured
         robust = np.sqrt(2.0 * (np.sqrt(1.0 + (error / _OUTLIER) ** 2) - 1.0)) * np.sign(error)
-        return np.concatenate([weight * robust, _RIDGE * logs / spread])
+        return np.concatenate([weight * robust, ridge * logs / spread])
 
     solution = least_squares(misfit, np.zeros(len(names)), bounds=(-12.0, 4.0))
     values = dict(zip(names, (prior * np.exp(solution.x)).tolist(), strict=True))
-    default = Correction()
+    default = around or Correction()
     error = np.log(np.maximum(columns @ np.array(list(values.values())), _SMALLEST_NS)) - log_measured
     return Correction(
         factors={name: values.get(name, default.factors[name]) for name in FACTORS},
-        added_ns={name: values.get(name, 0.0) for name in ADDED},
+        added_ns={name: values.get(name, default.added_ns[name]) for name in ADDED},
         sigma={
             name: float(1.4826 * np.median(np.abs(error[regime == index])))
             for index, name in enumerate(REGIMES)
@@ -347,6 +355,7 @@ def fit_correction(parts: Mapping[str, Floats], sizes: StepSizes, measured_ns: F
             name: (float(np.min(amounts)), float(np.max(amounts))) for name, amounts in domain_amounts(sizes).items()
         },
         source=source,
+        wider=default.wider,
     )
 
 

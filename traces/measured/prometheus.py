@@ -115,6 +115,14 @@ def read_samples(path: Path) -> Samples:
     return samples
 
 
+def labels_of(name: str, text: str) -> dict[str, str]:
+    """Return the labels of the first sample of `name` in a scrape; empty if there is none."""
+    for line in text.splitlines():
+        if (sample := _SAMPLE.fullmatch(line.strip())) and sample[1] == name:
+            return dict(_LABEL.findall(sample[2] or ""))
+    return {}
+
+
 def _number(path: Path, line: int, text: str) -> float:
     try:
         return float(text)

@@ -1,0 +1,178 @@
+"""How well `tokentwin learn` finds out what hidden servers are, and predicts traffic that it never saw.
+
+Each server is drawn at random: engine, GPU, model, limits, KV blocks, step times, and the time outside of the engine.
+It answers on the virtual clock, with 1 % noise in each step. The learner is told model, GPU and parallelism. Then both
+serve two workloads of another kind than the questions, with other rates, lengths and shared prefixes, and the same
+closed loop for the throughput at saturation. `python -m lab.benchmarks.learn [--servers 30] [--processes 2]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
+from time import process_time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lab.benchmarks.hidden_servers import HiddenServer, hidden_server
+from planning.learn.answers import Answer
+from planning.learn.learner import Learner
+from planning.learn.proof import Figures, figures, predicted
+from planning.learn.questions import Bounds, Question
+from planning.learn.session import interval_of
+from planning.learn.twin import Setting, Twin
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+
+_BOUNDS = Bounds(concurrency=256, longest=16_384)
+_CLIENTS = 64
+_REQUESTS = 240
+_BLOCKS_WITHIN = 0.02  # relative error up to which the number of KV blocks counts as right
+
+
+class Outcome(NamedTuple):
+    """What was learnt of one server.
+
+    Attributes:
+        right: True, False or None (no question reached it) by setting
+        errors_pct: error of each figure of the unseen workloads
+        inside: whether each figure lies in its 90 % interval
+        saturation_pct: error of the throughput of a closed loop
+        server_s, cpu_s: time of all answers, and CPU time of the learner
+    """
+
+    seed: int
+    right: dict[str, bool | None]
+    errors_pct: dict[tuple[str, str, str], float]
+    inside: list[bool]
+    saturation_pct: float
+    server_s: float
+    cpu_s: float
+
+
+def outcome(seed: int) -> Outcome:
+    """Learn the hidden server with this seed, and try the twin."""
+    server = hidden_server(seed)
+    began = process_time()
+    learner = Learner(server, server.told(), server.gpu, _BOUNDS)
+    twin = learner.learn()
+    cpu_s = process_time() - began
+    interval = interval_of(learner, twin)
+    errors: dict[tuple[str, str, str], float] = {}
+    inside = []
+    for question in _unseen(server, seed):
+        answer = server.ask(question)
+        real = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns))
+        said = predicted(twin, answer)
+        ends: Sequence[Figures] = [predicted(twin, answer, factor) for factor in interval]
+        for (metric, statistic), value in real.items():
+            errors[question.name, metric, statistic] = 100 * (said[metric, statistic] / value - 1)
+            likely = sorted(end[metric, statistic] for end in ends)
+            inside.append(likely[0] <= value <= likely[1])
+    loop = server.ask(_loop(_REQUESTS, 700, 120))
+    saturation = 100 * (_last_ns(loop.tokens_ns) / _last_ns(_simulated(twin, loop)) - 1)
+    return Outcome(seed, _right(server, learner, twin), errors, inside, saturation, _seconds(learner.answers), cpu_s)
+
+
+def _right(server: HiddenServer, learner: Learner, twin: Twin) -> dict[str, bool | None]:
+    true = server.deployment
+    right: dict[str, bool | None] = {}
+    for name, value in twin.setting._asdict().items():
+        expected: Any = true.policy if name == "policy" else getattr(true.scheduler, name)
+        if name in learner.at_least:
+            right[name] = None if expected >= learner.at_least[name] else False
+        elif name == "num_blocks":
+            right[name] = abs(value / expected - 1) <= _BLOCKS_WITHIN
+        else:
+            right[name] = value == expected
+    return right
+
+
+def _unseen(server: HiddenServer, seed: int) -> Iterator[Question]:
+    """Yield two workloads: chats with shared system prompts, and long prompts that come in bursts."""
+    draw = np.random.default_rng(seed)
+    for name, prompt, output, share, burst in (("chats", 500, 180, 300, 1), ("bursts", 2200, 50, 0, 6)):
+        loop = server.ask(_loop(_REQUESTS, prompt + share, output))
+        second = _last_ns(loop.tokens_ns) / _REQUESTS / draw.uniform(0.3, 0.7)
+        gaps = np.where(np.arange(_REQUESTS) % burst == 0, draw.exponential(second * burst, _REQUESTS), 0)
+        arrivals = np.cumsum(gaps).astype(int).tolist()
+        prompts = np.clip(draw.lognormal(np.log(prompt), 0.7, _REQUESTS), 16, 8000).astype(int).tolist()
+        outputs = np.clip(draw.lognormal(np.log(output), 0.6, _REQUESTS), 4, 1500).astype(int).tolist()
+        requests = []
+        for number in range(_REQUESTS):
+            shared = ((f"system {number % 3}", share),) if share else ()
+            own = (PRIVATE, prompts[number])
+            requests.append(WorkloadRequest(number, arrivals[number], (*shared, own), outputs[number]))
+        yield Question(name, "", Workload(requests, name, shares_prefixes=bool(share)))
+
+
+def _loop(count: int, prompt: int, output: int) -> Question:
+    requests = [WorkloadRequest(number, 0, ((PRIVATE, prompt),), output) for number in range(count)]
+    return Question("saturation", "", Workload(requests, "loop", concurrency=_CLIENTS, shares_prefixes=False))
+
+
+def _simulated(twin: Twin, answer: Answer) -> dict[int, Any]:
+    (said,) = twin.answers([answer])
+    return said.answer[1]
+
+
+def _last_ns(tokens_ns: dict[int, Any]) -> int:
+    return max(int(times[-1]) for times in tokens_ns.values())
+
+
+def _seconds(answers: Sequence[Answer]) -> float:
+    return sum(_last_ns(answer.tokens_ns) for answer in answers if answer.tokens_ns) / 1e9
+
+
+def _shares(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    yield "| setting | right | wrong | not reached |"
+    yield "|---|---|---|---|"
+    for name in Setting._fields:
+        said = [one.right[name] for one in outcomes]
+        yield f"| {name} | {said.count(True)} | {said.count(False)} | {said.count(None)} |"
+
+
+def _errors(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    yield "| latency | statistic | median error | 90 % of errors below | largest |"
+    yield "|---|---|---|---|---|"
+    for metric in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        for statistic in ("mean", "p50", "p99"):
+            off = [
+                abs(value)
+                for one in outcomes
+                for (_, of, named), value in one.errors_pct.items()
+                if (of, named) == (metric, statistic)
+            ]
+            usual, most = np.percentile(off, (50, 90))
+            yield f"| {metric} | {statistic} | {usual:.1f} % | {most:.1f} % | {max(off):.1f} % |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--servers", type=int, default=30)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--first", type=int, default=100, help="seed of the first server")
+    given = parser.parse_args()
+    outcomes = []
+    with get_context("spawn").Pool(given.processes) as pool:
+        for one in pool.imap(outcome, range(given.first, given.first + given.servers)):
+            outcomes.append(one)
+            wrong = [name for name, right in one.right.items() if right is False]
+            worst = max(one.errors_pct.items(), key=lambda item: abs(item[1]))
+            print(
+                f"server {one.seed}: wrong {wrong or 'nothing'}; worst {' '.join(worst[0])} {worst[1]:+.1f} %; "
+                f"{one.server_s:.0f} s of the server, {one.cpu_s:.0f} s of CPU",
+                flush=True,
+            )
+    for line in (*_shares(outcomes), "", *_errors(outcomes), ""):
+        print(line)
+    inside = np.mean([inside for one in outcomes for inside in one.inside])
+    saturation = [abs(one.saturation_pct) for one in outcomes]
+    print(f"in their 90 % interval: {100 * inside:.0f} % of the figures")
+    print(f"throughput at saturation: off by {np.median(saturation):.1f} % (median), at most {max(saturation):.1f} %")
+    print(f"time of the server: {max(one.server_s for one in outcomes):.0f} s at most")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Answers to questions: the times of all tokens as the client saw them, and the same question on a simulated server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from planning.learn.questions import Question
+from serving.cost_model import CostModel
+from serving.deployments.config import Deployment
+from serving.workload import Workload, WorkloadRequest
+from sim.cluster import Cluster
+from sim.run_log import TableSink
+from traces.recording import Recording
+
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question.
+
+    Attributes:
+        sent_ns: time at which each finished request was sent, by id
+        tokens_ns: times of the tokens of each finished request, by id
+        unanswered: number of requests that did not finish
+    """
+
+    question: Question
+    sent_ns: dict[int, int]
+    tokens_ns: dict[int, Times]
+    unanswered: int = 0
+
+    @classmethod
+    def from_requests(cls, question: Question, requests: pa.Table) -> Answer:
+        """Return the answer in the dataset `requests` of a recording. Requests that did not finish are left out."""
+        names = ["request_id", "status", "arrival_ns", "send_ns", "token_times_ns"]
+        rows = requests.select(names).to_pylist()
+        done = [row for row in rows if row["status"] == "finished" and row["token_times_ns"]]
+        return cls(
+            question,
+            {row["request_id"]: row["arrival_ns"] if row["send_ns"] is None else row["send_ns"] for row in done},
+            {row["request_id"]: np.array(row["token_times_ns"], dtype=np.int64) for row in done},
+            len(rows) - len(done),
+        )
+
+    @classmethod
+    def load(cls, question: Question, folder: Path) -> Answer:
+        """Read the recording of the answer in `folder`. Raises UserError if there is none."""
+        return cls.from_requests(question, Recording.load(folder).table("requests"))
+
+    @cached_property
+    def as_sent(self) -> Workload:
+        """The answered requests; in an open loop they arrive when they were sent."""
+        workload = self.question.workload
+        requests = [request for request in workload.requests if request.id in self.tokens_ns]
+        if workload.concurrency is None and all(request.think_ns is None for request in requests):
+            requests = sorted((self._sent(request) for request in requests), key=lambda r: (r.arrival_ns, r.id))
+        return replace(workload, requests=requests)
+
+    def _sent(self, request: WorkloadRequest) -> WorkloadRequest:
+        answered = len(self.tokens_ns[request.id])  # a server may end an answer early
+        return replace(request, arrival_ns=self.sent_ns[request.id], output_len=answered)
+
+    @cached_property
+    def most_decoding(self) -> int:
+        """The maximum number of requests that were between their first and their last token at the same time."""
+        first = np.sort([times[0] for times in self.tokens_ns.values()])
+        last = np.sort([times[-1] for times in self.tokens_ns.values()])
+        events = np.concatenate([first, last])
+        change = np.concatenate([np.ones(len(first)), -np.ones(len(last))])
+        order = np.lexsort((change, events))  # at the same time, requests leave first
+        return int(np.cumsum(change[order]).max()) if len(events) else 0
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The same requests on a simulated server: its datasets `requests` and `steps`."""
+
+    requests: pa.Table
+    steps: pa.Table
+
+    @cached_property
+    def answer(self) -> tuple[dict[int, int], dict[int, Times]]:
+        """The times at which requests arrived, and those of their tokens, by id."""
+        ids, arrivals = (self.requests[name].to_pylist() for name in ("request_id", "arrival_ns"))
+        tokens = self.requests["token_times_ns"].to_pylist()
+        return (
+            dict(zip(ids, arrivals, strict=True)),
+            {id: np.array(times, dtype=np.int64) for id, times in zip(ids, tokens, strict=True) if times},
+        )
+
+
+def simulated(workload: Workload, deployment: Deployment, cost: CostModel) -> Simulated:
+    """Simulate one engine of `deployment` that serves `workload`."""
+    sink = TableSink()
+    Cluster(deployment, cost, sink, shares_prefixes=workload.shares_prefixes, steps=True, tokens=True).run(workload)
+    return Simulated(sink.requests, sink.steps)

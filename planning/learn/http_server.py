@@ -1,0 +1,123 @@
+"""A server behind a URL, whose answers are recorded in a folder, so that an interrupted session can be resumed."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from planning.bench.client import bench
+from planning.bench.request import BenchTarget
+from planning.learn.answers import Answer
+from planning.learn.learner import TimeIsUp
+from planning.learn.questions import Question
+from serving.errors import UserError
+from serving.workload import Workload
+from traces.measured.prometheus import labels_of
+from traces.recording import Recording
+
+_PATIENCE_S = 10.0
+
+
+class Interrupted(Exception):
+    """Ctrl-C was pressed while a question was sent."""
+
+
+@dataclass
+class HttpServer:
+    """A server with OpenAI's API. Each answer is a recording in `folder`, in a folder named after its question.
+
+    Attributes:
+        model: name of the model to ask for; None for the first that the server lists
+        until_s: time on the monotonic clock after which no question is sent
+        say: called with a line for each question
+    """
+
+    target: BenchTarget
+    folder: Path
+    model: str | None = None
+    until_s: float = float("inf")
+    say: Callable[[str], None] = lambda line: None
+
+    def ask(self, question: Question) -> Answer:
+        """Return the recorded answer, or send the question and record it.
+
+        Raises TimeIsUp if no time is left, and Interrupted after Ctrl-C.
+        """
+        place = self.folder / question.name
+        if (place / "runs.parquet").is_file():
+            recording = Recording.load(place)
+            if recording.run["status"] == "complete" and _same(recording.workload(), question.workload):
+                return Answer.load(question, place)
+        if monotonic() > self.until_s:
+            raise TimeIsUp
+        began = monotonic()
+        status = bench(question.workload, self.target, place, model=self.model, overwrite=True)
+        if status != "complete":
+            raise Interrupted
+        self.say(f"asked {question.name}, {question.reveals}: {monotonic() - began:.1f} s")
+        return Answer.load(question, place)
+
+    def reported(self) -> dict[str, Any]:
+        """Return the settings that the server's metrics report; empty if it has none.
+
+        vLLM and our own server report their KV cache in the labels of `vllm:cache_config_info`.
+        """
+        labels = labels_of("vllm:cache_config_info", self._get("/metrics"))
+        found: dict[str, Any] = {}
+        if (blocks := labels.get("num_gpu_blocks", "")).isdigit():
+            found["num_blocks"] = int(blocks)
+        if (cached := labels.get("enable_prefix_caching", "")) in ("True", "False"):
+            found["enable_prefix_caching"] = cached == "True"
+        return found
+
+    def longest(self) -> int | None:
+        """Return the maximum length of a sequence in tokens, if the server's list of models states it."""
+        try:
+            models = json.loads(self._get("/v1/models") or "{}").get("data") or []
+        except (ValueError, AttributeError):
+            return None
+        lengths = [one.get("max_model_len") for one in models if self.model in (None, one.get("id"))]
+        return next((length for length in lengths if isinstance(length, int)), None)
+
+    def _get(self, path: str) -> str:
+        """Return the text at `path`; empty if there is none."""
+        key = self.target.api_key
+        headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+        try:
+            request = urllib.request.Request(self.target.url + path, headers=headers)
+            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
+                return str(response.read().decode("utf-8", "replace"))
+        except (OSError, ValueError):
+            return ""
+
+
+def check_folder(folder: Path, url: str, overwrite: bool) -> None:
+    """Create the folder for a twin of the server at `url`.
+
+    Raises UserError if it holds the twin of another server, or a finished one that may not be replaced.
+    """
+    about = folder / "asked.json"
+    if about.is_file():
+        asked = json.loads(about.read_text(encoding="utf-8")).get("url")
+        if asked != url:
+            raise UserError("out", str(folder), f"holds answers of {asked}; choose another directory")
+    if (folder / "learnt.json").is_file() and not overwrite:
+        raise UserError(
+            "out", str(folder), "already holds a twin; replace it with --force, or choose another directory"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        about.write_text(json.dumps({"url": url}) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError("out", str(folder), f"cannot be written: {error.strerror}") from None
+
+
+def _same(asked: Workload | None, workload: Workload) -> bool:
+    return asked is not None and [(r.id, r.prompt_len, r.output_len) for r in asked.requests] == [
+        (r.id, r.prompt_len, r.output_len) for r in workload.requests
+    ]

@@ -1,0 +1,84 @@
+"""The proof of a twin: traffic that taught it nothing is predicted, sent, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from calibration.steps.interval import Factors
+from planning.learn.answers import Answer, simulated
+from planning.learn.questions import Bounds, Question
+from planning.learn.twin import Twin
+from serving.workload import PRIVATE, Workload, WorkloadRequest
+
+_BUSY = 0.6  # share of the capacity at which made-up traffic arrives
+_REQUESTS = 120
+_STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
+    "mean": lambda values: float(np.mean(values)),
+    "p50": lambda values: float(np.percentile(values, 50)),
+    "p99": lambda values: float(np.percentile(values, 99)),
+}
+
+Figures = dict[tuple[str, str], float]
+"""Milliseconds by metric and statistic."""
+
+
+def figures(sent_ns: dict[int, int], tokens_ns: dict[int, np.ndarray], ids: Sequence[int]) -> Figures:
+    """Return the latencies of the requests `ids`."""
+    first = np.array([tokens_ns[id][0] - sent_ns[id] for id in ids]) / 1e6
+    last = np.array([tokens_ns[id][-1] - sent_ns[id] for id in ids]) / 1e6
+    more = np.array([len(tokens_ns[id]) - 1 for id in ids])
+    metrics = {"ttft_ms": first, "tpot_ms": ((last - first) / np.maximum(more, 1))[more > 0], "e2e_ms": last}
+    return {
+        (metric, name): statistic(values)
+        for metric, values in metrics.items()
+        if len(values)
+        for name, statistic in _STATISTICS.items()
+    }
+
+
+def predicted(twin: Twin, answer: Answer, factor: float = 1.0) -> Figures:
+    """Return the twin's latencies for the answered requests, with step times multiplied by `factor`."""
+    slowed = twin if factor == 1.0 else replace(twin, correction=twin.correction.scaled(factor, factor))
+    arrived, tokens = simulated(answer.as_sent, slowed.deployment, slowed.cost()).answer
+    outside = {id: came - round(factor * twin.request_ns) for id, came in arrived.items()}
+    return figures(outside, tokens, [id for id in answer.tokens_ns if id in tokens])
+
+
+def proof_rows(twin: Twin, answer: Answer, interval: Factors) -> list[tuple[str, str, float, float, float, float]]:
+    """Return metric, statistic, and the measured, the predicted, the least and the greatest likely milliseconds."""
+    seen = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns))
+    said, fast, slow = predicted(twin, answer), *(predicted(twin, answer, factor) for factor in interval)
+    return [(*name, seen[name], said[name], min(fast[name], slow[name]), max(fast[name], slow[name])) for name in seen]
+
+
+def spread_pct(one: Answer, again: Answer) -> dict[tuple[str, str], float]:
+    """Return the difference between two answers to the same traffic, in percent of their mean."""
+    first, second = (figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns)) for answer in (one, again))
+    return {name: 200 * abs(first[name] - second[name]) / (first[name] + second[name]) for name in first}
+
+
+def made_up_traffic(twin: Twin, bounds: Bounds) -> list[Question]:
+    """Return two kinds of traffic with random lengths at a share of the twin's capacity: chats, and long prompts."""
+    return [
+        _traffic("chats", 400, 150, twin, bounds, seed=1),
+        _traffic("long-prompts", 2000, 60, twin, bounds, seed=2),
+    ]
+
+
+def _traffic(name: str, prompt: int, output: int, twin: Twin, bounds: Bounds, seed: int) -> Question:
+    draw = np.random.default_rng(seed)
+    outputs = np.clip(draw.lognormal(np.log(output), 0.6, _REQUESTS), 2, 8 * output).astype(int)
+    prompts = np.clip(draw.lognormal(np.log(prompt), 0.8, _REQUESTS), 8, bounds.longest - 8 * output - 1).astype(int)
+    lengths = list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+    full = [WorkloadRequest(n, 0, ((PRIVATE, p),), o) for n, (p, o) in enumerate(lengths)]
+    loop = Workload(full, name, concurrency=min(64, bounds.concurrency), shares_prefixes=False)
+    _, tokens = simulated(loop, twin.deployment, twin.cost()).answer
+    second = max(int(times[-1]) for times in tokens.values()) / _REQUESTS / _BUSY
+    arrivals = np.cumsum(draw.exponential(second, _REQUESTS)).astype(int).tolist()
+    requests = [replace(one, arrival_ns=at) for one, at in zip(full, arrivals, strict=True)]
+    # the limit of clients only acts if the server is far slower than predicted
+    workload = Workload(requests, name, concurrency=bounds.concurrency, shares_prefixes=False)
+    return Question(f"proof-{name}", "how far the twin is off on traffic that taught it nothing", workload)

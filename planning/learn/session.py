@@ -1,0 +1,245 @@
+"""A session that learns a server: questions, inference, proof, and the files of the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import yaml
+
+from calibration.steps.external_calibration import ExternalCalibration
+from calibration.steps.interval import REACH, Factors, factors_of
+from planning.learn.answers import Answer, simulated
+from planning.learn.document import (
+    FILE,
+    AskedQuestion,
+    LearntServer,
+    LearntSetting,
+    PromptPoint,
+    ProofFigure,
+    StepPoint,
+)
+from planning.learn.http_server import HttpServer, check_folder
+from planning.learn.learner import Learner, TimeIsUp
+from planning.learn.proof import made_up_traffic, proof_rows, spread_pct
+from planning.learn.questions import Bounds, Question
+from planning.learn.request import LearnRequest
+from planning.learn.step_fit import aligned_steps
+from planning.learn.twin import Setting, Twin
+from planning.traffic import Offered
+from serving.deployments.config import Deployment
+from serving.deployments.gpu_spec import find_gpu
+from serving.front_door import FrontDoor
+from serving.whole_file import write_whole
+from traces.recording_writer import DEPLOYMENT
+
+_PROOF_REQUESTS = 300  # maximum number of requests of one's own traffic
+_LEAST_ERROR = 0.01  # least standard deviation of the logarithm of step times between a fit and new traffic
+_GROUPS = 4  # number of groups of questions, of which each is predicted from the others
+_SOURCE = "tokentwin learn"
+
+
+def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str], None]) -> LearntServer:
+    """Ask the server, infer what it is, prove the twin, and write it to the request's directory.
+
+    `say` is called with a line for each step of the session. A stopped session goes on with the answers that it has.
+    Raises UserError for a server that cannot be learnt, and KeyboardInterrupt after Ctrl-C.
+    """
+    find_gpu(request.gpu)
+    check_folder(request.out, request.url, overwrite)
+    until_s = monotonic() + 60 * request.minutes
+    server = HttpServer(request, request.out / "answers", request.model_name, until_s, say)
+    told = request.deployment
+    reported = {} if request.ignore_metrics else server.reported()
+    if "max_model_len" not in told.scheduler.model_fields_set and (longest := server.longest()):
+        told = told.rescheduled(max_model_len=longest)
+    stated = stated_settings(told)
+    known = {**reported, **stated}
+    learner = Learner(
+        server, told, request.gpu, Bounds(request.max_concurrency, told.scheduler.max_model_len), known, say
+    )
+    twin = learner.learn()
+    interval = interval_of(learner, twin)
+    own = None if request.traffic is None else own_traffic(request.traffic, learner.bounds)
+    proof = prove(learner, twin, interval, [own] if own else made_up_traffic(twin, learner.bounds), say)
+    sources = {name: "stated" if name in stated else "reported" for name in known}
+    learnt = document(learner, twin, interval, proof, sources, request.url, str(request.out))
+    save(request.out, learner, twin, interval, learnt)
+    return learnt
+
+
+def stated_settings(deployment: Deployment) -> dict[str, Any]:
+    """Return the settings of `Setting` that a deployment states."""
+    scheduler = deployment.scheduler
+    stated = {name: getattr(scheduler, name) for name in Setting._fields if name in scheduler.model_fields_set}
+    if "policy" in deployment.model_fields_set or deployment.engine:
+        stated["policy"] = deployment.policy
+    return stated
+
+
+def own_traffic(path: str, bounds: Bounds) -> Question:
+    """Return the beginning of one's own traffic as a question, at its own rate but never with too many requests."""
+    workload = Offered(traffic=path).workload()
+    fitting = (one for one in workload.requests if one.prompt_len + one.output_len <= bounds.longest)
+    first = list(islice(fitting, _PROOF_REQUESTS))
+    concurrency = min(workload.concurrency or bounds.concurrency, bounds.concurrency)
+    offered = replace(workload, requests=first, concurrency=concurrency)
+    return Question("proof-own-traffic", "how far the twin is off on your traffic", offered)
+
+
+def interval_of(learner: Learner, twin: Twin) -> Factors:
+    """Return the 90 % interval of step times: groups of questions are predicted from a fit to the other questions."""
+    prior, asked = learner.prior(twin.setting.policy), learner.answers
+    logs = []
+    for group in range(_GROUPS):
+        rest = [answer for at, answer in enumerate(asked) if at % _GROUPS != group]
+        apart = twin.fitted(rest, prior)
+        for answer, said in zip(asked[group::_GROUPS], apart.answers(asked[group::_GROUPS]), strict=True):
+            steps = aligned_steps(answer, said)
+            if len(steps):
+                logs.append(np.log(steps.measured_ns.sum() / apart.step_ns(steps.sizes).sum()))
+    spread = float(np.sqrt(np.mean(np.square(logs)) + _LEAST_ERROR**2))
+    return factors_of(REACH * spread)
+
+
+def prove(
+    learner: Learner, twin: Twin, interval: Factors, traffic: Sequence[Question], say: Callable[[str], None]
+) -> list[ProofFigure]:
+    """Ask for traffic that taught nothing, the first kind twice, and compare it with the twin."""
+    figures: list[ProofFigure] = []
+    try:
+        for question in traffic:
+            answer = learner.server.ask(question)
+            floors: dict[tuple[str, str], float] = {}
+            if question is traffic[0]:
+                floors = spread_pct(answer, learner.server.ask(replace(question, name=f"{question.name}-again")))
+            name = question.name.removeprefix("proof-")
+            figures += [
+                ProofFigure(
+                    traffic=name,
+                    metric=metric,
+                    statistic=statistic,
+                    measured=seen,
+                    predicted=said,
+                    low=low,
+                    high=high,
+                    floor_pct=floors.get((metric, statistic)),
+                )
+                for metric, statistic, seen, said, low, high in proof_rows(twin, answer, interval)
+            ]
+    except TimeIsUp:
+        say("the time is up before all traffic of the proof was sent")
+    return figures
+
+
+def document(
+    learner: Learner,
+    twin: Twin,
+    interval: Factors,
+    proof: Sequence[ProofFigure],
+    sources: dict[str, str],
+    url: str,
+    folder: str,
+) -> LearntServer:
+    """Return what was learnt as a document."""
+    settings = []
+    for name, value in twin.setting._asdict().items():
+        tried = learner.tried.get(name)
+        source = sources.get(name, "inferred")
+        if name in learner.at_least:
+            source = "at least"
+        if name in learner.assumed:
+            source = "assumed"
+        also = tried.alike if tried and source == "inferred" else ()
+        told = {"name": name, "value": value, "source": source, "also": also}
+        settings.append(LearntSetting.model_validate(told | {"at_least": learner.at_least.get(name)}))
+    return LearntServer(
+        url=url,
+        model=learner.base.model,
+        gpu=find_gpu(learner.gpu).name,
+        created=f"{datetime.now(UTC):%Y-%m-%d}",
+        settings=tuple(settings),
+        request_ms=twin.request_ns / 1e6,
+        low_factor=interval[0],
+        high_factor=interval[1],
+        proof=tuple(proof),
+        asked=tuple(map(_asked, learner.answers)),
+        steps=tuple(_step_points(learner.answers, twin)),
+        prompts=tuple(_prompt_points(learner.answers, twin)),
+        folder=folder,
+    )
+
+
+def save(folder: Path, learner: Learner, twin: Twin, interval: Factors, learnt: LearntServer) -> None:
+    """Write the calibration, the front door, the deployment and the document; a failed write leaves no partial file."""
+    deployment, source = twin.deployment, f"{_SOURCE} of {learnt.url}"
+    ExternalCalibration(
+        gpu=learnt.gpu,
+        deployment=deployment.model_dump_json(),
+        correction=twin.correction,
+        host=twin.cost().host,
+        interval=interval,
+        source=source,
+        created=learnt.created,
+        request_ms=twin.request_ns / 1e6,
+    ).save(folder)
+    FrontDoor(client_ns=twin.request_ns, source=source).save(folder)
+    stated = deployment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    text = f"# {source}, {learnt.created}\n" + yaml.safe_dump(stated, sort_keys=False)
+    write_whole(folder / DEPLOYMENT, lambda file: file.write_text(text, encoding="utf-8"), overwrite=True)
+    write_whole(folder / FILE, lambda file: file.write_text(learnt.dumps(indent=1), encoding="utf-8"), overwrite=True)
+
+
+def _asked(answer: Answer) -> AskedQuestion:
+    last = max((int(times[-1]) for times in answer.tokens_ns.values()), default=0)
+    question = answer.question
+    count = len(answer.tokens_ns) + answer.unanswered
+    return AskedQuestion(name=question.name, reveals=question.reveals, requests=count, seconds=last / 1e9)
+
+
+def _step_points(answers: Sequence[Answer], twin: Twin) -> list[StepPoint]:
+    """Return a point for each plateau: the decode steps of all its requests."""
+    plateaus = [answer for answer in answers if answer.question.name.startswith("plateau")]
+    points = []
+    for answer, said in zip(plateaus, twin.answers(plateaus), strict=True):
+        steps = aligned_steps(answer, said)
+        rows = np.asarray(steps.sizes.decode_rows)
+        pure = np.asarray(steps.sizes.prefill_tokens) == 0
+        if not pure.any():
+            continue
+        chosen = pure & (rows == rows[pure].max())
+        times = twin.step_ns(steps.sizes)[chosen]
+        points.append(
+            StepPoint(
+                rows=int(rows[chosen][0]),
+                context=float(np.mean(np.asarray(steps.sizes.decode_context)[chosen] / rows[chosen])),
+                measured_ms=float(np.median(steps.measured_ns[chosen])) / 1e6,
+                twin_ms=float(np.median(times)) / 1e6,
+            )
+        )
+    return points
+
+
+def _prompt_points(answers: Sequence[Answer], twin: Twin) -> list[PromptPoint]:
+    """Return a point for each length of a lone prompt."""
+    lone = next(answer for answer in answers if answer.question.name == "lone-prompts")
+    arrived, tokens = simulated(lone.as_sent, twin.deployment, twin.cost()).answer
+    by_length: dict[int, list[tuple[float, float]]] = {}
+    for one in lone.as_sent.requests:
+        if one.id in tokens:
+            seen = lone.tokens_ns[one.id][0] - lone.sent_ns[one.id]
+            by_length.setdefault(one.prompt_len, []).append(
+                (seen, tokens[one.id][0] - arrived[one.id] + twin.request_ns)
+            )
+    return [
+        PromptPoint(
+            tokens=length, measured_ms=float(np.median(pair[:, 0])) / 1e6, twin_ms=float(np.median(pair[:, 1])) / 1e6
+        )
+        for length, pair in ((length, np.array(pairs)) for length, pairs in sorted(by_length.items()))
+    ]
