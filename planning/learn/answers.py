@@ -77,6 +77,12 @@ class Answer:
         order = np.lexsort((change, events))  # at the same time, requests leave first
         return int(np.cumsum(change[order]).max()) if len(events) else 0
 
+    @property
+    def waited(self) -> bool:
+        """True if a request got its first token only after another had ended."""
+        first = max(int(times[0]) for times in self.tokens_ns.values())
+        return first > min(int(times[-1]) for times in self.tokens_ns.values())
+
 
 @dataclass(frozen=True)
 class Simulated:

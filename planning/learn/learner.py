@@ -29,10 +29,10 @@ from serving.errors import UserError
 
 _BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)
 _FINALISTS = 3  # combinations of settings for which launches are fitted again
-_BETWEEN = 12  # number of values that are tried in a range
+_BETWEEN = 16  # number of values that are tried in a range
 _CLOSE = 3.0  # difference of log likelihoods below which two values cannot be told apart
 _UTILIZATION = 0.9
-_MEMORY_ASKED = 3  # maximum number of questions about memory
+_MEMORY_ASKED = 4  # maximum number of questions about memory
 _MORE = 1.25  # tokens that such a question asks for, in parts of the estimated capacity
 _FINE = 0.7  # share of the requests that fit into memory at which its size is known finely
 _SMALLER = 8  # divisor of the estimated capacity if no prompt fits
@@ -96,6 +96,7 @@ class Learner:
         bounds = self.bounds
         try:
             lone = self.ask(ask.lone_prompts(bounds))
+            bounds = self.bounds = _as_answered(lone, bounds)
             repeated = self.ask(ask.repeated_prompt(bounds))
             calm = [lone, *self._ask(ask.plateaus(bounds))]
             burst = self.ask(ask.burst(bounds))
@@ -110,7 +111,7 @@ class Learner:
         except TimeIsUp:
             remedy = "are too few for the first questions; give more (a session goes on where it was stopped)"
             raise UserError("minutes", None, remedy) from None
-        if strange := suspicion(lone, repeated, self.answers):
+        if strange := suspicion(lone, repeated, self.answers[1:]):
             raise UserError("url", "the server", strange)
         self.say("inferring the scheduler's settings")
         twin = self._scheduler(calm, burst, telling)
@@ -189,34 +190,36 @@ class Learner:
         if "num_blocks" in self.known:
             return twin
         limit = min(self.bounds.concurrency, twin.setting.max_num_seqs)
-        blocks = twin.setting.num_blocks
+        blocks, asked = twin.setting.num_blocks, set[str]()
         for _ in range(_MEMORY_ASKED):
             tokens = round(_MORE * blocks * self.base.scheduler.block_size)
-            answer = self.ask(ask.full_memory(tokens, limit, self.bounds))
-            prompt = next(iter(answer.question.workload.requests)).prompt_len
+            question = ask.full_memory(tokens, limit, twin.setting.max_num_batched_tokens, self.bounds)
+            if question.name in asked:
+                break
+            asked.add(question.name)
+            answer = self.ask(question)
+            first = next(iter(question.workload.requests))
             if not answer.tokens_ns:  # not even one of the prompts fits
                 blocks = blocks // _SMALLER
-                continue
-            if answer.most_decoding >= limit:  # all prompts fit
-                self.at_least["num_blocks"] = self._held(limit, prompt)
-                blocks = max(2 * blocks, self._held(limit, prompt))
-                continue
-            self.at_least.pop("num_blocks", None)
-            twin = self._blocks(twin, answer, prompt)
-            blocks = twin.setting.num_blocks
-            if answer.most_decoding >= _FINE * limit:
-                break
-        limit_found = self.at_least.get("num_blocks", 0)
-        return twin.having(num_blocks=max(twin.setting.num_blocks, limit_found))
+            elif answer.most_decoding >= limit and not answer.waited:  # all of them fit
+                self.at_least["num_blocks"] = self._held(limit, first.prompt_len)
+                blocks = max(2 * blocks, self.at_least["num_blocks"])
+            else:
+                self.at_least.pop("num_blocks", None)
+                twin = self._blocks(twin, answer, first.prompt_len, first.output_len)
+                blocks = twin.setting.num_blocks
+                if answer.most_decoding >= _FINE * limit:
+                    break
+        return twin.having(num_blocks=max(twin.setting.num_blocks, self.at_least.get("num_blocks", 0)))
 
     def _held(self, requests: int, tokens: int) -> int:
         """Return the KV blocks of `requests` requests with `tokens` tokens each."""
         return requests * -(-tokens // self.base.scheduler.block_size) + 1
 
-    def _blocks(self, twin: Twin, answer: Answer, prompt: int) -> Twin:
+    def _blocks(self, twin: Twin, answer: Answer, prompt: int, output: int) -> Twin:
         """Return the twin with the likeliest number of KV blocks: the middle of those that explain the answer alike."""
         running = answer.most_decoding
-        low, high = self._held(max(running - 1, 1), prompt), self._held(running + 2, prompt + 96)
+        low, high = self._held(max(running // 2, 1), prompt), self._held(running + 2, prompt + output)
         for _ in range(_NARROWED):
             values = [int(value) for value in np.unique(np.linspace(low, high, _BETWEEN + 1).round())]
             scores = [twin.having(num_blocks=value).likelihood([answer]) for value in values]
@@ -249,3 +252,11 @@ class Learner:
 
     def _values(self, name: str, values: Sequence[Any]) -> tuple[Any, ...]:
         return (self.known[name],) if name in self.known else tuple(values)
+
+
+def _as_answered(lone: Answer, bounds: Bounds) -> Bounds:
+    """Return `bounds` with the longest prompt that was answered; some engines refuse prompts longer than a step."""
+    if not lone.unanswered:
+        return bounds
+    answered = [r.prompt_len + r.output_len for r in lone.question.workload.requests if r.id in lone.tokens_ns]
+    return bounds._replace(longest=max(answered, default=bounds.longest))

@@ -81,12 +81,16 @@ def burst(bounds: Bounds) -> Question:
     return Question("burst", "how many requests run at the same time", workload)
 
 
-def full_memory(tokens: int, count: int, bounds: Bounds) -> Question:
-    """Return `count` equal requests at once whose prompts have `tokens` tokens together, or as many as are allowed."""
-    length = min(max(tokens // count, _SHORT), bounds.longest - 96)
-    requests = [_request(number, 0, length, 96) for number in range(count)]
+def full_memory(tokens: int, count: int, budget: int, bounds: Bounds) -> Question:
+    """Return `count` equal requests at once whose prompts have `tokens` tokens together, or as many as are allowed.
+
+    Steps of `budget` tokens compute all prompts before the first answer ends.
+    """
+    length = min(max(tokens // count, _SHORT), 3 * bounds.longest // 4)
+    output = min(count * length // budget + 48, bounds.longest - length)
+    requests = [_request(number, 0, length, output) for number in range(count)]
     workload = Workload(requests, "full memory", shares_prefixes=False)
-    return Question(f"full-memory-{length}", "how many KV blocks there are", workload)
+    return Question(f"full-memory-{count}-{length}", "how many KV blocks there are", workload)
 
 
 def repeated_prompt(bounds: Bounds) -> Question:
