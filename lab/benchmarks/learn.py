@@ -19,7 +19,7 @@ import numpy as np
 from lab.benchmarks.hidden_servers import HiddenServer, hidden_server
 from planning.learn.answers import Answer
 from planning.learn.learner import Learner
-from planning.learn.proof import Figures, figures, predicted
+from planning.learn.proof import proof_rows
 from planning.learn.questions import Bounds, Question
 from planning.learn.session import interval_of
 from planning.learn.twin import Setting, Twin
@@ -63,13 +63,9 @@ def outcome(seed: int) -> Outcome:
     inside = []
     for question in _unseen(server, seed):
         answer = server.ask(question)
-        real = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns))
-        said = predicted(twin, answer)
-        ends: Sequence[Figures] = [predicted(twin, answer, factor) for factor in interval]
-        for (metric, statistic), value in real.items():
-            errors[question.name, metric, statistic] = 100 * (said[metric, statistic] / value - 1)
-            likely = sorted(end[metric, statistic] for end in ends)
-            inside.append(likely[0] <= value <= likely[1])
+        for metric, statistic, real, said, low, high in proof_rows(twin, answer, interval):
+            errors[question.name, metric, statistic] = 100 * (said / real - 1)
+            inside.append(low <= real <= high)
     loop = server.ask(_loop(_REQUESTS, 700, 120))
     saturation = 100 * (_last_ns(loop.tokens_ns) / _last_ns(_simulated(twin, loop)) - 1)
     return Outcome(seed, _right(server, learner, twin), errors, inside, saturation, _seconds(learner.answers), cpu_s)
@@ -114,7 +110,7 @@ def _loop(count: int, prompt: int, output: int) -> Question:
 
 def _simulated(twin: Twin, answer: Answer) -> dict[int, Any]:
     (said,) = twin.answers([answer])
-    return said.answer[1]
+    return said.tokens_ns
 
 
 def _last_ns(tokens_ns: dict[int, Any]) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from planning.learn.questions import Question
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
+from serving.front_door import FrontDoor
 from serving.workload import Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
@@ -86,24 +87,49 @@ class Answer:
 
 @dataclass(frozen=True)
 class Simulated:
-    """The same requests on a simulated server: its datasets `requests` and `steps`."""
+    """The same requests on a simulated server.
 
-    requests: pa.Table
+    Attributes:
+        engine, clients: dataset `requests` as the engine and as clients see it
+        steps: dataset `steps`
+    """
+
+    engine: pa.Table
+    clients: pa.Table
     steps: pa.Table
 
     @cached_property
-    def answer(self) -> tuple[dict[int, int], dict[int, Times]]:
-        """The times at which requests arrived, and those of their tokens, by id."""
-        ids, arrivals = (self.requests[name].to_pylist() for name in ("request_id", "arrival_ns"))
-        tokens = self.requests["token_times_ns"].to_pylist()
-        return (
-            dict(zip(ids, arrivals, strict=True)),
-            {id: np.array(times, dtype=np.int64) for id, times in zip(ids, tokens, strict=True) if times},
-        )
+    def sampled_ns(self) -> dict[int, Times]:
+        """The times at which the engine had the tokens of each request, by id."""
+        return _tokens(self.engine)
+
+    @cached_property
+    def tokens_ns(self) -> dict[int, Times]:
+        """The times at which clients had the tokens of each request, by id."""
+        return _tokens(self.clients)
+
+    @cached_property
+    def sent_ns(self) -> dict[int, int]:
+        """The times at which clients sent each request, by id."""
+        ids, arrivals = (self.clients[name].to_pylist() for name in ("request_id", "arrival_ns"))
+        return dict(zip(ids, arrivals, strict=True))
 
 
-def simulated(workload: Workload, deployment: Deployment, cost: CostModel) -> Simulated:
-    """Simulate one engine of `deployment` that serves `workload`."""
-    sink = TableSink()
-    Cluster(deployment, cost, sink, shares_prefixes=workload.shares_prefixes, steps=True, tokens=True).run(workload)
-    return Simulated(sink.requests, sink.steps)
+def simulated(workload: Workload, deployment: Deployment, cost: CostModel, front_door: FrontDoor) -> Simulated:
+    """Simulate one engine of `deployment` behind `front_door` that serves `workload`."""
+    engine, clients = TableSink(), TableSink()
+    Cluster(
+        deployment,
+        cost,
+        engine,
+        shares_prefixes=workload.shares_prefixes,
+        tokens=True,
+        front_door=front_door,
+        clients=clients,
+    ).run(workload)
+    return Simulated(engine.requests, clients.requests, engine.steps)
+
+
+def _tokens(requests: pa.Table) -> dict[int, Times]:
+    ids, tokens = (requests[name].to_pylist() for name in ("request_id", "token_times_ns"))
+    return {id: np.array(times, dtype=np.int64) for id, times in zip(ids, tokens, strict=True) if times}

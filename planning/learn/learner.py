@@ -36,6 +36,7 @@ _MEMORY_ASKED = 4  # maximum number of questions about memory
 _MORE = 1.25  # tokens that such a question asks for, in parts of the estimated capacity
 _FINE = 0.7  # share of the requests that fit into memory at which its size is known finely
 _SMALLER = 8  # divisor of the estimated capacity if no prompt fits
+_REQUEST_NS = (0.0, 1e5, 2e5, 4e5, 7e5, 1e6, 1.5e6, 2e6, 3e6)  # work of an API server on a request that is tried
 _NARROWED = 4  # times that the range of KV blocks is narrowed
 
 
@@ -235,7 +236,18 @@ class Learner:
         near = np.geomspace(budget / 2, budget * 2, _BETWEEN + 1).round().astype(int).tolist()
         twin = self._best(twin, "max_num_batched_tokens", sorted({*_BUDGETS, *near}), self.answers)
         twin = self._best(twin, "async_scheduling", (False, True), self.answers)
-        return twin.fitted(self.answers, self.prior(twin.setting.policy))
+        return self._through_door(twin.fitted(self.answers, self.prior(twin.setting.policy)))
+
+    def _through_door(self, twin: Twin) -> Twin:
+        """Return the twin with the likeliest work of the API server on each request, which delays requests at once."""
+        outside = twin.front_door.client_ns + twin.front_door.request_ns
+        at_once = [answer for answer in self.answers if answer.question.workload.concurrency is None]
+        doors = [
+            twin.with_front_door(request_ns=work_ns, client_ns=outside - work_ns)
+            for work_ns in _REQUEST_NS
+            if work_ns <= outside
+        ]
+        return max(doors or [twin], key=lambda one: one.likelihood(at_once))
 
     def _best(self, twin: Twin, name: str, values: Sequence[Any], judged: Sequence[Answer]) -> Twin:
         """Return the twin with the value of a setting that explains the answers best; note what was tried."""

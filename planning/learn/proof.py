@@ -42,16 +42,16 @@ def figures(sent_ns: dict[int, int], tokens_ns: dict[int, np.ndarray], ids: Sequ
 def predicted(twin: Twin, answer: Answer, factor: float = 1.0) -> Figures:
     """Return the twin's latencies for the answered requests, with step times multiplied by `factor`."""
     slowed = twin if factor == 1.0 else replace(twin, correction=twin.correction.scaled(factor, factor))
-    arrived, tokens = simulated(answer.as_sent, slowed.deployment, slowed.cost()).answer
-    outside = {id: came - round(factor * twin.request_ns) for id, came in arrived.items()}
-    return figures(outside, tokens, [id for id in answer.tokens_ns if id in tokens])
+    (said,) = slowed.answers([answer])
+    return figures(said.sent_ns, said.tokens_ns, [id for id in answer.tokens_ns if id in said.tokens_ns])
 
 
 def proof_rows(twin: Twin, answer: Answer, interval: Factors) -> list[tuple[str, str, float, float, float, float]]:
     """Return metric, statistic, and the measured, the predicted, the least and the greatest likely milliseconds."""
     seen = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns))
     said, fast, slow = predicted(twin, answer), *(predicted(twin, answer, factor) for factor in interval)
-    return [(*name, seen[name], said[name], min(fast[name], slow[name]), max(fast[name], slow[name])) for name in seen]
+    ends = {name: (said[name], fast[name], slow[name]) for name in seen}
+    return [(*name, seen[name], said[name], min(ends[name]), max(ends[name])) for name in seen]
 
 
 def spread_pct(one: Answer, again: Answer) -> dict[tuple[str, str], float]:
@@ -75,8 +75,8 @@ def _traffic(name: str, prompt: int, output: int, twin: Twin, bounds: Bounds, se
     lengths = list(zip(prompts.tolist(), outputs.tolist(), strict=True))
     full = [WorkloadRequest(n, 0, ((PRIVATE, p),), o) for n, (p, o) in enumerate(lengths)]
     loop = Workload(full, name, concurrency=min(64, bounds.concurrency), shares_prefixes=False)
-    _, tokens = simulated(loop, twin.deployment, twin.cost()).answer
-    second = max(int(times[-1]) for times in tokens.values()) / _REQUESTS / _BUSY
+    said = simulated(loop, twin.deployment, twin.cost(), twin.front_door)
+    second = max(int(times[-1]) for times in said.tokens_ns.values()) / _REQUESTS / _BUSY
     arrivals = np.cumsum(draw.exponential(second, _REQUESTS)).astype(int).tolist()
     requests = [replace(one, arrival_ns=at) for one, at in zip(full, arrivals, strict=True)]
     # the limit of clients only acts if the server is far slower than predicted

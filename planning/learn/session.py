@@ -15,7 +15,7 @@ import yaml
 
 from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import REACH, Factors, factors_of
-from planning.learn.answers import Answer, simulated
+from planning.learn.answers import Answer
 from planning.learn.document import (
     FILE,
     AskedQuestion,
@@ -30,17 +30,17 @@ from planning.learn.learner import Learner, TimeIsUp
 from planning.learn.proof import made_up_traffic, proof_rows, spread_pct
 from planning.learn.questions import Bounds, Question
 from planning.learn.request import LearnRequest
-from planning.learn.step_fit import aligned_steps
+from planning.learn.step_fit import seen_steps
 from planning.learn.twin import Setting, Twin
 from planning.traffic import Offered
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
-from serving.front_door import FrontDoor
 from serving.whole_file import write_whole
 from traces.recording_writer import DEPLOYMENT
 
 _PROOF_REQUESTS = 300  # maximum number of requests of one's own traffic
 _LEAST_ERROR = 0.01  # least standard deviation of the logarithm of step times between a fit and new traffic
+_NORMAL = 1.4826  # standard deviation of a normal distribution in medians of the absolute deviation
 _GROUPS = 4  # number of groups of questions, of which each is predicted from the others
 _SOURCE = "tokentwin learn"
 
@@ -96,15 +96,15 @@ def own_traffic(path: str, bounds: Bounds) -> Question:
 def interval_of(learner: Learner, twin: Twin) -> Factors:
     """Return the 90 % interval of step times: groups of questions are predicted from a fit to the other questions."""
     prior, asked = learner.prior(twin.setting.policy), learner.answers
-    logs = []
+    errors = []
     for group in range(_GROUPS):
         rest = [answer for at, answer in enumerate(asked) if at % _GROUPS != group]
         apart = twin.fitted(rest, prior)
         for answer, said in zip(asked[group::_GROUPS], apart.answers(asked[group::_GROUPS]), strict=True):
-            steps = aligned_steps(answer, said)
+            steps = seen_steps(answer, said)
             if len(steps):
-                logs.append(np.log(steps.measured_ns.sum() / apart.step_ns(steps.sizes).sum()))
-    spread = float(np.sqrt(np.mean(np.square(logs)) + _LEAST_ERROR**2))
+                errors.append(abs(np.log(np.median(steps.measured_ns / apart.step_ns(steps.sizes)))))
+    spread = float(np.hypot(_NORMAL * np.median(errors), _LEAST_ERROR))
     return factors_of(REACH * spread)
 
 
@@ -165,7 +165,7 @@ def document(
         gpu=find_gpu(learner.gpu).name,
         created=f"{datetime.now(UTC):%Y-%m-%d}",
         settings=tuple(settings),
-        request_ms=twin.request_ns / 1e6,
+        request_ms=twin.outside_ms,
         low_factor=interval[0],
         high_factor=interval[1],
         proof=tuple(proof),
@@ -187,9 +187,9 @@ def save(folder: Path, learner: Learner, twin: Twin, interval: Factors, learnt: 
         interval=interval,
         source=source,
         created=learnt.created,
-        request_ms=twin.request_ns / 1e6,
+        request_ms=twin.outside_ms,
     ).save(folder)
-    FrontDoor(client_ns=twin.request_ns, source=source).save(folder)
+    twin.front_door.model_copy(update={"source": source}).save(folder)
     stated = deployment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     text = f"# {source}, {learnt.created}\n" + yaml.safe_dump(stated, sort_keys=False)
     write_whole(folder / DEPLOYMENT, lambda file: file.write_text(text, encoding="utf-8"), overwrite=True)
@@ -208,7 +208,7 @@ def _step_points(answers: Sequence[Answer], twin: Twin) -> list[StepPoint]:
     plateaus = [answer for answer in answers if answer.question.name.startswith("plateau")]
     points = []
     for answer, said in zip(plateaus, twin.answers(plateaus), strict=True):
-        steps = aligned_steps(answer, said)
+        steps = seen_steps(answer, said)
         rows = np.asarray(steps.sizes.decode_rows)
         pure = np.asarray(steps.sizes.prefill_tokens) == 0
         if not pure.any():
@@ -229,14 +229,12 @@ def _step_points(answers: Sequence[Answer], twin: Twin) -> list[StepPoint]:
 def _prompt_points(answers: Sequence[Answer], twin: Twin) -> list[PromptPoint]:
     """Return a point for each length of a lone prompt."""
     lone = next(answer for answer in answers if answer.question.name == "lone-prompts")
-    arrived, tokens = simulated(lone.as_sent, twin.deployment, twin.cost()).answer
+    (said,) = twin.answers([lone])
     by_length: dict[int, list[tuple[float, float]]] = {}
     for one in lone.as_sent.requests:
-        if one.id in tokens:
+        if one.id in said.tokens_ns:
             seen = lone.tokens_ns[one.id][0] - lone.sent_ns[one.id]
-            by_length.setdefault(one.prompt_len, []).append(
-                (seen, tokens[one.id][0] - arrived[one.id] + twin.request_ns)
-            )
+            by_length.setdefault(one.prompt_len, []).append((seen, said.tokens_ns[one.id][0] - said.sent_ns[one.id]))
     return [
         PromptPoint(
             tokens=length, measured_ms=float(np.median(pair[:, 0])) / 1e6, twin_ms=float(np.median(pair[:, 1])) / 1e6

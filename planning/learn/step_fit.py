@@ -1,8 +1,10 @@
 """The times of a server's steps, from the tokens that its clients saw.
 
-A simulation with the right settings says which token each step sampled. The client's times of these tokens are then
-the times at which the steps ended, and the differences between them are the durations of the steps, whose sizes the
-simulation also knows. The correction of step times is fitted to them as to a log of iterations.
+Tokens that arrive together are one step. If the same requests get tokens in one step and the next, and no prompt waits,
+the next step is a decode step of these rows, and the client saw its duration. What prompts a step computes, a client
+cannot see. A simulation with the right settings says which tokens such a step samples; its duration is then the time
+between these tokens and those of the step before. The correction of step times is fitted to both kinds of steps as to a
+log of iterations.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from serving.step_plan import AGGREGATES
 
 Floats = NDArray[np.float64]
 _TOGETHER = 8  # number of equal decode steps that are measured together
+_APART = 0.4  # share of a step's duration from which on its tokens came too far apart
+_MANY_ROWS = 8  # minimum number of tokens of a step that tell how long one of them takes to write
 _FEWEST = 20  # minimum number of steps
 _LAUNCH_SCALES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 1.8, 2.0)
 _BOUND = 0.95  # share of a step's time from which on its launches are its limit
@@ -31,31 +35,68 @@ _WORST = 0.2  # larger errors count no more than this one
 _UNLIKELY = 0.002  # error that a launch cost e times the believed one must save
 
 
-def aligned_steps(answer: Answer, twin: Simulated) -> IterationLog:
-    """Return the steps of a simulation with the durations that the client saw, as far as both are known."""
+def seen_steps(answer: Answer, twin: Simulated) -> IterationLog:
+    """Return all steps whose duration the client saw, with their sizes."""
+    return joined([decode_steps(answer), prompt_steps(answer, twin)])
+
+
+def decode_steps(answer: Answer) -> IterationLog:
+    """Return the steps that only decode. Up to `_TOGETHER` steps of the same rows are measured together."""
+    prompts = {request.id: request.prompt_len for request in answer.question.workload.requests}
+    groups = _groups(answer)
+    sent = np.sort(list(answer.sent_ns.values()))
+    first = np.sort([times[0] for times in answer.tokens_ns.values()])
+    sizes, durations = [], []
+    at = 1
+    while at < len(groups):
+        last = at - 1
+        while last + 1 < len(groups) and last + 1 - at < _TOGETHER and groups[last + 1].keys() == groups[at - 1].keys():
+            last += 1
+        latest = max((time for time, _ in groups[last].values()), default=0)
+        waiting = np.searchsorted(sent, latest, "right") - np.searchsorted(first, latest, "right")
+        if last >= at and not waiting:
+            before, steps = groups[at - 1], last - at + 1
+            context = sum(prompts[id] + index - 1 for id, (_, index) in groups[(at + last) // 2].items())
+            sizes.append((len(before), context))
+            durations.append(max(float(np.median([groups[last][id][0] - before[id][0] for id in before])), 1.0) / steps)
+        at = max(last, at) + 1
+    rows_and_context = np.array(sizes, dtype=np.float64).reshape(-1, 2)
+    zero, rows = np.zeros(len(sizes)), rows_and_context[:, 0]
+    columns = dict.fromkeys(_FIELDS, zero) | {"decode_rows": rows, "sampled_rows": rows}
+    return IterationLog(
+        StepSizes(**columns | {"decode_context": rows_and_context[:, 1]}), np.array(durations, dtype=np.float64)
+    )
+
+
+def chunk_ns(answers: Sequence[Answer]) -> float:
+    """Return the time that a server takes to write one request's token: how far tokens of one step come apart."""
+    apart = []
+    for answer in answers:
+        for group in _groups(answer):
+            times = [time for time, _ in group.values()]
+            if len(times) >= _MANY_ROWS:
+                apart.append((max(times) - min(times)) / (len(times) - 1))
+    return float(np.median(apart)) if apart else 0.0
+
+
+def prompt_steps(answer: Answer, twin: Simulated) -> IterationLog:
+    """Return the steps with prompts of a simulation, with the durations that the client saw.
+
+    A step is left out if the client saw the tokens that it should have sampled at different times: then the server's
+    steps had other rows, perhaps because a request arrived a little later.
+    """
     ends = twin.steps["end_ns"].to_numpy().astype(np.int64)
     starts = twin.steps["start_ns"].to_numpy().astype(np.int64)
     order = np.argsort(ends, kind="stable")
     ends, starts = ends[order], starts[order]
-    seen_at = _seen_at(answer, twin, ends)
     sizes = {name: _column(twin, name)[order] for name in AGGREGATES}
-    back_to_back = np.zeros(len(ends), dtype=bool)
-    back_to_back[1:] = starts[1:] == ends[:-1]
-    known = np.isfinite(seen_at)
-    rows, durations = [], []
-    first = 1
-    while first < len(ends):
-        last = _alike(sizes, back_to_back & known, first)
-        if back_to_back[first] and known[first] and known[first - 1]:
-            middle = (first + last) // 2
-            rows.append(middle)
-            durations.append((seen_at[last] - seen_at[first - 1]) / (last - first + 1))
-        first = last + 1
-    chosen, measured = np.array(rows, dtype=np.int64), np.array(durations)
-    timed = measured > 0
-    chosen, measured = chosen[timed], measured[timed]
+    seen_at, spread = _seen_at(answer, twin, ends)
+    duration = np.full(len(ends), np.nan)
+    duration[1:] = np.where(starts[1:] == ends[:-1], np.diff(seen_at), np.nan)
+    chosen = np.isfinite(duration) & (duration > 0) & (sizes["prefill_tokens"] > 0)
+    chosen[1:] &= np.maximum(spread[1:], spread[:-1]) < _APART * duration[1:]
     picked = {name: values[chosen] for name, values in sizes.items()}
-    return IterationLog(StepSizes(**picked, decode_spread=np.zeros(len(chosen))), measured)
+    return IterationLog(StepSizes(**picked, decode_spread=np.zeros(int(chosen.sum()))), duration[chosen])
 
 
 def joined(logs: Sequence[IterationLog]) -> IterationLog:
@@ -100,34 +141,49 @@ def _column(twin: Simulated, name: str) -> Floats:
     return np.nan_to_num(column.astype(np.float64))
 
 
-def _seen_at(answer: Answer, twin: Simulated, ends: NDArray[np.int64]) -> Floats:
-    """Return the time at which the client saw each step's tokens: the median of them; NaN for steps without tokens."""
+def _seen_at(answer: Answer, twin: Simulated, ends: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return when the client saw each step's tokens, and how far apart: median and range without extreme tenths.
+
+    Both are NaN for steps without tokens.
+    """
     of_step, times = [], []
-    _, tokens = twin.answer
     for id, seen in answer.tokens_ns.items():
-        sampled = tokens.get(id)
+        sampled = twin.sampled_ns.get(id)
         if sampled is not None and len(sampled) == len(seen):
-            of_step.append(np.searchsorted(ends, sampled))
-            times.append(seen)
-    result = np.full(len(ends), np.nan)
+            counted = _counted(seen)
+            of_step.append(np.searchsorted(ends, sampled[:counted]))
+            times.append(seen[:counted])
+    middle, spread = np.full(len(ends), np.nan), np.full(len(ends), np.nan)
     if of_step:
         at, when = np.concatenate(of_step), np.concatenate(times)
         order = np.lexsort((when, at))
         at, when = at[order], when[order]
         steps, first, count = np.unique(at, return_index=True, return_counts=True)
-        result[steps] = when[first + (count - 1) // 2]
-    return result
+        middle[steps] = when[first + (count - 1) // 2]
+        tenth = count // 10
+        spread[steps] = when[first + count - 1 - tenth] - when[first + tenth]
+    return middle, spread
 
 
-def _alike(sizes: dict[str, Floats], together: NDArray[np.bool_], first: int) -> int:
-    """Return the last of at most `_TOGETHER` steps from `first` on that are decode steps of the same rows."""
-    last = first
-    while (
-        last + 1 < len(together)
-        and last - first + 1 < _TOGETHER
-        and together[last + 1]
-        and sizes["prefill_tokens"][first] == sizes["prefill_tokens"][last + 1] == 0
-        and sizes["decode_rows"][first] == sizes["decode_rows"][last + 1]
-    ):
-        last += 1
-    return last
+def _counted(seen: NDArray[np.int64]) -> int:
+    """Return how many tokens of an answer count: the last of several is often written late, with the answer's end."""
+    return max(len(seen) - 1, 1)
+
+
+def _groups(answer: Answer) -> list[dict[int, tuple[int, int]]]:
+    """Return the tokens that came together: the time and the number of the token by request, in order of time."""
+    gaps = [np.diff(times) for times in answer.tokens_ns.values() if len(times) > 1]
+    apart = _APART * float(np.median(np.concatenate(gaps))) if gaps else 0.0
+    tokens = sorted(
+        (int(time), id, index)
+        for id, times in answer.tokens_ns.items()
+        for index, time in enumerate(times[: _counted(times)])
+    )
+    groups: list[dict[int, tuple[int, int]]] = []
+    before = 0
+    for time, id, index in tokens:
+        if not groups or id in groups[-1] or time - before > apart:
+            groups.append({})
+        groups[-1][id] = time, index
+        before = time
+    return groups

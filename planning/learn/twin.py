@@ -15,14 +15,18 @@ from calibration.steps.external_calibration import kernels
 from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from planning.learn.answers import Answer, Simulated, simulated
-from planning.learn.step_fit import aligned_steps, fitted_steps, joined
+from planning.learn.step_fit import chunk_ns, fitted_steps, joined, seen_steps
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
+from serving.front_door import FrontDoor
 
 POLICIES = ("vllm", "sglang", "trtllm")
 _SPREAD = 0.03  # standard deviation of the logarithm of a time that a right twin may be off by
 _FREEDOM = 3.0  # degrees of freedom of Student's t, so that single outliers decide nothing
 _COUNTED = 6  # maximum number of independent requests in a question: requests of one question share their error
+
+
+_FIRST_DOOR = FrontDoor(client_ns=1e6)  # before it is fitted
 
 
 class Setting(NamedTuple):
@@ -45,18 +49,28 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Twin:
-    """A setting with step times: `correction` of the GPU's kernels, and `request_ns` that a request takes outside."""
+    """A setting with step times, and the times of the API server in front of the engine.
+
+    Attributes:
+        base: the deployment as far as it is told
+        correction, launches: correction of the GPU's kernel times, and cost of launches
+    """
 
     base: Deployment
     gpu: str
     setting: Setting
     correction: Correction
     launches: LaunchCost = UNKNOWN
-    request_ns: float = 0.0
+    front_door: FrontDoor = _FIRST_DOOR
 
     @property
     def deployment(self) -> Deployment:
         return self.setting.applied(self.base)
+
+    @property
+    def outside_ms(self) -> float:
+        """The time that a lone request takes outside the engine, in ms."""
+        return (self.front_door.client_ns + self.front_door.request_ns) / 1e6
 
     def cost(self) -> OperationCost:
         deployment = self.deployment
@@ -74,45 +88,48 @@ class Twin:
     def answers(self, asked: Iterable[Answer]) -> list[Simulated]:
         """Simulate the questions of `asked`."""
         deployment, cost = self.deployment, self.cost()
-        return [simulated(answer.as_sent, deployment, cost) for answer in asked]
+        return [simulated(answer.as_sent, deployment, cost, self.front_door) for answer in asked]
 
     def fitted(self, asked: Sequence[Answer], prior: Twin, fit_launches: bool = True) -> Twin:
         """Return the twin with step times fitted to all answers, close to those of `prior`.
 
         The cost of a launch is fitted, too, or stays that of `prior`.
         """
-        log = joined([aligned_steps(answer, said) for answer, said in zip(asked, self.answers(asked), strict=True)])
+        log = joined([seen_steps(answer, said) for answer, said in zip(asked, self.answers(asked), strict=True)])
         correction, launches = fitted_steps(log, replace(prior, setting=self.setting).cost(), fit_launches)
-        fitted = replace(self, correction=correction, launches=launches)
-        return replace(fitted, request_ns=fitted.outside_ns(asked))
+        fitted = replace(self, correction=correction, launches=launches).with_front_door(chunk_ns=chunk_ns(asked))
+        return fitted.with_front_door(client_ns=fitted._outside_ns(asked))
 
-    def outside_ns(self, asked: Sequence[Answer]) -> float:
-        """Return the time that lone requests take outside the engine: the median of what the simulation lacks."""
+    def with_front_door(self, **times: float) -> Twin:
+        """Return the twin with other times of the API server."""
+        return replace(self, front_door=self.front_door.model_copy(update=times))
+
+    def _outside_ns(self, asked: Sequence[Answer]) -> float:
+        """Return `client_ns` with which the TTFT of lone requests is right, in the median."""
         late = []
         lone = [answer for answer in asked if answer.question.workload.concurrency == 1]
         for answer, said in zip(lone, self.answers(lone), strict=True):
-            arrived, tokens = said.answer
             late += [
-                (seen[0] - answer.sent_ns[id]) - (tokens[id][0] - arrived[id])
+                (seen[0] - answer.sent_ns[id]) - (said.tokens_ns[id][0] - said.sent_ns[id])
                 for id, seen in answer.tokens_ns.items()
-                if id in tokens
+                if id in said.tokens_ns
             ]
-        return max(float(np.median(late)), 0.0) if late else 0.0
+        return max(self.front_door.client_ns + float(np.median(late)), 0.0) if late else self.front_door.client_ns
 
     def likelihood(self, asked: Sequence[Answer]) -> float:
         """Return the log likelihood of the answers."""
         said = self.answers(asked)
-        return sum(_likelihood(answer, twin, self.request_ns) for answer, twin in zip(asked, said, strict=True))
+        return sum(_likelihood(answer, twin) for answer, twin in zip(asked, said, strict=True))
 
 
-def _likelihood(answer: Answer, said: Simulated, request_ns: float) -> float:
+def _likelihood(answer: Answer, said: Simulated) -> float:
     """Return the log likelihood of an answer, from the TTFT, the E2E latency and the longest gap of each request."""
-    arrived, tokens = said.answer
+    tokens = said.tokens_ns
     pairs: list[list[tuple[float, float]]] = [[], [], []]
     for id, seen in answer.tokens_ns.items():
         if id not in tokens or len(tokens[id]) != len(seen):
             continue
-        mine, sent, came = tokens[id], answer.sent_ns[id], arrived[id] - request_ns
+        mine, sent, came = tokens[id], answer.sent_ns[id], said.sent_ns[id]
         pairs[0].append((seen[0] - sent, mine[0] - came))
         if len(seen) > 1:
             pairs[1].append((seen[-1] - sent, mine[-1] - came))
