@@ -16,13 +16,14 @@ PAGES = {  # title and icon of each page by the name of its folder
     "run": ("Run", "timeline"),
     "live": ("Live", "monitor_heart"),
     "step": ("Step", "layers"),
+    "your_server": ("Your server", "fingerprint"),
     "trust": ("Trust", "balance"),
     "claims": ("Claims", "fact_check"),
     "calibration": ("Calibration", "tune"),
     "sweeps": ("Sweeps", "table_chart"),
     "glossary": ("Glossary", "menu_book"),
 }
-_LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims"}  # pages that link to other pages
+_LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims", "your_server"}  # pages that link to other pages
 _OF_NO_RUNS = {"live", "step", "glossary"}
 
 

@@ -44,6 +44,7 @@ VERBS = {
     "sweep": "Simulate many configurations and write a Parquet dataset.",
     "trace": "Inspect, convert or generate a trace of requests.",
     "validate": "Compare the simulator with real runs.",
+    "watch": "Look whether a server still behaves as its twin.",
 }
 
 _TRACEBACK = "--traceback"  # valid before and after the verb

@@ -25,6 +25,12 @@ from sim.run_log import TableSink
 
 _MODELS = (("meta-llama/Llama-3.1-8B-Instruct", 1), ("Qwen/Qwen3-32B", 2), ("meta-llama/Llama-3.1-70B-Instruct", 4))
 _GPUS = ("H100", "H200", "A100-80G")
+# TensorRT-LLM refuses prompts with more tokens than a step
+_BUDGETS = {
+    "vllm": (1024, 2048, 4096, 8192, 16_384),
+    "sglang": (1024, 2048, 4096, 8192, 16_384),
+    "trtllm": (8192, 16_384),
+}
 _KERNELS = ("weights", "decode attention", "prompt attention", "past attention", "elementwise", "collectives")
 
 
@@ -80,7 +86,7 @@ def hidden_server(seed: int) -> HiddenServer:
     model, tp = draw.choice(_MODELS if gpu != "A100-80G" else _MODELS[:1])
     policy = draw.choice(("vllm", "vllm", "sglang", "trtllm"))
     scheduler = {
-        "max_num_batched_tokens": draw.choice((1024, 2048, 4096, 8192, 16384)),
+        "max_num_batched_tokens": draw.choice(_BUDGETS[policy]),
         "max_num_seqs": draw.choice((48, 64, 128, 200, 256)),
         "async_scheduling": draw.random() < 0.5,
         "enable_prefix_caching": draw.random() < 0.7,

@@ -136,6 +136,14 @@ class LearntServer(Document):
 
     def report(self) -> Iterator[Line | Table]:
         yield Line(self.headline(), "headline")
+        yield from self.details()
+        yield Line("next:", "note")
+        files = f"-c {self.folder} -d {self.folder}/deployment.yaml"
+        yield Line(f"tokentwin simulate TRACE {files} --front-door {self.folder} -o simulated", "command")
+        yield Line(f"tokentwin plan TRACE {files} --slo 'ttft_ms p99<=500'", "command")
+
+    def details(self) -> Iterator[Line | Table]:
+        """Yield the proof, the settings and the questions."""
         if self.proof:
             columns = [
                 Column("traffic"),
@@ -158,11 +166,8 @@ class LearntServer(Document):
         yield Table(names, settings, "what the server is")
         yield Line(f"a request takes {self.request_ms:.1f} ms outside the engine")
         asked = [(one.name, one.reveals, one.requests, one.seconds) for one in self.asked]
-        yield Table([Column("question"), Column("reveals"), Column("requests", COUNT), Column("s", NUMBER)], asked)
-        yield Line("next:", "note")
-        files = f"-c {self.folder} -d {self.folder}/deployment.yaml"
-        yield Line(f"tokentwin simulate TRACE {files} --front-door {self.folder} -o simulated", "command")
-        yield Line(f"tokentwin plan TRACE {files} --slo 'ttft_ms p99<=500'", "command")
+        names = [Column("question"), Column("reveals"), Column("requests", COUNT), Column("s", NUMBER)]
+        yield Table(names, asked, "what it was asked")
 
 
 _ROWS: dict[str, type[Part]] = {

@@ -270,5 +270,5 @@ def _as_answered(lone: Answer, bounds: Bounds) -> Bounds:
     """Return `bounds` with the longest prompt that was answered; some engines refuse prompts longer than a step."""
     if not lone.unanswered:
         return bounds
-    answered = [r.prompt_len + r.output_len for r in lone.question.workload.requests if r.id in lone.tokens_ns]
+    answered = [r.prompt_len for r in lone.question.workload.requests if r.id in lone.tokens_ns]
     return bounds._replace(longest=max(answered, default=bounds.longest))

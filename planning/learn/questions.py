@@ -40,6 +40,13 @@ def lone_prompts(bounds: Bounds) -> Question:
     return Question("lone-prompts", "the time of a prefill by its length", workload)
 
 
+def two_lengths(short: int, long: int, bounds: Bounds) -> Question:
+    """Return prompts of two lengths in turns, one after another."""
+    requests = [_request(number, 0, (short, min(long, bounds.longest - 1))[number % 2], 1) for number in range(10)]
+    workload = Workload(requests, "two lengths", concurrency=1, shares_prefixes=False)
+    return Question("two-lengths", "whether prefills take as long as before", workload)
+
+
 def plateau(rows: int, context: int, bounds: Bounds) -> Question:
     """Return `rows` equal requests at once, whose prompts have `context` tokens and which decode together."""
     context = min(context, bounds.longest - 64)

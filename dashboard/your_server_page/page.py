@@ -1,0 +1,55 @@
+"""Your server: what `tokentwin learn` found out about a server, and how far its twin is off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+
+import streamlit as st
+
+from dashboard import blocks, sheet
+from dashboard.blocks import beside, code, figure, mistake
+from dashboard.bundled import SAMPLES
+from dashboard.downloads import downloads
+from dashboard.library import find
+from dashboard.planned import Ways
+from dashboard.shown import literal
+from dashboard.url import choose, in_url
+from dashboard.your_server_page.charts import prompts_chart, steps_chart
+from planning.learn.document import FILE, LearntServer
+from serving.errors import UserError
+
+SAMPLE = SAMPLES / FILE
+_EXAMPLE = "bundled example"
+_COMMAND = "tokentwin learn --url http://SERVER:8000 --gpu H100 -d deployment.yaml -o {runs}/my-twin"
+
+
+@in_url
+def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
+    """Draw the page over the learnt servers under `runs`, the newest first."""
+    st.title("Your server", anchor=False)
+    learnt = find(runs, FILE)
+    name = choose("Server", [*learnt, _EXAMPLE], "server")
+    try:
+        folder = learnt.get(name)
+        answer = LearntServer.read(json.loads((SAMPLE if folder is None else folder / FILE).read_text("utf-8")))
+    except (UserError, ValueError, OSError) as error:
+        mistake(
+            error if isinstance(error, UserError) else UserError("learnt.json", name, "cannot be read; learn again")
+        )
+        return
+    if folder is None:
+        st.info("This is an example: a server with simulated steps on a loopback port. To learn your own server, run:")
+        code(_COMMAND.format(runs=runs))
+    st.caption(f"{literal(answer.url)}: {literal(answer.model)} on {literal(answer.gpu)}, learnt on {answer.created}")
+    st.subheader(literal(answer.headline()), anchor=False)
+    left, right = beside(2)
+    with left:
+        figure(steps_chart(answer.steps), "steps", "The time of a decode step", None)
+    with right:
+        figure(prompts_chart(answer.prompts), "prompts", "The time to the first token of a lone prompt", None)
+    if folder is not None and (plan := ways.get("Plan")):
+        st.page_link(plan, label=f"Plan with it: choose {name} under *Step times from*", icon=":material/dns:")
+    downloads(answer, "learnt")
+    sheet.show(blocks, answer.details())
