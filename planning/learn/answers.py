@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -92,11 +93,13 @@ class Simulated:
     Attributes:
         engine, clients: dataset `requests` as the engine and as clients see it
         steps: dataset `steps`
+        delay_ns: time by which clients see all tokens later than `clients` states
     """
 
     engine: pa.Table
     clients: pa.Table
     steps: pa.Table
+    delay_ns: int = 0
 
     @cached_property
     def sampled_ns(self) -> dict[int, Times]:
@@ -106,7 +109,7 @@ class Simulated:
     @cached_property
     def tokens_ns(self) -> dict[int, Times]:
         """The times at which clients had the tokens of each request, by id."""
-        return _tokens(self.clients)
+        return {id: times + self.delay_ns for id, times in _tokens(self.clients).items()}
 
     @cached_property
     def sent_ns(self) -> dict[int, int]:
@@ -116,17 +119,19 @@ class Simulated:
 
 
 def simulated(workload: Workload, deployment: Deployment, cost: CostModel, front_door: FrontDoor) -> Simulated:
-    """Simulate one engine of `deployment` behind `front_door` that serves `workload`."""
+    """Simulate one engine of `deployment` behind `front_door` that serves `workload`.
+
+    A front door that only delays requests of an open loop is not simulated: the delay is the same for all of them.
+    """
     engine, clients = TableSink(), TableSink()
-    Cluster(
-        deployment,
-        cost,
-        engine,
-        shares_prefixes=workload.shares_prefixes,
-        tokens=True,
-        front_door=front_door,
-        clients=clients,
-    ).run(workload)
+    through: dict[str, Any] = {"front_door": front_door, "clients": clients}
+    delayed = front_door.model_copy(update={"source": ""}) == FrontDoor(client_ns=front_door.client_ns)
+    if delayed and workload.concurrency is None and all(one.think_ns is None for one in workload.requests):
+        through = {}
+    cluster = Cluster(deployment, cost, engine, shares_prefixes=workload.shares_prefixes, tokens=True, **through)
+    cluster.run(workload)
+    if not through:
+        return Simulated(engine.requests, engine.requests, engine.steps, round(front_door.client_ns))
     return Simulated(engine.requests, clients.requests, engine.steps)
 
 

@@ -18,6 +18,7 @@ from calibration.steps.external_calibration import blind
 from planning.learn import questions as ask
 from planning.learn.answers import Answer
 from planning.learn.questions import Bounds, Question
+from planning.learn.step_fit import chunk_ns
 from planning.learn.suspicions import suspicion
 from planning.learn.twin import POLICIES, Setting, Twin
 from serving.deployments.config import Deployment
@@ -29,7 +30,7 @@ from serving.errors import UserError
 
 _BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)
 _FINALISTS = 3  # combinations of settings for which launches are fitted again
-_BETWEEN = 16  # number of values that are tried in a range
+_BETWEEN = 12  # number of values that are tried in a range
 _CLOSE = 3.0  # difference of log likelihoods below which two values cannot be told apart
 _UTILIZATION = 0.9
 _MEMORY_ASKED = 4  # maximum number of questions about memory
@@ -37,7 +38,7 @@ _MORE = 1.25  # tokens that such a question asks for, in parts of the estimated 
 _FINE = 0.7  # share of the requests that fit into memory at which its size is known finely
 _SMALLER = 8  # divisor of the estimated capacity if no prompt fits
 _REQUEST_NS = (0.0, 1e5, 2e5, 4e5, 7e5, 1e6, 1.5e6, 2e6, 3e6)  # work of an API server on a request that is tried
-_NARROWED = 4  # times that the range of KV blocks is narrowed
+_NARROWED = 3  # times that the range of KV blocks is narrowed
 
 
 class TimeIsUp(Exception):
@@ -239,8 +240,9 @@ class Learner:
         return self._through_door(twin.fitted(self.answers, self.prior(twin.setting.policy)))
 
     def _through_door(self, twin: Twin) -> Twin:
-        """Return the twin with the likeliest work of the API server on each request, which delays requests at once."""
-        outside = twin.front_door.client_ns + twin.front_door.request_ns
+        """Return the twin with the API server's times: writing a token, and the likeliest work on each request."""
+        outside = twin.front_door.client_ns
+        twin = twin.with_front_door(chunk_ns=chunk_ns(self.answers))
         at_once = [answer for answer in self.answers if answer.question.workload.concurrency is None]
         doors = [
             twin.with_front_door(request_ns=work_ns, client_ns=outside - work_ns)

@@ -26,7 +26,7 @@ from serving.step_plan import AGGREGATES
 
 Floats = NDArray[np.float64]
 _TOGETHER = 8  # number of equal decode steps that are measured together
-_APART = 0.4  # share of a step's duration from which on its tokens came too far apart
+_APART = 0.4  # share of the usual time between two tokens of a request from which on two tokens are of two steps
 _MANY_ROWS = 8  # minimum number of tokens of a step that tell how long one of them takes to write
 _FEWEST = 20  # minimum number of steps
 _LAUNCH_SCALES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 1.8, 2.0)
@@ -82,21 +82,34 @@ def chunk_ns(answers: Sequence[Answer]) -> float:
 def prompt_steps(answer: Answer, twin: Simulated) -> IterationLog:
     """Return the steps with prompts of a simulation, with the durations that the client saw.
 
-    A step is left out if the client saw the tokens that it should have sampled at different times: then the server's
-    steps had other rows, perhaps because a request arrived a little later.
+    A step that samples the first token of a request ended when the client saw this token; the steps before it, with
+    earlier chunks of its prompt, ended with the tokens before. A step is left out if the client saw another number of
+    tokens together than the step samples: then the server's steps had other rows.
     """
     ends = twin.steps["end_ns"].to_numpy().astype(np.int64)
     starts = twin.steps["start_ns"].to_numpy().astype(np.int64)
     order = np.argsort(ends, kind="stable")
     ends, starts = ends[order], starts[order]
     sizes = {name: _column(twin, name)[order] for name in AGGREGATES}
-    seen_at, spread = _seen_at(answer, twin, ends)
-    duration = np.full(len(ends), np.nan)
-    duration[1:] = np.where(starts[1:] == ends[:-1], np.diff(seen_at), np.nan)
-    chosen = np.isfinite(duration) & (duration > 0) & (sizes["prefill_tokens"] > 0)
-    chosen[1:] &= np.maximum(spread[1:], spread[:-1]) < _APART * duration[1:]
-    picked = {name: values[chosen] for name, values in sizes.items()}
-    return IterationLog(StepSizes(**picked, decode_spread=np.zeros(int(chosen.sum()))), duration[chosen])
+    groups = _groups(answer)
+    seen_at = np.array([np.median([time for time, _ in group.values()]) for group in groups])
+    sampled = _sampled(answer, twin, ends)
+    at = _first_tokens(groups, twin, ends)
+    chosen, durations = [], []
+    for step in range(len(ends) - 1, 0, -1):
+        group = at[step]
+        if group < 1 or starts[step] != ends[step - 1] or not sampled[step - 1]:
+            continue
+        if at[step - 1] < 0 and sizes["prefill_tokens"][step - 1] > 0:
+            at[step - 1] = group - 1
+        known = at[step - 1] in (-1, group - 1)
+        alike = len(groups[group]) == sampled[step] and len(groups[group - 1]) == sampled[step - 1]
+        if known and alike and sizes["prefill_tokens"][step] > 0:
+            chosen.append(step)
+            durations.append(seen_at[group] - seen_at[group - 1])
+    steps = np.array(chosen, dtype=np.int64)
+    picked = {name: values[steps] for name, values in sizes.items()}
+    return IterationLog(StepSizes(**picked, decode_spread=np.zeros(len(steps))), np.array(durations, dtype=np.float64))
 
 
 def joined(logs: Sequence[IterationLog]) -> IterationLog:
@@ -141,28 +154,30 @@ def _column(twin: Simulated, name: str) -> Floats:
     return np.nan_to_num(column.astype(np.float64))
 
 
-def _seen_at(answer: Answer, twin: Simulated, ends: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return when the client saw each step's tokens, and how far apart: median and range without extreme tenths.
+def _sampled(answer: Answer, twin: Simulated, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many tokens that count each step of the simulation samples."""
+    count = np.zeros(len(ends), dtype=np.int64)
+    for id in answer.tokens_ns:
+        if id in twin.sampled_ns:
+            times = twin.sampled_ns[id]
+            np.add.at(count, np.searchsorted(ends, times[: _counted(times)]), 1)
+    return count
 
-    Both are NaN for steps without tokens.
+
+def _first_tokens(
+    groups: Sequence[dict[int, tuple[int, int]]], twin: Simulated, ends: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return, for each step, the group that has the first tokens which the step samples.
+
+    It is -1 for a step that samples no first token, and -2 if its first tokens came apart.
     """
-    of_step, times = [], []
-    for id, seen in answer.tokens_ns.items():
-        sampled = twin.sampled_ns.get(id)
-        if sampled is not None and len(sampled) == len(seen):
-            counted = _counted(seen)
-            of_step.append(np.searchsorted(ends, sampled[:counted]))
-            times.append(seen[:counted])
-    middle, spread = np.full(len(ends), np.nan), np.full(len(ends), np.nan)
-    if of_step:
-        at, when = np.concatenate(of_step), np.concatenate(times)
-        order = np.lexsort((when, at))
-        at, when = at[order], when[order]
-        steps, first, count = np.unique(at, return_index=True, return_counts=True)
-        middle[steps] = when[first + (count - 1) // 2]
-        tenth = count // 10
-        spread[steps] = when[first + count - 1 - tenth] - when[first + tenth]
-    return middle, spread
+    at = np.full(len(ends), -1, dtype=np.int64)
+    for number, group in enumerate(groups):
+        for id, (_, index) in group.items():
+            if index == 0 and id in twin.sampled_ns:
+                step = np.searchsorted(ends, twin.sampled_ns[id][0])
+                at[step] = number if at[step] in (-1, number) else -2
+    return at
 
 
 def _counted(seen: NDArray[np.int64]) -> int:

@@ -15,7 +15,7 @@ from calibration.steps.external_calibration import kernels
 from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.operation_cost import HostTimes, OperationCost
 from planning.learn.answers import Answer, Simulated, simulated
-from planning.learn.step_fit import chunk_ns, fitted_steps, joined, seen_steps
+from planning.learn.step_fit import fitted_steps, joined, seen_steps
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
 from serving.front_door import FrontDoor
@@ -97,7 +97,7 @@ class Twin:
         """
         log = joined([seen_steps(answer, said) for answer, said in zip(asked, self.answers(asked), strict=True)])
         correction, launches = fitted_steps(log, replace(prior, setting=self.setting).cost(), fit_launches)
-        fitted = replace(self, correction=correction, launches=launches).with_front_door(chunk_ns=chunk_ns(asked))
+        fitted = replace(self, correction=correction, launches=launches)
         return fitted.with_front_door(client_ns=fitted._outside_ns(asked))
 
     def with_front_door(self, **times: float) -> Twin:

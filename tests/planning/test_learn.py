@@ -1,0 +1,246 @@
+"""Learning a server from its clients' token times: its settings, its steps, the proof, and servers that mislead."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.steps.external_calibration import predicted_cost
+from calibration.steps.operation_cost import OperationCost
+from planning.costs import priced
+from planning.deployments import stated_deployment
+from planning.learn import questions as ask
+from planning.learn import session
+from planning.learn.answers import Answer
+from planning.learn.document import LearntServer
+from planning.learn.learner import Learner, TimeIsUp
+from planning.learn.proof import figures, made_up_traffic, predicted
+from planning.learn.questions import Bounds, Question
+from planning.learn.step_fit import chunk_ns, decode_steps, prompt_steps
+from planning.learn.suspicions import suspicion
+from planning.learn.twin import Setting
+from planning.learn.watch import KeptTwin, look
+from serving.errors import UserError
+from serving.front_door import FrontDoor
+from serving.workload import WorkloadRequest
+from tests.planning.learn_servers import GPU, SmallServer, changed, server, told
+
+BOUNDS = Bounds(32, 8192)
+KNOWN = {"policy": "vllm", "enable_prefix_caching": True}
+
+
+@pytest.fixture(scope="module")
+def learnt() -> tuple[SmallServer, Learner, Any]:
+    """A server, what was asked, and its twin."""
+    hidden = server("sglang", factor=1.2, max_num_batched_tokens=4096)
+    learner = Learner(hidden, told(), GPU, BOUNDS, {"async_scheduling": False})
+    return hidden, learner, learner.learn()
+
+
+def test_all_settings_of_a_server_are_found(learnt) -> None:
+    hidden, learner, twin = learnt
+    true = hidden.deployment.scheduler
+    found = twin.setting._replace(num_blocks=0)
+    assert found == Setting("sglang", 4096, False, 24, 0, True)
+    assert twin.setting.num_blocks == pytest.approx(true.num_blocks, rel=0.02)
+    assert learner.tried["policy"].values[0] == "sglang"
+    assert not learner.at_least and not learner.assumed
+
+
+def test_the_twin_predicts_traffic_that_taught_it_nothing(learnt) -> None:
+    hidden, _, twin = learnt
+    for question in made_up_traffic(twin, BOUNDS):
+        answer = hidden.ask(question)
+        seen, said = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns)), predicted(twin, answer)
+        for (metric, statistic), value in seen.items():
+            allowed = 0.08 if statistic == "p99" else 0.03
+            assert said[metric, statistic] == pytest.approx(value, rel=allowed), (question.name, metric, statistic)
+
+
+def test_the_twin_is_a_calibration_that_every_command_takes(learnt, tmp_path: Path) -> None:
+    hidden, learner, twin = learnt
+    interval = session.interval_of(learner, twin)
+    assert 0.8 < interval[0] < 1 < interval[1] < 1.25
+    traffic = made_up_traffic(twin, BOUNDS)
+    proof = session.prove(learner, twin, interval, traffic, print)
+    assert {figure.traffic for figure in proof} == {"chats", "long-prompts"}
+    assert all(figure.floor_pct == 0 for figure in proof if figure.traffic == "chats")  # this server has no noise
+    document = session.document(learner, twin, interval, proof, {}, "http://x", str(tmp_path))
+    session.save(tmp_path, learner, twin, interval, document)
+    assert LearntServer.read(json.loads((tmp_path / "learnt.json").read_text())) == document
+    assert "-c" in str(list(document.report())[-1])
+    deployment = stated_deployment(tmp_path / "deployment.yaml")
+    assert yaml.safe_load((tmp_path / "deployment.yaml").read_text())["scheduler"]["max_num_batched_tokens"] == 4096
+    cost = priced(str(tmp_path), None, deployment).cost
+    sizes = decode_steps(next(a for a in learner.answers if a.question.name == "plateau-16-128")).sizes
+    assert cost.pure.parts(sizes).keys() and np.allclose(sum(cost.pure.parts(sizes).values()), twin.step_ns(sizes))
+    assert FrontDoor.load(tmp_path).client_ns == pytest.approx(3e6, rel=0.5)
+
+    kept = KeptTwin.load(tmp_path)
+    assert kept.twin.setting == twin.setting
+    assert not look(kept, hidden, {}).drifted
+    slower = SmallServer(hidden.deployment, factor=1.5)
+    assert {"decode steps", "prefill"} <= {layer.layer for layer in look(kept, slower, {}).drifted}
+    farther = SmallServer(hidden.deployment, FrontDoor(client_ns=40e6), factor=1.2)
+    assert [layer.layer for layer in look(kept, farther, {}).drifted] == ["API server"]
+    forgetful = server("sglang", factor=1.2, max_num_batched_tokens=4096, enable_prefix_caching=False)
+    assert [layer.layer for layer in look(kept, forgetful, {}).drifted] == ["prefix caching"]
+    assert [layer.layer for layer in look(kept, hidden, {"num_blocks": 17}).drifted] == ["KV blocks"]
+    assert 'tokentwin_twin_drift{layer="KV blocks"} 1' in look(kept, hidden, {"num_blocks": 17}).metrics()
+
+
+def test_known_settings_are_not_asked_about() -> None:
+    hidden = server()
+    known = {"policy": "vllm", "max_num_batched_tokens": 2048, "async_scheduling": False, "num_blocks": 3000}
+    learner = Learner(hidden, told(), GPU, BOUNDS, known)
+    found = learner.learn().setting._asdict()
+    assert found == found | known
+    assert not [name for name in hidden.asked if name.startswith("full-memory")]
+
+
+def test_what_no_question_reaches_is_a_lower_limit() -> None:
+    known = KNOWN | {"max_num_batched_tokens": 2048, "async_scheduling": False, "num_blocks": 3000}
+    learner = Learner(server(max_num_seqs=200), told(), GPU, BOUNDS, known)
+    twin = learner.learn()
+    assert learner.at_least == {"max_num_seqs": 32} and twin.setting.max_num_seqs >= 200
+
+
+class Hurried(SmallServer):
+    """A server whose time for questions is over after some of them."""
+
+    most = 0
+
+    def ask(self, question: Question) -> Answer:
+        if len(self.asked) >= self.most:
+            raise TimeIsUp
+        return super().ask(question)
+
+
+@pytest.mark.parametrize("most", [3, 12])
+def test_without_time_it_says_what_it_assumed(most: int) -> None:
+    hidden = Hurried(server().deployment)
+    hidden.most = most
+    known = KNOWN | {"max_num_batched_tokens": 2048, "async_scheduling": False}
+    learner = Learner(hidden, told(), GPU, BOUNDS, known)
+    if most == 3:
+        with pytest.raises(UserError, match="minutes"):
+            learner.learn()
+        return
+    learner.learn()
+    assert learner.assumed == {"num_blocks"}
+
+
+# Steps from token times
+
+
+@cache
+def decoded(rows: int, context: int) -> tuple[Answer, OperationCost]:
+    hidden = server(num_blocks=20_000)
+    return hidden.ask(ask.plateau(rows, context, BOUNDS)), predicted_cost(GPU, hidden.deployment)
+
+
+@given(st.sampled_from([2, 5, 24]), st.sampled_from([100, 3000]), st.integers(0, 2**16))
+def test_decode_steps_are_those_of_the_engine(rows: int, context: int, jitter: int) -> None:
+    """However the tokens of a step are spread over a tenth of it."""
+    answer, cost = decoded(rows, context)
+    draw = np.random.default_rng(jitter)
+    late = changed(answer, lambda id, times: times + draw.integers(0, 500_000, len(times)))
+    steps = decode_steps(late)
+    assert len(steps) > 3
+    expected = sum(cost.parts(steps.sizes).values()) + cost.host.step_ns + cost.host.row_ns * rows
+    assert np.median(np.abs(steps.measured_ns / expected - 1)) < 0.02
+    assert max(steps.sizes.decode_rows) == rows
+
+
+def test_steps_with_prompts_are_those_of_the_engine() -> None:
+    hidden, question = server(), ask.prompts_into_decodes(2, BOUNDS)
+    learner = Learner(hidden, told(), GPU, BOUNDS, KNOWN)
+    true = hidden.deployment.scheduler
+    settings = {name: getattr(true, name) for name in Setting._fields if name != "policy"}
+    calm = [hidden.ask(one) for one in (ask.lone_prompts(BOUNDS), *ask.plateaus(BOUNDS))]
+    twin = learner.prior("vllm").having(**settings).fitted(calm, learner.prior("vllm"))
+    answer = hidden.ask(question)
+    (said,) = twin.answers([answer])
+    steps = prompt_steps(answer, said)
+    assert len(steps) >= 8 and max(steps.sizes.prefill_tokens) == 2046  # the rest of the budget beside two decodes
+    cost = predicted_cost(GPU, hidden.deployment)
+    expected = sum(cost.parts(steps.sizes).values()) + cost.host.step_ns + 3 * cost.host.row_ns
+    assert np.max(np.abs(steps.measured_ns / expected - 1)) < 0.03
+    late = changed(answer, lambda id, times: times + 30_000_000 * (id % 2))
+    assert len(prompt_steps(late, said)) < len(steps) / 2  # tokens of one step that come apart
+
+
+def test_the_time_to_write_a_token_is_seen() -> None:
+    hidden = SmallServer(server().deployment, FrontDoor(client_ns=1e6, chunk_ns=50_000))
+    assert chunk_ns([hidden.ask(ask.plateau(16, 128, BOUNDS))]) == pytest.approx(50_000, rel=0.05)
+
+
+# Servers that mislead
+
+
+@pytest.fixture(scope="module")
+def lone() -> Answer:
+    return server().ask(ask.lone_prompts(BOUNDS))
+
+
+@pytest.fixture(scope="module")
+def repeated() -> Answer:
+    return server().ask(ask.repeated_prompt(BOUNDS))
+
+
+def test_an_honest_server_is_not_suspected(lone, repeated) -> None:
+    assert suspicion(lone, repeated, [repeated]) == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("buffers tokens", lambda id, times: times[np.minimum(np.arange(len(times)) // 4 * 4 + 3, len(times) - 1)]),
+        ("in one piece", lambda id, times: times[-1:]),
+        ("different GPUs", lambda id, times: times[0] + (times - times[0]) * (1 + id % 2)),
+    ],
+)
+def test_a_server_that_is_not_one_engine_is_named(what: str, how: Any, lone, repeated) -> None:
+    assert what in suspicion(changed(lone, how), repeated, [repeated])
+
+
+def test_a_cache_of_answers_and_a_rate_limit_are_named(lone, repeated) -> None:
+    cached = changed(repeated, lambda id, times: times if id == 0 else times[0] + np.arange(len(times)) * 1000)
+    assert "cache of answers" in suspicion(lone, cached, [cached])
+    limited = Answer(repeated.question, repeated.sent_ns, repeated.tokens_ns, unanswered=5)
+    assert "5 of 8 requests" in suspicion(lone, repeated, [limited])
+
+
+# Questions
+
+
+@given(st.integers(16, 512), st.integers(256, 32_768))
+def test_no_question_asks_for_more_than_is_allowed(concurrency: int, longest: int) -> None:
+    bounds = Bounds(concurrency, longest)
+    for question in (
+        ask.lone_prompts(bounds),
+        *ask.plateaus(bounds),
+        ask.prompts_into_decodes(2, bounds),
+        ask.prompts_at_once(3000, bounds),
+        ask.burst(bounds),
+        ask.full_memory(10**6, concurrency, 2048, bounds),
+        ask.repeated_prompt(bounds),
+        ask.closed_loop(16, bounds),
+        ask.two_lengths(64, longest, bounds),
+    ):
+        requests = list(question.workload.requests)
+        assert all(one.prompt_len + one.output_len <= longest for one in requests), question.name
+        assert all(one.prompt_len > 0 and one.output_len > 0 for one in requests)
+        assert at_once(requests, question.workload.concurrency) <= concurrency, question.name
+
+
+def at_once(requests: list[WorkloadRequest], concurrency: int | None) -> int:
+    if concurrency is not None:
+        return concurrency
+    return sum(one.turn == 0 for one in requests)  # one turn of a session follows another
