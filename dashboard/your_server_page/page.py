@@ -18,6 +18,7 @@ from dashboard.shown import literal
 from dashboard.url import choose, in_url
 from dashboard.your_server_page.charts import prompts_chart, steps_chart
 from planning.learn.document import FILE, LearntServer
+from planning.learn.watch import read_look
 from serving.errors import UserError
 
 SAMPLE = SAMPLES / FILE
@@ -42,8 +43,12 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     if folder is None:
         st.info("This is an example: a server with simulated steps on a loopback port. To learn your own server, run:")
         code(_COMMAND.format(runs=runs))
-    st.caption(f"{literal(answer.url)}: {literal(answer.model)} on {literal(answer.gpu)}, learnt on {answer.created}")
+    device = answer.gpu or "an unnamed device"
+    st.caption(f"{literal(answer.url)}: {literal(answer.model)} on {literal(device)}, learnt on {answer.created}")
     st.subheader(literal(answer.headline()), anchor=False)
+    if folder is not None and (seen := read_look(folder)) is not None:
+        say = st.warning if seen.drifted else st.success
+        say(f"{literal(seen.headline())} ({seen.at}).")
     left, right = beside(2)
     with left:
         figure(steps_chart(answer.steps), "steps", "The time of a decode step", None)

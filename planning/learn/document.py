@@ -95,7 +95,7 @@ class LearntServer(Document):
 
     url: str = fact("URL of the server")
     model: str = fact("name of the model")
-    gpu: str = fact("name of the GPU")
+    gpu: str | None = fact("name of the GPU; null if it is not known")
     created: str = fact("date of the session")
     settings: tuple[LearntSetting, ...] = fact("settings of the server")
     request_ms: float = fact("time that a lone request takes outside the engine", "ms")

@@ -8,7 +8,7 @@ the steps that the client saw follow from the settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +18,8 @@ from calibration.steps.external_calibration import blind
 from planning.learn import questions as ask
 from planning.learn.answers import Answer
 from planning.learn.questions import Bounds, Question
-from planning.learn.step_fit import chunk_ns
+from planning.learn.seen_steps import chunk_ns
+from planning.learn.step_times import CorrectedKernels, LinearPrices
 from planning.learn.suspicions import suspicion
 from planning.learn.twin import POLICIES, Setting, Twin
 from serving.deployments.config import Deployment
@@ -33,6 +34,7 @@ _FINALISTS = 3  # combinations of settings for which launches are fitted again
 _BETWEEN = 12  # number of values that are tried in a range
 _CLOSE = 3.0  # difference of log likelihoods below which two values cannot be told apart
 _UTILIZATION = 0.9
+_BLOCKS_ASSUMED = 1000  # KV blocks of a device whose memory is not known
 _MEMORY_ASKED = 4  # maximum number of questions about memory
 _MORE = 1.25  # tokens that such a question asks for, in parts of the estimated capacity
 _FINE = 0.7  # share of the requests that fit into memory at which its size is known finely
@@ -80,7 +82,7 @@ class Learner:
 
     server: Server
     base: Deployment
-    gpu: str
+    gpu: str | None
     bounds: Bounds
     known: dict[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = lambda line: None
@@ -139,18 +141,31 @@ class Learner:
 
     def _believed(self, policy: str) -> Twin:
         engine = {} if self.base.engine else {"policy": policy}
-        deployment = with_engine_defaults(self.base.model_copy(update=engine), find_gpu(self.gpu))
-        scheduler, known = deployment.scheduler, blind(self.gpu, deployment)
+        deployment = self.base.model_copy(update=engine)
+        if self.gpu is None:
+            lone, *calm = self.answers
+            setting = self._defaults(policy, deployment, _BLOCKS_ASSUMED)
+            base = self.base.model_copy(update={"device": "cpu"})  # linear prices of a GPU would be those of our engine
+            return Twin(base, setting, LinearPrices.guessed(lone, calm, setting.applied(base)))
+        spec = find_gpu(self.gpu)
+        deployment = with_engine_defaults(deployment, spec)
         sized = deployment.model_copy(update={"gpu_memory_utilization": _UTILIZATION})
+        blocks = kv_capacity(find_model(deployment.model), spec, sized).num_blocks
+        known = blind(self.gpu, deployment)
+        times = CorrectedKernels(self.gpu, known.correction, known.host.launches)
+        return Twin(self.base, self._defaults(policy, deployment, blocks), times)
+
+    def _defaults(self, policy: str, deployment: Deployment, blocks: int) -> Setting:
+        scheduler = deployment.scheduler
         setting = Setting(
             policy,
             scheduler.max_num_batched_tokens,
             scheduler.async_scheduling,
             scheduler.max_num_seqs,
-            kv_capacity(find_model(deployment.model), find_gpu(self.gpu), sized).num_blocks,
+            blocks,
             scheduler.enable_prefix_caching,
         )
-        return Twin(self.base, self.gpu, setting._replace(**self.known), known.correction, known.host.launches)
+        return setting._replace(**self.known)
 
     def _ask(self, questions: Iterable[Question]) -> list[Answer]:
         return [self.ask(question) for question in questions]
@@ -170,7 +185,7 @@ class Learner:
             if "max_num_seqs" not in self.known:
                 limited = at_once < offered
                 start = start.having(max_num_seqs=at_once if limited else max(start.setting.max_num_seqs, offered))
-            prior = replace(self.prior(policy), launches=start.fitted(calm, self.prior(policy)).launches)
+            prior = start.fitted(calm, start.times).times
             for values in product(self._values(names[0], _BUDGETS), self._values(names[1], (False, True))):
                 twin = start.having(**dict(zip(names, values, strict=True))).fitted(asked, prior, fit_launches=False)
                 scored.append((twin.likelihood(asked), twin))
@@ -178,7 +193,7 @@ class Learner:
             self.at_least["max_num_seqs"] = offered
         self._note_policies(scored)
         scored.sort(key=lambda pair: -pair[0])
-        fitted = [twin.fitted(asked, self.prior(twin.setting.policy)) for _, twin in scored[:_FINALISTS]]
+        fitted = [twin.fitted(asked, self.prior(twin.setting.policy).times) for _, twin in scored[:_FINALISTS]]
         return max(fitted, key=lambda twin: twin.likelihood(asked))
 
     def _note_policies(self, scored: Sequence[tuple[float, Twin]]) -> None:
@@ -231,13 +246,22 @@ class Learner:
         return twin
 
     def _refined(self, twin: Twin) -> Twin:
-        """Return the twin with the settings and step times that explain all answers best."""
-        twin = twin.fitted(self.answers, self.prior(twin.setting.policy))
-        budget = twin.setting.max_num_batched_tokens
-        near = np.geomspace(budget / 2, budget * 2, _BETWEEN + 1).round().astype(int).tolist()
-        twin = self._best(twin, "max_num_batched_tokens", sorted({*_BUDGETS, *near}), self.answers)
+        """Return the twin with the settings and step times that explain all answers best.
+
+        Step times are fitted for each token budget: a larger chunk explains the same duration with faster kernels.
+        """
+        prior = self.prior(twin.setting.policy).times
+        twin = twin.fitted(self.answers, prior)
+        if "max_num_batched_tokens" not in self.known:
+            budget = twin.setting.max_num_batched_tokens
+            near = np.geomspace(budget / 2, budget * 2, _BETWEEN + 1).round().astype(int).tolist()
+            tried = {
+                value: twin.having(max_num_batched_tokens=value).fitted(self.answers, twin.times, fit_launches=False)
+                for value in sorted({*near, budget})
+            }
+            twin = self._likeliest("max_num_batched_tokens", tried, self.answers)
         twin = self._best(twin, "async_scheduling", (False, True), self.answers)
-        return self._through_door(twin.fitted(self.answers, self.prior(twin.setting.policy)))
+        return self._through_door(twin.fitted(self.answers, prior))
 
     def _through_door(self, twin: Twin) -> Twin:
         """Return the twin with the API server's times: writing a token, and the likeliest work on each request."""
@@ -255,9 +279,11 @@ class Learner:
         """Return the twin with the value of a setting that explains the answers best; note what was tried."""
         if name in self.known:
             return twin
-        tried = {value: twin.having(**{name: value}) for value in values}
-        scores = {value: one.likelihood(judged) for value, one in tried.items()}
-        self._note(name, scores)
+        return self._likeliest(name, {value: twin.having(**{name: value}) for value in values}, judged)
+
+    def _likeliest(self, name: str, tried: dict[Any, Twin], judged: Sequence[Answer]) -> Twin:
+        """Return the twin that explains the answers best; `tried` are twins by their value of the setting `name`."""
+        self._note(name, {value: one.likelihood(judged) for value, one in tried.items()})
         return tried[self.tried[name].values[0]]
 
     def _note(self, name: str, scores: dict[Any, float]) -> None:

@@ -41,7 +41,7 @@ def figures(sent_ns: dict[int, int], tokens_ns: dict[int, np.ndarray], ids: Sequ
 
 def predicted(twin: Twin, answer: Answer, factor: float = 1.0) -> Figures:
     """Return the twin's latencies for the answered requests, with step times multiplied by `factor`."""
-    slowed = twin if factor == 1.0 else replace(twin, correction=twin.correction.scaled(factor, factor))
+    slowed = twin if factor == 1.0 else replace(twin, times=twin.times.scaled(factor))
     (said,) = slowed.answers([answer])
     return figures(said.sent_ns, said.tokens_ns, [id for id in answer.tokens_ns if id in said.tokens_ns])
 
@@ -75,7 +75,7 @@ def _traffic(name: str, prompt: int, output: int, twin: Twin, bounds: Bounds, se
     lengths = list(zip(prompts.tolist(), outputs.tolist(), strict=True))
     full = [WorkloadRequest(n, 0, ((PRIVATE, p),), o) for n, (p, o) in enumerate(lengths)]
     loop = Workload(full, name, concurrency=min(64, bounds.concurrency), shares_prefixes=False)
-    said = simulated(loop, twin.deployment, twin.cost(), twin.front_door)
+    said = simulated(loop, twin.deployment, twin.times.cost(twin.deployment), twin.front_door)
     second = max(int(times[-1]) for times in said.tokens_ns.values()) / _REQUESTS / _BUSY
     arrivals = np.cumsum(draw.exponential(second, _REQUESTS)).astype(int).tolist()
     requests = [replace(one, arrival_ns=at) for one, at in zip(full, arrivals, strict=True)]

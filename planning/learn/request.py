@@ -17,7 +17,11 @@ class LearnRequest(BenchTarget):
         description="deployment of the server: its model, precision and parallelism; settings that it states are not "
         "inferred"
     )
-    gpu: str = Field(description="GPU that the server runs on")
+    gpu: str | None = Field(
+        None,
+        description="GPU that the server runs on; without it step times are linear in the sizes of a step, and "
+        "hold for this server only",
+    )
     out: Path = Field(description="directory for the twin and the answers")
     traffic: str | None = Field(None, description="your own traffic for the proof: a trace, a recording or a YAML file")
     model_name: str | None = Field(None, description="name of the model on the server, if not the first that it lists")

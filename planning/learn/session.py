@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from calibration.steps.external_calibration import ExternalCalibration
 from calibration.steps.interval import REACH, Factors, factors_of
 from planning.learn.answers import Answer
 from planning.learn.document import (
@@ -30,7 +29,8 @@ from planning.learn.learner import Learner, TimeIsUp
 from planning.learn.proof import made_up_traffic, proof_rows, spread_pct
 from planning.learn.questions import Bounds, Question
 from planning.learn.request import LearnRequest
-from planning.learn.step_fit import seen_steps
+from planning.learn.seen_steps import seen_steps
+from planning.learn.step_times import Known
 from planning.learn.twin import Setting, Twin
 from planning.traffic import Offered
 from serving.deployments.config import Deployment
@@ -51,7 +51,8 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     `say` is called with a line for each step of the session. A stopped session goes on with the answers that it has.
     Raises UserError for a server that cannot be learnt, and KeyboardInterrupt after Ctrl-C.
     """
-    find_gpu(request.gpu)
+    if request.gpu is not None:
+        find_gpu(request.gpu)
     check_folder(request.out, request.url, overwrite)
     until_s = monotonic() + 60 * request.minutes
     server = HttpServer(request, request.out / "answers", request.model_name, until_s, say)
@@ -95,7 +96,7 @@ def own_traffic(path: str, bounds: Bounds) -> Question:
 
 def interval_of(learner: Learner, twin: Twin) -> Factors:
     """Return the 90 % interval of step times: groups of questions are predicted from a fit to the other questions."""
-    prior, asked = learner.prior(twin.setting.policy), learner.answers
+    prior, asked = learner.prior(twin.setting.policy).times, learner.answers
     errors = []
     for group in range(_GROUPS):
         rest = [answer for at, answer in enumerate(asked) if at % _GROUPS != group]
@@ -162,7 +163,7 @@ def document(
     return LearntServer(
         url=url,
         model=learner.base.model,
-        gpu=find_gpu(learner.gpu).name,
+        gpu=None if learner.gpu is None else find_gpu(learner.gpu).name,
         created=f"{datetime.now(UTC):%Y-%m-%d}",
         settings=tuple(settings),
         request_ms=twin.outside_ms,
@@ -179,16 +180,7 @@ def document(
 def save(folder: Path, learner: Learner, twin: Twin, interval: Factors, learnt: LearntServer) -> None:
     """Write the calibration, the front door, the deployment and the document; a failed write leaves no partial file."""
     deployment, source = twin.deployment, f"{_SOURCE} of {learnt.url}"
-    ExternalCalibration(
-        gpu=learnt.gpu,
-        deployment=deployment.model_dump_json(),
-        correction=twin.correction,
-        host=twin.cost().host,
-        interval=interval,
-        source=source,
-        created=learnt.created,
-        request_ms=twin.outside_ms,
-    ).save(folder)
+    twin.times.save(folder, deployment, Known(source, learnt.created, interval, twin.outside_ms))
     twin.front_door.model_copy(update={"source": source}).save(folder)
     stated = deployment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     text = f"# {source}, {learnt.created}\n" + yaml.safe_dump(stated, sort_keys=False)

@@ -10,14 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from calibration.steps.correction import Correction
-from calibration.steps.external_calibration import kernels
-from calibration.steps.launches import UNKNOWN, LaunchCost
-from calibration.steps.operation_cost import HostTimes, OperationCost
 from planning.learn.answers import Answer, Simulated, simulated
-from planning.learn.step_fit import fitted_steps, joined, seen_steps
+from planning.learn.seen_steps import joined, seen_steps
+from planning.learn.step_times import StepTimes
 from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
 from serving.front_door import FrontDoor
 
 POLICIES = ("vllm", "sglang", "trtllm")
@@ -53,14 +49,11 @@ class Twin:
 
     Attributes:
         base: the deployment as far as it is told
-        correction, launches: correction of the GPU's kernel times, and cost of launches
     """
 
     base: Deployment
-    gpu: str
     setting: Setting
-    correction: Correction
-    launches: LaunchCost = UNKNOWN
+    times: StepTimes
     front_door: FrontDoor = _FIRST_DOOR
 
     @property
@@ -72,14 +65,9 @@ class Twin:
         """The time that a lone request takes outside the engine, in ms."""
         return (self.front_door.client_ns + self.front_door.request_ns) / 1e6
 
-    def cost(self) -> OperationCost:
-        deployment = self.deployment
-        host = HostTimes(launches=self.launches)
-        return OperationCost(find_model(deployment.model), deployment, kernels(self.gpu), self.correction, host)
-
     def step_ns(self, sizes: StepSizes) -> NDArray[np.float64]:
         """Return the duration of each step in `sizes`."""
-        return np.asarray(sum(self.cost().parts(sizes).values()))
+        return self.times.ns(sizes, self.deployment)
 
     def having(self, **settings: Any) -> Twin:
         """Return the twin with other settings."""
@@ -87,17 +75,17 @@ class Twin:
 
     def answers(self, asked: Iterable[Answer]) -> list[Simulated]:
         """Simulate the questions of `asked`."""
-        deployment, cost = self.deployment, self.cost()
+        deployment = self.deployment
+        cost = self.times.cost(deployment)
         return [simulated(answer.as_sent, deployment, cost, self.front_door) for answer in asked]
 
-    def fitted(self, asked: Sequence[Answer], prior: Twin, fit_launches: bool = True) -> Twin:
+    def fitted(self, asked: Sequence[Answer], prior: StepTimes, fit_launches: bool = True) -> Twin:
         """Return the twin with step times fitted to all answers, close to those of `prior`.
 
         The cost of a launch is fitted, too, or stays that of `prior`.
         """
         log = joined([seen_steps(answer, said) for answer, said in zip(asked, self.answers(asked), strict=True)])
-        correction, launches = fitted_steps(log, replace(prior, setting=self.setting).cost(), fit_launches)
-        fitted = replace(self, correction=correction, launches=launches)
+        fitted = replace(self, times=prior.fitted(log, self.deployment, fit_launches))
         return fitted.with_front_door(client_ns=fitted._outside_ns(asked))
 
     def with_front_door(self, **times: float) -> Twin:

@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from calibration.steps.external_calibration import FILE as ENGINE
-from calibration.steps.external_calibration import ExternalCalibration
 from planning.deployments import stated_deployment
 from planning.learn import questions as ask
 from planning.learn.answers import Answer
@@ -21,7 +19,8 @@ from planning.learn.document import FILE as LEARNT
 from planning.learn.document import LearntServer
 from planning.learn.learner import Server
 from planning.learn.questions import Bounds
-from planning.learn.step_fit import decode_steps
+from planning.learn.seen_steps import decode_steps
+from planning.learn.step_times import load_times
 from planning.learn.twin import Setting, Twin
 from serving.answers.document import Document, Part, fact
 from serving.answers.report import CHANGE, NUMBER, Column, Line, Table
@@ -128,12 +127,11 @@ class KeptTwin:
             raise UserError("twin", str(folder), f"holds no {LEARNT} ({reason(error)}); make one with learn") from None
         except ValueError:
             raise UserError("twin", str(folder / LEARNT), "is damaged; learn again") from None
-        calibration = ExternalCalibration.load(folder / ENGINE)
+        times = load_times(folder)
         deployment = stated_deployment(folder / DEPLOYMENT)
         scheduler = {name: getattr(deployment.scheduler, name) for name in Setting._fields if name != "policy"}
         setting = Setting(policy=deployment.policy, **scheduler)
-        host, door = calibration.host, FrontDoor.load(folder)
-        return cls(Twin(deployment, calibration.gpu, setting, calibration.correction, host.launches, door), learnt)
+        return cls(Twin(deployment, setting, times, FrontDoor.load(folder)), learnt)
 
 
 def look(kept: KeptTwin, server: Server, reported: dict[str, Any]) -> WatchedServer:

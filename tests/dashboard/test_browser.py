@@ -15,6 +15,7 @@ PAGES = {
     "policy-lab": ("Winners and losers", 4, 40),
     "run?run=real-1": ("Four lifecycles", 6, 60),
     "step": ("The time of one engine step", 2, 10),
+    "your-server": ("What the server is", 2, 20),
     "trust": ("TTFT p50 -3.1 %", 2, 20),
     "claims": ("Under your conditions", 1, 3),
     "calibration": ("Comparison of GPUs", 3, 30),

@@ -8,6 +8,7 @@ import numpy as np
 from calibration.steps.external_calibration import predicted_cost
 from planning.learn.answers import Answer, simulated
 from planning.learn.questions import Question
+from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
 from serving.front_door import FrontDoor
 
@@ -23,16 +24,20 @@ def told(**scheduler: Any) -> Deployment:
 
 @dataclass
 class SmallServer:
-    """A server of `deployment` whose steps take `factor` times as long as predicted; `asked` counts the questions."""
+    """A server of `deployment` that counts the questions in `asked`.
+
+    Its steps take `factor` times as long as predicted for the GPU, or as long as `cost` says.
+    """
 
     deployment: Deployment
     front_door: FrontDoor = field(default_factory=lambda: FrontDoor(client_ns=3e6))
     factor: float = 1.0
+    cost: CostModel | None = None
     asked: list[str] = field(default_factory=list)
 
     def ask(self, question: Question) -> Answer:
         self.asked.append(question.name)
-        cost = predicted_cost(GPU, self.deployment).scaled(self.factor, self.factor, self.factor)
+        cost = self.cost or predicted_cost(GPU, self.deployment).scaled(self.factor, self.factor, self.factor)
         said = simulated(question.workload, self.deployment, cost, self.front_door)
         return Answer(question, said.sent_ns, said.tokens_ns)
 

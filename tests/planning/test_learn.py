@@ -22,10 +22,11 @@ from planning.learn.document import LearntServer
 from planning.learn.learner import Learner, TimeIsUp
 from planning.learn.proof import figures, made_up_traffic, predicted
 from planning.learn.questions import Bounds, Question
-from planning.learn.step_fit import chunk_ns, decode_steps, prompt_steps
+from planning.learn.seen_steps import chunk_ns, decode_steps, prompt_steps
 from planning.learn.suspicions import suspicion
 from planning.learn.twin import Setting
 from planning.learn.watch import KeptTwin, look
+from serving.cost_model import TokenCost
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.workload import WorkloadRequest
@@ -111,6 +112,23 @@ def test_what_no_question_reaches_is_a_lower_limit() -> None:
     assert learner.at_least == {"max_num_seqs": 32} and twin.setting.max_num_seqs >= 200
 
 
+def test_a_device_without_kernel_times_has_linear_prices(tmp_path: Path) -> None:
+    hidden = SmallServer(server(max_num_batched_tokens=1024).deployment, cost=TokenCost(20_000_000, 200_000, 40))
+    known = KNOWN | {"async_scheduling": False}
+    learner = Learner(hidden, told(), None, BOUNDS, known)
+    twin = learner.learn()
+    assert twin.setting.max_num_batched_tokens == 1024 and twin.setting.max_num_seqs == 24
+    assert twin.setting.num_blocks == pytest.approx(3000, rel=0.02)
+    answer = hidden.ask(made_up_traffic(twin, BOUNDS)[0])
+    seen, said = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns)), predicted(twin, answer)
+    assert all(said[name] == pytest.approx(seen[name], rel=0.1) for name in seen if name[1] != "p99")
+    document = session.document(learner, twin, (0.95, 1.05), (), {}, "http://x", str(tmp_path))
+    session.save(tmp_path, learner, twin, (0.95, 1.05), document)
+    cost = priced(str(tmp_path), None, stated_deployment(tmp_path / "deployment.yaml")).cost
+    assert cost.pure.calibration.interval == (0.95, 1.05)
+    assert KeptTwin.load(tmp_path).twin.setting == twin.setting
+
+
 class Hurried(SmallServer):
     """A server whose time for questions is over after some of them."""
 
@@ -164,7 +182,7 @@ def test_steps_with_prompts_are_those_of_the_engine() -> None:
     true = hidden.deployment.scheduler
     settings = {name: getattr(true, name) for name in Setting._fields if name != "policy"}
     calm = [hidden.ask(one) for one in (ask.lone_prompts(BOUNDS), *ask.plateaus(BOUNDS))]
-    twin = learner.prior("vllm").having(**settings).fitted(calm, learner.prior("vllm"))
+    twin = learner.prior("vllm").having(**settings).fitted(calm, learner.prior("vllm").times)
     answer = hidden.ask(question)
     (said,) = twin.answers([answer])
     steps = prompt_steps(answer, said)

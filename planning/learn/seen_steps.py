@@ -3,8 +3,7 @@
 Tokens that arrive together are one step. If the same requests get tokens in one step and the next, and no prompt waits,
 the next step is a decode step of these rows, and the client saw its duration. What prompts a step computes, a client
 cannot see. A simulation with the right settings says which tokens such a step samples; its duration is then the time
-between these tokens and those of the step before. The correction of step times is fitted to both kinds of steps as to a
-log of iterations.
+between these tokens and those of the step before.
 """
 
 from __future__ import annotations
@@ -15,24 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from calibration.steps.correction import Correction, fit_correction, step_parts
 from calibration.steps.iteration_fit import IterationLog
-from calibration.steps.launches import LaunchCost
-from calibration.steps.operation_cost import OperationCost
 from planning.learn.answers import Answer, Simulated
-from serving.deployments.engines import captured_tokens
-from serving.errors import UserError
 from serving.step_plan import AGGREGATES
 
 Floats = NDArray[np.float64]
 _TOGETHER = 8  # number of equal decode steps that are measured together
 _APART = 0.4  # share of the usual time between two tokens of a request from which on two tokens are of two steps
 _MANY_ROWS = 8  # minimum number of tokens of a step that tell how long one of them takes to write
-_FEWEST = 20  # minimum number of steps
-_LAUNCH_SCALES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 1.8, 2.0)
-_BOUND = 0.95  # share of a step's time from which on its launches are its limit
-_WORST = 0.2  # larger errors count no more than this one
-_UNLIKELY = 0.002  # error that a launch cost e times the believed one must save
 
 
 def seen_steps(answer: Answer, twin: Simulated) -> IterationLog:
@@ -119,34 +108,6 @@ def joined(logs: Sequence[IterationLog]) -> IterationLog:
 
 
 _FIELDS = (*AGGREGATES, "decode_spread")
-
-
-def fitted_steps(log: IterationLog, prior: OperationCost, fit_launches: bool = True) -> tuple[Correction, LaunchCost]:
-    """Return the correction and the launch cost that best explain the steps, close to those of `prior`.
-
-    A step whose launches take as long as it did says nothing about its kernels and is left out. The launch cost is the
-    one of several that leaves the smallest errors, or that of `prior` if `fit_launches` is False.
-    """
-    parts = step_parts(prior.model, prior.deployment, prior.kernels, log.sizes)
-    believed = prior.host.launches
-    captured = captured_tokens(prior.deployment, prior.kernels.gpu)
-    launching = np.broadcast_to(prior.launching_ns(log.sizes, captured), log.measured_ns.shape)
-    best: tuple[float, Correction, LaunchCost] | None = None
-    for scale in _LAUNCH_SCALES if fit_launches and np.any(launching > 0) else (1.0,):
-        free = scale * launching < _BOUND * log.measured_ns
-        rest = log.take(free)
-        if len(rest) < _FEWEST:
-            continue
-        chosen = {name: ns[free] for name, ns in parts.items()}
-        correction = fit_correction(chosen, rest.sizes, rest.measured_ns, "questions", prior.correction)
-        device = sum(correction.apply(parts, log.sizes).values())
-        error = np.abs(np.log(np.maximum(device, scale * launching) / log.measured_ns))
-        score = float(np.minimum(error, _WORST).mean()) + _UNLIKELY * abs(float(np.log(scale)))
-        if best is None or score < best[0]:
-            best = score, correction, believed.scaled(scale)
-    if best is None:
-        raise UserError("steps", len(log), "were timed, which are too few; ask more questions")
-    return best[1], best[2]
 
 
 def _column(twin: Simulated, name: str) -> Floats:
