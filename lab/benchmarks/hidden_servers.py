@@ -11,7 +11,7 @@ import numpy as np
 from calibration.steps.correction import COMPUTE
 from calibration.steps.external_calibration import blind, kernels
 from calibration.steps.operation_cost import OperationCost
-from planning.learn.answers import Answer
+from planning.learn.answers import Answer, simulated
 from planning.learn.questions import Question
 from serving.cost_model import CostModel, decode_plans
 from serving.deployments.config import Deployment
@@ -19,9 +19,8 @@ from serving.deployments.engines import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model
+from serving.front_door import FrontDoor
 from serving.step_plan import StepPlan
-from sim.cluster import Cluster
-from sim.run_log import TableSink
 
 _MODELS = (("meta-llama/Llama-3.1-8B-Instruct", 1), ("Qwen/Qwen3-32B", 2), ("meta-llama/Llama-3.1-70B-Instruct", 4))
 _GPUS = ("H100", "H200", "A100-80G")
@@ -52,25 +51,21 @@ class Noisy:
 
 @dataclass(frozen=True)
 class HiddenServer:
-    """A server on the virtual clock. `request_ns` is the time of a request outside the engine."""
+    """A server on the virtual clock, behind an API server with the times of `front_door`."""
 
     gpu: str
     deployment: Deployment
     cost: OperationCost
-    request_ns: int
+    front_door: FrontDoor
     seed: int
     sigma: float = 0.01
 
     def ask(self, question: Question) -> Answer:
         """Serve the question's workload, as its client would see it."""
-        sink, workload = TableSink(), question.workload
         noisy = Noisy(self.cost, self.seed + sum(map(ord, question.name)), self.sigma)
-        Cluster(self.deployment, noisy, sink, shares_prefixes=workload.shares_prefixes, steps=False, tokens=True).run(
-            workload
-        )
-        answer = Answer.from_requests(question, sink.requests)
-        tokens = {id: times + self.request_ns for id, times in answer.tokens_ns.items()}
-        return replace(answer, tokens_ns=tokens)
+        said = simulated(question.workload, self.deployment, noisy, self.front_door)
+        refused = len(list(question.workload.requests)) - len(said.tokens_ns)
+        return Answer(question, {id: said.sent_ns[id] for id in said.tokens_ns}, said.tokens_ns, refused)
 
     def told(self) -> Deployment:
         """Return what a learner is told: model, precision and parallelism."""
@@ -108,7 +103,13 @@ def hidden_server(seed: int) -> HiddenServer:
     deployment = deployment.rescheduled(num_blocks=blocks)
     host = known.host.scaled(draw.lognormvariate(0.0, 0.3))
     cost = OperationCost(find_model(model), deployment, kernels(gpu), correction, host)
-    return HiddenServer(gpu, deployment, cost, round(draw.uniform(1e6, 15e6)), seed)
+    front_door = FrontDoor(
+        client_ns=draw.uniform(1e6, 12e6),
+        request_ns=draw.uniform(0, 5e5),
+        outputs_ns=draw.uniform(0, 2e6),
+        chunk_ns=draw.uniform(0, 4e4),
+    )
+    return HiddenServer(gpu, deployment, cost, front_door, seed)
 
 
 def seconds(answers: Iterable[Answer]) -> float:

@@ -39,6 +39,7 @@ _MEMORY_ASKED = 4  # maximum number of questions about memory
 _MORE = 1.25  # tokens that such a question asks for, in parts of the estimated capacity
 _FINE = 0.7  # share of the requests that fit into memory at which its size is known finely
 _SMALLER = 8  # divisor of the estimated capacity if no prompt fits
+_AFTER = (0.0, 0.25, 0.5, 0.75)  # shares of the time outside of the engine that come after it, which are tried
 _REQUEST_NS = (0.0, 1e5, 2e5, 4e5, 7e5, 1e6, 1.5e6, 2e6, 3e6)  # work of an API server on a request that is tried
 _NARROWED = 3  # times that the range of KV blocks is narrowed
 
@@ -264,16 +265,18 @@ class Learner:
         return self._through_door(twin.fitted(self.answers, prior))
 
     def _through_door(self, twin: Twin) -> Twin:
-        """Return the twin with the API server's times: writing a token, and the likeliest work on each request."""
+        """Return the twin with the API server's times that explain the answers best.
+
+        The time of a lone request outside of the engine is known. Its parts are the work on a request, which delays the
+        others; the transfer of tokens, which comes after the engine; and the rest, which comes before.
+        """
         outside = twin.front_door.client_ns
         twin = twin.with_front_door(chunk_ns=chunk_ns(self.answers))
-        at_once = [answer for answer in self.answers if answer.question.workload.concurrency is None]
-        doors = [
-            twin.with_front_door(request_ns=work_ns, client_ns=outside - work_ns)
-            for work_ns in _REQUEST_NS
-            if work_ns <= outside
-        ]
-        return max(doors or [twin], key=lambda one: one.likelihood(at_once))
+        for name, times in (("outputs_ns", [share * outside for share in _AFTER]), ("request_ns", _REQUEST_NS)):
+            left = twin.front_door.client_ns
+            doors = [twin.with_front_door(**{name: ns, "client_ns": left - ns}) for ns in times if ns <= left]
+            twin = max(doors, key=lambda one: one.likelihood(self.answers))
+        return twin
 
     def _best(self, twin: Twin, name: str, values: Sequence[Any], judged: Sequence[Answer]) -> Twin:
         """Return the twin with the value of a setting that explains the answers best; note what was tried."""

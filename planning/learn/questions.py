@@ -14,6 +14,7 @@ from serving.workload import PRIVATE, Workload, WorkloadRequest
 _ANSWER = 8  # output tokens of a prompt whose prefill is of interest
 _MOST_TOKENS = 200_000  # of the prompts of one question
 _SHORT = 16
+_THINK_NS = (101_000_000, 73_000_000, 89_000_000, 59_000_000, 67_000_000)  # no multiples of a step's time
 
 
 class Bounds(NamedTuple):
@@ -65,9 +66,15 @@ def plateaus(bounds: Bounds) -> list[Question]:
 def prompts_into_decodes(streams: int, bounds: Bounds) -> Question:
     """Return prompts of increasing length that are sent one after another while `streams` requests decode."""
     lengths = [length for length in _doubling(64, 16_384) if length + _ANSWER <= bounds.longest]
+    lengths += 8 * [64]  # each at another moment of a step
     decoding = [_request(number, 0, 64, min(500, bounds.longest - 64)) for number in range(streams)]
     prompts = [
-        replace(_request(streams + turn, 0, length, 1), session="prompts", turn=turn, think_ns=100_000_000)
+        replace(
+            _request(streams + turn, 0, length, 1),
+            session="prompts",
+            turn=turn,
+            think_ns=_THINK_NS[turn % len(_THINK_NS)],
+        )
         for turn, length in enumerate(lengths)
     ]
     workload = Workload(decoding + prompts, "prompts into decodes", shares_prefixes=False)

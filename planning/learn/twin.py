@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
-from planning.learn.answers import Answer, Simulated, simulated
+from planning.learn.answers import Answer, Simulated, Times, simulated
 from planning.learn.seen_steps import joined, seen_steps
 from planning.learn.step_times import StepTimes
 from serving.deployments.config import Deployment
@@ -63,7 +63,8 @@ class Twin:
     @property
     def outside_ms(self) -> float:
         """The time that a lone request takes outside the engine, in ms."""
-        return (self.front_door.client_ns + self.front_door.request_ns) / 1e6
+        door = self.front_door
+        return (door.client_ns + door.request_ns + door.outputs_ns + door.chunk_ns) / 1e6
 
     def step_ns(self, sizes: StepSizes) -> NDArray[np.float64]:
         """Return the duration of each step in `sizes`."""
@@ -111,23 +112,37 @@ class Twin:
 
 
 def _likelihood(answer: Answer, said: Simulated) -> float:
-    """Return the log likelihood of an answer, from the TTFT, the E2E latency and the longest gap of each request."""
-    tokens = said.tokens_ns
-    pairs: list[list[tuple[float, float]]] = [[], [], []]
-    for id, seen in answer.tokens_ns.items():
-        if id not in tokens or len(tokens[id]) != len(seen):
-            continue
-        mine, sent, came = tokens[id], answer.sent_ns[id], said.sent_ns[id]
-        pairs[0].append((seen[0] - sent, mine[0] - came))
-        if len(seen) > 1:
-            pairs[1].append((seen[-1] - sent, mine[-1] - came))
-        if len(seen) > 2:
-            pairs[2].append((np.diff(seen).max(), np.diff(mine).max()))
+    """Return the log likelihood of an answer, from the TTFT, the E2E latency and the longest gap of the requests.
+
+    Requests are compared by rank among those of the same prompt length (TTFT) or output length (E2E): a request that
+    comes a moment later is in another step, and which of equal requests that is, is chance.
+    """
+    lengths = {one.id: (one.prompt_len, one.output_len) for one in answer.question.workload.requests}
+    alike = [id for id, seen in answer.tokens_ns.items() if len(said.tokens_ns.get(id, ())) == len(seen)]
+    several = [id for id in alike if len(answer.tokens_ns[id]) > 2]
+    latencies: list[tuple[list[int], int | None, Callable[[int, Times], float]]] = [
+        (alike, 0, lambda sent, times: float(times[0] - sent)),
+        (alike, 1, lambda sent, times: float(times[-1] - sent)),
+        (several, None, lambda sent, times: float(np.diff(times).max())),
+    ]
     total = 0.0
-    for values in pairs:
-        if values:
-            off = np.log(np.maximum(np.array(values), 1.0))
-            error = (off[:, 0] - off[:, 1]) / _SPREAD
+    for ids, length, latency in latencies:
+        groups: dict[int, list[int]] = {}
+        for id in ids:
+            groups.setdefault(0 if length is None else lengths[id][length], []).append(id)
+        errors = [
+            np.sort(_logs(latency, answer.sent_ns, answer.tokens_ns, group))
+            - np.sort(_logs(latency, said.sent_ns, said.tokens_ns, group))
+            for group in groups.values()
+        ]
+        if errors:
+            error = np.concatenate(errors) / _SPREAD
             density = -(_FREEDOM + 1) / 2 * np.log1p(error**2 / _FREEDOM)
-            total += float(density.mean()) * min(len(values), _COUNTED)
+            total += float(density.mean()) * min(len(error), _COUNTED)
     return total
+
+
+def _logs(
+    latency: Callable[[int, Times], float], sent_ns: dict[int, int], tokens_ns: dict[int, Times], ids: Sequence[int]
+) -> NDArray[np.float64]:
+    return np.log(np.maximum([latency(sent_ns[id], tokens_ns[id]) for id in ids], 1.0))
