@@ -8,7 +8,7 @@ the steps that the client saw follow from the settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple, Protocol
 
@@ -30,7 +30,8 @@ from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
 _BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)
-_FINALISTS = 3  # combinations of settings for which launches are fitted again
+_FINALISTS = 8  # combinations of settings for which launches are fitted again
+_AROUND = 7  # number of token budgets that are tried around the likeliest
 _BETWEEN = 12  # number of values that are tried in a range
 _CLOSE = 3.0  # difference of log likelihoods below which two values cannot be told apart
 _UTILIZATION = 0.9
@@ -175,7 +176,8 @@ class Learner:
         """Return the twin with the likeliest engine, token budget and loop, which are found together.
 
         Step times are fitted for each combination, because the sizes of steps depend on it. The cost of launches comes
-        from answers that hardly depend on these settings; it is fitted again for the best combinations.
+        from answers that hardly depend on these settings; it is fitted again for the best combinations, which are
+        compared behind the likeliest API server.
         """
         at_once, offered = burst.most_decoding, len(burst.tokens_ns)
         asked = [*calm, *telling, burst]
@@ -194,7 +196,9 @@ class Learner:
             self.at_least["max_num_seqs"] = offered
         self._note_policies(scored)
         scored.sort(key=lambda pair: -pair[0])
-        fitted = [twin.fitted(asked, self.prior(twin.setting.policy).times) for _, twin in scored[:_FINALISTS]]
+        door = self._through_door(scored[0][1], asked).front_door
+        finalists = [replace(twin, front_door=door) for _, twin in scored[:_FINALISTS]]
+        fitted = [twin.fitted(asked, self.prior(twin.setting.policy).times) for twin in finalists]
         return max(fitted, key=lambda twin: twin.likelihood(asked))
 
     def _note_policies(self, scored: Sequence[tuple[float, Twin]]) -> None:
@@ -252,30 +256,31 @@ class Learner:
         Step times are fitted for each token budget: a larger chunk explains the same duration with faster kernels.
         """
         prior = self.prior(twin.setting.policy).times
-        twin = twin.fitted(self.answers, prior)
+        twin = self._through_door(twin.fitted(self.answers, prior), self.answers)
         if "max_num_batched_tokens" not in self.known:
-            budget = twin.setting.max_num_batched_tokens
-            near = np.geomspace(budget / 2, budget * 2, _BETWEEN + 1).round().astype(int).tolist()
+            budget, near_these = twin.setting.max_num_batched_tokens, prior.with_launches_of(twin.times)
+            near = np.geomspace(budget / 2, budget * 2, _AROUND).round().astype(int).tolist()
             tried = {
-                value: twin.having(max_num_batched_tokens=value).fitted(self.answers, twin.times, fit_launches=False)
-                for value in sorted({*near, budget})
+                value: twin.having(max_num_batched_tokens=value).fitted(self.answers, near_these, fit_launches=False)
+                for value in sorted({*near, *_BUDGETS, budget})
             }
             twin = self._likeliest("max_num_batched_tokens", tried, self.answers)
         twin = self._best(twin, "async_scheduling", (False, True), self.answers)
-        return self._through_door(twin.fitted(self.answers, prior))
+        return self._through_door(twin.fitted(self.answers, prior), self.answers)
 
-    def _through_door(self, twin: Twin) -> Twin:
+    def _through_door(self, twin: Twin, asked: Sequence[Answer]) -> Twin:
         """Return the twin with the API server's times that explain the answers best.
 
         The time of a lone request outside of the engine is known. Its parts are the work on a request, which delays the
         others; the transfer of tokens, which comes after the engine; and the rest, which comes before.
         """
-        outside = twin.front_door.client_ns
-        twin = twin.with_front_door(chunk_ns=chunk_ns(self.answers))
+        door = twin.front_door
+        outside = door.client_ns + door.request_ns + door.outputs_ns
+        twin = twin.with_front_door(chunk_ns=chunk_ns(asked), client_ns=outside, request_ns=0.0, outputs_ns=0.0)
         for name, times in (("outputs_ns", [share * outside for share in _AFTER]), ("request_ns", _REQUEST_NS)):
             left = twin.front_door.client_ns
             doors = [twin.with_front_door(**{name: ns, "client_ns": left - ns}) for ns in times if ns <= left]
-            twin = max(doors, key=lambda one: one.likelihood(self.answers))
+            twin = max(doors, key=lambda one: one.likelihood(asked))
         return twin
 
     def _best(self, twin: Twin, name: str, values: Sequence[Any], judged: Sequence[Answer]) -> Twin:

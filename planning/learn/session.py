@@ -36,6 +36,7 @@ from planning.traffic import Offered
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.whole_file import write_whole
+from serving.workload import Workload
 from traces.recording_writer import DEPLOYMENT
 
 _PROOF_REQUESTS = 300  # maximum number of requests of one's own traffic
@@ -54,6 +55,7 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     if request.gpu is not None:
         find_gpu(request.gpu)
     check_folder(request.out, request.url, overwrite)
+    own = None if request.traffic is None else Offered(traffic=request.traffic).workload()
     until_s = monotonic() + 60 * request.minutes
     server = HttpServer(request, request.out / "answers", request.model_name, until_s, say)
     told = request.deployment
@@ -67,8 +69,8 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     )
     twin = learner.learn()
     interval = interval_of(learner, twin)
-    own = None if request.traffic is None else own_traffic(request.traffic, learner.bounds)
-    proof = prove(learner, twin, interval, [own] if own else made_up_traffic(twin, learner.bounds), say)
+    traffic = made_up_traffic(twin, learner.bounds) if own is None else [own_traffic(own, learner.bounds)]
+    proof = prove(learner, twin, interval, traffic, say)
     sources = {name: "stated" if name in stated else "reported" for name in known}
     learnt = document(learner, twin, interval, proof, sources, request.url, str(request.out))
     save(request.out, learner, twin, interval, learnt)
@@ -84,9 +86,8 @@ def stated_settings(deployment: Deployment) -> dict[str, Any]:
     return stated
 
 
-def own_traffic(path: str, bounds: Bounds) -> Question:
+def own_traffic(workload: Workload, bounds: Bounds) -> Question:
     """Return the beginning of one's own traffic as a question, at its own rate but never with too many requests."""
-    workload = Offered(traffic=path).workload()
     fitting = (one for one in workload.requests if one.prompt_len + one.output_len <= bounds.longest)
     first = list(islice(fitting, _PROOF_REQUESTS))
     concurrency = min(workload.concurrency or bounds.concurrency, bounds.concurrency)

@@ -65,6 +65,10 @@ class StepTimes(Protocol):
         """Return step times fitted to `log`, close to these. Without `fit_launches` launches cost what they do here."""
         ...
 
+    def with_launches_of(self, other: Self) -> Self:
+        """Return these step times with the launch cost of `other`."""
+        ...
+
     def scaled(self, factor: float) -> Self:
         """Return all step times multiplied by `factor`."""
         ...
@@ -127,6 +131,10 @@ class CorrectedKernels:
         error = float(np.minimum(errors, _WORST).mean()) + _UNLIKELY * abs(float(np.log(scale)))
         return error, scale, replace(self, correction=correction, launches=self.launches.scaled(scale))
 
+    def with_launches_of(self, other: CorrectedKernels) -> CorrectedKernels:
+        """See `StepTimes`."""
+        return replace(self, launches=other.launches)
+
     def scaled(self, factor: float) -> CorrectedKernels:
         """See `StepTimes`."""
         return replace(self, correction=self.correction.scaled(factor, factor), launches=self.launches.scaled(factor))
@@ -178,6 +186,10 @@ class LinearPrices:
         if len(log) < _FEWEST:
             raise UserError("steps", len(log), "were timed, which are too few; ask more questions")
         return LinearPrices(_calibration(log, deployment))
+
+    def with_launches_of(self, other: LinearPrices) -> LinearPrices:
+        """See `StepTimes`. Launches have no price of their own."""
+        return self
 
     def scaled(self, factor: float) -> LinearPrices:
         """See `StepTimes`."""
