@@ -50,12 +50,12 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     """Ask the server, infer what it is, prove the twin, and write it to the request's directory.
 
     `say` is called with a line for each step of the session. A stopped session goes on with the answers that it has.
-    Raises UserError for a server that cannot be learnt, and KeyboardInterrupt after Ctrl-C.
+    Raises UserError for a server that cannot be learnt, and Interrupted after Ctrl-C.
     """
     if request.gpu is not None:
         find_gpu(request.gpu)
-    check_folder(request.out, request.url, overwrite)
     own = None if request.traffic is None else Offered(traffic=request.traffic).workload()
+    check_folder(request.out, request.url, overwrite)
     until_s = monotonic() + 60 * request.minutes
     server = HttpServer(request, request.out / "answers", request.model_name, until_s, say)
     told = request.deployment

@@ -22,6 +22,7 @@ REST = {
     "diagnose": ("nothing",),
     "export": ("nothing", "--to", "csv", "-o", "out"),
     "generate": ("hello", "--model", "nothing"),
+    "learn": ("nothing.csv", "--url", "http://127.0.0.1:1", "-d", "nothing.yaml", "-o", "out"),
     "plan": ("nothing.csv", "--gpu", "H100", "--slo", "ttft_ms p99<=900"),
     "policy check": ("nothing.py:Nothing",),
     "router check": ("nothing.py:Nothing",),
@@ -33,6 +34,7 @@ REST = {
     "trace synth": ("out.parquet", "--spec", "nothing.yaml"),
     "validate front-door": ("nothing", "--front-door", "nothing", "--gpu", "H100"),
     "validate runs": ("nothing", "-c", "nothing", "-o", "out"),
+    "watch": ("--url", "http://127.0.0.1:1", "--twin", "nothing"),
 }
 MAY_WORK = ("explain", "model inspect")  # they write nothing and take no time
 LONGEST = 700  # characters of the line
