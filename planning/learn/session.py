@@ -106,7 +106,7 @@ def interval_of(learner: Learner, twin: Twin) -> Factors:
             steps = seen_steps(answer, said)
             if len(steps):
                 errors.append(abs(np.log(np.median(steps.measured_ns / apart.step_ns(steps.sizes)))))
-    spread = float(np.hypot(_NORMAL * np.median(errors), _LEAST_ERROR))
+    spread = float(np.hypot(_NORMAL * np.median(errors or [0.0]), _LEAST_ERROR))
     return factors_of(REACH * spread)
 
 

@@ -40,7 +40,7 @@ KNOWN = {"policy": "vllm", "enable_prefix_caching": True}
 def learnt() -> tuple[SmallServer, Learner, Any]:
     """A server, what was asked, and its twin."""
     hidden = server("sglang", factor=1.2, max_num_batched_tokens=4096)
-    learner = Learner(hidden, told(), GPU, BOUNDS, {"async_scheduling": False})
+    learner = Learner(hidden, told(), GPU, BOUNDS, {"async_scheduling": False, "policy": "sglang"})
     return hidden, learner, learner.learn()
 
 
@@ -50,8 +50,18 @@ def test_all_settings_of_a_server_are_found(learnt) -> None:
     found = twin.setting._replace(num_blocks=0)
     assert found == Setting("sglang", 4096, False, 24, 0, True)
     assert twin.setting.num_blocks == pytest.approx(true.num_blocks, rel=0.02)
-    assert learner.tried["policy"].values[0] == "sglang"
     assert not learner.at_least and not learner.assumed
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm"])
+def test_the_engine_and_its_loop_are_found(policy: str) -> None:
+    hidden = server(policy, factor=0.9, max_num_batched_tokens=8192, async_scheduling=policy == "vllm")
+    learner = Learner(hidden, told(), GPU, BOUNDS)
+    setting = learner.learn().setting
+    assert (setting.policy, setting.max_num_batched_tokens) == (policy, 8192)
+    assert setting.async_scheduling == (policy == "vllm")
+    assert not learner.tried["policy"].alike
 
 
 def test_the_twin_predicts_traffic_that_taught_it_nothing(learnt) -> None:
