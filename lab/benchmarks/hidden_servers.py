@@ -1,4 +1,4 @@
-"""Servers whose settings and step times a learner is not told, drawn at random."""
+"""Servers whose settings and step times a learner does not know, drawn at random."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class HiddenServer:
         refused = len(list(question.workload.requests)) - len(said.tokens_ns)
         return Answer(question, {id: said.sent_ns[id] for id in said.tokens_ns}, said.tokens_ns, refused)
 
-    def told(self) -> Deployment:
-        """Return what a learner is told: model, precision and parallelism."""
+    def stated(self) -> Deployment:
+        """Return what a learner is given: model, precision and parallelism."""
         model_len = self.deployment.scheduler.max_model_len
         settings = {"model": self.deployment.model, "tensor_parallel_size": self.deployment.tensor_parallel_size}
         return Deployment.model_validate({**settings, "dtype": "bfloat16", "scheduler": {"max_model_len": model_len}})

@@ -1,7 +1,7 @@
 """How well `tokentwin learn` finds out what hidden servers are, and predicts traffic that it never saw.
 
 Each server is drawn at random: engine, GPU, model, limits, KV blocks, step times, and the time outside of the engine.
-It answers on the virtual clock, with 1 % noise in each step. The learner is told model, GPU and parallelism. Then both
+It answers on the virtual clock, with 1 % noise in each step. The learner gets model, GPU and parallelism. Then both
 serve two workloads of another kind than the questions, with other rates, lengths and shared prefixes, and the same
 closed loop for the throughput at saturation. `python -m lab.benchmarks.learn [--servers 30] [--processes 2]`.
 """
@@ -55,7 +55,7 @@ def outcome(seed: int) -> Outcome:
     """Learn the hidden server with this seed, and try the twin."""
     server = hidden_server(seed)
     began = process_time()
-    learner = Learner(server, server.told(), server.gpu, _BOUNDS)
+    learner = Learner(server, server.stated(), server.gpu, _BOUNDS)
     twin = learner.learn()
     cpu_s = process_time() - began
     interval = interval_of(learner, twin)

@@ -158,7 +158,7 @@ class LearntServer(Document):
                 for p in self.proof
             ]
             marked = {(at, 7) for at, figure in enumerate(self.proof) if not figure.inside}
-            yield Table(columns, rows, "predicted and then measured", marked)
+            yield Table(columns, rows, "predicted and measured", marked)
         settings = [
             (one.name, _shown(one.value), one.known_from, ", ".join(map(_shown, one.also))) for one in self.settings
         ]

@@ -68,12 +68,12 @@ class HttpServer:
         vLLM and our own server report their KV cache in the labels of `vllm:cache_config_info`.
         """
         labels = labels_of("vllm:cache_config_info", self._get("/metrics"))
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if (blocks := labels.get("num_gpu_blocks", "")).isdigit():
-            found["num_blocks"] = int(blocks)
+            settings["num_blocks"] = int(blocks)
         if (cached := labels.get("enable_prefix_caching", "")) in ("True", "False"):
-            found["enable_prefix_caching"] = cached == "True"
-        return found
+            settings["enable_prefix_caching"] = cached == "True"
+        return settings
 
     def longest(self) -> int | None:
         """Return the maximum length of a sequence in tokens, if the server's list of models states it."""

@@ -33,7 +33,7 @@ _BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)
 _FINALISTS = 8  # combinations of settings for which launches are fitted again
 _AROUND = 7  # number of token budgets that are tried around the likeliest
 _BETWEEN = 12  # number of values that are tried in a range
-_CLOSE = 3.0  # difference of log likelihoods below which two values cannot be told apart
+_CLOSE = 3.0  # difference of log likelihoods below which the answers do not decide between two values
 _UTILIZATION = 0.9
 _BLOCKS_ASSUMED = 1000  # KV blocks of a device whose memory is not known
 _MEMORY_ASKED = 4  # maximum number of questions about memory
@@ -224,7 +224,7 @@ class Learner:
             if not answer.tokens_ns:  # not even one of the prompts fits
                 blocks = blocks // _SMALLER
             elif answer.most_decoding >= limit and not answer.waited:  # all of them fit
-                self.at_least["num_blocks"] = self._held(limit, first.prompt_len)
+                self.at_least["num_blocks"] = self._blocks_of(limit, first.prompt_len)
                 blocks = max(2 * blocks, self.at_least["num_blocks"])
             else:
                 self.at_least.pop("num_blocks", None)
@@ -234,14 +234,14 @@ class Learner:
                     break
         return twin.having(num_blocks=max(twin.setting.num_blocks, self.at_least.get("num_blocks", 0)))
 
-    def _held(self, requests: int, tokens: int) -> int:
+    def _blocks_of(self, requests: int, tokens: int) -> int:
         """Return the KV blocks of `requests` requests with `tokens` tokens each."""
         return requests * -(-tokens // self.base.scheduler.block_size) + 1
 
     def _blocks(self, twin: Twin, answer: Answer, prompt: int, output: int) -> Twin:
         """Return the twin with the likeliest number of KV blocks: the middle of those that explain the answer alike."""
         running = answer.most_decoding
-        low, high = self._held(max(running // 2, 1), prompt), self._held(running + 2, prompt + output)
+        low, high = self._blocks_of(max(running // 2, 1), prompt), self._blocks_of(running + 2, prompt + output)
         for _ in range(_NARROWED):
             values = [int(value) for value in np.unique(np.linspace(low, high, _BETWEEN + 1).round())]
             scores = [twin.having(num_blocks=value).likelihood([answer]) for value in values]

@@ -58,15 +58,14 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     check_folder(request.out, request.url, overwrite)
     until_s = monotonic() + 60 * request.minutes
     server = HttpServer(request, request.out / "answers", request.model_name, until_s, say)
-    told = request.deployment
+    stated_deployment = request.deployment
     reported = {} if request.ignore_metrics else server.reported()
-    if "max_model_len" not in told.scheduler.model_fields_set and (longest := server.longest()):
-        told = told.rescheduled(max_model_len=longest)
-    stated = stated_settings(told)
+    if "max_model_len" not in stated_deployment.scheduler.model_fields_set and (longest := server.longest()):
+        stated_deployment = stated_deployment.rescheduled(max_model_len=longest)
+    stated = stated_settings(stated_deployment)
     known = {**reported, **stated}
-    learner = Learner(
-        server, told, request.gpu, Bounds(request.max_concurrency, told.scheduler.max_model_len), known, say
-    )
+    bounds = Bounds(request.max_concurrency, stated_deployment.scheduler.max_model_len)
+    learner = Learner(server, stated_deployment, request.gpu, bounds, known, say)
     twin = learner.learn()
     interval = interval_of(learner, twin)
     traffic = made_up_traffic(twin, learner.bounds) if own is None else [own_traffic(own, learner.bounds)]
@@ -159,8 +158,8 @@ def document(
         if name in learner.assumed:
             source = "assumed"
         also = tried.alike if tried and source == "inferred" else ()
-        told = {"name": name, "value": value, "source": source, "also": also}
-        settings.append(LearntSetting.model_validate(told | {"at_least": learner.at_least.get(name)}))
+        known = {"name": name, "value": value, "source": source, "also": also}
+        settings.append(LearntSetting.model_validate(known | {"at_least": learner.at_least.get(name)}))
     return LearntServer(
         url=url,
         model=learner.base.model,

@@ -87,16 +87,14 @@ class CorrectedKernels:
     launches: LaunchCost = UNKNOWN
 
     def cost(self, deployment: Deployment) -> OperationCost:
-        """See `StepTimes`."""
         host = HostTimes(launches=self.launches)
         return OperationCost(find_model(deployment.model), deployment, kernels(self.gpu), self.correction, host)
 
     def ns(self, sizes: StepSizes, deployment: Deployment) -> NDArray[np.float64]:
-        """See `StepTimes`."""
         return np.asarray(sum(self.cost(deployment).parts(sizes).values()))
 
     def fitted(self, log: IterationLog, deployment: Deployment, fit_launches: bool) -> CorrectedKernels:
-        """See `StepTimes`.
+        """Return the correction and the launch cost that explain `log` best, close to these.
 
         A step whose launches take as long as it did says nothing about its kernels and is left out. The launch cost is
         the one of several that leaves the smallest errors, corrected by the steps that it limits.
@@ -132,15 +130,12 @@ class CorrectedKernels:
         return error, scale, replace(self, correction=correction, launches=self.launches.scaled(scale))
 
     def with_launches_of(self, other: CorrectedKernels) -> CorrectedKernels:
-        """See `StepTimes`."""
         return replace(self, launches=other.launches)
 
     def scaled(self, factor: float) -> CorrectedKernels:
-        """See `StepTimes`."""
         return replace(self, correction=self.correction.scaled(factor, factor), launches=self.launches.scaled(factor))
 
     def save(self, folder: Path, deployment: Deployment, known: Known) -> None:
-        """See `StepTimes`."""
         ExternalCalibration(
             gpu=kernels(self.gpu).gpu.name,
             deployment=deployment.model_dump_json(),
@@ -172,31 +167,27 @@ class LinearPrices:
         return cls(_calibration(joined([whole, *map(decode_steps, calm)]), deployment))
 
     def cost(self, deployment: Deployment) -> StepCost:
-        """See `StepTimes`."""
         return StepCost(self.calibration, deployment)
 
     def ns(self, sizes: StepSizes, deployment: Deployment) -> NDArray[np.float64]:
-        """See `StepTimes`."""
         known = self.calibration
         features = feature_rows(sizes, known.drafts, knees=known.knees)
         return np.asarray(features @ np.array([known.step_prices_ps[name] / 1000 for name in known.features]))
 
     def fitted(self, log: IterationLog, deployment: Deployment, fit_launches: bool) -> LinearPrices:
-        """See `StepTimes`. Prices do not depend on those before."""
+        """Return prices fitted to `log`; they do not depend on these prices."""
         if len(log) < _FEWEST:
             raise UserError("steps", len(log), "were timed, which are too few; ask more questions")
         return LinearPrices(_calibration(log, deployment))
 
     def with_launches_of(self, other: LinearPrices) -> LinearPrices:
-        """See `StepTimes`. Launches have no price of their own."""
+        """Return these prices, in which launches have no price of their own."""
         return self
 
     def scaled(self, factor: float) -> LinearPrices:
-        """See `StepTimes`."""
         return LinearPrices(StepCost(self.calibration).scaled(factor).calibration)
 
     def save(self, folder: Path, deployment: Deployment, known: Known) -> None:
-        """See `StepTimes`."""
         made = replace(
             self.calibration,
             deployment=deployment.model_dump_json(),

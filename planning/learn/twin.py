@@ -48,7 +48,7 @@ class Twin:
     """A setting with step times, and the times of the API server in front of the engine.
 
     Attributes:
-        base: the deployment as far as it is told
+        base: the deployment as far as the user states it
     """
 
     base: Deployment
