@@ -52,6 +52,7 @@ class LiveMetrics:
     def __init__(self, model: str, longest: int, draft_tokens: int = 0) -> None:
         self._model = model
         self._families = of_an_engine(longest, draft_tokens)
+        self._computed: dict[int, int] = {}  # tokens of each engine since its last step that sampled
         self._engines: dict[int, Series] = {}
         self._server = Series(OF_THE_SERVER, {"model_name": model})
         self._lives: dict[int, _Life] = {}
@@ -75,7 +76,9 @@ class LiveMetrics:
         if not end.tokens:
             return  # no step has run: a request was aborted
         engine.inc("vllm:generation_tokens", end.generated)
-        engine.observe("vllm:iteration_tokens_total", end.tokens)
+        self._computed[end.replica] = self._computed.get(end.replica, 0) + end.tokens
+        if end.sampled:  # as in vLLM, a step that only computes a part of a prompt is counted with the next step
+            engine.observe("vllm:iteration_tokens_total", self._computed.pop(end.replica))
         for tokens, accepted in end.drafts:
             engine.inc("vllm:spec_decode_num_drafts")
             engine.inc("vllm:spec_decode_num_draft_tokens", tokens)

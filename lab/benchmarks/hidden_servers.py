@@ -13,6 +13,7 @@ from calibration.steps.external_calibration import blind, kernels
 from calibration.steps.operation_cost import OperationCost
 from planning.learn.answers import Answer, simulated
 from planning.learn.questions import Question
+from planning.learn.twin import ROUTERS, Setting
 from serving.cost_model import CostModel, decode_plans
 from serving.deployments.config import Deployment
 from serving.deployments.engines import with_engine_defaults
@@ -100,7 +101,11 @@ def hidden_server(seed: int) -> HiddenServer:
         find_model(model), find_gpu(gpu), deployment.model_copy(update={"gpu_memory_utilization": 0.9})
     )
     blocks = round(capacity.num_blocks * draw.uniform(0.15, 1.0))
-    deployment = deployment.rescheduled(num_blocks=blocks)
+    block_size, replicas, router = draw.choice((16, 16, 32, 64)), draw.choice((1, 1, 1, 2, 3)), draw.choice(ROUTERS)
+    scheduled = deployment.rescheduled(
+        num_blocks=blocks * deployment.scheduler.block_size // block_size, block_size=block_size
+    )
+    deployment = Setting.of(scheduled)._replace(replicas=replicas, router=router).applied(scheduled)
     host = known.host.scaled(draw.lognormvariate(0.0, 0.3))
     cost = OperationCost(find_model(model), deployment, kernels(gpu), correction, host)
     front_door = FrontDoor(

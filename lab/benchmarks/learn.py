@@ -21,7 +21,7 @@ from planning.learn.answers import Answer
 from planning.learn.learner import Learner
 from planning.learn.proof import proof_rows
 from planning.learn.questions import Bounds, Question
-from planning.learn.session import interval_of
+from planning.learn.session import interval_of, late_ms_of
 from planning.learn.twin import Setting, Twin
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 
@@ -58,12 +58,12 @@ def outcome(seed: int) -> Outcome:
     learner = Learner(server, server.stated(), server.gpu, _BOUNDS)
     twin = learner.learn()
     cpu_s = process_time() - began
-    interval = interval_of(learner, twin)
+    interval, late_ms = interval_of(learner, twin), late_ms_of(learner, twin)
     errors: dict[tuple[str, str, str], float] = {}
     inside = []
     for question in _unseen(server, seed):
         answer = server.ask(question)
-        for metric, statistic, real, said, low, high in proof_rows(twin, answer, interval):
+        for metric, statistic, real, said, low, high in proof_rows(twin, answer, interval, late_ms):
             errors[question.name, metric, statistic] = 100 * (said / real - 1)
             inside.append(low <= real <= high)
     loop = server.ask(_loop(_REQUESTS, 700, 120))
@@ -72,16 +72,18 @@ def outcome(seed: int) -> Outcome:
 
 
 def _right(server: HiddenServer, learner: Learner, twin: Twin) -> dict[str, bool | None]:
-    true = server.deployment
     right: dict[str, bool | None] = {}
+    expected = Setting.of(server.deployment)._asdict()
     for name, value in twin.setting._asdict().items():
-        expected: Any = true.policy if name == "policy" else getattr(true.scheduler, name)
-        if name in learner.at_least:
-            right[name] = None if expected >= learner.at_least[name] else False
+        if name in learner.assumed or (name == "router" and learner.replicas == 1):
+            right[name] = None
+        elif name in learner.at_least:
+            right[name] = None if expected[name] >= learner.at_least[name] else False
         elif name == "num_blocks":
-            right[name] = abs(value / expected - 1) <= _BLOCKS_WITHIN
+            tokens = value * twin.setting.block_size
+            right[name] = abs(tokens / (expected[name] * expected["block_size"]) - 1) <= _BLOCKS_WITHIN
         else:
-            right[name] = value == expected
+            right[name] = value == expected[name]
     return right
 
 

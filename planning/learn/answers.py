@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from planning.learn.questions import Question
@@ -23,6 +25,13 @@ from traces.recording import Recording
 Times = NDArray[np.int64]
 
 
+class Counted(NamedTuple):
+    """What the server itself counted during a question: steps that made tokens, and preemptions."""
+
+    steps: int
+    preemptions: int
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer to a question.
@@ -31,12 +40,14 @@ class Answer:
         sent_ns: time at which each finished request was sent, by id
         tokens_ns: times of the tokens of each finished request, by id
         unanswered: number of requests that did not finish
+        counted: what the server's metrics counted; None if it has none
     """
 
     question: Question
     sent_ns: dict[int, int]
     tokens_ns: dict[int, Times]
     unanswered: int = 0
+    counted: Counted | None = None
 
     @classmethod
     def from_requests(cls, question: Question, requests: pa.Table) -> Answer:
@@ -55,6 +66,12 @@ class Answer:
     def load(cls, question: Question, folder: Path) -> Answer:
         """Read the recording of the answer in `folder`. Raises UserError if there is none."""
         return cls.from_requests(question, Recording.load(folder).table("requests"))
+
+    def only(self, ids: Collection[int]) -> Answer:
+        """Return the answers to the requests `ids`."""
+        wanted = [id for id in ids if id in self.tokens_ns]
+        sent, tokens = {id: self.sent_ns[id] for id in wanted}, {id: self.tokens_ns[id] for id in wanted}
+        return replace(self, sent_ns=sent, tokens_ns=tokens, counted=None)
 
     @cached_property
     def as_sent(self) -> Workload:
@@ -102,6 +119,23 @@ class Simulated:
     delay_ns: int = 0
 
     @cached_property
+    def of_each_engine(self) -> list[Simulated]:
+        """This simulation, cut into its engines."""
+        engines = sorted(set(self.engine["replica"].drop_null().to_pylist()))
+        return [self] if len(engines) < 2 else [self._of(engine) for engine in engines]
+
+    def _of(self, engine: int) -> Simulated:
+        rows = self.engine.filter(pc.equal(self.engine["replica"], engine))
+        clients = self.clients.filter(pc.is_in(self.clients["request_id"], rows["request_id"]))
+        return Simulated(rows, clients, self.steps.filter(pc.equal(self.steps["replica"], engine)), self.delay_ns)
+
+    @cached_property
+    def counted(self) -> Counted:
+        """The steps that make tokens, and the preemptions."""
+        made = pc.sum(pc.greater(self.steps["sampled_rows"], 0)).as_py()
+        return Counted(made or 0, pc.sum(self.engine["preemptions"]).as_py() or 0)
+
+    @cached_property
     def sampled_ns(self) -> dict[int, Times]:
         """The times at which the engine had the tokens of each request, by id."""
         return _tokens(self.engine)
@@ -119,7 +153,7 @@ class Simulated:
 
 
 def simulated(workload: Workload, deployment: Deployment, cost: CostModel, front_door: FrontDoor) -> Simulated:
-    """Simulate one engine of `deployment` behind `front_door` that serves `workload`.
+    """Simulate the engines of `deployment` behind `front_door` that serves `workload`.
 
     A front door that only delays requests of an open loop is not simulated: the delay is the same for all of them.
     """

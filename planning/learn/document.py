@@ -16,9 +16,9 @@ FILE = "learnt.json"
 SOURCES = {
     "inferred": "from the answers",
     "stated": "by you",
-    "reported": "by the server's /metrics",
+    "reported": "by the server",
     "at least": "the engine's default; no question reached it",
-    "assumed": "the engine's default; the time was up before it was asked",
+    "assumed": "the engine's default; no question was asked that reveals it",
 }
 
 
@@ -29,13 +29,17 @@ class LearntSetting(Part):
     value: bool | int | str = fact("the likeliest value")
     source: Literal["inferred", "stated", "reported", "at least", "assumed"] = fact("origin of the value")
     at_least: int | None = fact("lower limit of a value that no question reached; null for other values", default=None)
+    reported: bool | int | str | None = fact(
+        "value that the server reports, if you stated another; else null", default=None
+    )
     also: tuple[bool | int | str, ...] = fact("other values that the answers do not tell apart from it", default=())
 
     @property
     def known_from(self) -> str:
         """How the value is known, in words."""
         limit = "" if self.at_least is None else f", which is at least {self.at_least:,}"
-        return SOURCES[self.source] + limit
+        other = "" if self.reported is None else f"; the server reports {_shown(self.reported)}"
+        return SOURCES[self.source] + limit + other
 
 
 class ProofFigure(Part):

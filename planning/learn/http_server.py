@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from planning.bench.client import bench
 from planning.bench.request import BenchTarget
-from planning.learn.answers import Answer
+from planning.learn.answers import Answer, Counted
 from planning.learn.learner import TimeIsUp
 from planning.learn.questions import Question
+from planning.learn.reported import counted, sglang_settings, vllm_settings
 from serving.errors import UserError
 from serving.workload import Workload
-from traces.measured.prometheus import labels_of
 from traces.recording import Recording
 
 _PATIENCE_S = 10.0
+_COUNTED = "counted.json"  # beside a recording: what the server's metrics counted meanwhile
 
 
 class Interrupted(Exception):
@@ -35,6 +36,7 @@ class HttpServer:
         model: name of the model to ask for; None for the first that the server lists
         until_s: time on the monotonic clock after which no question is sent
         say: called with a line for each question
+        counts: whether the server's metrics are read before and after each question
     """
 
     target: BenchTarget
@@ -42,6 +44,7 @@ class HttpServer:
     model: str | None = None
     until_s: float = float("inf")
     say: Callable[[str], None] = lambda line: None
+    counts: bool = False
 
     def ask(self, question: Question) -> Answer:
         """Return the recorded answer, or send the question and record it.
@@ -52,37 +55,42 @@ class HttpServer:
         if (place / "runs.parquet").is_file():
             recording = Recording.load(place)
             if recording.run["status"] == "complete" and _same(recording.workload(), question.workload):
-                return Answer.load(question, place)
+                return self._loaded(question, place)
         if monotonic() > self.until_s:
             raise TimeIsUp
         began = monotonic()
+        before = self._get("/metrics") if self.counts else ""
         status = bench(question.workload, self.target, place, model=self.model, overwrite=True)
         if status != "complete":
             raise Interrupted
+        if self.counts and (seen := counted(before, self._get("/metrics"))) is not None:
+            (place / _COUNTED).write_text(json.dumps(seen._asdict()) + "\n", encoding="utf-8")
         self.say(f"asked {question.name}, {question.reveals}: {monotonic() - began:.1f} s")
-        return Answer.load(question, place)
+        return self._loaded(question, place)
+
+    def _loaded(self, question: Question, place: Path) -> Answer:
+        answer = Answer.load(question, place)
+        if not self.counts or not (place / _COUNTED).is_file():
+            return answer
+        return replace(answer, counted=Counted(**json.loads((place / _COUNTED).read_text(encoding="utf-8"))))
 
     def reported(self) -> dict[str, Any]:
-        """Return the settings that the server's metrics report; empty if it has none.
-
-        vLLM and our own server report their KV cache in the labels of `vllm:cache_config_info`.
-        """
-        labels = labels_of("vllm:cache_config_info", self._get("/metrics"))
-        settings: dict[str, Any] = {}
-        if (blocks := labels.get("num_gpu_blocks", "")).isdigit():
-            settings["num_blocks"] = int(blocks)
-        if (cached := labels.get("enable_prefix_caching", "")) in ("True", "False"):
-            settings["enable_prefix_caching"] = cached == "True"
-        return settings
+        """Return the settings that the server reports: in its metrics, or SGLang in `/get_server_info`; else empty."""
+        return vllm_settings(self._get("/metrics")) or sglang_settings(self._json("/get_server_info"))
 
     def longest(self) -> int | None:
         """Return the maximum length of a sequence in tokens, if the server's list of models states it."""
-        try:
-            models = json.loads(self._get("/v1/models") or "{}").get("data") or []
-        except (ValueError, AttributeError):
-            return None
+        models = self._json("/v1/models").get("data") or []
         lengths = [one.get("max_model_len") for one in models if self.model in (None, one.get("id"))]
         return next((length for length in lengths if isinstance(length, int)), None)
+
+    def _json(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at `path`; empty if there is none."""
+        try:
+            content = json.loads(self._get(path) or "{}")
+        except ValueError:
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def _get(self, path: str) -> str:
         """Return the text at `path`; empty if there is none."""

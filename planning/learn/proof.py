@@ -46,12 +46,23 @@ def predicted(twin: Twin, answer: Answer, factor: float = 1.0) -> Figures:
     return figures(said.sent_ns, said.tokens_ns, [id for id in answer.tokens_ns if id in said.tokens_ns])
 
 
-def proof_rows(twin: Twin, answer: Answer, interval: Factors) -> list[tuple[str, str, float, float, float, float]]:
-    """Return metric, statistic, and the measured, the predicted, the least and the greatest likely milliseconds."""
+def proof_rows(
+    twin: Twin, answer: Answer, interval: Factors, late_ms: float
+) -> list[tuple[str, str, float, float, float, float]]:
+    """Return metric, statistic, and the measured, the predicted, the least and the greatest likely milliseconds.
+
+    The likely milliseconds follow from step times at both ends of `interval`, and from an API server that takes up to
+    `late_ms` more or less for the first token.
+    """
     seen = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns))
     said, fast, slow = predicted(twin, answer), *(predicted(twin, answer, factor) for factor in interval)
-    ends = {name: (said[name], fast[name], slow[name]) for name in seen}
-    return [(*name, seen[name], said[name], min(ends[name]), max(ends[name])) for name in seen]
+    rows = []
+    for name, measured in seen.items():
+        late = 0.0 if name[0] == "tpot_ms" else late_ms
+        ends = said[name], fast[name], slow[name]
+        below, above = np.hypot(said[name] - min(ends), late), np.hypot(max(ends) - said[name], late)
+        rows.append((*name, measured, said[name], max(float(said[name] - below), 0.0), float(said[name] + above)))
+    return rows
 
 
 def spread_pct(one: Answer, again: Answer) -> dict[tuple[str, str], float]:

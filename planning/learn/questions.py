@@ -12,16 +12,25 @@ from typing import NamedTuple
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 
 _ANSWER = 8  # output tokens of a prompt whose prefill is of interest
-_MOST_TOKENS = 200_000  # of the prompts of one question
+_MOST_TOKENS = 200_000
+INTO_DECODES = "prompts-into"
 _SHORT = 16
+_PREFIXES = (265, 272, 288, 320, 384)  # 1, 16, 32, 64 and 128 tokens divide one more of them each
 _THINK_NS = (101_000_000, 73_000_000, 89_000_000, 59_000_000, 67_000_000)  # no multiples of a step's time
 
 
 class Bounds(NamedTuple):
-    """What a question may ask for: unfinished requests at a time, and tokens of a prompt with its answer."""
+    """What a question may ask for.
+
+    Attributes:
+        concurrency: maximum number of unfinished requests at a time
+        longest: maximum number of tokens of a prompt with its answer
+        tokens: maximum number of tokens of all prompts of a question, unless the question needs more
+    """
 
     concurrency: int
     longest: int
+    tokens: int = _MOST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -57,10 +66,15 @@ def plateau(rows: int, context: int, bounds: Bounds) -> Question:
 
 
 def plateaus(bounds: Bounds) -> list[Question]:
-    """Return plateaus over a ladder of rows, with short and long contexts."""
-    short = [plateau(rows, 128, bounds) for rows in (1, 4, 16, 64, 256) if rows <= bounds.concurrency]
+    """Return plateaus over a ladder of rows, with short contexts."""
+    rows = [rows for rows in (1, 4, 16, 64, 256) if rows <= min(bounds.concurrency, bounds.tokens // 128)]
+    return [plateau(count, 128, bounds) for count in rows]
+
+
+def long_plateaus(bounds: Bounds) -> list[Question]:
+    """Return plateaus of a few rows with long contexts."""
     rows = [rows for rows in (4, 16, 48) if rows <= bounds.concurrency]
-    return short + [plateau(count, min(4096, _MOST_TOKENS // count), bounds) for count in rows]
+    return [plateau(count, min(4096, bounds.tokens // count), bounds) for count in rows]
 
 
 def prompts_into_decodes(streams: int, bounds: Bounds) -> Question:
@@ -78,13 +92,15 @@ def prompts_into_decodes(streams: int, bounds: Bounds) -> Question:
         for turn, length in enumerate(lengths)
     ]
     workload = Workload(decoding + prompts, "prompts into decodes", shares_prefixes=False)
-    return Question(f"prompts-into-{streams}", "whether prompts and decodes share steps, and in which chunks", workload)
+    return Question(
+        f"{INTO_DECODES}-{streams}", "whether prompts and decodes share steps, and in which chunks", workload
+    )
 
 
 def prompts_at_once(length: int, bounds: Bounds) -> Question:
     """Return prompts of `length` tokens that are sent at the same time and answered with one token."""
     length = min(length, bounds.longest - 1)
-    count = min(bounds.concurrency, max(_MOST_TOKENS // 5 // length, 4))
+    count = min(bounds.concurrency, max(bounds.tokens // 5 // length, 4))
     workload = Workload([_request(n, 0, length, 1) for n in range(count)], "prompts at once", shares_prefixes=False)
     return Question(f"at-once-{length}", "how many prompts a step computes, and its time", workload)
 
@@ -107,11 +123,28 @@ def full_memory(tokens: int, count: int, budget: int, bounds: Bounds) -> Questio
     return Question(f"full-memory-{count}-{length}", "how many KV blocks there are", workload)
 
 
-def repeated_prompt(bounds: Bounds) -> Question:
-    """Return one long prompt three times, one after another."""
+def repeated_prompt(replicas: int, bounds: Bounds) -> Question:
+    """Return one long prompt again and again, one after another, twice more than there are replicas."""
     length = min(4096, bounds.longest - _ANSWER)
-    requests = [WorkloadRequest(number, 0, (("repeated", length),), _ANSWER) for number in range(3)]
+    requests = [WorkloadRequest(number, 0, (("repeated", length),), _ANSWER) for number in range(replicas + 2)]
     return Question("repeated-prompt", "whether prefixes are cached", Workload(requests, "repeat", concurrency=1))
+
+
+def cached_prefixes(budget: int, replicas: int, bounds: Bounds) -> Question | None:
+    """Return prompts with a cached prefix and `budget` new tokens, which are one step if the whole prefix is found.
+
+    The lengths of the prefixes are multiples of different powers of two, so each block size leaves the end of others
+    uncached. Each of `replicas` engines gets the prefix first. None if the prompts would be too long.
+    """
+    if budget + _PREFIXES[-1] + 1 > bounds.longest:
+        return None
+    segments = []
+    for number, length in enumerate(2 * _PREFIXES):
+        prefix = (f"prefix {number}", length)
+        segments += [*replicas * [(prefix,)], (prefix, (PRIVATE, budget))]
+    requests = [WorkloadRequest(number, 0, prompt, 1) for number, prompt in enumerate(segments)]
+    workload = Workload(requests, "prefixes", concurrency=1)
+    return Question("cached-prefixes", "the block size of the prefix cache", workload)
 
 
 def closed_loop(rows: int, bounds: Bounds) -> Question:

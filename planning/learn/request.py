@@ -25,6 +25,18 @@ class LearnRequest(BenchTarget):
     out: Path = Field(description="directory for the twin and the answers")
     traffic: str | None = Field(None, description="your own traffic for the proof: a trace, a recording or a YAML file")
     model_name: str | None = Field(None, description="name of the model on the server, if not the first that it lists")
+    recorder: Path | None = Field(
+        None,
+        description="directory to which the server's recorder writes (docs/vllm.md); its settings and step times are "
+        "used instead of inferred ones",
+    )
     minutes: float = Field(10.0, gt=0, le=600, description="time for questions, in minutes")
+    within_pct: float = Field(
+        3.0,
+        gt=0,
+        le=100,
+        description="half of the 90 % interval of the traffic's mean and median latencies, in percent, that is narrow "
+        "enough to stop asking",
+    )
     max_concurrency: int = Field(256, ge=16, le=4096, description="maximum number of unfinished requests at a time")
     ignore_metrics: bool = Field(False, description="do not read settings from the server's /metrics")

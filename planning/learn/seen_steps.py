@@ -25,8 +25,15 @@ _MANY_ROWS = 8  # minimum number of tokens of a step that tell how long one of t
 
 
 def seen_steps(answer: Answer, twin: Simulated) -> IterationLog:
-    """Return all steps whose duration the client saw, with their sizes."""
-    return joined([decode_steps(answer), prompt_steps(answer, twin)])
+    """Return all steps whose duration the client saw, with their sizes.
+
+    Each engine of the simulation has its own steps; the router is taken to have sent requests as it did there.
+    """
+    logs = []
+    for engine in twin.of_each_engine:
+        own = answer.only(engine.tokens_ns)
+        logs += [decode_steps(own), prompt_steps(own, engine)]
+    return joined(logs)
 
 
 def decode_steps(answer: Answer) -> IterationLog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -28,10 +29,11 @@ from planning.learn.http_server import HttpServer, check_folder
 from planning.learn.learner import Learner, TimeIsUp
 from planning.learn.proof import made_up_traffic, proof_rows, spread_pct
 from planning.learn.questions import Bounds, Question
+from planning.learn.recorded_steps import recorded_settings, recorded_steps
 from planning.learn.request import LearnRequest
 from planning.learn.seen_steps import seen_steps
 from planning.learn.step_times import Known
-from planning.learn.twin import Setting, Twin
+from planning.learn.twin import GROUPS, Setting, Twin, fitted_apart
 from planning.traffic import Offered
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
@@ -41,8 +43,8 @@ from traces.recording_writer import DEPLOYMENT
 
 _PROOF_REQUESTS = 300  # maximum number of requests of one's own traffic
 _LEAST_ERROR = 0.01  # least standard deviation of the logarithm of step times between a fit and new traffic
+_LARGEST_SHARE = 0.1  # larger errors of a TTFT are those of step times, which have an interval of their own
 _NORMAL = 1.4826  # standard deviation of a normal distribution in medians of the absolute deviation
-_GROUPS = 4  # number of groups of questions, of which each is predicted from the others
 _SOURCE = "tokentwin learn"
 
 
@@ -55,23 +57,30 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     if request.gpu is not None:
         find_gpu(request.gpu)
     own = None if request.traffic is None else Offered(traffic=request.traffic).workload()
+    expected = made_up_traffic if own is None else lambda twin, bounds: [own_traffic(own, bounds)]
     check_folder(request.out, request.url, overwrite)
     until_s = monotonic() + 60 * request.minutes
-    server = HttpServer(request, request.out / "answers", request.model_name, until_s, say)
+    counts = not request.ignore_metrics
+    server = HttpServer(request, request.out / "answers", request.model_name, until_s, say, counts)
     stated_deployment = request.deployment
-    reported = {} if request.ignore_metrics else server.reported()
+    reported = server.reported() if counts else {}
+    recorder = request.recorder
+    recorded = {} if recorder is None else recorded_settings(recorder)
     if "max_model_len" not in stated_deployment.scheduler.model_fields_set and (longest := server.longest()):
         stated_deployment = stated_deployment.rescheduled(max_model_len=longest)
     stated = stated_settings(stated_deployment)
+    reported |= recorded
     known = {**reported, **stated}
+    for name in sorted(name for name in stated.keys() & reported.keys() if stated[name] != reported[name]):
+        say(f"{name}: you state {stated[name]}, but the server reports {reported[name]}; taking yours")
     bounds = Bounds(request.max_concurrency, stated_deployment.scheduler.max_model_len)
-    learner = Learner(server, stated_deployment, request.gpu, bounds, known, say)
+    steps = (lambda: None) if recorder is None else partial(recorded_steps, recorder)
+    learner = Learner(server, stated_deployment, request.gpu, bounds, known, say, expected, request.within_pct, steps)
     twin = learner.learn()
     interval = interval_of(learner, twin)
-    traffic = made_up_traffic(twin, learner.bounds) if own is None else [own_traffic(own, learner.bounds)]
-    proof = prove(learner, twin, interval, traffic, say)
+    proof = prove(learner, twin, interval, late_ms_of(learner, twin), expected(twin, learner.bounds), say)
     sources = {name: "stated" if name in stated else "reported" for name in known}
-    learnt = document(learner, twin, interval, proof, sources, request.url, str(request.out))
+    learnt = document(learner, twin, interval, proof, sources, reported, request.url, str(request.out))
     save(request.out, learner, twin, interval, learnt)
     return learnt
 
@@ -80,6 +89,8 @@ def stated_settings(deployment: Deployment) -> dict[str, Any]:
     """Return the settings of `Setting` that a deployment states."""
     scheduler = deployment.scheduler
     stated = {name: getattr(scheduler, name) for name in Setting._fields if name in scheduler.model_fields_set}
+    if deployment.fleet is not None:
+        stated["replicas"] = sum(pool.replicas for pool in deployment.fleet.pools)
     if "policy" in deployment.model_fields_set or deployment.engine:
         stated["policy"] = deployment.policy
     return stated
@@ -98,10 +109,8 @@ def interval_of(learner: Learner, twin: Twin) -> Factors:
     """Return the 90 % interval of step times: groups of questions are predicted from a fit to the other questions."""
     prior, asked = learner.prior(twin.setting.policy).times, learner.answers
     errors = []
-    for group in range(_GROUPS):
-        rest = [answer for at, answer in enumerate(asked) if at % _GROUPS != group]
-        apart = twin.fitted(rest, prior)
-        for answer, said in zip(asked[group::_GROUPS], apart.answers(asked[group::_GROUPS]), strict=True):
+    for group, apart in enumerate(fitted_apart(twin, asked, prior)):
+        for answer, said in zip(asked[group::GROUPS], apart.answers(asked[group::GROUPS]), strict=True):
             steps = seen_steps(answer, said)
             if len(steps):
                 errors.append(abs(np.log(np.median(steps.measured_ns / apart.step_ns(steps.sizes)))))
@@ -109,8 +118,27 @@ def interval_of(learner: Learner, twin: Twin) -> Factors:
     return factors_of(REACH * spread)
 
 
+def late_ms_of(learner: Learner, twin: Twin) -> float:
+    """Return half of the 90 % interval of what an API server adds to a TTFT: how far questions' medians are off, in ms.
+
+    Most of the error of a short TTFT comes from outside of the engine, and step times do not explain it.
+    """
+    errors = []
+    for answer, said in zip(learner.answers, twin.answers(learner.answers), strict=True):
+        ids = sorted(answer.tokens_ns.keys() & said.tokens_ns.keys())
+        if ids:
+            seen, own = (np.median([one.tokens_ns[id][0] - one.sent_ns[id] for id in ids]) for one in (answer, said))
+            errors.append(min(abs(seen - own), _LARGEST_SHARE * seen))
+    return REACH * _NORMAL * float(np.median(errors or [0.0])) / 1e6
+
+
 def prove(
-    learner: Learner, twin: Twin, interval: Factors, traffic: Sequence[Question], say: Callable[[str], None]
+    learner: Learner,
+    twin: Twin,
+    interval: Factors,
+    late_ms: float,
+    traffic: Sequence[Question],
+    say: Callable[[str], None],
 ) -> list[ProofFigure]:
     """Ask for traffic that taught nothing, the first kind twice, and compare it with the twin."""
     figures: list[ProofFigure] = []
@@ -132,7 +160,7 @@ def prove(
                     high=high,
                     floor_pct=floors.get((metric, statistic)),
                 )
-                for metric, statistic, seen, said, low, high in proof_rows(twin, answer, interval)
+                for metric, statistic, seen, said, low, high in proof_rows(twin, answer, interval, late_ms)
             ]
     except TimeIsUp:
         say("the time is up before all traffic of the proof was sent")
@@ -145,12 +173,18 @@ def document(
     interval: Factors,
     proof: Sequence[ProofFigure],
     sources: dict[str, str],
+    reported: dict[str, Any],
     url: str,
     folder: str,
 ) -> LearntServer:
-    """Return what was learnt as a document."""
+    """Return what was learnt as a document.
+
+    `sources` says which settings are stated or reported, and `reported` what the server reports.
+    """
     settings = []
     for name, value in twin.setting._asdict().items():
+        if name == "router" and twin.setting.replicas == 1:
+            continue
         tried = learner.tried.get(name)
         source = sources.get(name, "inferred")
         if name in learner.at_least:
@@ -159,7 +193,9 @@ def document(
             source = "assumed"
         also = tried.alike if tried and source == "inferred" else ()
         known = {"name": name, "value": value, "source": source, "also": also}
-        settings.append(LearntSetting.model_validate(known | {"at_least": learner.at_least.get(name)}))
+        other = reported.get(name) if source == "stated" and reported.get(name) != value else None
+        more = {"at_least": learner.at_least.get(name), "reported": other}
+        settings.append(LearntSetting.model_validate(known | more))
     return LearntServer(
         url=url,
         model=learner.base.model,

@@ -10,14 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
+from calibration.steps.iteration_fit import IterationLog
 from planning.learn.answers import Answer, Simulated, Times, simulated
+from planning.learn.questions import Question
 from planning.learn.seen_steps import joined, seen_steps
 from planning.learn.step_times import StepTimes
 from serving.deployments.config import Deployment
+from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.front_door import FrontDoor
 
 POLICIES = ("vllm", "sglang", "trtllm")
+ROUTERS = ("round-robin", "least-requests")
 _SPREAD = 0.03  # standard deviation of the logarithm of a time that a right twin may be off by
+_PATTERN = 0.008  # the same of a difference between two times of one answer
+GROUPS = 4  # number of groups of questions, of which each is predicted from the others
 _FREEDOM = 3.0  # degrees of freedom of Student's t, so that single outliers decide nothing
 _COUNTED = 6  # maximum number of independent requests in a question: requests of one question share their error
 
@@ -26,21 +32,43 @@ _FIRST_DOOR = FrontDoor(client_ns=1e6)  # before it is fitted
 
 
 class Setting(NamedTuple):
-    """The settings of a server that its answers can reveal. The fields are those of `Deployment` and its scheduler."""
+    """The settings of a server that its answers can reveal.
+
+    The fields are those of `Deployment` and its scheduler. `replicas` engines with these settings are behind `router`.
+    """
 
     policy: str
     max_num_batched_tokens: int
     async_scheduling: bool
     max_num_seqs: int
     num_blocks: int
+    block_size: int
     enable_prefix_caching: bool
+    replicas: int = 1
+    router: str = ROUTERS[0]
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Setting:
+        """Return the settings of `deployment`, whose number of KV blocks must be known."""
+        scheduler = {name: getattr(deployment.scheduler, name) for name in _OF_SCHEDULER}
+        setting = cls(policy=deployment.policy, **scheduler)
+        if deployment.fleet is None:
+            return setting
+        (pool,) = deployment.fleet.pools
+        return setting._replace(replicas=pool.replicas, router=deployment.fleet.router.name)
 
     def applied(self, base: Deployment) -> Deployment:
         """Return `base` with these settings."""
-        scheduler = {name: value for name, value in self._asdict().items() if name != "policy"}
+        scheduler = {name: getattr(self, name) for name in _OF_SCHEDULER}
         scheduler["max_num_seqs"] = min(self.max_num_seqs, self.max_num_batched_tokens)
         changed = base.rescheduled(**scheduler).model_copy(update={"gpu_memory_utilization": None})
+        if self.replicas > 1:
+            fleet = FleetConfig(pools=(PoolConfig(replicas=self.replicas),), router=RouterConfig(name=self.router))
+            changed = changed.model_copy(update={"fleet": fleet})
         return changed if base.engine else changed.model_copy(update={"policy": self.policy})
+
+
+_OF_SCHEDULER = tuple(name for name in Setting._fields if name not in ("policy", "replicas", "router"))
 
 
 @dataclass(frozen=True)
@@ -80,12 +108,23 @@ class Twin:
         cost = self.times.cost(deployment)
         return [simulated(answer.as_sent, deployment, cost, self.front_door) for answer in asked]
 
-    def fitted(self, asked: Sequence[Answer], prior: StepTimes, fit_launches: bool = True) -> Twin:
+    def foreseen(self, question: Question) -> Simulated:
+        """Simulate a question that was not asked yet."""
+        deployment = self.deployment
+        return simulated(question.workload, deployment, self.times.cost(deployment), self.front_door)
+
+    def fitted(
+        self, asked: Sequence[Answer], prior: StepTimes, fit_launches: bool = True, recorded: IterationLog | None = None
+    ) -> Twin:
         """Return the twin with step times fitted to all answers, close to those of `prior`.
 
-        The cost of a launch is fitted, too, or stays that of `prior`.
+        The cost of a launch is fitted, too, or stays that of `prior`. `recorded` are steps that the server itself
+        recorded; they are fitted instead of those that clients saw.
         """
-        log = joined([seen_steps(answer, said) for answer, said in zip(asked, self.answers(asked), strict=True)])
+        log = recorded
+        if log is None:
+            said = self.answers(asked)
+            log = joined([seen_steps(answer, own) for answer, own in zip(asked, said, strict=True)])
         fitted = replace(self, times=prior.fitted(log, self.deployment, fit_launches))
         return fitted.with_front_door(client_ns=fitted._outside_ns(asked))
 
@@ -110,6 +149,28 @@ class Twin:
         said = self.answers(asked)
         return sum(_likelihood(answer, twin) for answer, twin in zip(asked, said, strict=True))
 
+    def likelihood_of_pattern(self, answer: Answer) -> float:
+        """Return the log likelihood of how the TTFT of one long prompt differs from those of the others.
+
+        An error that all of them share, as from step times that are not quite right, does not count.
+        """
+        (said,) = self.answers([answer])
+        lengths = {one.id: one.prompt_len for one in answer.question.workload.requests}
+        both = sorted(answer.tokens_ns.keys() & said.tokens_ns.keys())
+        ids = [id for id in both if lengths[id] > max(lengths.values()) / 2]
+        seen, own = (_logs(_first_ns, one.sent_ns, one.tokens_ns, ids) for one in (answer, said))
+        errors = seen - own
+        return float(_densities(errors - np.median(errors), _PATTERN).sum())
+
+
+def fitted_apart(twin: Twin, asked: Sequence[Answer], prior: StepTimes) -> list[Twin]:
+    """Return twins of which each is fitted without some of the answers: those at every `GROUPS`-th place."""
+    near = prior.with_launches_of(twin.times)
+    return [
+        twin.fitted([answer for at, answer in enumerate(asked) if at % GROUPS != group], near, fit_launches=False)
+        for group in range(GROUPS)
+    ]
+
 
 def _likelihood(answer: Answer, said: Simulated) -> float:
     """Return the log likelihood of an answer, from the TTFT, the E2E latency and the longest gap of the requests.
@@ -121,7 +182,7 @@ def _likelihood(answer: Answer, said: Simulated) -> float:
     alike = [id for id, seen in answer.tokens_ns.items() if len(said.tokens_ns.get(id, ())) == len(seen)]
     several = [id for id in alike if len(answer.tokens_ns[id]) > 2]
     latencies: list[tuple[list[int], int | None, Callable[[int, Times], float]]] = [
-        (alike, 0, lambda sent, times: float(times[0] - sent)),
+        (alike, 0, _first_ns),
         (alike, 1, lambda sent, times: float(times[-1] - sent)),
         (several, None, lambda sent, times: float(np.diff(times).max())),
     ]
@@ -136,10 +197,25 @@ def _likelihood(answer: Answer, said: Simulated) -> float:
             for group in groups.values()
         ]
         if errors:
-            error = np.concatenate(errors) / _SPREAD
-            density = -(_FREEDOM + 1) / 2 * np.log1p(error**2 / _FREEDOM)
-            total += float(density.mean()) * min(len(error), _COUNTED)
+            total += _as_few(_densities(np.concatenate(errors)))
+    if answer.counted is not None:
+        pairs = zip(answer.counted, said.counted, strict=True)
+        total += float(_densities(np.array([np.log((seen + 1) / (own + 1)) for seen, own in pairs])).sum())
     return total
+
+
+def _densities(errors: NDArray[np.float64], spread: float = _SPREAD) -> NDArray[np.float64]:
+    """Return the log densities of errors of logarithms."""
+    return np.asarray(-(_FREEDOM + 1) / 2 * np.log1p((errors / spread) ** 2 / _FREEDOM))
+
+
+def _as_few(densities: NDArray[np.float64]) -> float:
+    """Return the sum of log densities, in which many of one question count as a few."""
+    return float(densities.mean()) * min(len(densities), _COUNTED)
+
+
+def _first_ns(sent: int, times: Times) -> float:
+    return float(times[0] - sent)
 
 
 def _logs(

@@ -129,9 +129,7 @@ class KeptTwin:
             raise UserError("twin", str(folder / LEARNT), "is damaged; learn again") from None
         times = load_times(folder)
         deployment = stated_deployment(folder / DEPLOYMENT)
-        scheduler = {name: getattr(deployment.scheduler, name) for name in Setting._fields if name != "policy"}
-        setting = Setting(policy=deployment.policy, **scheduler)
-        return cls(Twin(deployment, setting, times, FrontDoor.load(folder)), learnt)
+        return cls(Twin(deployment, Setting.of(deployment), times, FrontDoor.load(folder)), learnt)
 
 
 def look(kept: KeptTwin, server: Server, reported: dict[str, Any]) -> WatchedServer:
@@ -144,7 +142,7 @@ def look(kept: KeptTwin, server: Server, reported: dict[str, Any]) -> WatchedSer
         for question in (
             ask.two_lengths(64, longest, bounds),
             ask.plateau(_ROWS, 128, bounds),
-            ask.repeated_prompt(bounds),
+            ask.repeated_prompt(twin.setting.replicas, bounds),
         )
     )
     allowed = 100 * (kept.learnt.high_factor * (1 + _OWN) - 1)

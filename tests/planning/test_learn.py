@@ -48,7 +48,7 @@ def test_all_settings_of_a_server_are_found(learnt) -> None:
     hidden, learner, twin = learnt
     true = hidden.deployment.scheduler
     found = twin.setting._replace(num_blocks=0)
-    assert found == Setting("sglang", 4096, False, 24, 0, True)
+    assert found == Setting("sglang", 4096, False, 24, 0, 16, True)
     assert twin.setting.num_blocks == pytest.approx(true.num_blocks, rel=0.02)
     assert not learner.at_least and not learner.assumed
 
@@ -79,10 +79,12 @@ def test_the_twin_is_a_calibration_that_every_command_takes(learnt, tmp_path: Pa
     interval = session.interval_of(learner, twin)
     assert 0.8 < interval[0] < 1 < interval[1] < 1.25
     traffic = made_up_traffic(twin, BOUNDS)
-    proof = session.prove(learner, twin, interval, traffic, print)
+    late_ms = session.late_ms_of(learner, twin)
+    assert 0 <= late_ms < 5
+    proof = session.prove(learner, twin, interval, late_ms, traffic, print)
     assert {figure.traffic for figure in proof} == {"chats", "long-prompts"}
     assert all(figure.floor_pct == 0 for figure in proof if figure.traffic == "chats")  # this server has no noise
-    document = session.document(learner, twin, interval, proof, {}, "http://x", str(tmp_path))
+    document = session.document(learner, twin, interval, proof, {}, {}, "http://x", str(tmp_path))
     session.save(tmp_path, learner, twin, interval, document)
     assert LearntServer.read(json.loads((tmp_path / "learnt.json").read_text())) == document
     assert "-c" in str(list(document.report())[-1])
@@ -132,7 +134,7 @@ def test_a_device_without_kernel_times_has_linear_prices(tmp_path: Path) -> None
     answer = hidden.ask(made_up_traffic(twin, BOUNDS)[0])
     seen, said = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns)), predicted(twin, answer)
     assert all(said[name] == pytest.approx(seen[name], rel=0.1) for name in seen if name[1] != "p99")
-    document = session.document(learner, twin, (0.95, 1.05), (), {}, "http://x", str(tmp_path))
+    document = session.document(learner, twin, (0.95, 1.05), (), {}, {}, "http://x", str(tmp_path))
     session.save(tmp_path, learner, twin, (0.95, 1.05), document)
     cost = priced(str(tmp_path), None, stated_deployment(tmp_path / "deployment.yaml")).cost
     assert cost.pure.calibration.interval == (0.95, 1.05)
@@ -189,8 +191,7 @@ def test_decode_steps_are_those_of_the_engine(rows: int, context: int, jitter: i
 def test_steps_with_prompts_are_those_of_the_engine() -> None:
     hidden, question = server(), ask.prompts_into_decodes(2, BOUNDS)
     learner = Learner(hidden, told(), GPU, BOUNDS, KNOWN)
-    true = hidden.deployment.scheduler
-    settings = {name: getattr(true, name) for name in Setting._fields if name != "policy"}
+    settings = Setting.of(hidden.deployment)._asdict()
     calm = [hidden.ask(one) for one in (ask.lone_prompts(BOUNDS), *ask.plateaus(BOUNDS))]
     twin = learner.prior("vllm").having(**settings).fitted(calm, learner.prior("vllm").times)
     answer = hidden.ask(question)
@@ -219,7 +220,7 @@ def lone() -> Answer:
 
 @pytest.fixture(scope="module")
 def repeated() -> Answer:
-    return server().ask(ask.repeated_prompt(BOUNDS))
+    return server().ask(ask.repeated_prompt(1, BOUNDS))
 
 
 def test_an_honest_server_is_not_suspected(lone, repeated) -> None:
@@ -258,7 +259,9 @@ def test_no_question_asks_for_more_than_is_allowed(concurrency: int, longest: in
         ask.prompts_at_once(3000, bounds),
         ask.burst(bounds),
         ask.full_memory(10**6, concurrency, 2048, bounds),
-        ask.repeated_prompt(bounds),
+        ask.repeated_prompt(3, bounds),
+        ask.cached_prefixes(longest // 2, 3, bounds) or ask.burst(bounds),
+        *ask.long_plateaus(bounds),
         ask.closed_loop(16, bounds),
         ask.two_lengths(64, longest, bounds),
     ):

@@ -21,7 +21,7 @@ options = options_of(LearnRequest)
 @click.option(
     "-d", "--deployment", "deployment_file", type=click.Path(), required=True, help="Deployment of the server."
 )
-@options("--out --minutes --max-concurrency --ignore-metrics --endpoint --model-name")
+@options("--out --minutes --within-pct --max-concurrency --recorder --ignore-metrics --endpoint --model-name")
 @options_of(BenchTarget, envvar="TOKENTWIN_API_KEY", show_envvar=True)("--api-key")
 @options("--timeout-s --vocab-size")
 @click.option("--force", is_flag=True, help="Replace a finished twin, from the answers that its directory holds.")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -117,10 +117,27 @@ def read_samples(path: Path) -> Samples:
 
 def labels_of(name: str, text: str) -> dict[str, str]:
     """Return the labels of the first sample of `name` in a scrape; empty if there is none."""
+    return next(iter(labels_of_all(name, text)), {})
+
+
+def labels_of_all(name: str, text: str) -> list[dict[str, str]]:
+    """Return the labels of all samples of `name` in a scrape."""
+    return [dict(_LABEL.findall(sample[2] or "")) for sample in _samples_of(name, text)]
+
+
+def total_of(name: str, text: str) -> float | None:
+    """Return the sum of all samples of `name` in a scrape, over all labels; None if there is none."""
+    try:
+        values = [float(sample[3]) for sample in _samples_of(name, text)]
+    except ValueError:
+        return None
+    return sum(values) if values else None
+
+
+def _samples_of(name: str, text: str) -> Iterator[re.Match[str]]:
     for line in text.splitlines():
         if (sample := _SAMPLE.fullmatch(line.strip())) and sample[1] == name:
-            return dict(_LABEL.findall(sample[2] or ""))
-    return {}
+            yield sample
 
 
 def _number(path: Path, line: int, text: str) -> float:

@@ -1,0 +1,63 @@
+"""What a server reports of itself: settings in labels or in SGLang's `/get_server_info`, and counters of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planning.learn.answers import Counted
+from traces.measured.prometheus import labels_of, labels_of_all, total_of
+
+_CACHE = "vllm:cache_config_info"
+_OURS = "tokentwin:recording"  # a metric of our server alone, which imitates vLLM's and may have any policy
+
+
+def vllm_settings(metrics: str) -> dict[str, Any]:
+    """Return the settings of `Setting` that a scrape of vLLM or of our server reports; empty if there are none."""
+    labels = labels_of(_CACHE, metrics)
+    settings: dict[str, Any] = {}
+    if (blocks := labels.get("num_gpu_blocks", "")).isdigit():
+        settings["num_blocks"] = int(blocks)
+    if (size := labels.get("block_size", "")).isdigit():
+        settings["block_size"] = int(size)
+    if (cached := labels.get("enable_prefix_caching", "")) in ("True", "False"):
+        settings["enable_prefix_caching"] = cached == "True"
+    if labels and _OURS not in metrics:
+        settings["policy"] = "vllm"
+    if (engines := len({one.get("engine") for one in labels_of_all(_CACHE, metrics)})) > 1:
+        settings["replicas"] = engines
+    return settings
+
+
+def sglang_settings(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `Setting` in the answer of SGLang's `/get_server_info`; empty for another server."""
+    if "disable_radix_cache" not in info:
+        return {}
+    settings: dict[str, Any] = {"policy": "sglang", "enable_prefix_caching": not info["disable_radix_cache"]}
+    if isinstance(overlap := info.get("disable_overlap_schedule"), bool):
+        settings["async_scheduling"] = not overlap
+    named = {
+        "max_num_batched_tokens": "chunked_prefill_size",
+        "max_num_seqs": "max_running_requests",
+        "block_size": "page_size",
+        "replicas": "dp_size",
+    }
+    for name, theirs in named.items():
+        if _counts(value := info.get(theirs)):
+            settings[name] = value
+    if _counts(tokens := info.get("max_total_num_tokens")):
+        settings["num_blocks"] = tokens // settings.get("block_size", 1)
+    return settings
+
+
+def counted(before: str, after: str) -> Counted | None:
+    """Return what the server counted between two scrapes; None if it counts no steps."""
+    names = ("vllm:iteration_tokens_total_count", "vllm:num_preemptions_total")
+    first, last = ([total_of(name, text) for name in names] for text in (before, after))
+    if first[0] is None or last[0] is None:
+        return None
+    return Counted(round(last[0] - first[0]), round((last[1] or 0) - (first[1] or 0)))
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

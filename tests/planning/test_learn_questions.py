@@ -1,0 +1,145 @@
+"""Learning a server: the engines behind a URL, the block size of its prefix cache, and the choice of questions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from calibration.steps.external_calibration import blind
+from planning.learn import questions as ask
+from planning.learn.committee import Committee, Member
+from planning.learn.engines import engines_of
+from planning.learn.proof import made_up_traffic
+from planning.learn.questions import Bounds
+from planning.learn.recorded_steps import recorded_settings, recorded_steps
+from planning.learn.reported import counted, sglang_settings, vllm_settings
+from planning.learn.seen_steps import seen_steps
+from planning.learn.step_times import CorrectedKernels
+from planning.learn.twin import ROUTERS, Setting, Twin
+from serving.errors import UserError
+from tests.planning.learn_servers import GPU, SmallServer, server, told
+from traces.live_recording import Journal
+from traces.recording import JOURNAL
+
+BOUNDS = Bounds(64, 8192)
+
+
+def fleet(replicas: int, router: str = ROUTERS[0], policy: str = "vllm", **scheduler: int) -> SmallServer:
+    """Return `replicas` servers behind a router."""
+    one = server(policy, **scheduler)
+    setting = Setting.of(one.deployment)._replace(replicas=replicas, router=router)
+    return replace(one, deployment=setting.applied(one.deployment))
+
+
+def twin_of(hidden: SmallServer, **settings: object) -> Twin:
+    """Return the twin of a small server that knows everything, but for other `settings`."""
+    times = CorrectedKernels(GPU, blind(GPU, hidden.deployment).correction)
+    return Twin(told(), Setting.of(hidden.deployment)._replace(**settings), times, hidden.front_door)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_engines_are_counted_by_the_streams_that_a_prompt_delays(replicas: int, router: str, policy: str) -> None:
+    hidden = fleet(replicas, router, policy, max_num_batched_tokens=8192)
+    assert engines_of(hidden.ask(ask.prompts_into_decodes(12, BOUNDS))) == replicas
+
+
+def test_steps_of_two_engines_are_told_apart() -> None:
+    hidden = fleet(2)
+    answer = hidden.ask(ask.plateau(32, 128, BOUNDS))
+    twin = twin_of(hidden)
+    (said,) = twin.answers([answer])
+    assert len(said.of_each_engine) == 2
+    steps = seen_steps(answer, said)
+    assert len(steps) > 10 and set(steps.sizes.decode_rows.tolist()) <= {0, 16}
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_block_size_is_that_with_which_prefixes_are_found(size: int, replicas: int) -> None:
+    hidden = fleet(replicas, block_size=size)
+    question = ask.cached_prefixes(2048, replicas, BOUNDS)
+    assert question is not None
+    answer = hidden.ask(question)
+    scores = {one: twin_of(hidden, block_size=one).likelihood_of_pattern(answer) for one in (1, 16, 32, 64, 128)}
+    assert max(scores, key=lambda one: scores[one]) == size
+    assert sorted(scores.values())[-2] < scores[size] - 3
+
+
+def test_the_next_question_is_one_about_which_twins_differ() -> None:
+    hidden = server(max_num_batched_tokens=2048)
+    twins = [twin_of(hidden, max_num_batched_tokens=budget) for budget in (2048, 8192)]
+    traffic = made_up_traffic(twins[0], BOUNDS)
+    committee = Committee([Member(twin) for twin in twins], [0.0, 0.0], traffic)
+    calm, telling = ask.plateau(4, 128, BOUNDS), ask.prompts_at_once(3000, BOUNDS)
+    assert committee.narrowing(calm) == pytest.approx(0, abs=1e-9) and committee.narrowing(telling) > 0
+    assert committee.best_question([calm, telling]) == telling
+    agreed = Committee(committee.members, [0.0, -50.0], traffic)
+    assert agreed.band_pct < 0.01 < committee.band_pct
+    assert committee.weights == pytest.approx([0.5, 0.5])
+
+
+VLLM = """
+vllm:cache_config_info{block_size="32",enable_prefix_caching="True",engine="0",num_gpu_blocks="512"} 1.0
+vllm:cache_config_info{block_size="32",enable_prefix_caching="True",engine="1",num_gpu_blocks="512"} 1.0
+vllm:iteration_tokens_total_count{engine="0"} 100.0
+vllm:iteration_tokens_total_count{engine="1"} 50.0
+vllm:num_preemptions_total{engine="0"} 3.0
+"""
+
+
+def test_what_vllm_reports_is_read() -> None:
+    expected = {"num_blocks": 512, "block_size": 32, "enable_prefix_caching": True, "policy": "vllm", "replicas": 2}
+    assert vllm_settings(VLLM) == expected
+    assert "policy" not in vllm_settings(VLLM + "tokentwin:recording 0\n")  # our server imitates vLLM's metrics
+    assert vllm_settings("") == {}
+    later = VLLM.replace("100.0", "140.0").replace("3.0", "4.0")
+    assert counted(VLLM, later) == (40, 1)
+    assert counted("", "") is None
+
+
+def test_what_sglang_reports_is_read() -> None:
+    info = {"disable_radix_cache": False, "disable_overlap_schedule": False, "chunked_prefill_size": 8192}
+    info |= {"max_running_requests": None, "page_size": 16, "dp_size": 1, "max_total_num_tokens": 160_000}
+    assert sglang_settings(info) == {
+        "policy": "sglang",
+        "enable_prefix_caching": True,
+        "async_scheduling": True,
+        "max_num_batched_tokens": 8192,
+        "block_size": 16,
+        "replicas": 1,
+        "num_blocks": 10_000,
+    }
+    assert sglang_settings({"version": "1"}) == {}
+
+
+def test_counted_steps_tell_a_twin_with_other_steps() -> None:
+    hidden = server(max_num_batched_tokens=2048)
+    answer = hidden.ask(ask.prompts_at_once(3000, BOUNDS))
+    right, wrong = twin_of(hidden), twin_of(hidden, max_num_batched_tokens=8192)
+    (said,) = right.answers([answer])
+    knowing = replace(answer, counted=said.counted)
+    assert right.likelihood([knowing]) == pytest.approx(right.likelihood([answer]))
+    assert wrong.likelihood([knowing]) < wrong.likelihood([answer]) - 0.1
+
+
+def test_the_recorder_of_a_server_tells_its_steps_and_settings(tmp_path: Path) -> None:
+    hidden = server()
+    answer = hidden.ask(ask.closed_loop(16, BOUNDS))
+    twin = twin_of(hidden)
+    (said,) = twin.answers([answer])
+    with pytest.raises(UserError, match="recorder"):
+        recorded_steps(tmp_path)
+    journal = Journal(tmp_path / JOURNAL)
+    journal.add("run", {"clock": "real"})
+    for row in said.steps.to_pylist():
+        journal.add("step", row)
+    stated = hidden.deployment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    (tmp_path / "deployment.yaml").write_text(yaml.safe_dump(stated))
+    assert recorded_settings(tmp_path) == Setting.of(hidden.deployment)._asdict()
+    steps = recorded_steps(tmp_path)
+    assert len(steps) == said.steps.num_rows - 1
+    assert abs(np.median(np.log(steps.measured_ns / twin.step_ns(steps.sizes)))) < 0.02
