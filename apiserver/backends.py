@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -54,6 +55,7 @@ def make_twin(
     from sim.live_cluster import LiveCluster
 
     scenario = price_scenario(Workload(()), settings.calibration, settings.gpu, deployment)
+    scenario = replace(scenario, front_door=None)  # this API server is there itself
     first = scenario.all_pools[0].deployment
     vocab_size, folder = 32_000, _tokenizer_folder(first.model)
     texts = Tokenizer(Path(folder)) if folder else PlainTexts(vocab_size)

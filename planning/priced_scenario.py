@@ -11,6 +11,7 @@ import pyarrow as pa
 from calibration.steps.observed import JudgedCost
 from calibration.trust import Trust, least_certain
 from planning.costs import Priced, priced
+from planning.learn.front_door import learnt_front_door
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment, pool_deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig, plain_fleet
@@ -97,6 +98,11 @@ class PricedScenario:
         return self.router or self.fleet.router.name
 
     @property
+    def seen_by(self) -> str:
+        """A sentence that says that latencies are those that clients see; empty if they are not."""
+        return "" if self.front_door is None else self.front_door.said
+
+    @property
     def judged(self) -> list[JudgedCost]:
         """The cost models that state the trust in their step times."""
         return [pool.cost for pool in self.all_pools if isinstance(pool.cost, JudgedCost)]
@@ -144,10 +150,7 @@ class PricedScenario:
         return sink.requests, RunMetrics(sink.requests, sink.steps if full else None, run, slo, self.gpus or None)
 
     def cluster(self, kind: type[AnyCluster], sink: RunSink, steps: bool = True, **settings: Any) -> AnyCluster:
-        """Return the fleet as a cluster of class `kind` with further `settings`; it writes its rows to `sink`.
-
-        Even without `steps`, steps are kept if there is an API server, which needs them.
-        """
+        """Return the fleet as a cluster of class `kind` with further `settings`; it writes its rows to `sink`."""
         return kind(
             self.deployment,
             self.cost,
@@ -156,7 +159,7 @@ class PricedScenario:
             pools=self.pools,
             router=find_router(self.router) if self.router else None,
             shares_prefixes=self.workload.shares_prefixes,
-            steps=steps or self.front_door is not None,
+            steps=steps,
             front_door=self.front_door,
             **settings,
         )
@@ -173,6 +176,7 @@ def price_scenario(
 ) -> PricedScenario:
     """Return a scenario with step times as in `costs.priced`; a pool of the fleet may be timed by another GPU.
 
+    If `calibration` is the twin of a server, the scenario has its front door.
     `prices` are dollars per GPU-hour by name, and replace the catalogue's. Raises UserError for arguments that do not
     go together.
     """
@@ -203,6 +207,7 @@ def price_scenario(
             for pool, timing in zip((fleet or plain_fleet(1)).pools, timed, strict=True)
         },
         tuple(dict.fromkeys(timing.device for timing in timed)),
+        learnt_front_door(calibration),
         defaults=tuple(dict.fromkeys(timing.defaults for timing in timed if timing.defaults)),
     )
 

@@ -39,6 +39,7 @@ class SimulatedRun(Answer):
         trust: trust in its step times
         capacity: the rate beyond which requests pile up; None if they do not pile up, or bands were not requested
         defaults: a line for each set of settings that pools left to their engine, with their values
+        seen_by: a sentence that says that latencies are those that clients see; empty if they are not
     """
 
     recording: Recording
@@ -47,6 +48,7 @@ class SimulatedRun(Answer):
     trust: Trust
     defaults: tuple[str, ...] = ()
     capacity: Capacity | None = None
+    seen_by: str = ""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -59,6 +61,8 @@ class SimulatedRun(Answer):
     def report(self) -> Iterator[Line | Table]:
         yield from run_report(self.metrics, self.bands, self.capacity)
         yield Line(f"{self.trust.level}: {self.trust.reason}")
+        if self.seen_by:
+            yield Line(self.seen_by)
         yield from map(Line, self.defaults)
 
 
@@ -87,14 +91,17 @@ def recorded(
         pools=scenario.pools,
         calibration=scenario.calibration,
         usd_per_gpu_hour=scenario.usd_per_gpu_hour,
-        steps=details or scenario.front_door is not None,
+        steps=details,
         tokens=details,
         leaps=True,
         front_door=scenario.front_door,
         note=judge.notes,
         overwrite=overwrite,
     )
-    return SimulatedRun(Recording.load(out), judge.metrics, judge.bands, judge.trust, scenario.defaults, judge.capacity)
+    run, metrics = Recording.load(out), judge.metrics
+    return SimulatedRun(
+        run, metrics, judge.bands, judge.trust, scenario.defaults, judge.capacity, seen_by=scenario.seen_by
+    )
 
 
 class _Judge:

@@ -40,6 +40,11 @@ class FrontDoor(Settings):
     engine_row_ns: float = Field(0, ge=0, description="additional time for each token that the engine samples")
     host_step_ns: float = Field(0, ge=0, description="additional CPU time of the engine between two steps")
     host_row_ns: float = Field(0, ge=0, description="additional CPU time of the engine for each token that it samples")
+    learnt: bool = Field(
+        False,
+        description="True if a server's answers taught the times: each engine then has an API process of its own, and "
+        "requests have the times that clients see instead of the server's",
+    )
     source: str = Field("", description="recordings that the times were fitted to")
 
     @classmethod
@@ -68,6 +73,28 @@ class FrontDoor(Settings):
     def beside(self, cost: CostModel) -> CostModel:
         """Return the cost model of an engine that shares its CPU with this API process; `cost` is that engine alone."""
         return Beside(cost, self) if any((*self._step, *self._host)) else cost
+
+    @property
+    def outside_ms(self) -> float:
+        """The time that a lone request takes outside the engine until its first text, in ms; its prompt is short."""
+        return (self.client_ns + self.request_ns + self.outputs_ns + self.chunk_ns) / 1e6
+
+    @property
+    def queues_texts(self) -> bool:
+        """True if texts wait for one another; otherwise every text takes the same time after its token."""
+        return not self.learnt or self.chunk_ns > 0
+
+    def without_queue(self) -> FrontDoor:
+        """Return the front door with texts that do not wait for one another, which is much faster to simulate."""
+        return self.model_copy(update={"chunk_ns": 0.0, "outputs_ns": self.outputs_ns + self.chunk_ns})
+
+    @property
+    def said(self) -> str:
+        """A sentence about the latencies behind this front door and its source; empty unless the times were learnt."""
+        if not self.learnt:
+            return ""
+        outside = f"a lone request takes {self.outside_ms:.1f} ms outside the engine"
+        return f"latencies are those that clients see: {outside}" + (f" ({self.source})" if self.source else "")
 
     @property
     def _step(self) -> tuple[float, float]:

@@ -1,7 +1,10 @@
-"""An API process on the virtual clock, between clients and the gateway. It does one piece of work at a time.
+"""API processes on the virtual clock, between clients and the gateway. A process does one piece of work at a time.
 
 A request reaches the gateway when its prompt is tokenised, and its client has the answer when the last token is
 detokenised. Pieces of work queue up, so the text of each token is later if many answers are being generated.
+
+There is one process for all engines, or one for each engine if the times were learnt from an engine's answers. Then
+requests go to the processes in turn, since the router has not placed them yet; the texts are made by the engine's own.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from simpy.events import Event, ProcessGenerator
 
 from serving.front_door import FrontDoor
@@ -27,12 +32,13 @@ class _Visit:
     `texts_ns` holds the time of the text of each of its tokens.
     """
 
-    __slots__ = ("ends", "left", "received_ns", "sent_ns", "texts_ns")
+    __slots__ = ("ends", "left", "process", "received_ns", "sent_ns", "texts_ns")
 
-    def __init__(self, sent_ns: int, received_ns: int, left: Event) -> None:
+    def __init__(self, sent_ns: int, received_ns: int, left: Event, process: int) -> None:
         self.sent_ns = sent_ns
         self.received_ns = received_ns
         self.left = left  # event: event that happens when the request has left the gateway
+        self.process = process  # number of the process that tokenises its prompt
         self.texts_ns: list[int] = []
         self.ends = 0
 
@@ -40,8 +46,10 @@ class _Visit:
 class ApiServer:
     """A server that gives clients' requests to `offer` and calls `on_answered` when a client has its answer.
 
-    It is also the sink of the run's rows: it adds its own times of each request, and passes the rows on to `sink`. The
-    sink `clients`, if there is one, gets the rows as clients see them, as `tokentwin bench --url` would record them.
+    It is also the sink of the run's rows: it adds its own times of each request, and passes the rows on to `sink`; if
+    the `times` were learnt, rows have the times that clients see instead. The sink `clients`, if there is one, gets the
+    rows as clients see them, as `tokentwin bench --url` would record them. `processes` returns the number of processes,
+    and `ranks` replicas share one.
     """
 
     def __init__(
@@ -51,6 +59,8 @@ class ApiServer:
         sink: RunSink,
         clients: RunSink | None,
         on_answered: Callable[[WorkloadRequest], None],
+        processes: Callable[[], int] = lambda: 1,
+        ranks: int = 1,
     ) -> None:
         self._clock = clock
         self._times = times
@@ -59,7 +69,10 @@ class ApiServer:
         self._on_answered = on_answered
         self._offer: Callable[[WorkloadRequest], None]
         self._visits: dict[int, _Visit] = {}
-        self._free_ns = 0.0  # time at which the process has done all its work
+        self._processes = processes
+        self._ranks = ranks
+        self._free_ns: dict[int, float] = {}  # by process, time at which it has done all its work
+        self._sent = 0
         self.under_way = 0
 
     def open(self, offer: Callable[[WorkloadRequest], None]) -> None:
@@ -70,33 +83,41 @@ class ApiServer:
         """Let a client send `request` now."""
         self.under_way += 1
         now = self._clock.now_ns
-        visit = self._visits[request.id] = _Visit(now, now + round(self._times.client_ns), self._clock.event())
+        process = self._sent % self._processes() if self._times.learnt else 0
+        self._sent += 1
+        received_ns = now + round(self._times.client_ns)
+        visit = self._visits[request.id] = _Visit(now, received_ns, self._clock.event(), process)
         self._clock.start(self._serve(request, visit))
 
     def _serve(self, request: WorkloadRequest, visit: _Visit) -> ProcessGenerator:
         clock, times = self._clock, self._times
         yield clock.until(visit.received_ns, ARRIVAL)
         work_ns = times.request_ns + times.prompt_token_ns * request.prompt_len
-        yield clock.until(self._done(clock.now_ns, work_ns), ARRIVAL)
+        yield clock.until(self._done(visit.process, clock.now_ns, work_ns), ARRIVAL)
         self._offer(request)
         yield visit.left
-        answered_ns = visit.texts_ns[-1] + round(times.last_ns) if visit.texts_ns else clock.now_ns
+        answered_ns = clock.now_ns
+        if not times.queues_texts:
+            answered_ns += round(times.outputs_ns) + round(times.last_ns)
+        elif visit.texts_ns:
+            answered_ns = visit.texts_ns[-1] + round(times.last_ns)
         yield clock.until(answered_ns, ARRIVAL)
         self.under_way -= 1
         self._on_answered(request)
 
     def sampled(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
         """Detokenise the tokens that a step sampled for `requests`; see `sim.run_log.TokenObserver`."""
+        process = replica // self._ranks if self._times.learnt else 0
         for request in requests:
             if (visit := self._visits.get(request.id)) is None:
                 continue  # the request was given up meanwhile
             if (new := request.outputs - len(visit.texts_ns)) > 0:
-                visit.texts_ns += [self._done(now_ns + self._times.outputs_ns, self._times.chunk_ns)] * new
+                visit.texts_ns += [self._done(process, now_ns + self._times.outputs_ns, self._times.chunk_ns)] * new
 
-    def _done(self, from_ns: float, work_ns: float) -> int:
+    def _done(self, process: int, from_ns: float, work_ns: float) -> int:
         """Queue work that can begin at `from_ns` and takes `work_ns`; return the time at which it is done."""
-        self._free_ns = max(self._free_ns, from_ns) + work_ns
-        return round(self._free_ns)
+        done_ns = self._free_ns[process] = max(self._free_ns.get(process, 0.0), from_ns) + work_ns
+        return round(done_ns)
 
     def left(self, request: WorkloadRequest) -> None:
         """Answer the client, because the gateway is done with `request`."""
@@ -121,12 +142,24 @@ class ApiServer:
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
         visits = [self._ending(id) for id in columns["request_id"]]
         done = [status == "finished" for status in columns["status"]]
+        times = {} if self._times.learnt else self._served(visits, done)
+        if self._clients is not None or self._times.learnt:
+            seen = self._seen(columns, visits, done)
+            if self._clients is not None:
+                self._clients.add_requests({**{name: columns[name] for name in _CLIENTS_OWN}, **seen})
+            if self._times.learnt:
+                kept = isinstance(columns["token_times_ns"], pa.Array)
+                times = seen if kept else {**seen, "token_times_ns": columns["token_times_ns"]}
+        self._sink.add_requests({**columns, **times})
+
+    def _served(self, visits: Sequence[_Visit], done: Sequence[bool]) -> dict[str, Sequence[Any]]:
+        """Return the server's own times of requests; `done` are those that finished."""
         last_ns, client_ns = round(self._times.last_ns), round(self._times.client_ns)
 
         def texts(at: int, later_ns: int = 0) -> list[int | None]:
             return [visit.texts_ns[at] + later_ns if ok else None for visit, ok in zip(visits, done, strict=True)]
 
-        served: dict[str, Sequence[Any]] = {
+        return {
             "received_ns": [visit.received_ns for visit in visits],
             "first_text_ns": texts(0),
             "first_sent_ns": texts(0),
@@ -135,14 +168,24 @@ class ApiServer:
             # clients have their answer before the request ends here
             "client_ns": [client_ns - last_ns if ok else None for ok in done],
         }
-        self._sink.add_requests({**columns, **served})
-        if self._clients is not None:
-            seen: dict[str, Sequence[Any]] = {
-                "arrival_ns": [visit.sent_ns for visit in visits],
-                "send_ns": [visit.sent_ns for visit in visits],
-                "first_token_ns": [visit.texts_ns[0] if visit.texts_ns else None for visit in visits],
-                "finish_ns": served["last_text_ns"],
-                "token_times_ns": [visit.texts_ns for visit in visits],
-                "end_ns": [max([end, *v.texts_ns[-1:]]) for end, v in zip(columns["end_ns"], visits, strict=True)],
-            }
-            self._clients.add_requests({**{name: columns[name] for name in _CLIENTS_OWN}, **seen})
+
+    def _seen(
+        self, columns: Mapping[str, Sequence[Any]], visits: Sequence[_Visit], done: Sequence[bool]
+    ) -> dict[str, Sequence[Any]]:
+        """Return the times of requests that clients see."""
+        sent = {name: [visit.sent_ns for visit in visits] for name in ("arrival_ns", "send_ns")}
+        if not self._times.queues_texts:
+            later_ns = round(self._times.outputs_ns)
+            late = ("first_token_ns", "finish_ns", "end_ns")
+            moved: dict[str, Sequence[Any]] = {name: [ns and ns + later_ns for ns in columns[name]] for name in late}
+            times = columns["token_times_ns"]
+            if isinstance(times, pa.Array):
+                times = pa.ListArray.from_arrays(times.offsets, pc.add(times.values, later_ns), mask=times.is_null())
+            return {**sent, **moved, "token_times_ns": times}
+        return {
+            **sent,
+            "first_token_ns": [visit.texts_ns[0] if visit.texts_ns else None for visit in visits],
+            "finish_ns": [visit.texts_ns[-1] if ok else None for visit, ok in zip(visits, done, strict=True)],
+            "token_times_ns": [visit.texts_ns for visit in visits],
+            "end_ns": [max([end, *v.texts_ns[-1:]]) for end, v in zip(columns["end_ns"], visits, strict=True)],
+        }

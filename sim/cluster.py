@@ -59,7 +59,8 @@ class Cluster:
     The fleet is `fleet`, or else that of the deployment, or else `replicas` equal replicas. `pools` gives the cost
     model of each pool; without it, all pools use `cost`. A given `router` replaces that of the fleet. `steps`,
     `tokens`, `block`, `on_tokens` and `leaps` are passed on to the `RunLog`. With a `front_door`, clients reach the
-    fleet through an API server, which needs `steps`; the rows as clients see them go to the sink `clients`.
+    fleet through an API server, and steps are kept if texts queue there. The rows as clients see them go to the sink
+    `clients`.
     """
 
     def __init__(
@@ -91,8 +92,15 @@ class Cluster:
         left, self._api_server = self._left, None
         if front_door is not None:
             pools = [replace(pool, cost=front_door.beside(pool.cost)) for pool in pools]
-            self._api_server = sink = ApiServer(self._clock, front_door, sink, clients, self._left)
-            left, on_tokens = sink.left, sink.sampled
+            ranks = max(pool.ranks for pool in pools)
+
+            def engines() -> int:
+                return len(self.replicas) // ranks
+
+            self._api_server = sink = ApiServer(self._clock, front_door, sink, clients, self._left, engines, ranks)
+            left = sink.left
+            if front_door.queues_texts:
+                on_tokens, steps = sink.sampled, True
         self._log = RunLog(sink, steps, tokens, block, on_tokens, leaps)
         self._gateway = gateway = Gateway(self._clock, self._log, config.admission, left)
         if self._api_server is not None:

@@ -113,6 +113,7 @@ class Side(Part):
     defaults: tuple[str, ...] = fact(
         "settings that a simulated side leaves to its engine, a line for each pool", default=()
     )
+    seen_by: str = fact("sentence that says that latencies are those that clients see; else empty", default="")
 
 
 class Ranked(Part):
@@ -325,10 +326,9 @@ class ComparisonDocument(Compared, Document):
 
 
 def defaults_told(a: Side, b: Side) -> list[str]:
-    """Return the lines about settings left to an engine; lines that both sides share are not repeated."""
-    if a.defaults == b.defaults:
-        return list(a.defaults)
-    return [f"{name}: {line}" for name, side in (("A", a), ("B", b)) for line in side.defaults]
+    """Return the lines about front doors and settings left to an engine; lines of both sides are not repeated."""
+    of_a, of_b = ([*filter(None, (side.seen_by,)), *side.defaults] for side in (a, b))
+    return of_a if of_a == of_b else [f"{name}: {line}" for name, lines in (("A", of_a), ("B", of_b)) for line in lines]
 
 
 def simulated_errors(

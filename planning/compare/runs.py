@@ -144,6 +144,7 @@ def simulated_side(scenario: PricedScenario) -> Side:
         replicas=scenario.engines,
         router=scenario.routes_by,
         defaults=scenario.defaults,
+        seen_by=scenario.seen_by,
     )
 
 

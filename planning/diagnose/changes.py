@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from calibration.steps.observed import JudgedCost, pure
@@ -225,10 +226,12 @@ def changed(scenario: PricedScenario, source: Source | None, settings: Settings)
         if not own.keys() <= SchedulerConfig.model_fields.keys() or scenario.deployment.fleet:
             raise UserError("calibration", None, "is missing, so that other deployments cannot be timed")
         made = rescheduled(scenario, **{name: getattr(deployment.scheduler, name) for name in own})
-        return PricedScenario(made.workload, made.deployment, made.all_pools[0].cost, replicas, router)
+        cost, door = made.all_pools[0].cost, scenario.front_door
+        return PricedScenario(made.workload, made.deployment, cost, replicas, router, front_door=door)
     alone = None if deployment.fleet else replicas
     gpu = settings.get("gpu", source.gpu)
-    return price_scenario(scenario.workload, source.calibration, gpu, deployment, alone, router)
+    made = price_scenario(scenario.workload, source.calibration, gpu, deployment, alone, router)
+    return replace(made, front_door=scenario.front_door)
 
 
 def _routed(scenario: PricedScenario, router: str) -> Settings:

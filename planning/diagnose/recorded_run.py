@@ -97,6 +97,9 @@ def diagnose(request: DiagnoseRequest, tell: Tell = quiet) -> DiagnosisDocument:
     """
     tell("reading the recording", 0.0)
     recording = Recording.load(request.run)
+    if not recording.run["deployment"]:
+        remedy = "was recorded by clients and has no deployment; simulate it with -c and -d, and diagnose that run"
+        raise UserError("run", request.run, remedy)
     peak = find_gpu(request.peak) if request.peak else None
     evidence = Evidence(recording, check_slo(request.bounds), peak)
     if request.calibration is None and request.gpu is None:

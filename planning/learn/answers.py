@@ -157,9 +157,10 @@ def simulated(workload: Workload, deployment: Deployment, cost: CostModel, front
 
     A front door that only delays requests of an open loop is not simulated: the delay is the same for all of them.
     """
+    front_door = front_door.model_copy(update={"learnt": False, "source": ""})  # rows of the engine are needed, too
     engine, clients = TableSink(), TableSink()
     through: dict[str, Any] = {"front_door": front_door, "clients": clients}
-    delayed = front_door.model_copy(update={"source": ""}) == FrontDoor(client_ns=front_door.client_ns)
+    delayed = front_door == FrontDoor(client_ns=front_door.client_ns)
     if delayed and workload.concurrency is None and all(one.think_ns is None for one in workload.requests):
         through = {}
     cluster = Cluster(deployment, cost, engine, shares_prefixes=workload.shares_prefixes, tokens=True, **through)

@@ -143,7 +143,7 @@ class LearntServer(Document):
         yield from self.details()
         yield Line("next:", "note")
         files = f"-c {self.folder} -d {self.folder}/deployment.yaml"
-        yield Line(f"tokentwin simulate TRACE {files} --front-door {self.folder} -o simulated", "command")
+        yield Line(f"tokentwin simulate TRACE {files} -o simulated", "command")
         yield Line(f"tokentwin plan TRACE {files} --slo 'ttft_ms p99<=500'", "command")
 
     def details(self) -> Iterator[Line | Table]:

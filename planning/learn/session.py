@@ -202,7 +202,7 @@ def document(
         gpu=None if learner.gpu is None else find_gpu(learner.gpu).name,
         created=f"{datetime.now(UTC):%Y-%m-%d}",
         settings=tuple(settings),
-        request_ms=twin.outside_ms,
+        request_ms=twin.front_door.outside_ms,
         low_factor=interval[0],
         high_factor=interval[1],
         proof=tuple(proof),
@@ -216,8 +216,8 @@ def document(
 def save(folder: Path, learner: Learner, twin: Twin, interval: Factors, learnt: LearntServer) -> None:
     """Write the calibration, the front door, the deployment and the document; a failed write leaves no partial file."""
     deployment, source = twin.deployment, f"{_SOURCE} of {learnt.url}"
-    twin.times.save(folder, deployment, Known(source, learnt.created, interval, twin.outside_ms))
-    twin.front_door.model_copy(update={"source": source}).save(folder)
+    twin.times.save(folder, deployment, Known(source, learnt.created, interval, learnt.request_ms))
+    twin.front_door.model_copy(update={"learnt": True, "source": f"{source}, {learnt.created}"}).save(folder)
     stated = deployment.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     text = f"# {source}, {learnt.created}\n" + yaml.safe_dump(stated, sort_keys=False)
     write_whole(folder / DEPLOYMENT, lambda file: file.write_text(text, encoding="utf-8"), overwrite=True)

@@ -88,12 +88,6 @@ class Twin:
     def deployment(self) -> Deployment:
         return self.setting.applied(self.base)
 
-    @property
-    def outside_ms(self) -> float:
-        """The time that a lone request takes outside the engine, in ms."""
-        door = self.front_door
-        return (door.client_ns + door.request_ns + door.outputs_ns + door.chunk_ns) / 1e6
-
     def step_ns(self, sizes: StepSizes) -> NDArray[np.float64]:
         """Return the duration of each step in `sizes`."""
         return self.times.ns(sizes, self.deployment)

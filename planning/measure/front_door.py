@@ -102,7 +102,7 @@ def hold_against_clients(
             raise UserError("client", str(path), f"served other requests than {clients[0]}; give repeats of one run")
     real = [_numbers(RunMetrics.from_recording(Recording.load(path))) for path in clients]
     priced = Scenario.model_validate({**scenario, "workload": {"trace": str(clients[0])}}).priced()
-    priced = replace(priced, workload=runs[0].workload)
+    priced = replace(priced, workload=runs[0].workload, front_door=None)
     alone, behind = TableSink(), TableSink()
     priced.cluster(Cluster, alone, tokens=True).run(priced.workload)
     through = replace(priced, front_door=front_door)

@@ -103,6 +103,7 @@ def plan_document(
         engine_curves=tuple(curves),
         mean_prompt_tokens=sum(prompts) / len(requests),
         mean_output_tokens=sum(outputs) / len(requests),
+        seen_by="" if plan.question.front_door is None else plan.question.front_door.said,
         unforgiving=tuple(o.text for o in objectives if not o.allowed(plan.question.requests)),
         version=__version__,
         inputs=dict(inputs),

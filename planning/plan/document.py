@@ -304,6 +304,9 @@ class PlanDocument(Document):
     engine_curves: tuple[EngineCurve, ...] = fact("capacity of each engine", default=())
     mean_prompt_tokens: float | None = fact("mean length of a prompt", "tokens", default=None)
     mean_output_tokens: float | None = fact("mean length of an output", "tokens", default=None)
+    seen_by: str = fact(
+        "sentence that says that latencies are those that clients of a learnt server see; else empty", default=""
+    )
     unforgiving: tuple[str, ...] = fact(
         "objectives that not a single request may break, because there are so few requests", default=()
     )
@@ -480,6 +483,9 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         if best.breaks_first:
             yield best.beyond_headroom
         yield f"trust in step times: {best.trust.level} ({best.trust.reason})"
+    if plan.seen_by:
+        yield plan.seen_by
+    if best is not None:
         if best.engine in plan.candidates and plan.candidates[best.engine].defaults:
             yield plan.candidates[best.engine].defaults
         deployment = parse(Deployment, best.deployment, where="deployment")

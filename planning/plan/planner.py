@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
 
+from planning.learn.front_door import learnt_front_door
 from planning.plan.answer import plan_document
 from planning.plan.document import PlanDocument
 from planning.plan.draws import drawn_again, reordered
@@ -76,6 +77,8 @@ def plan(
     engines, ruled_out, pricing = priced_candidates(request, workload)
     requests = sum(1 for _ in workload.requests)
     question = Question(workload, requests, objectives, pricing, request.router, request.risk)
+    if (door := learnt_front_door(request.calibration)) is not None:
+        question = replace(question, front_door=door.without_queue())
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
     searching = f"searching {candidates} on {question.requests:,} requests"

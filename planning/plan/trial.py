@@ -29,6 +29,7 @@ from calibration.trust import Trust
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
 from planning.workers import mark
+from serving.front_door import FrontDoor
 from serving.workload import PRIVATE, Workload
 from sim.cluster import Cluster
 from sim.run_log import TableSink
@@ -140,7 +141,8 @@ class Question:
     """The inputs that all trials of a search share: the arrivals, the objectives, the step times, and the router.
 
     `risk` is the share of cases in which objectives may break. The cases differ in step times, which may be longer than
-    predicted, and in the traffic, which may be any of the `draws`.
+    predicted, and in the traffic, which may be any of the `draws`. With a `front_door`, times are those that
+    clients see.
     """
 
     workload: Workload
@@ -150,6 +152,7 @@ class Question:
     router: str
     risk: float
     draws: tuple[Workload, ...] = ()
+    front_door: FrontDoor | None = None
     runs: Runs = field(default_factory=Runs, repr=False, compare=False)
 
     @cached_property
@@ -160,7 +163,7 @@ class Question:
         return sorted(prompts), sorted(request.output_len - 1 for request in requests)
 
     def __post_init__(self) -> None:
-        about = (self.workload, self.objectives, self.pricing, self.router)
+        about = (self.workload, self.objectives, self.pricing, self.router, self.front_door)
         if len(self.runs.about) != len(about) or any(a is not b for a, b in zip(self.runs.about, about, strict=True)):
             object.__setattr__(self, "runs", Runs(about))  # the inputs are different
 
@@ -374,6 +377,7 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
         shares_prefixes=question.workload.shares_prefixes,
         steps=False,
         block=max(question.requests // _LOOKS, _LOOK_EVERY),
+        front_door=question.front_door,
     )
     try:
         cluster.run(question.workload)

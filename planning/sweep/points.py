@@ -12,10 +12,12 @@ from typing import Any
 from calibration.steps.external_calibration import LEARNT_FILES
 from calibration.steps.step_cost import Calibration
 from planning.deployments import found_at, overridden
+from planning.learn.front_door import learnt_front_door
 from planning.scenario import Scenario
 from planning.sweep.settings import SweepSettings, is_seed
 from serving.deployments.config import merged, parse
 from serving.errors import UserError
+from serving.front_door import FILE as FRONT_DOOR
 from serving.user_code.own_cost import names_own_cost, source_file
 
 SEED = "seed"
@@ -115,9 +117,9 @@ def _digest(path: Path) -> str:
     """Return the hash of a file, or of the files in a recording or calibration that determine a run."""
     files = [path]
     if path.is_dir():
-        files = [
-            path / name for name in ("calibration.json", *LEARNT_FILES, "workload.parquet") if (path / name).is_file()
-        ]
+        names = ["calibration.json", *LEARNT_FILES, "workload.parquet"]
+        names += [FRONT_DOOR] if learnt_front_door(str(path)) is not None else []
+        files = [path / name for name in names if (path / name).is_file()]
     for file in files:
         if file.exists() and not file.is_file():
             raise UserError("input", str(file), "is not a regular file; save it to one first")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from planning.learn.front_door import learnt_front_door
 from planning.progress import Tell, quiet
 from planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
 from planning.sweep.dataset import SweepDataset
@@ -60,6 +61,12 @@ class Sweep:
     def defaults(self) -> list[str]:
         """The settings that runs leave to their engines, with their values; one line for each engine on each GPU."""
         return list(dict.fromkeys(line for point in self.points for line in point.defaults))
+
+    @property
+    def seen_by(self) -> list[str]:
+        """A sentence for each twin of a server, which says that latencies are those that its clients see."""
+        twins = dict.fromkeys(point.config.get("calibration") for point in self.points)
+        return [door.said for door in map(learnt_front_door, twins) if door is not None]
 
     def run(
         self, out: Path, executor: Executor, *, resume: bool = False, retry_failed: bool = False, tell: Tell = quiet

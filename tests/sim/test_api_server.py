@@ -20,6 +20,7 @@ US, MS = 1000, 1_000_000
 DOOR = FrontDoor(
     client_ns=2 * MS, request_ns=300 * US, prompt_token_ns=10 * US, outputs_ns=50 * US, chunk_ns=70 * US, last_ns=9 * US
 )
+TIMES = ("arrival_ns", "first_token_ns", "finish_ns", "end_ns", "token_times_ns")
 COST = TokenCost(5 * MS, 10 * US, 1000)
 
 
@@ -31,7 +32,8 @@ def simulated(workload: Workload, door: FrontDoor | None, **settings: Any) -> tu
     """Return the rows of requests as the server has them and as clients have them, and the rows of steps."""
     server, clients = TableSink(), TableSink()
     deployment = settings.pop("deployment", Deployment(scheduler=SchedulerConfig(max_num_seqs=8, num_blocks=500)))
-    Cluster(deployment, COST, server, tokens=True, front_door=door, clients=clients, **settings).run(workload)
+    settings = {"tokens": True} | settings
+    Cluster(deployment, COST, server, front_door=door, clients=clients, **settings).run(workload)
     tables = server.requests.sort_by("request_id"), clients.requests.sort_by("request_id"), server.steps
     return tuple(table.to_pylist() for table in tables)
 
@@ -115,6 +117,40 @@ def test_an_engine_beside_an_api_process_is_slower_by_steps_and_tokens() -> None
     _, _, fast = simulated(requests(1), None)
     more = [s["end_ns"] - s["start_ns"] - (f["end_ns"] - f["start_ns"]) for s, f in zip(slow, fast, strict=True)]
     assert more == [400 * US + 30 * US * step["sampled_rows"] for step in fast]
+
+
+def test_behind_a_learnt_front_door_rows_have_the_times_of_clients() -> None:
+    learnt = DOOR.model_copy(update={"learnt": True})
+    rows, seen, _ = simulated(requests(30), learnt)
+    _, clients, _ = simulated(requests(30), DOOR)
+    for row, client in zip(rows, clients, strict=True):
+        assert {name: row[name] for name in TIMES} == {name: client[name] for name in TIMES}
+        assert row["received_ns"] is None and row["scheduled_ns"] > row["arrival_ns"] == row["send_ns"]
+    assert seen == clients
+    short, _, _ = simulated(requests(30), learnt, tokens=False)
+    assert [row["finish_ns"] for row in short] == [row["finish_ns"] for row in rows]
+    assert short[0]["token_times_ns"] is None
+
+
+def test_each_engine_has_an_api_process_of_its_own_if_it_was_learnt() -> None:
+    for learnt, processes in ((False, 1), (True, 3)):
+        door = FrontDoor(request_ns=2 * MS, learnt=learnt)
+        rows, _, _ = simulated(requests(6, every_ns=0), door, replicas=3)
+        reached = sorted(row["queued_ns"] for row in rows)
+        assert reached == [2 * MS * (1 + at // processes) for at in range(6)]
+
+
+@pytest.mark.parametrize("concurrency", [None, 3])
+def test_texts_without_a_queue_are_the_same_in_leaps(concurrency: int | None) -> None:
+    """A piece of work of 1e-9 ns makes texts queue, but takes no time."""
+    door = FrontDoor(client_ns=2 * MS, request_ns=40 * US, outputs_ns=50 * US, last_ns=9 * US, learnt=True)
+    workload = replace(requests(40, every_ns=5 * MS), concurrency=concurrency)
+    for tokens in (True, False):
+        in_leaps, _, _ = simulated(workload, door, tokens=tokens, steps=False)
+        queued, _, _ = simulated(workload, door.model_copy(update={"chunk_ns": 1e-9}), tokens=tokens)
+        assert in_leaps == queued
+    quick = DOOR.without_queue()
+    assert (quick.chunk_ns, quick.outside_ms) == (0, DOOR.outside_ms)
 
 
 def test_a_file_comes_back_and_another_is_refused(tmp_path: Any) -> None:

@@ -28,7 +28,10 @@ options = options_of(TraceWorkload, Scenario, Timing)
     help="Recording of the real engine whose acceptance rates of draft tokens are used (speculative decoding).",
 )
 @click.option(
-    "--front-door", type=click.Path(), help="Also simulate the API server and its clients, with times from this file."
+    "--front-door",
+    type=click.Path(),
+    help="Also simulate the API server and its clients, with times from this file. "
+    "The twin of a server, as --calibration, brings its own.",
 )
 @click.option("--summary-only", is_flag=True, help="Do not record steps and token times; this is much faster.")
 @click.option(
@@ -61,6 +64,7 @@ def simulate(
     """
     from planning.costs import base_deployment, check_timed, named_prices
     from planning.deployments import read_deployment, refuse_engine_flags
+    from planning.learn.front_door import learnt_front_door
     from planning.priced_scenario import with_fleet
     from planning.simulation import recorded
     from serving.errors import UserError
@@ -87,15 +91,17 @@ def simulate(
                 "price", name, f"is not in the simulated fleet; give prices for {', '.join(scenario.devices)}"
             )
     if front_door is not None:
-        scenario = replace(scenario, front_door=FrontDoor.load(front_door))
+        scenario = replace(scenario, front_door=learnt_front_door(front_door) or FrontDoor.load(front_door))
     done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if scenario.deployment.kv_tiers else {}
-    defaults = {"defaults": done.defaults} if done.defaults else {}
-    print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **defaults)
+    more: dict[str, Any] = {"defaults": done.defaults} if done.defaults else {}
+    if done.seen_by:
+        more["seen_by"] = done.seen_by
+    print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **more)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
-        click.echo("\n".join((f"{done.trust.level}: {done.trust.reason}", *done.defaults)))
+        click.echo("\n".join(filter(None, (f"{done.trust.level}: {done.trust.reason}", done.seen_by, *done.defaults))))
 
 
 def _accepting(deployment: Deployment, recording: str) -> Deployment:

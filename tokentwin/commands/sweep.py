@@ -40,7 +40,7 @@ def sweep(
     if dry_run:
         click.echo(f"{len(prepared.points)} runs")
         return
-    for line in prepared.defaults[:_LINES]:
+    for line in (*prepared.seen_by, *prepared.defaults[:_LINES]):
         click.echo(line)
     if len(prepared.defaults) > _LINES:
         click.echo(
