@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,11 @@ from planning.bench.request import BenchTarget
 from planning.learn.answers import Answer
 from planning.learn.learner import TimeIsUp
 from planning.learn.questions import Question
+from planning.learn.reported import read_page, reported_settings
+from planning.learn.twin import Setting
 from serving.errors import UserError
 from serving.workload import Workload
-from traces.measured.prometheus import labels_of
 from traces.recording import Recording
-
-_PATIENCE_S = 10.0
 
 
 class Interrupted(Exception):
@@ -63,17 +61,9 @@ class HttpServer:
         return Answer.load(question, place)
 
     def reported(self) -> dict[str, Any]:
-        """Return the settings that the server's metrics report; empty if it has none.
-
-        vLLM and our own server report their KV cache in the labels of `vllm:cache_config_info`.
-        """
-        labels = labels_of("vllm:cache_config_info", self._get("/metrics"))
-        settings: dict[str, Any] = {}
-        if (blocks := labels.get("num_gpu_blocks", "")).isdigit():
-            settings["num_blocks"] = int(blocks)
-        if (cached := labels.get("enable_prefix_caching", "")) in ("True", "False"):
-            settings["enable_prefix_caching"] = cached == "True"
-        return settings
+        """Return the settings to infer that the server's metrics state; empty if it has none."""
+        stated = reported_settings(self._get("/metrics"))
+        return {name: value for name, value in stated.items() if name in Setting._fields}
 
     def longest(self) -> int | None:
         """Return the maximum length of a sequence in tokens, if the server's list of models states it."""
@@ -86,12 +76,8 @@ class HttpServer:
 
     def _get(self, path: str) -> str:
         """Return the text at `path`; empty if there is none."""
-        key = self.target.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
         try:
-            request = urllib.request.Request(self.target.url + path, headers=headers)
-            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-                return str(response.read().decode("utf-8", "replace"))
+            return read_page(self.target.url + path, self.target.api_key)
         except (OSError, ValueError):
             return ""
 
