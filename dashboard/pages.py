@@ -23,7 +23,7 @@ PAGES = {  # title and icon of each page by the name of its folder
     "sweeps": ("Sweeps", "table_chart"),
     "glossary": ("Glossary", "menu_book"),
 }
-_LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims", "your_server"}  # pages that link to other pages
+_LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims", "your_server", "trust"}  # pages that link to other pages
 _OF_NO_RUNS = {"live", "step", "glossary"}
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from calibration.steps.external_calibration import Learnt, load_learnt
+from calibration.steps.measured_runs import MeasuredRuns
 from calibration.steps.observed import JudgedCost, observed, pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
+from planning.learn.watched import drift
 from serving.deployments.config import Deployment
 from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
@@ -116,8 +119,15 @@ def timing_gpu(calibration: str | None, gpu: str | None) -> GpuSpec | None:
 
 
 def calibration_in(directory: str | Path) -> Calibration | Learnt:
-    """Return the calibration in a directory, for our own engine or others. Raises UserError if there is none."""
-    return load_learnt(Path(directory)) or Calibration.load(directory)
+    """Return the calibration in a directory, for our own engine or others. Raises UserError if there is none.
+
+    The twin of a server that has changed since says so, and none of its steps counts as validated.
+    """
+    learnt = load_learnt(Path(directory)) or Calibration.load(directory)
+    changed = drift(Path(directory))
+    if not changed or isinstance(learnt, MeasuredRuns):
+        return learnt
+    return replace(learnt, untaught=changed[0].lower() + changed[1:])
 
 
 def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:

@@ -140,8 +140,11 @@ class ExternalCalibration:
         return "an engine of another loop" if name == "scheduler" else name and f"{name} {before[name]}"
 
     def cost(self, model: ModelSpec, deployment: Deployment, kernels: KernelTimes) -> OperationCost:
-        """Return the cost model of `deployment`; if it differs from the calibrated one, no step counts as validated."""
-        same = self.gpu == kernels.gpu.name and not self.differs(deployment)
+        """Return the cost model of `deployment`.
+
+        If it differs from the calibrated one, or if something important was not measured, no step counts as validated.
+        """
+        same = self.gpu == kernels.gpu.name and not self.differs(deployment) and not self.untaught
         correction = self.correction if same else replace(self.correction, domain={})
         kind = PipelineCost if deployment.pipeline_parallel_size > 1 else OperationCost
         return kind(model, deployment, kernels, correction, self.host, self.step_interval, self.untaught)

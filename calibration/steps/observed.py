@@ -260,6 +260,8 @@ class ObservedPrices(_Observed):
 
     def trust(self) -> Trust:
         share, known = self.extrapolated_share, self.pure.calibration
+        if known.untaught:
+            return Trust(EXTRAPOLATED, known.untaught)
         launching, rest = (f"launches take {known.launches}; ", "the rest") if self.pure.launching else ("", "it")
         if share <= NEGLIGIBLE_STEPS:
             level = INTERPOLATED if self.pure.launching else VALIDATED

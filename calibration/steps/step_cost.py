@@ -74,6 +74,7 @@ class Calibration:
         weather: the slowdown of the machine that the prices include; None in an older calibration
         noise: times of the reference step and other measures of disturbance of the machine
         launches: host time of a kernel launch, from steps without CUDA graphs
+        untaught: clause that says why the measurements do not hold any more; empty if they do
     """
 
     id: str
@@ -91,6 +92,7 @@ class Calibration:
     interval: Factors = (1.0, 1.0)
     weather: MachineSlowdown | None = None
     launches: LaunchCost = UNKNOWN
+    untaught: str = ""
     format: int = field(default=_FORMAT)
 
     @property

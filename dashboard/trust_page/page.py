@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import plotly.graph_objects as go
@@ -19,7 +20,7 @@ from dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import BY_FILES, open_run
-from dashboard.planned import looked_at
+from dashboard.planned import Ways, looked_at
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, when
 from dashboard.trust_page.answer import (
@@ -45,6 +46,8 @@ from dashboard.trust_page.rungs import LADDER, Rung, rungs
 from dashboard.trust_page.words import FLOOR, disturbance, made_of, of_report
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from planning.exports.validation import Validation
+from planning.learn.watched import FILE as WATCHED
+from planning.learn.watched import read_look
 from planning.measure.front_door import clients_table
 from serving.errors import UserError
 
@@ -63,12 +66,13 @@ _OWN = (
 
 
 @in_url
-def show(runs: Path) -> None:
+def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """Draw the page, over the reports under `runs`, or over the bundled ones if there are none."""
     own = find(runs, REPORT, named("report"))
     reports = own or {BUNDLED: DEMO / "validation", BUNDLED_VLLM: DEMO_ON_VLLM / "validation"}
     with titled("Can you trust the numbers?"):
         name = choose("Validation report", list(reports), "report", lasting=False)
+    _changed_servers(runs, ways)
     external = _newest(newest_external, runs)
     if external is not None:
         _own_question(runs, external)
@@ -129,6 +133,18 @@ def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | Non
     except UserError as error:
         mistake(error, runs)
         return None
+
+
+def _changed_servers(runs: Path, ways: Ways) -> None:
+    """Draw a line for each learnt server whose last look saw a change: its twin predicts the server of before."""
+    for name, folder in find(runs, WATCHED).items():
+        seen = read_look(folder)
+        if seen is None or not seen.drifted:
+            continue
+        blocks.warning(f"{name}: {seen.headline()} ({seen.at}).")
+        if server := ways.get("Your server"):
+            label = f"See {literal(name)} on Your server"
+            st.page_link(server, label=label, icon=":material/fingerprint:", query_params={"server": name})
 
 
 def _own_question(runs: Path, external: External) -> None:

@@ -18,7 +18,7 @@ from dashboard.shown import literal
 from dashboard.url import choose, in_url
 from dashboard.your_server_page.charts import prompts_chart, steps_chart
 from planning.learn.document import FILE, LearntServer
-from planning.learn.watch import read_look
+from planning.learn.watched import read_look
 from serving.errors import UserError
 
 SAMPLE = SAMPLES / FILE

@@ -12,6 +12,14 @@ from planning.request import Request
 _FIRST = 1000  # lower token ids are often special
 
 
+def base_url(url: str) -> str:
+    """Return the URL of a server without a final `/v1`, which may be given or not. Raises ValueError if it is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+    return url.rstrip("/").removesuffix("/v1")
+
+
 class BenchTarget(Request):
     """A server that speaks OpenAI's API."""
 
@@ -28,11 +36,7 @@ class BenchTarget(Request):
     @field_validator("url")
     @classmethod
     def _base(cls, url: str) -> str:
-        """Remove a final `/v1`, which may be given or not."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
-        return url.rstrip("/").removesuffix("/v1")
+        return base_url(url)
 
     @property
     def first_token(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +14,11 @@ from planning.bench.request import BenchTarget
 from planning.learn.answers import Answer, Counted
 from planning.learn.learner import TimeIsUp
 from planning.learn.questions import Question
-from planning.learn.reported import counted, sglang_settings, vllm_settings
+from planning.learn.reported import counted, read_page, sglang_settings, vllm_settings
 from serving.errors import UserError
 from serving.workload import Workload
 from traces.recording import Recording
 
-_PATIENCE_S = 10.0
 _COUNTED = "counted.json"  # beside a recording: what the server's metrics counted meanwhile
 
 
@@ -94,12 +92,8 @@ class HttpServer:
 
     def _get(self, path: str) -> str:
         """Return the text at `path`; empty if there is none."""
-        key = self.target.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
         try:
-            request = urllib.request.Request(self.target.url + path, headers=headers)
-            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-                return str(response.read().decode("utf-8", "replace"))
+            return read_page(self.target.url + path, self.target.api_key)
         except (OSError, ValueError):
             return ""
 

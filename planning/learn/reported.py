@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import SecretStr
+
 from planning.learn.answers import Counted
-from traces.measured.prometheus import labels_of, labels_of_all, total_of
+from traces.measured.prometheus import labels_of, total_of
 
 _CACHE = "vllm:cache_config_info"
+_PATIENCE_S = 10.0
 _OURS = "tokentwin:recording"  # a metric of our server alone, which imitates vLLM's and may have any policy
+
+
+def read_page(url: str, key: SecretStr | None) -> str:
+    """Return the text at `url`. Raises OSError or ValueError if there is none."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
+        return str(response.read().decode("utf-8", "replace"))
 
 
 def vllm_settings(metrics: str) -> dict[str, Any]:
     """Return the settings of `Setting` that a scrape of vLLM or of our server reports; empty if there are none."""
-    labels = labels_of(_CACHE, metrics)
+    labels = next(iter(labels_of(_CACHE, metrics)), {})
     settings: dict[str, Any] = {}
     if (blocks := labels.get("num_gpu_blocks", "")).isdigit():
         settings["num_blocks"] = int(blocks)
@@ -24,9 +36,14 @@ def vllm_settings(metrics: str) -> dict[str, Any]:
         settings["enable_prefix_caching"] = cached == "True"
     if labels and _OURS not in metrics:
         settings["policy"] = "vllm"
-    if (engines := len({one.get("engine") for one in labels_of_all(_CACHE, metrics)})) > 1:
-        settings["replicas"] = engines
+    if (count := engines(metrics)) > 1:
+        settings["replicas"] = count
     return settings
+
+
+def engines(metrics: str) -> int:
+    """Return the number of engines whose metrics these are; 1 if they do not say."""
+    return max(len({labels.get("engine") for labels in labels_of(_CACHE, metrics)}), 1)
 
 
 def sglang_settings(info: Mapping[str, Any]) -> dict[str, Any]:

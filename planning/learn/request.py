@@ -1,13 +1,13 @@
-"""The request to learn a server: where it is, what is known of it, and what may be asked."""
+"""What a user says about a server: to learn it, what may be asked; to watch it unasked, where its metrics are."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator
 
-from planning.bench.request import BenchTarget
-from planning.request import StatedDeployment
+from planning.bench.request import BenchTarget, base_url
+from planning.request import Request, StatedDeployment
 
 
 class LearnRequest(BenchTarget):
@@ -40,3 +40,19 @@ class LearnRequest(BenchTarget):
     )
     max_concurrency: int = Field(256, ge=16, le=4096, description="maximum number of unfinished requests at a time")
     ignore_metrics: bool = Field(False, description="do not read settings from the server's /metrics")
+
+
+class MetricsPage(Request):
+    """The metrics of a server, and the time between two scrapes."""
+
+    metrics: str = Field(
+        description="send nothing, and read /metrics of the server at this URL twice: vLLM, or tokentwin serve"
+    )
+    api_key: SecretStr | None = None
+    window: float = Field(1.0, gt=0, le=1440, description="minimum time between two scrapes, in minutes")
+
+    @field_validator("metrics")
+    @classmethod
+    def _page(cls, url: str) -> str:
+        """Add `/metrics`, which may be given or not."""
+        return f"{base_url(base_url(url).removesuffix('/metrics'))}/metrics"

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.external_calibration import Learnt, load_learnt
+from calibration.steps.external_calibration import Learnt
 from calibration.steps.observed import JudgedCost, observed
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
-from planning.costs import base_deployment, priced
+from planning.costs import base_deployment, calibration_in, priced
 from planning.deployments import completed, with_settings
 from planning.plan.candidates import Engine, RuledOut, Split, candidate_engines, long_enough, shown_settings
 from planning.plan.request import PlanRequest
@@ -73,16 +72,17 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     """
     for policy in request.policies or ():
         find_policy(policy)
-    calibration, learnt = request.calibration, None
+    calibration = request.calibration
+    learnt: Learnt | None = None
     if calibration is not None:
-        learnt = load_learnt(Path(calibration))
-        if learnt is None:
-            base_deployment(calibration)  # raises if this is not a calibration
+        found = None if names_own_cost(calibration) else calibration_in(calibration)
+        if found is None or isinstance(found, Calibration):
             if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
                 remedy = "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
                 "leave these options out"
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
+        learnt = found
     base = completed(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
     if request.model:
         base = base.model_copy(update={"model": request.model})
@@ -115,6 +115,6 @@ def _of_our_engine(calibration: str, request: PlanRequest) -> Candidates:
         for policy in request.policies or (deployment.policy,):
             ours = deployment.model_copy(update={"policy": policy})
             engines.append(Engine(device, prices[device], ours, shown_settings(settings)))
-    if names_own_cost(calibration):
-        return Candidates(engines, [], partial(_own, calibration))
-    return Candidates(engines, [], partial(_measured, Calibration.load(calibration)))
+    learnt = None if names_own_cost(calibration) else calibration_in(calibration)
+    timed = partial(_measured, learnt) if isinstance(learnt, Calibration) else partial(_own, calibration)
+    return Candidates(engines, [], timed)

@@ -31,6 +31,7 @@ from dashboard.trust_page.results import (
     newest_decisions,
 )
 from dashboard.trust_page.rungs import rungs
+from planning.learn.watched import Layer, WatchedServer
 from planning.priced_scenario import price_scenario
 from planning.repricing import Source
 from planning.simulation import recorded
@@ -39,7 +40,7 @@ from serving.errors import UserError
 from sim.cluster import simulate_to
 from tests.dashboard.badges import badges
 from tests.dashboard.bundled_samples import condense
-from tests.dashboard.pages import charts, opened, parameter, text
+from tests.dashboard.pages import charts, opened, parameter, shown, text
 from tests.dashboard.samples import one_line, report, write_report
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
@@ -68,6 +69,21 @@ def predicted_run(runs: Path, prompt_scale: int, gpu: str = "H100") -> Path:
 
 
 trust = partial(opened, "trust")
+
+
+# A learnt server
+
+
+def test_a_server_that_has_changed_is_a_line_above_the_report(tmp_path: Path) -> None:
+    twin = tmp_path / "my-twin"
+    twin.mkdir()
+    for seen_ms, changed in ((9.0, False), (10.1, True)):
+        steps = Layer(layer="decode steps", seen=seen_ms, twin=9.0, unit="ms", allowed_pct=6.0)
+        look = WatchedServer(url="http://server:8000", at="2026-11-27 UTC", layers=(steps,))
+        (twin / "watched.json").write_text(look.dumps())
+        words = shown(trust(tmp_path))
+        line = "my-twin: The server has changed since its twin was learnt: decode steps +12 % (2026-11-27 UTC)."
+        assert (line in words) == changed, words
 
 
 # The report

@@ -9,7 +9,7 @@ pytest.importorskip("streamlit")
 
 from dashboard.your_server_page.page import SAMPLE
 from planning.learn.document import LearntServer
-from planning.learn.watch import Layer, WatchedServer
+from planning.learn.watched import Layer, WatchedServer
 from tests.dashboard.pages import charts, opened, shown
 
 

@@ -203,7 +203,7 @@ def test_our_own_reader_of_prometheus_finds_the_run_again(run, tmp_path):
     for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
         assert measured.figures[f"{name}.mean"] == pytest.approx(metrics.distribution(name).mean)
     assert measured.figures["output_throughput"] == pytest.approx(metrics.scalars()["output_throughput"])
-    window = Window(tmp_path / "before", tmp_path / "after")
+    window = Window.between(tmp_path / "before", tmp_path / "after")
     for name, prometheus in (("ttft_ms", "time_to_first_token"), ("itl_ms", "inter_token_latency")):
         histogram = window.histogram(f"vllm:{prometheus}_seconds")
         bucket = int(np.searchsorted(np.cumsum(histogram.counts), 0.99 * histogram.count))

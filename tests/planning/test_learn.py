@@ -19,13 +19,15 @@ from planning.learn import questions as ask
 from planning.learn import session
 from planning.learn.answers import Answer
 from planning.learn.document import LearntServer
+from planning.learn.kept_twin import KeptTwin
 from planning.learn.learner import Learner, TimeIsUp
 from planning.learn.proof import figures, made_up_traffic, predicted
 from planning.learn.questions import Bounds, Question
 from planning.learn.seen_steps import chunk_ns, decode_steps, prompt_steps
 from planning.learn.suspicions import suspicion
 from planning.learn.twin import Setting
-from planning.learn.watch import KeptTwin, look
+from planning.learn.watch import look
+from planning.learn.watched import keep
 from serving.cost_model import TokenCost
 from serving.errors import UserError
 from serving.front_door import FrontDoor
@@ -107,6 +109,21 @@ def test_the_twin_is_a_calibration_that_every_command_takes(learnt, tmp_path: Pa
     assert [layer.layer for layer in look(kept, hidden, {"num_blocks": 17}).drifted] == ["KV blocks"]
     assert 'tokentwin_twin_drift{layer="KV blocks"} 1' in look(kept, hidden, {"num_blocks": 17}).metrics()
 
+    assert trust_in(tmp_path) == "validated"
+    keep(tmp_path, look(kept, farther, {}), None)
+    assert trust_in(tmp_path) == "extrapolated"
+    keep(tmp_path, look(kept, hidden, {}), None)
+    assert trust_in(tmp_path) == "validated"
+
+
+def trust_in(folder: Path) -> str:
+    """Return the level of trust in decode steps of the twin in `folder`, which is not that of a changed server."""
+    cost = priced(str(folder), None, stated_deployment(folder / "deployment.yaml")).cost
+    cost.decode_run_ns(4, 4 * 500, 4 * 500**2, 1)
+    trust = cost.trust()
+    assert ("the server has changed since its twin was learnt" in trust.reason) == (trust.level == "extrapolated")
+    return trust.level
+
 
 def test_known_settings_are_not_asked_about() -> None:
     hidden = server()
@@ -138,7 +155,11 @@ def test_a_device_without_kernel_times_has_linear_prices(tmp_path: Path) -> None
     session.save(tmp_path, learner, twin, (0.95, 1.05), document)
     cost = priced(str(tmp_path), None, stated_deployment(tmp_path / "deployment.yaml")).cost
     assert cost.pure.calibration.interval == (0.95, 1.05)
-    assert KeptTwin.load(tmp_path).twin.setting == twin.setting
+    kept = KeptTwin.load(tmp_path)
+    assert kept.twin.setting == twin.setting
+    assert trust_in(tmp_path) == "validated"
+    keep(tmp_path, look(kept, hidden, {"num_blocks": 17}), None)
+    assert trust_in(tmp_path) == "extrapolated"
 
 
 class Hurried(SmallServer):

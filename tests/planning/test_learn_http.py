@@ -65,8 +65,8 @@ def test_what_the_server_reports_is_read(server: HttpServer) -> None:
 
 def test_labels_of_a_metric() -> None:
     text = '# HELP a b\na{x="1",y="two words"} 1.0\na{x="2"} 2.0\nb 3\n'
-    assert labels_of("a", text) == {"x": "1", "y": "two words"}
-    assert labels_of("b", text) == labels_of("c", text) == {}
+    assert labels_of("a", text) == [{"x": "1", "y": "two words"}, {"x": "2"}]
+    assert labels_of("b", text) == [{}] and labels_of("c", text) == []
 
 
 def test_a_folder_keeps_the_answers_of_one_server(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def test_two_scrapes_make_a_window(tmp_path: Path) -> None:
     assert shared / sum(r.prompt_len for r in requests) == pytest.approx(0.25, abs=0.01)
     arrivals = [r.arrival_ns for r in requests]
     assert arrivals == sorted(arrivals) and arrivals[0] == 0
-    histogram = Window(tmp_path / "before", tmp_path / "after").histogram("vllm:time_to_first_token_seconds")
+    histogram = Window.between(tmp_path / "before", tmp_path / "after").histogram("vllm:time_to_first_token_seconds")
     assert (histogram.bounds, histogram.counts) == ((0.1, 0.4, math.inf), (10.0, 10.0, 0.0))
 
 
