@@ -263,6 +263,8 @@ class ObservedPrices(_Observed):
         if known.untaught:
             return Trust(EXTRAPOLATED, known.untaught)
         launching, rest = (f"launches take {known.launches}; ", "the rest") if self.pure.launching else ("", "it")
+        if share <= NEGLIGIBLE_STEPS and (server := known.hardware.get("learnt")):
+            return Trust(INTERPOLATED, f"clients of a server saw steps of these sizes ({server}, {known.created})")
         if share <= NEGLIGIBLE_STEPS:
             level = INTERPOLATED if self.pure.launching else VALIDATED
             return Trust(level, f"{launching}held-out steps of calibration {known.id} cover {rest}")

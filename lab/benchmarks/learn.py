@@ -75,10 +75,10 @@ def _right(server: HiddenServer, learner: Learner, twin: Twin) -> dict[str, bool
     right: dict[str, bool | None] = {}
     expected = Setting.of(server.deployment)._asdict()
     for name, value in twin.setting._asdict().items():
-        if name in learner.assumed or (name == "router" and learner.replicas == 1):
+        if name in learner.findings.assumed or (name == "router" and learner.replicas == 1):
             right[name] = None
-        elif name in learner.at_least:
-            right[name] = None if expected[name] >= learner.at_least[name] else False
+        elif name in learner.findings.at_least:
+            right[name] = None if expected[name] >= learner.findings.at_least[name] else False
         elif name == "num_blocks":
             tokens = value * twin.setting.block_size
             right[name] = abs(tokens / (expected[name] * expected["block_size"]) - 1) <= _BLOCKS_WITHIN

@@ -19,6 +19,8 @@ from planning.learn.twin import Twin
 
 _NOISE = 0.02  # standard deviation of the logarithm of a figure in an answer
 _REACH = 1.645  # standard deviations of a normal distribution to the end of its 90 % interval
+_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
+_REFUSED_MS = 1e5  # a latency of requests of which none is answered; some engines refuse long prompts
 _SHORTEST_S = 2.0  # a question costs no less: it needs time to be prepared
 
 Floats = NDArray[np.float64]
@@ -36,8 +38,10 @@ class Member:
         if question.name not in self._seen:
             said = self.twin.foreseen(question)
             known = figures(said.sent_ns, said.tokens_ns, list(said.tokens_ns))
-            usual = [ms for (_, statistic), ms in known.items() if statistic != "p99"]
-            last = max(int(times[-1]) for times in said.tokens_ns.values())
+            usual = [
+                known.get((metric, statistic), _REFUSED_MS) for metric in _METRICS for statistic in ("mean", "p50")
+            ]
+            last = max((int(times[-1]) for times in said.tokens_ns.values()), default=0)
             self._seen[question.name] = np.log(np.maximum(usual, 1e-6)), last / 1e9
         return self._seen[question.name]
 

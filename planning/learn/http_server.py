@@ -12,9 +12,9 @@ from typing import Any
 from planning.bench.client import bench
 from planning.bench.request import BenchTarget
 from planning.learn.answers import Answer, Counted
-from planning.learn.learner import TimeIsUp
 from planning.learn.questions import Question
 from planning.learn.reported import counted, read_page, sglang_settings, vllm_settings
+from planning.learn.server import TimeIsUp
 from serving.errors import UserError
 from serving.workload import Workload
 from traces.recording import Recording

@@ -26,11 +26,13 @@ class Bounds(NamedTuple):
         concurrency: maximum number of unfinished requests at a time
         longest: maximum number of tokens of a prompt with its answer
         tokens: maximum number of tokens of all prompts of a question, unless the question needs more
+        steps: number of tokens of an answer during which prompts are sent
     """
 
     concurrency: int
     longest: int
     tokens: int = _MOST_TOKENS
+    steps: int = 500
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,11 @@ def long_plateaus(bounds: Bounds) -> list[Question]:
 
 def prompts_into_decodes(streams: int, bounds: Bounds) -> Question:
     """Return prompts of increasing length that are sent one after another while `streams` requests decode."""
-    lengths = [length for length in _doubling(64, 16_384) if length + _ANSWER <= bounds.longest]
+    lengths = [
+        length for length in _doubling(64, 16_384) if length + _ANSWER <= min(bounds.longest, bounds.tokens // 2)
+    ]
     lengths += 8 * [64]  # each at another moment of a step
-    decoding = [_request(number, 0, 64, min(500, bounds.longest - 64)) for number in range(streams)]
+    decoding = [_request(number, 0, 64, min(bounds.steps, bounds.longest - 64)) for number in range(streams)]
     prompts = [
         replace(
             _request(streams + turn, 0, length, 1),

@@ -26,12 +26,13 @@ from planning.learn.document import (
     StepPoint,
 )
 from planning.learn.http_server import HttpServer, check_folder
-from planning.learn.learner import Learner, TimeIsUp
+from planning.learn.learner import Learner
 from planning.learn.proof import made_up_traffic, proof_rows, spread_pct
 from planning.learn.questions import Bounds, Question
 from planning.learn.recorded_steps import recorded_settings, recorded_steps
 from planning.learn.request import LearnRequest
 from planning.learn.seen_steps import seen_steps
+from planning.learn.server import TimeIsUp
 from planning.learn.step_times import Known
 from planning.learn.twin import GROUPS, Setting, Twin, fitted_apart
 from planning.traffic import Offered
@@ -185,16 +186,16 @@ def document(
     for name, value in twin.setting._asdict().items():
         if name == "router" and twin.setting.replicas == 1:
             continue
-        tried = learner.tried.get(name)
+        tried = learner.findings.tried.get(name)
         source = sources.get(name, "inferred")
-        if name in learner.at_least:
+        if name in learner.findings.at_least:
             source = "at least"
-        if name in learner.assumed:
+        if name in learner.findings.assumed:
             source = "assumed"
         also = tried.alike if tried and source == "inferred" else ()
         known = {"name": name, "value": value, "source": source, "also": also}
         other = reported.get(name) if source == "stated" and reported.get(name) != value else None
-        more = {"at_least": learner.at_least.get(name), "reported": other}
+        more = {"at_least": learner.findings.at_least.get(name), "reported": other}
         settings.append(LearntSetting.model_validate(known | more))
     return LearntServer(
         url=url,

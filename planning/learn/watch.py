@@ -10,9 +10,9 @@ import numpy as np
 from planning.learn import questions as ask
 from planning.learn.answers import Answer
 from planning.learn.kept_twin import KeptTwin
-from planning.learn.learner import Server
 from planning.learn.questions import Bounds
-from planning.learn.seen_steps import decode_steps
+from planning.learn.seen_steps import decode_steps, joined
+from planning.learn.server import Server
 from planning.learn.twin import Twin
 from planning.learn.watched import Layer, WatchedServer
 from serving.errors import UserError
@@ -44,7 +44,8 @@ def look(kept: KeptTwin, server: Server, reported: Mapping[str, Any]) -> Watched
     allowed = 100 * (kept.unchanged[1] - 1)
     short, long = _first_ms(lone, 64), _first_ms(lone, longest)
     twin_short, twin_long = _twin_ms(twin, lone, 64), _twin_ms(twin, lone, longest)
-    steps = decode_steps(decoding)
+    (said,) = twin.answers([decoding])
+    steps = joined([decode_steps(decoding.only(engine.tokens_ns)) for engine in said.of_each_engine])
     step_ms, twin_step_ms = (float(np.median(ns)) / 1e6 for ns in (steps.measured_ns, twin.step_ns(steps.sizes)))
     share, most_ms = OUTSIDE
     layers = (
@@ -85,4 +86,4 @@ def _of_length(answer: Answer, length: int) -> Sequence[int]:
 
 def _cached(repeated: Answer) -> bool:
     first, *again = (times[0] - repeated.sent_ns[id] for id, times in sorted(repeated.tokens_ns.items()))
-    return bool(again) and float(np.median(again)) < _CACHED * float(first)
+    return bool(again) and float(min(again)) < _CACHED * float(first)

@@ -12,8 +12,8 @@ pytest.importorskip("aiohttp", reason="the server extra is not installed")
 from planning.bench.request import BenchTarget
 from planning.learn import questions as ask
 from planning.learn.http_server import HttpServer, check_folder
-from planning.learn.learner import TimeIsUp
 from planning.learn.questions import Bounds
+from planning.learn.server import TimeIsUp
 from serving.errors import UserError
 from tests.apiserver.served import TWIN, Server, serving
 from tests.command import tokentwin
