@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -32,17 +32,19 @@ class HttpServer:
 
     Attributes:
         model: name of the model to ask for; None for the first that the server lists
-        until_s: time on the monotonic clock after which no question is sent
+        seconds: time for questions, after which none is sent
         say: called with a line for each question
         counts: whether the server's metrics are read before and after each question
+        asked_s: time that was spent on questions
     """
 
     target: BenchTarget
     folder: Path
     model: str | None = None
-    until_s: float = float("inf")
+    seconds: float = float("inf")
     say: Callable[[str], None] = lambda line: None
     counts: bool = False
+    asked_s: float = field(default=0.0, init=False)
 
     def ask(self, question: Question) -> Answer:
         """Return the recorded answer, or send the question and record it.
@@ -54,7 +56,7 @@ class HttpServer:
             recording = Recording.load(place)
             if recording.run["status"] == "complete" and _same(recording.workload(), question.workload):
                 return self._loaded(question, place)
-        if monotonic() > self.until_s:
+        if self.asked_s >= self.seconds:
             raise TimeIsUp
         began = monotonic()
         before = self._get("/metrics") if self.counts else ""
@@ -63,7 +65,9 @@ class HttpServer:
             raise Interrupted
         if self.counts and (seen := counted(before, self._get("/metrics"))) is not None:
             (place / _COUNTED).write_text(json.dumps(seen._asdict()) + "\n", encoding="utf-8")
-        self.say(f"asked {question.name}, {question.reveals}: {monotonic() - began:.1f} s")
+        took_s = monotonic() - began
+        self.asked_s += took_s
+        self.say(f"asked {question.name}, {question.reveals}: {took_s:.1f} s")
         return self._loaded(question, place)
 
     def _loaded(self, question: Question, place: Path) -> Answer:

@@ -53,6 +53,7 @@ class Learner:
         traffic: what the twin is for: returns traffic that a twin can bear, within bounds
         within_pct: half of the 90 % interval of its mean or median latencies, in percent, that is narrow enough
         recorded: returns the steps that the server itself has recorded so far; None if it records none
+        own_questions: further questions that may be asked: stretches of the user's own traffic
         answers: the answers so far
         findings: what was inferred of each setting
         replicas: number of engines behind the URL
@@ -67,6 +68,7 @@ class Learner:
     traffic: Callable[[Twin, Bounds], Sequence[Question]] = made_up_traffic
     within_pct: float = 3.0
     recorded: Callable[[], IterationLog | None] = lambda: None
+    own_questions: Sequence[Question] = ()
     answers: list[Answer] = field(default_factory=list)
     findings: Findings = field(init=False)
     replicas: int = field(default=1, init=False)
@@ -179,7 +181,7 @@ class Learner:
         members = [Member(twin) for twin in finalists]
         logs = [twin.likelihood(self.answers) for twin in finalists]
         traffic = self.traffic(finalists[int(np.argmax(logs))], self.bounds)
-        left = _more_questions(self.bounds)
+        left = [*_more_questions(self.bounds), *self.own_questions]
         while left:
             best = finalists[int(np.argmax(logs))]
             apart = [Member(twin) for twin in fitted_apart(best, self.answers, self._prior_of(best))]

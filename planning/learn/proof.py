@@ -9,12 +9,15 @@ import numpy as np
 
 from calibration.steps.interval import Factors
 from planning.learn.answers import Answer, simulated
-from planning.learn.questions import Bounds, Question
+from planning.learn.questions import Bounds, Question, closed_loop
 from planning.learn.twin import Twin
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 
 _BUSY = 0.6  # share of the capacity at which made-up traffic arrives
 _REQUESTS = 120
+_FEWEST = 40  # requests to a slow server
+_HELD_BACK = 32  # clients
+_LONGEST_S = 90.0  # time of made-up traffic, unless the server is so slow that the fewest requests take longer
 _STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
     "mean": lambda values: float(np.mean(values)),
     "p50": lambda values: float(np.percentile(values, 50)),
@@ -79,6 +82,12 @@ def made_up_traffic(twin: Twin, bounds: Bounds) -> list[Question]:
     ]
 
 
+def held_back(bounds: Bounds) -> Question:
+    """Return a question that taught nothing: a closed loop with another number of clients than those that teach."""
+    loop = closed_loop(min(_HELD_BACK, bounds.concurrency), bounds)
+    return replace(loop, name=f"proof-{loop.name}")
+
+
 def _traffic(name: str, prompt: int, output: int, twin: Twin, bounds: Bounds, seed: int) -> Question:
     draw = np.random.default_rng(seed)
     outputs = np.clip(draw.lognormal(np.log(output), 0.6, _REQUESTS), 2, 8 * output).astype(int)
@@ -87,9 +96,10 @@ def _traffic(name: str, prompt: int, output: int, twin: Twin, bounds: Bounds, se
     full = [WorkloadRequest(n, 0, ((PRIVATE, p),), o) for n, (p, o) in enumerate(lengths)]
     loop = Workload(full, name, concurrency=min(64, bounds.concurrency), shares_prefixes=False)
     said = simulated(loop, twin.deployment, twin.times.cost(twin.deployment), twin.front_door)
-    second = max(int(times[-1]) for times in said.tokens_ns.values()) / _REQUESTS / _BUSY
-    arrivals = np.cumsum(draw.exponential(second, _REQUESTS)).astype(int).tolist()
-    requests = [replace(one, arrival_ns=at) for one, at in zip(full, arrivals, strict=True)]
+    apart_ns = max(int(times[-1]) for times in said.tokens_ns.values()) / _REQUESTS / _BUSY
+    count = int(np.clip(_LONGEST_S * 1e9 / apart_ns, _FEWEST, _REQUESTS))
+    arrivals = np.cumsum(draw.exponential(apart_ns, _REQUESTS)).astype(int).tolist()
+    requests = [replace(one, arrival_ns=at) for one, at in zip(full[:count], arrivals, strict=False)]
     # the limit of clients only acts if the server is far slower than predicted
     workload = Workload(requests, name, concurrency=bounds.concurrency, shares_prefixes=False)
     return Question(f"proof-{name}", "how far the twin is off on traffic that taught it nothing", workload)

@@ -15,6 +15,7 @@ _ANSWER = 8  # output tokens of a prompt whose prefill is of interest
 _MOST_TOKENS = 200_000
 INTO_DECODES = "prompts-into"
 _SHORT = 16
+_MEAN_PROMPT = 672  # mean length of the prompts of a closed loop
 _PREFIXES = (265, 272, 288, 320, 384)  # 1, 16, 32, 64 and 128 tokens divide one more of them each
 _THINK_NS = (101_000_000, 73_000_000, 89_000_000, 59_000_000, 67_000_000)  # no multiples of a step's time
 
@@ -153,8 +154,10 @@ def cached_prefixes(budget: int, replicas: int, bounds: Bounds) -> Question | No
 
 def closed_loop(rows: int, bounds: Bounds) -> Question:
     """Return a closed loop of `rows` clients, whose prompts and answers have different lengths."""
+    count = min(max(4 * rows, 24), max(rows + 8, bounds.tokens // _MEAN_PROMPT))
     requests = [
-        _request(n, 0, min(64 << (n % 6), bounds.longest - 96), 32 + 16 * (n % 5)) for n in range(max(4 * rows, 24))
+        _request(number, 0, min(64 << (number % 6), bounds.longest - 96), 32 + 16 * (number % 5))
+        for number in range(count)
     ]
     workload = Workload(requests, f"loop of {rows} clients", concurrency=rows, shares_prefixes=False)
     return Question(f"loop-{rows}", "the time of steps with prompts and decodes", workload)

@@ -30,7 +30,7 @@ class LearnRequest(BenchTarget):
         description="directory to which the server's recorder writes (docs/vllm.md); its settings and step times are "
         "used instead of inferred ones",
     )
-    minutes: float = Field(10.0, gt=0, le=600, description="time for questions, in minutes")
+    minutes: float = Field(10.0, gt=0, le=600, description="time for questions and the proof, in minutes")
     within_pct: float = Field(
         3.0,
         gt=0,

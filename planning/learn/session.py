@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -27,7 +26,7 @@ from planning.learn.document import (
 )
 from planning.learn.http_server import HttpServer, check_folder
 from planning.learn.learner import Learner
-from planning.learn.proof import made_up_traffic, proof_rows, spread_pct
+from planning.learn.proof import held_back, proof_rows, spread_pct
 from planning.learn.questions import Bounds, Question
 from planning.learn.recorded_steps import recorded_settings, recorded_steps
 from planning.learn.request import LearnRequest
@@ -39,10 +38,13 @@ from planning.traffic import Offered
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.whole_file import write_whole
-from serving.workload import Workload
+from serving.workload import Workload, WorkloadRequest
 from traces.recording_writer import DEPLOYMENT
 
-_PROOF_REQUESTS = 300  # maximum number of requests of one's own traffic
+_TO_LEARN = 0.7  # share of the time for questions; the rest is for the proof
+_PROOF_REQUESTS = 300  # maximum number of requests of one's own traffic in the proof
+_TAUGHT_REQUESTS = 60  # maximum number of requests of one's own traffic that teach
+_FEWEST_TAUGHT = 20
 _LEAST_ERROR = 0.01  # least standard deviation of the logarithm of step times between a fit and new traffic
 _LARGEST_SHARE = 0.1  # larger errors of a TTFT are those of step times, which have an interval of their own
 _NORMAL = 1.4826  # standard deviation of a normal distribution in medians of the absolute deviation
@@ -57,33 +59,61 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     """
     if request.gpu is not None:
         find_gpu(request.gpu)
-    own = None if request.traffic is None else Offered(traffic=request.traffic).workload()
-    expected = made_up_traffic if own is None else lambda twin, bounds: [own_traffic(own, bounds)]
     check_folder(request.out, request.url, overwrite)
-    until_s = monotonic() + 60 * request.minutes
-    counts = not request.ignore_metrics
-    server = HttpServer(request, request.out / "answers", request.model_name, until_s, say, counts)
-    stated_deployment = request.deployment
-    reported = server.reported() if counts else {}
-    recorder = request.recorder
-    recorded = {} if recorder is None else recorded_settings(recorder)
-    if "max_model_len" not in stated_deployment.scheduler.model_fields_set and (longest := server.longest()):
-        stated_deployment = stated_deployment.rescheduled(max_model_len=longest)
-    stated = stated_settings(stated_deployment)
-    reported |= recorded
-    known = {**reported, **stated}
-    for name in sorted(name for name in stated.keys() & reported.keys() if stated[name] != reported[name]):
-        say(f"{name}: you state {stated[name]}, but the server reports {reported[name]}; taking yours")
-    bounds = Bounds(request.max_concurrency, stated_deployment.scheduler.max_model_len)
-    steps = (lambda: None) if recorder is None else partial(recorded_steps, recorder)
-    learner = Learner(server, stated_deployment, request.gpu, bounds, known, say, expected, request.within_pct, steps)
+    seconds, reads = 60 * request.minutes, not request.ignore_metrics
+    server = HttpServer(request, request.out / "answers", request.model_name, _TO_LEARN * seconds, say, reads)
+    deployment = request.deployment
+    if "max_model_len" not in deployment.scheduler.model_fields_set and (longest := server.longest()):
+        deployment = deployment.rescheduled(max_model_len=longest)
+    known = _known_settings(request, deployment, server.reported() if reads else {})
+    for name, (stated, reported) in known.contradictions.items():
+        say(f"{name}: you state {stated}, but the server reports {reported}; taking yours")
+    bounds = Bounds(request.max_concurrency, deployment.scheduler.max_model_len)
+    learner = Learner(server, deployment, request.gpu, bounds, known.settings, say, within_pct=request.within_pct)
+    if request.traffic is not None:
+        own = OwnTraffic.of(Offered(traffic=request.traffic).workload(), bounds)
+        learner.traffic = lambda twin, bounds: [own.proof]
+        learner.own_questions = [] if own.taught is None else [own.taught]
+    if request.recorder is not None:
+        learner.recorded = partial(recorded_steps, request.recorder)
     twin = learner.learn()
-    interval = interval_of(learner, twin)
-    proof = prove(learner, twin, interval, late_ms_of(learner, twin), expected(twin, learner.bounds), say)
-    sources = {name: "stated" if name in stated else "reported" for name in known}
-    learnt = document(learner, twin, interval, proof, sources, reported, request.url, str(request.out))
+    interval, late_ms = interval_of(learner, twin), late_ms_of(learner, twin)
+    server.seconds = seconds
+    traffic = [*learner.traffic(twin, learner.bounds), held_back(learner.bounds)]
+    proof = prove(learner, twin, interval, late_ms, traffic, say)
+    learnt = document(learner, twin, interval, proof, known, request.url, str(request.out))
     save(request.out, learner, twin, interval, learnt)
     return learnt
+
+
+class KnownSettings(NamedTuple):
+    """Settings of `Setting` that are not inferred: those that the user states, and those that the server reports."""
+
+    stated: dict[str, Any]
+    reported: dict[str, Any]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of them; the user's win."""
+        return {**self.reported, **self.stated}
+
+    def source_of(self, name: str) -> str:
+        """Return the source of a setting, as in `LearntSetting`."""
+        if name in self.stated:
+            return "stated"
+        return "reported" if name in self.reported else "inferred"
+
+    @property
+    def contradictions(self) -> dict[str, tuple[Any, Any]]:
+        """The stated and the reported value of settings for which they differ."""
+        both = sorted(self.stated.keys() & self.reported.keys())
+        pairs = {name: (self.stated[name], self.reported[name]) for name in both}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _known_settings(request: LearnRequest, deployment: Deployment, reported: dict[str, Any]) -> KnownSettings:
+    recorded = {} if request.recorder is None else recorded_settings(request.recorder)
+    return KnownSettings(stated_settings(deployment), reported | recorded)
 
 
 def stated_settings(deployment: Deployment) -> dict[str, Any]:
@@ -97,13 +127,33 @@ def stated_settings(deployment: Deployment) -> dict[str, Any]:
     return stated
 
 
-def own_traffic(workload: Workload, bounds: Bounds) -> Question:
-    """Return the beginning of one's own traffic as a question, at its own rate but never with too many requests."""
-    fitting = (one for one in workload.requests if one.prompt_len + one.output_len <= bounds.longest)
-    first = list(islice(fitting, _PROOF_REQUESTS))
-    concurrency = min(workload.concurrency or bounds.concurrency, bounds.concurrency)
-    offered = replace(workload, requests=first, concurrency=concurrency)
-    return Question("proof-own-traffic", "how far the twin is off on your traffic", offered)
+class OwnTraffic(NamedTuple):
+    """The beginning of one's own traffic: a stretch that is asked, and the next one, which is held back for the proof.
+
+    `taught` is None if there are too few requests for both.
+    """
+
+    taught: Question | None
+    proof: Question
+
+    @classmethod
+    def of(cls, workload: Workload, bounds: Bounds) -> OwnTraffic:
+        """Cut the traffic, at its own rate but never with too many requests at a time."""
+        fitting = (one for one in workload.requests if one.prompt_len + one.output_len <= bounds.longest)
+        first = list(islice(fitting, _TAUGHT_REQUESTS + _PROOF_REQUESTS))
+        concurrency = min(workload.concurrency or bounds.concurrency, bounds.concurrency)
+        cut = min(_TAUGHT_REQUESTS, len(first) // 4)
+
+        def question(name: str, reveals: str, requests: Sequence[WorkloadRequest]) -> Question:
+            began_ns = requests[0].arrival_ns
+            moved = [replace(one, arrival_ns=one.arrival_ns - began_ns) for one in requests]
+            return Question(name, reveals, replace(workload, requests=moved, concurrency=concurrency))
+
+        reveals = "how far the twin is off on your traffic"
+        if cut < _FEWEST_TAUGHT or any(one.session for one in first):  # a session is not cut
+            return cls(None, question("proof-own-traffic", reveals, first[:_PROOF_REQUESTS]))
+        taught = question("own-traffic", "what your traffic is like", first[:cut])
+        return cls(taught, question("proof-own-traffic", reveals, first[cut:]))
 
 
 def interval_of(learner: Learner, twin: Twin) -> Factors:
@@ -173,30 +223,26 @@ def document(
     twin: Twin,
     interval: Factors,
     proof: Sequence[ProofFigure],
-    sources: dict[str, str],
-    reported: dict[str, Any],
+    known: KnownSettings,
     url: str,
     folder: str,
 ) -> LearntServer:
-    """Return what was learnt as a document.
-
-    `sources` says which settings are stated or reported, and `reported` what the server reports.
-    """
+    """Return what was learnt as a document."""
     settings = []
     for name, value in twin.setting._asdict().items():
         if name == "router" and twin.setting.replicas == 1:
             continue
         tried = learner.findings.tried.get(name)
-        source = sources.get(name, "inferred")
+        source = known.source_of(name)
         if name in learner.findings.at_least:
             source = "at least"
         if name in learner.findings.assumed:
             source = "assumed"
         also = tried.alike if tried and source == "inferred" else ()
-        known = {"name": name, "value": value, "source": source, "also": also}
-        other = reported.get(name) if source == "stated" and reported.get(name) != value else None
-        more = {"at_least": learner.findings.at_least.get(name), "reported": other}
-        settings.append(LearntSetting.model_validate(known | more))
+        _, other = known.contradictions.get(name, (None, None))
+        limits = {"at_least": learner.findings.at_least.get(name), "reported": other}
+        setting = {"name": name, "value": value, "source": source, "also": also}
+        settings.append(LearntSetting.model_validate(setting | limits))
     return LearntServer(
         url=url,
         model=learner.base.model,

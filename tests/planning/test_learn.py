@@ -87,7 +87,9 @@ def test_the_twin_is_a_calibration_that_every_command_takes(learnt, tmp_path: Pa
     proof = session.prove(learner, twin, interval, late_ms, traffic, print)
     assert {figure.traffic for figure in proof} == {"chats", "long-prompts"}
     assert all(figure.floor_pct == 0 for figure in proof if figure.traffic == "chats")  # this server has no noise
-    document = session.document(learner, twin, interval, proof, {}, {}, "http://x", str(tmp_path))
+    document = session.document(
+        learner, twin, interval, proof, session.KnownSettings({}, {}), "http://x", str(tmp_path)
+    )
     session.save(tmp_path, learner, twin, interval, document)
     assert LearntServer.read(json.loads((tmp_path / "learnt.json").read_text())) == document
     assert "-c" in str(list(document.report())[-1])
@@ -152,7 +154,9 @@ def test_a_device_without_kernel_times_has_linear_prices(tmp_path: Path) -> None
     answer = hidden.ask(made_up_traffic(twin, BOUNDS)[0])
     seen, said = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns)), predicted(twin, answer)
     assert all(said[name] == pytest.approx(seen[name], rel=0.1) for name in seen if name[1] != "p99")
-    document = session.document(learner, twin, (0.95, 1.05), (), {}, {}, "http://x", str(tmp_path))
+    document = session.document(
+        learner, twin, (0.95, 1.05), (), session.KnownSettings({}, {}), "http://x", str(tmp_path)
+    )
     session.save(tmp_path, learner, twin, (0.95, 1.05), document)
     cost = priced(str(tmp_path), None, stated_deployment(tmp_path / "deployment.yaml")).cost
     assert cost.pure.calibration.interval == (0.95, 1.05)

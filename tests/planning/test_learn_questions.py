@@ -16,9 +16,11 @@ from planning.learn.questions import Bounds
 from planning.learn.recorded_steps import recorded_settings, recorded_steps
 from planning.learn.reported import counted, sglang_settings, vllm_settings
 from planning.learn.seen_steps import seen_steps
+from planning.learn.session import OwnTraffic
 from planning.learn.step_times import CorrectedKernels
 from planning.learn.twin import ROUTERS, Setting, Twin
 from serving.errors import UserError
+from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.planning.learn_servers import GPU, SmallServer, server, told
 from traces.live_recording import Journal
 from traces.recording import JOURNAL
@@ -80,6 +82,18 @@ def test_the_next_question_is_one_about_which_twins_differ() -> None:
     agreed = Committee(committee.members, [0.0, -50.0], traffic)
     assert agreed.band_pct < 0.01 < committee.band_pct
     assert committee.weights == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize(("count", "taught", "proof"), [(400, 60, 300), (40, None, 40), (100, 25, 75)])
+def test_traffic_of_ones_own_is_cut_into_a_question_and_the_proof(count: int, taught: int | None, proof: int) -> None:
+    requests = [WorkloadRequest(n, 1_000_000 * n, ((PRIVATE, 100),), 10) for n in range(count)]
+    requests.append(WorkloadRequest(count, 10**9, ((PRIVATE, 9000),), 10))  # longer than allowed
+    own = OwnTraffic.of(Workload(requests, "own"), BOUNDS)
+    asked = [] if own.taught is None else list(own.taught.workload.requests)
+    held_back = list(own.proof.workload.requests)
+    assert (len(asked) or None, len(held_back)) == (taught, proof)
+    assert held_back[0].arrival_ns == 0 and not {one.id for one in asked} & {one.id for one in held_back}
+    assert own.proof.workload.concurrency == BOUNDS.concurrency
 
 
 VLLM = """

@@ -29,9 +29,10 @@ def learn(traffic: str | None, deployment_file: str, force: bool, **given: Any) 
     """Find out what a running server is by asking it, and make a twin of it.
 
     The server is sent short designed loads, at most --minutes long in all and never more than --max-concurrency
-    requests at a time. From the times of the tokens the command infers which engine's policy runs, the limits of its
-    scheduler, its KV blocks and the time of its steps. Then the twin predicts traffic that taught it nothing: the
-    beginning of TRACE, or two made-up loads. The server answers the same traffic, and the command prints both.
+    requests at a time. The next load is the one that narrows the prediction of your traffic most. From the times of the
+    tokens the command infers how many equal engines there are, whose policy runs, the limits of its scheduler, its KV
+    blocks and the time of its steps. Then the twin predicts traffic that taught it nothing: a part of TRACE, or two
+    made-up loads. The server answers the same traffic, and the command prints both.
 
     The deployment file states what cannot be inferred: the model, its precision and parallelism. Settings that it
     states are taken as they are.
