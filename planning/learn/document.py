@@ -42,6 +42,24 @@ class LearntSetting(Part):
         return SOURCES[self.source] + limit + other
 
 
+class Alternative(Part):
+    """Another value of a setting, which explains the answers as well."""
+
+    name: str = fact("name of the setting")
+    value: bool | int | str = fact("the other value")
+    question: str = fact("question whose answer depends most on it")
+    question_pct: float = fact("largest difference of a mean or median latency in this question", "%")
+    traffic_pct: float = fact("largest difference of a mean or median latency in the traffic of the proof", "%")
+
+    def sentence(self) -> str:
+        """Return what the value would change, and what would tell."""
+        return (
+            f"{self.name} could also be {_shown(self.value)}: latencies of the traffic would differ by "
+            f"{shown_percent(self.traffic_pct)}; {self.question}, asked again without other load, tells most "
+            f"(they differ by {shown_percent(self.question_pct)})"
+        )
+
+
 class ProofFigure(Part):
     """A latency in traffic that taught the twin nothing, as predicted and as measured."""
 
@@ -102,6 +120,7 @@ class LearntServer(Document):
     gpu: str | None = fact("name of the GPU; null if it is not known")
     created: str = fact("date of the session")
     settings: tuple[LearntSetting, ...] = fact("settings of the server")
+    alternatives: tuple[Alternative, ...] = fact("other values that explain the answers as well", default=())
     request_ms: float = fact("time that a lone request takes outside the engine", "ms")
     low_factor: float = fact("fast end of the 90 % interval of step times, as a factor")
     high_factor: float = fact("slow end of the 90 % interval of step times, as a factor")
@@ -113,7 +132,7 @@ class LearntServer(Document):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        return "proof", "settings", "asked", "steps", "prompts"
+        return "proof", "settings", "alternatives", "asked", "steps", "prompts"
 
     def table(self, name: str) -> pa.Table:
         """Return the rows of one of `tables`."""
@@ -168,6 +187,8 @@ class LearntServer(Document):
         ]
         names = [Column("setting"), Column("value"), Column("known"), Column("or", spare=1)]
         yield Table(names, settings, "what the server is")
+        for one in self.alternatives:
+            yield Line(one.sentence())
         yield Line(f"a request takes {self.request_ms:.1f} ms outside the engine")
         asked = [(one.name, one.reveals, one.requests, one.seconds) for one in self.asked]
         names = [Column("question"), Column("reveals"), Column("requests", COUNT), Column("s", NUMBER)]
@@ -177,6 +198,7 @@ class LearntServer(Document):
 _ROWS: dict[str, type[Part]] = {
     "proof": ProofFigure,
     "settings": LearntSetting,
+    "alternatives": Alternative,
     "asked": AskedQuestion,
     "steps": StepPoint,
     "prompts": PromptPoint,

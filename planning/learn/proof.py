@@ -89,17 +89,31 @@ def held_back(bounds: Bounds) -> Question:
 
 
 def _traffic(name: str, prompt: int, output: int, twin: Twin, bounds: Bounds, seed: int) -> Question:
-    draw = np.random.default_rng(seed)
-    outputs = np.clip(draw.lognormal(np.log(output), 0.6, _REQUESTS), 2, 8 * output).astype(int)
-    prompts = np.clip(draw.lognormal(np.log(prompt), 0.8, _REQUESTS), 8, bounds.longest - 8 * output - 1).astype(int)
-    lengths = list(zip(prompts.tolist(), outputs.tolist(), strict=True))
-    full = [WorkloadRequest(n, 0, ((PRIVATE, p),), o) for n, (p, o) in enumerate(lengths)]
-    loop = Workload(full, name, concurrency=min(64, bounds.concurrency), shares_prefixes=False)
-    said = simulated(loop, twin.deployment, twin.times.cost(twin.deployment), twin.front_door)
-    apart_ns = max(int(times[-1]) for times in said.tokens_ns.values()) / _REQUESTS / _BUSY
-    count = int(np.clip(_LONGEST_S * 1e9 / apart_ns, _FEWEST, _REQUESTS))
-    arrivals = np.cumsum(draw.exponential(apart_ns, _REQUESTS)).astype(int).tolist()
-    requests = [replace(one, arrival_ns=at) for one, at in zip(full[:count], arrivals, strict=False)]
+    """Return traffic with these mean lengths, or shorter ones if it would take a slow server too long."""
+    second = _capacity_s(_requests(prompt, output, bounds, seed), twin, bounds) / _BUSY
+    count = int(np.clip(_LONGEST_S / second, _FEWEST, _REQUESTS))
+    if (shorter := _LONGEST_S / second / count) < 1:
+        prompt, output, second = round(shorter * prompt), round(shorter * output), shorter * second
+    arrivals = np.cumsum(np.random.default_rng(seed).exponential(1e9 * second, count)).astype(int).tolist()
+    full = _requests(prompt, output, bounds, seed)
+    requests = [replace(one, arrival_ns=at) for one, at in zip(full, arrivals, strict=False)]
     # the limit of clients only acts if the server is far slower than predicted
     workload = Workload(requests, name, concurrency=bounds.concurrency, shares_prefixes=False)
     return Question(f"proof-{name}", "how far the twin is off on traffic that taught it nothing", workload)
+
+
+def _requests(prompt: int, output: int, bounds: Bounds, seed: int) -> list[WorkloadRequest]:
+    """Return requests with lognormal lengths of about these means."""
+    draw = np.random.default_rng(seed)
+    outputs = np.clip(draw.lognormal(np.log(output), 0.6, _REQUESTS), 2, 8 * output).astype(int)
+    longest = max(bounds.longest - 8 * output - 1, 9)
+    prompts = np.clip(draw.lognormal(np.log(prompt), 0.8, _REQUESTS), 8, longest).astype(int)
+    lengths = zip(prompts.tolist(), outputs.tolist(), strict=True)
+    return [WorkloadRequest(n, 0, ((PRIVATE, p),), o) for n, (p, o) in enumerate(lengths)]
+
+
+def _capacity_s(requests: Sequence[WorkloadRequest], twin: Twin, bounds: Bounds) -> float:
+    """Return the seconds per request at which the twin serves a closed loop of many clients."""
+    loop = Workload(requests, "loop", concurrency=min(64, bounds.concurrency), shares_prefixes=False)
+    said = simulated(loop, twin.deployment, twin.times.cost(twin.deployment), twin.front_door)
+    return max(int(times[-1]) for times in said.tokens_ns.values()) / 1e9 / len(requests)

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from calibration.steps.interval import REACH, Factors, factors_of
+from planning.learn.alternatives import alternatives
 from planning.learn.answers import Answer
 from planning.learn.document import (
     FILE,
@@ -243,12 +244,14 @@ def document(
         limits = {"at_least": learner.findings.at_least.get(name), "reported": other}
         setting = {"name": name, "value": value, "source": source, "also": also}
         settings.append(LearntSetting.model_validate(setting | limits))
+    asked = [answer.question for answer in learner.answers]
     return LearntServer(
         url=url,
         model=learner.base.model,
         gpu=None if learner.gpu is None else find_gpu(learner.gpu).name,
         created=f"{datetime.now(UTC):%Y-%m-%d}",
         settings=tuple(settings),
+        alternatives=tuple(alternatives(twin, learner.findings, asked, learner.traffic(twin, learner.bounds))),
         request_ms=twin.front_door.outside_ms,
         low_factor=interval[0],
         high_factor=interval[1],
