@@ -3,14 +3,18 @@
 Each server is drawn at random: engine, GPU, model, limits, KV blocks, step times, and the time outside of the engine.
 It answers on the virtual clock, with 1 % noise in each step. The learner gets model, GPU and parallelism. Then both
 serve two workloads of another kind than the questions, with other rates, lengths and shared prefixes, and the same
-closed loop for the throughput at saturation. `python -m lab.benchmarks.learn [--servers 30] [--processes 2]`.
+closed loop for the throughput at saturation. `python -m lab.benchmarks.learn --outcomes FILE [--servers 30]`; stopped,
+the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from time import process_time
 from typing import Any, NamedTuple
 
@@ -40,6 +44,7 @@ class Outcome(NamedTuple):
         inside: whether each figure lies in its 90 % interval
         saturation_pct: error of the throughput of a closed loop
         server_s, cpu_s: time of all answers, and CPU time of the learner
+        memory_mb: largest memory of the process so far, which also simulated the server
     """
 
     seed: int
@@ -49,6 +54,7 @@ class Outcome(NamedTuple):
     saturation_pct: float
     server_s: float
     cpu_s: float
+    memory_mb: float
 
 
 def outcome(seed: int) -> Outcome:
@@ -68,7 +74,9 @@ def outcome(seed: int) -> Outcome:
             inside.append(low <= real <= high)
     loop = server.ask(_loop(_REQUESTS, 700, 120))
     saturation = 100 * (_last_ns(loop.tokens_ns) / _last_ns(_simulated(twin, loop)) - 1)
-    return Outcome(seed, _right(server, learner, twin), errors, inside, saturation, _seconds(learner.answers), cpu_s)
+    memory_mb = getrusage(RUSAGE_SELF).ru_maxrss / 1024
+    right, server_s = _right(server, learner, twin), _seconds(learner.answers)
+    return Outcome(seed, right, errors, inside, saturation, server_s, cpu_s, memory_mb)
 
 
 def _right(server: HiddenServer, learner: Learner, twin: Twin) -> dict[str, bool | None]:
@@ -146,23 +154,35 @@ def _errors(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"| {metric} | {statistic} | {usual:.1f} % | {most:.1f} % | {max(off):.1f} % |"
 
 
+def _kept(path: Path) -> Iterator[Outcome]:
+    """Yield the outcomes in a file of JSON lines."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        row = json.loads(line)
+        row["errors_pct"] = {tuple(name.split("/")): value for name, value in row["errors_pct"].items()}
+        yield Outcome(**row)
+
+
+def _keep(path: Path, one: Outcome) -> None:
+    errors = {"/".join(name): value for name, value in one.errors_pct.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**one._asdict(), "errors_pct": errors}) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", type=int, default=30)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--first", type=int, default=100, help="seed of the first server")
+    parser.add_argument("--outcomes", type=Path, required=True, help="file with the servers that are done; it grows")
     given = parser.parse_args()
-    outcomes = []
-    with get_context("spawn").Pool(given.processes) as pool:
-        for one in pool.imap(outcome, range(given.first, given.first + given.servers)):
+    outcomes = list(_kept(given.outcomes))
+    done = {one.seed for one in outcomes}
+    seeds = [seed for seed in range(given.first, given.first + given.servers) if seed not in done]
+    with get_context("spawn").Pool(given.processes, maxtasksperchild=1) as pool:
+        for one in pool.imap(outcome, seeds):
             outcomes.append(one)
-            wrong = [name for name, right in one.right.items() if right is False]
-            worst = max(one.errors_pct.items(), key=lambda item: abs(item[1]))
-            print(
-                f"server {one.seed}: wrong {wrong or 'nothing'}; worst {' '.join(worst[0])} {worst[1]:+.1f} %; "
-                f"{one.server_s:.0f} s of the server, {one.cpu_s:.0f} s of CPU",
-                flush=True,
-            )
+            _keep(given.outcomes, one)
+            print(_line(one), flush=True)
     for line in (*_shares(outcomes), "", *_errors(outcomes), ""):
         print(line)
     inside = np.mean([inside for one in outcomes for inside in one.inside])
@@ -170,6 +190,17 @@ def main() -> None:
     print(f"in their 90 % interval: {100 * inside:.0f} % of the figures")
     print(f"throughput at saturation: off by {np.median(saturation):.1f} % (median), at most {max(saturation):.1f} %")
     print(f"time of the server: {max(one.server_s for one in outcomes):.0f} s at most")
+    print(f"CPU time of the learner: {np.median([one.cpu_s for one in outcomes]):.0f} s in the median")
+    print(f"memory of the learner: {max(one.memory_mb for one in outcomes):.0f} MB at most")
+
+
+def _line(one: Outcome) -> str:
+    wrong = [name for name, right in one.right.items() if right is False]
+    worst = max(one.errors_pct.items(), key=lambda item: abs(item[1]))
+    return (
+        f"server {one.seed}: wrong {wrong or 'nothing'}; worst {' '.join(worst[0])} {worst[1]:+.1f} %; "
+        f"{one.server_s:.0f} s of the server, {one.cpu_s:.0f} s of CPU"
+    )
 
 
 if __name__ == "__main__":

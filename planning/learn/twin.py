@@ -23,6 +23,7 @@ POLICIES = ("vllm", "sglang", "trtllm")
 ROUTERS = ("round-robin", "least-requests")
 _SPREAD = 0.03  # standard deviation of the logarithm of a time that a right twin may be off by
 _PATTERN = 0.008  # the same of a difference between two times of one answer
+_SHORT = 1.5  # TTFT, in shortest ones, up to which a prompt is short
 GROUPS = 4  # number of groups of questions, of which each is predicted from the others
 _FREEDOM = 3.0  # degrees of freedom of Student's t, so that single outliers decide nothing
 _COUNTED = 6  # maximum number of independent requests in a question: requests of one question share their error
@@ -127,16 +128,22 @@ class Twin:
         return replace(self, front_door=self.front_door.model_copy(update=times))
 
     def _outside_ns(self, asked: Sequence[Answer]) -> float:
-        """Return `client_ns` with which the TTFT of lone requests is right, in the median."""
-        late = []
+        """Return `client_ns` with which the TTFT of lone short prompts is right, in the median.
+
+        The error of a long prompt is mostly that of its step times.
+        """
+        late: list[tuple[float, float]] = []
         lone = [answer for answer in asked if answer.question.workload.concurrency == 1]
         for answer, said in zip(lone, self.answers(lone), strict=True):
-            late += [
-                (seen[0] - answer.sent_ns[id]) - (said.tokens_ns[id][0] - said.sent_ns[id])
-                for id, seen in answer.tokens_ns.items()
-                if id in said.tokens_ns
-            ]
-        return max(self.front_door.client_ns + float(np.median(late)), 0.0) if late else self.front_door.client_ns
+            for id, seen in answer.tokens_ns.items():
+                if id in said.tokens_ns:
+                    first_ns = float(seen[0] - answer.sent_ns[id])
+                    late.append((first_ns, first_ns - float(said.tokens_ns[id][0] - said.sent_ns[id])))
+        if not late:
+            return self.front_door.client_ns
+        shortest = min(first_ns for first_ns, _ in late)
+        errors = [error for first_ns, error in late if first_ns <= _SHORT * shortest]
+        return max(self.front_door.client_ns + float(np.median(errors)), 0.0)
 
     def likelihood(self, asked: Sequence[Answer]) -> float:
         """Return the log likelihood of the answers."""

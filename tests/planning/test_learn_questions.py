@@ -84,6 +84,16 @@ def test_the_next_question_is_one_about_which_twins_differ() -> None:
     assert committee.weights == pytest.approx([0.5, 0.5])
 
 
+def test_a_slow_server_is_proved_on_shorter_traffic() -> None:
+    twin = twin_of(server())
+    slow = replace(twin, times=twin.times.scaled(60.0))
+    for quick, short in zip(made_up_traffic(twin, BOUNDS), made_up_traffic(slow, BOUNDS), strict=True):
+        usual, few = (list(question.workload.requests) for question in (quick, short))
+        assert len(usual) == 120 and 40 <= len(few) < 120
+        assert np.mean([one.output_len for one in few]) < np.mean([one.output_len for one in usual])
+        assert few[-1].arrival_ns < 200e9
+
+
 @pytest.mark.parametrize(("count", "taught", "proof"), [(400, 60, 300), (40, None, 40), (100, 25, 75)])
 def test_traffic_of_ones_own_is_cut_into_a_question_and_the_proof(count: int, taught: int | None, proof: int) -> None:
     requests = [WorkloadRequest(n, 1_000_000 * n, ((PRIVATE, 100),), 10) for n in range(count)]
