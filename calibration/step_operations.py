@@ -38,7 +38,7 @@ from serving.deployments.inter_node import (
 )
 from serving.deployments.kv_layout import kv_dtype
 from serving.deployments.model_spec import ModelSpec
-from serving.deployments.weight_types import check_experts, check_linear_heads, stored
+from serving.deployments.weight_types import check_format, check_linear_heads, stored
 from serving.errors import UserError
 
 
@@ -217,7 +217,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     if not model.num_experts and deployment.expert_imbalance != 1.0:
         remedy = f"cannot be set, because {model.name} has no experts; leave it out"
         raise UserError("expert_imbalance", deployment.expert_imbalance, remedy)
-    check_experts(model, deployment)
+    check_format(model, deployment)
     check_linear_heads(model, deployment.tensor_parallel_size)
     layers, hidden = model.moe_layers, model.hidden_size
     if not layers:

@@ -20,7 +20,7 @@ from typing import Any
 from dashboard import upload_process
 from dashboard.upload_process import FAILED, MB, Limits
 from planning.jobs.files import read_json, write_json
-from serving.deployments.model_catalogue import spec_from_hf_config
+from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 from serving.python_process import module_command, module_environment
 

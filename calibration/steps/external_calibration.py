@@ -55,6 +55,7 @@ from serving.errors import UserError
 
 FILE = "engine.json"
 _FORMAT = 2
+_APPROXIMATED = 0.25  # assumed reach, as a log factor, of the error of a step if the architecture is only approximated
 
 
 @dataclass(frozen=True)
@@ -351,6 +352,9 @@ def blind(
     origin = own_origin(Origin.from_deployment(model, spec, deployment), client)
     left = known if without is None else known.without(without)
     calibration = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
+    if model.approximated and all(part.origin.model != model.name for part in left.taught):
+        decode, prompts = (widened(known, _APPROXIMATED) for known in calibration.step_interval)
+        calibration = replace(calibration, interval=decode, prompt_interval=prompts, untaught=model.approximated)
     if spec.name in gpus():
         return calibration
     return replace(calibration, untaught=f"the catalogue lacks {spec.name}, so no measured run taught it")

@@ -14,7 +14,7 @@ from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, 
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
 from serving.answers.report import Column, Table
-from serving.deployments.model_catalogue import spec_from_hf_config
+from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 
 EXAMPLE = "example"  # the bundled plan, in a link

@@ -19,6 +19,7 @@ from planning.diagnose.fleet_lifts import resized, split_towards
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.repricing import Source
 from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.editions import stored_by_name
 from serving.deployments.fleet import AutoscalerConfig, FleetConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_capacity import kv_capacity
@@ -196,7 +197,7 @@ def _overlapped_loop(case: _Case) -> Iterator[Settings]:
 
 
 def _less_to_compute(case: _Case) -> Iterator[Settings]:
-    if case.memory and case.deployment.quantization == "none":
+    if case.memory and case.deployment.quantization == "none" and stored_by_name(case.deployment.model) is None:
         yield {"quantization": "fp8", **case.memory}
     yield case.tensor_parallel(2)
 

@@ -14,7 +14,8 @@ from realengine.models.mlp import mixture_shapes
 from realengine.models.quantised_checkpoint import read_quantised
 from realengine.runnable import check_runnable
 from serving.data_file import parse_json
-from serving.deployments.model_catalogue import find_model, spec_from_hf_config
+from serving.deployments.hf_config import spec_from_hf_config
+from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 

@@ -19,7 +19,7 @@ from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec, draft_module, module_deployment, stage_models
 from serving.deployments.weight_types import (
     DTYPE_BYTES,
-    check_experts,
+    check_format,
     check_heads,
     check_linear_heads,
     stored,
@@ -155,7 +155,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
     """
     tp = deployment.tensor_parallel_size
     check_heads(model, tp)
-    check_experts(model, deployment)
+    check_format(model, deployment)
     check_linear_heads(model, tp)
     deployment = with_states(model, deployment)
     weights = stage_weight_bytes(model, deployment)

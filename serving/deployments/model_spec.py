@@ -47,6 +47,9 @@ class ModelSpec(Settings):
 
     name: str
     family: str
+    approximated: str = Field(
+        "", description="clause about parts of the architecture that are only approximated; empty: there are none"
+    )
     vocab_size: int = Field(ge=1)
     hidden_size: int = Field(ge=1)
     num_layers: int = Field(ge=1)

@@ -20,6 +20,7 @@ from operator import eq
 from typing import Any, NamedTuple
 
 from serving.deployments.config import Deployment
+from serving.deployments.editions import check_edition
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -114,8 +115,12 @@ def _kept(model: ModelSpec, deployment: Deployment, projection: str, layers: int
     return layers if dtype == "nvfp4" and model.num_experts and projection in ATTENTION else 0
 
 
-def check_experts(model: ModelSpec, deployment: Deployment) -> None:
-    """Raise UserError if the deployment asks for mxfp4 and the model has no experts."""
+def check_format(model: ModelSpec, deployment: Deployment) -> None:
+    """Raise UserError if the weights cannot be in the deployment's format.
+
+    mxfp4 needs experts, and a model that is named as an edition (`-AWQ`) has the format of that edition.
+    """
+    check_edition(deployment.model, deployment.quantization)
     if deployment.quantization == "mxfp4" and not model.num_experts:
         remedy = f"is for a mixture's experts, and {model.name} has none; use int4 or fp8"
         raise UserError("quantization", "mxfp4", remedy)
@@ -158,7 +163,7 @@ def checkpoint_fields(config: Mapping[str, Any] | None, name: str) -> dict[str, 
     """
     if not config:
         return {}
-    method = config.get("quant_method")
+    method = config.get("quant_method") or ("modelopt" if config.get("quant_algo") else None)
     if method in ("gptq", "awq"):
         return _grouped(config, name)
     if method == "compressed-tensors":

@@ -18,9 +18,10 @@ from calibration.step_operations import step_operations
 from serving.deployments.attention import CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_layout import most_held, with_states
-from serving.deployments.model_catalogue import find_model, spec_from_hf_config
+from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import draft_module, stage_models
 from serving.deployments.weight_types import stored
 from serving.errors import UserError

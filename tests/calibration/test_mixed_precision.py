@@ -14,8 +14,9 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.pipeline_cost import PipelineCost
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.kv_capacity import stage_weight_bytes, weight_bytes
-from serving.deployments.model_catalogue import find_model, spec_from_hf_config
+from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 from serving.step_plan import StepPlan

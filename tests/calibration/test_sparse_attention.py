@@ -11,7 +11,8 @@ from calibration.step_operations import step_operations
 from calibration.steps.operation_cost import OperationCost
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
-from serving.deployments.model_catalogue import find_model, spec_from_hf_config
+from serving.deployments.hf_config import spec_from_hf_config
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
 from tests.calibration.step_model_samples import Roofline

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_layout import most_held, page_bytes, state_bytes, with_states
-from serving.deployments.model_catalogue import find_model, spec_from_hf_config
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.policies.residents import kv_blocks
 from serving.policies.vllm import VllmScheduler

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from realengine.runnable import check_runnable
-from serving.deployments.model_catalogue import spec_from_hf_config
+from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_spec import ModelSpec, RopeScaling
 from serving.errors import UserError
 
@@ -149,26 +149,18 @@ LATENT = {
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
-        (
-            {"architectures": ["FalconForCausalLM"]},
-            "architectures",
-            "'FalconForCausalLM': is not modelled; if your model is built like one that is (",
-        ),
         ({"architectures": ["DeepseekV3ForCausalLM"]}, "kv_lora_rank", "a deepseek_v3 model needs it"),
         ({**LATENT, "v_head_dim": None}, "v_head_dim", "is missing"),
         ({**LATENT, "n_routed_experts": None}, "n_routed_experts", "is missing"),
         ({**LATENT, "qk_rope_head_dim": 63}, "qk_rope_head_dim", "multiple of 2"),
         ({**LATENT, "n_group": 7, "topk_group": 2}, "", "expert_groups must divide 64 experts"),
         ({**LATENT, "n_group": 32, "topk_group": 1}, "", "must hold 4 experts"),
-        ({"kv_lora_rank": 512}, "architectures", "only that of DeepseekV2ForCausalLM, DeepseekV3ForCausalLM"),
-        ({"architectures": ["DeepseekV41ForCausalLM"], "kv_lora_rank": 512}, "architectures", "is not modelled"),
+        ({"kv_lora_rank": 512}, "qk_nope_head_dim", "is missing"),
+        ({"architectures": ["DeepseekV41ForCausalLM"], "kv_lora_rank": 512}, "qk_nope_head_dim", "is missing"),
+        ({"architectures": ["MambaForCausalLM"], "mamba_d_state": 16}, "architectures", "has layers with states"),
         ({"architectures": 3}, "architectures", "is not modelled"),
         ({"architectures": None}, "architectures", "model.architectures: is not modelled"),
-        (
-            {"architectures": []},
-            "architectures",
-            "if your model is built like one that is (LlamaForCausalLM, ...), name that one",
-        ),
+        ({"architectures": []}, "architectures", "name the architecture of a model built like yours"),
         ({"architectures": [[]]}, "architectures", "is not modelled"),
         ({"rope_scaling": "yarn"}, "rope_scaling", "an object"),
         ({"rope_parameters": [1]}, "rope_parameters", "an object"),

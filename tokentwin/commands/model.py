@@ -107,6 +107,7 @@ def inspect(
     NAME is a known model, a config.json or its folder.
     """
     from serving.deployments.config import Deployment, parse
+    from serving.deployments.editions import check_edition
     from serving.deployments.engines import defaults_taken, with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
@@ -115,6 +116,7 @@ def inspect(
     from serving.errors import UserError
 
     spec, device = find_model(name), find_gpu(gpu)
+    check_edition(name, settings["quantization"])
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     given = {limit: value for limit, value in limits.items() if value is not None}
     stated = parse(Deployment, {**settings, "scheduler": {"block_size": block_size, **given}}, "options")
@@ -155,4 +157,5 @@ def _described(spec: ModelSpec) -> str:
     active = f", {shown_number(spec.active_parameters / 1e9)} B active" if spec.num_experts else ""
     stored = "" if spec.checkpoint_quantization == "none" else f", published in {spec.checkpoint_quantization}"
     kv = f"{spec.kv_bytes_per_token(2):,} KV bytes per token in 16 bits"
-    return f"{spec.name}: {spec.family}, {shown_number(spec.parameters / 1e9, 4)} B parameters{active}{stored}; {kv}"
+    text = f"{spec.name}: {spec.family}, {shown_number(spec.parameters / 1e9, 4)} B parameters{active}{stored}; {kv}"
+    return f"{text}\nextrapolated: {spec.approximated}" if spec.approximated else text
