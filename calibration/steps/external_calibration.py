@@ -323,7 +323,7 @@ def identity(gpu: str, calibration: Learnt | None = None) -> str:
         digest.update(own_missed_bytes())
     spec = find_gpu(gpu)
     if spec != gpus().get(spec.name):
-        digest.update(spec.model_dump_json().encode())
+        digest.update(spec.model_dump_json(exclude={"power_w", "linked_gpus"}).encode())  # they change no time
     own = bundled(spec.name)
     for path in [COLLECTIVES, *([own] if own.exists() else map(bundled, bundled_names()))]:
         digest.update(path.read_bytes())

@@ -7,6 +7,7 @@ with a date.
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,24 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.settings import Settings
 
-_OF_NO_MATTER = re.compile(r"nvidia|amd|instinct|tesla|geforce|sxm\d?|ac|hbm\d?e?|nvl\d+")
-_MEMORY = re.compile(r"-\d+g$")
+_OF_NO_MATTER = re.compile(
+    r"nvidia|amd|intel|google|instinct|tesla|geforce|sxm\d?|oam|ac|hbm\d?e?|nvl\d+|gpu|generation|blackwell|edition"
+    r"|server|workstation|superchip|habana|cloud"
+)
+_OTHER_NAMES = {
+    "gaudi3": "gaudi-3",
+    "hl-325l": "gaudi-3",
+    "tpuv5e": "tpu-v5e",
+    "v5litepod": "tpu-v5e",
+    "tpuv6e": "tpu-v6e",
+    "trillium": "tpu-v6e",
+    "tpuv7": "tpu-v7",
+    "tpu7x": "tpu-v7",
+    "ironwood": "tpu-v7",
+}
+_NEAREST = 3  # number of names suggested for an unknown name
+_LONGEST_NAME = 80  # only this many characters of an unknown name are compared
+_MEMORY = re.compile(r"\d+g")
 _CATALOGUE = Path(__file__).with_name("gpus.yaml")
 
 
@@ -40,6 +57,10 @@ class GpuSpec(Settings):
     sm_count: int = Field(gt=0, description="streaming multiprocessors, or compute units")
     link_bytes_per_s: float = Field(gt=0, description="bandwidth to another GPU of the node, in one direction")
     pcie_bytes_per_s: float = Field(gt=0, description="bandwidth to the host, in one direction")
+    power_w: float | None = Field(None, gt=0, description="limit of the board's power in watts; null: not known")
+    linked_gpus: int | None = Field(
+        None, ge=1, description="number of GPUs that the link joins, such as those of a server; null: not known"
+    )
     peer_access: bool = Field(True, description="whether GPUs can read each other's memory over PCIe")
     usd_per_hour: float = Field(ge=0, description="price of one GPU in dollars per hour")
     price_as_of: str = Field(description="date of the price")
@@ -79,19 +100,29 @@ def find_gpu(name_or_path: str) -> GpuSpec:
         if len(entries) != 1:
             raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with exactly one")
         return next(iter(entries.values()))
-    known, wanted = {_plain(name): gpu for name, gpu in gpus().items()}, _plain(name_or_path)
-    gpu = known.get(wanted) or known.get(_MEMORY.sub("", wanted))
+    known, wanted = {_words(name): gpu for name, gpu in gpus().items()}, _words(name_or_path)
+    gpu = known.get(wanted) or known.get(frozenset(word for word in wanted if not _MEMORY.fullmatch(word)))
     if gpu is None:
-        remedy = f"is not a known GPU; choose one of {', '.join(gpus())}, or give a YAML file"
+        remedy = f"is not a known GPU{_near(name_or_path)}; choose one of {', '.join(gpus())}, or give a YAML file"
         raise UserError("gpu", name_or_path, remedy)
     return gpu
 
 
-def _plain(name: str) -> str:
-    """Return a GPU's name without its maker, form factor and memory type; PCIe and NVL are GPUs of their own."""
-    words = re.split(r"[ _-]+", name.lower())
-    kept = [re.sub(r"(\d)gb$", r"\1g", word) for word in words if word and not _OF_NO_MATTER.fullmatch(word)]
-    return "-".join(kept)
+def _words(name: str) -> frozenset[str]:
+    """Return the words of a GPU's name without its maker, form factor and memory type.
+
+    PCIe and NVL are GPUs of their own.
+    """
+    lowered = _OTHER_NAMES.get(name.lower(), name.lower())
+    words = re.split(r"[ _-]+", lowered)
+    return frozenset(re.sub(r"^(\d+)gb$", r"\1g", word) for word in words if word and not _OF_NO_MATTER.fullmatch(word))
+
+
+def _near(name: str) -> str:
+    """Return a clause that suggests known names similar to an unknown name; empty if there are none."""
+    lowered = {known.lower(): known for known in gpus()}
+    near = [lowered[one] for one in get_close_matches(name.lower()[:_LONGEST_NAME], lowered, _NEAREST, cutoff=0.6)]
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 @cache

@@ -252,7 +252,7 @@ def test_a_type_that_was_not_tabulated_is_stood_in_for() -> None:
     assert stood_in.sigma > own.sigma
 
 
-@pytest.mark.parametrize("name", sorted(gpus()))
+@pytest.mark.parametrize("name", sorted(gpus().keys() - {"H20"}))  # whose tensor cores are too slow for its memory
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 def test_narrow_weights_of_one_row_are_near_the_bandwidth(name: str, dtype: str) -> None:
     """Kernels that unpack narrow weights have small tiles, so that a decode step is not bound by padded rows."""

@@ -6,6 +6,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.surfaces import bundled_names
+from calibration.operations import Gemm
+from calibration.steps.external_calibration import predicted_cost
+from calibration.trust import TrustLevel
+from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec, find_gpu, gpus
 from serving.errors import UserError
 from tokentwin.commands.gpus import gpus as verb
@@ -29,10 +35,22 @@ def test_every_gpu_is_plausible_and_its_price_is_dated(name: str) -> None:
     assert 1e-3 < gpu.memory_bytes_per_s / gpu.bf16_flop_per_s < 1e-1
     assert gpu.link_bytes_per_s >= gpu.pcie_bytes_per_s
     assert gpu.usd_per_hour > 0
+    assert gpu.power_w is not None and 50 < gpu.power_w < 2000
+    assert gpu.linked_gpus is not None and gpu.linked_gpus >= 1
     assert gpu.price_source
     assert gpu.source
     year, month, day = gpu.price_as_of.split("-")
     assert (len(year), len(month), len(day)) == (4, 2, 2)
+
+
+@pytest.mark.parametrize("name", sorted(set(gpus()) - set(bundled_names())))
+def test_a_gpu_without_measured_kernels_is_a_roofline_with_a_wide_interval(name: str) -> None:
+    llama = Deployment(model="Llama-3.1-8B", device="cuda")
+    estimate = load_kernels(find_gpu(name)).time(Gemm("gate and up", 64.0, 28_672, 4096, "bfloat16"))
+    assert estimate.level == TrustLevel.EXTRAPOLATED
+    assert estimate.sigma >= 0.25
+    own, known = (predicted_cost(gpu, llama).known_interval.decode for gpu in (name, "H100"))
+    assert own[1] / own[0] >= known[1] / known[0]
 
 
 def test_a_type_without_a_unit_is_computed_in_16_bits() -> None:
@@ -45,7 +63,8 @@ def test_a_type_without_a_unit_is_computed_in_16_bits() -> None:
 
 def test_names_are_found_in_any_case_and_unknown_ones_are_told_what_there_is() -> None:
     assert find_gpu("h100") is find_gpu("H100")
-    with pytest.raises(UserError, match=r"'H300': is not a known GPU; choose one of .*H200.*or give a YAML file"):
+    says = r"'H300': is not a known GPU .did you mean .*; choose one of .*H200.*or give a YAML file"
+    with pytest.raises(UserError, match=says):
         find_gpu("H300")
 
 
