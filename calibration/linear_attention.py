@@ -93,7 +93,7 @@ class LinearDecode(LinearPrefill):
 
 def linear_attention(linear: LinearAttention, tp: int, sizes: StepSizes, layers: int, dtype: str) -> list[Operation]:
     """Return the linear attention operations of one device; `dtype` is the type of the activations."""
-    heads = linear.linear_num_key_heads // tp, linear.linear_num_value_heads // tp
+    heads = max(linear.linear_num_key_heads // tp, 1), linear.linear_num_value_heads // tp
     shape = (*heads, linear.linear_key_head_dim, linear.linear_value_head_dim, linear.linear_conv_kernel_dim)
     kept = linear.mamba_ssm_dtype or dtype
     operations: list[Operation] = []

@@ -14,7 +14,7 @@ from serving.errors import UserError
 
 _PLAIN = (
     r"instruct|chat|base|it|hf|thinking|reasoning|preview|pt|dynamic|static|block|quantized|qat|dq|mtp|1m|128k|compressed-tensors"
-    r"|v2-fp8|fp4-v2|nvfp4a16|nvfp4|fp4|fp8|bf16|fp16|awq|gptq|autoround|int4|int8|4bit|8bit|bnb|w[48]a16|fp8kv|g(?:32|64|128)|\d{4}"
+    r"|v2-fp8|fp4-v2|nvfp4a16|nvfp4|fp4|fp8|kv|bf16|fp16|awq|gptq|autoround|int4|int8|4bit|8bit|bnb|w[48]a16|fp8kv|g(?:32|64|128)|\d{4}"
 )
 _EDITION = re.compile(rf"[-.](?:{_PLAIN})(?=[-.]|$)")
 

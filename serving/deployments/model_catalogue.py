@@ -51,6 +51,8 @@ def find_model(name_or_path: str) -> ModelSpec:
 
 @cache
 def _piped() -> ModelSpec:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UserError("model", PIPE, "reads a config.json from standard input, and nothing is piped; pipe one")
     try:
         config = json.loads(sys.stdin.read())
     except (ValueError, RecursionError) as error:
@@ -89,8 +91,8 @@ def _is_folder(path: Path) -> bool:
 
 def _near(name: str) -> str:
     """Return a clause that suggests known names similar to an unknown name; empty if there are none."""
-    known = {known.lower(): entry for entry in _entries() for known in _names(entry)}
-    close = get_close_matches(name[:_LONGEST_NAME], known, 3 * _NEAREST, cutoff=0.5)
+    known = {key(known): entry for entry in _entries() for known in _names(entry)}
+    close = get_close_matches(key(name)[:_LONGEST_NAME], known, 3 * _NEAREST, cutoff=0.5)
     near = list(dict.fromkeys(known[one] for one in close))[:_NEAREST]
     return f", but {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))} is" if near else ""
 

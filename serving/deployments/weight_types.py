@@ -134,10 +134,16 @@ def check_heads(model: ModelSpec, tp: int) -> None:
 
 
 def check_linear_heads(model: ModelSpec, tp: int) -> None:
-    """Raise UserError if heads with a constant state cannot be split evenly over `tp` devices."""
-    heads = model.linear.linear_num_key_heads if model.linear is not None else tp
+    """Raise UserError if heads with a constant state cannot be split evenly over `tp` devices.
+
+    A single key head is repeated on every device.
+    """
+    if model.linear is None:
+        return
+    keys, values = model.linear.linear_num_key_heads, model.linear.linear_num_value_heads
+    heads, kind = (values, "value") if keys == 1 else (keys, "key")
     if heads % tp:
-        remedy = f"must divide the {heads} key heads of {model.name}'s layers with a constant state"
+        remedy = f"must divide the {heads} {kind} heads of {model.name}'s layers with a constant state"
         raise UserError("tensor_parallel_size", tp, remedy)
 
 

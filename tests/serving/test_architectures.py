@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from calibration.steps.external_calibration import predicted_cost
+from serving.deployments.config import Deployment
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.weight_types import check_linear_heads
 from serving.errors import UserError
 
 PLAIN: dict[str, Any] = {
@@ -59,13 +62,21 @@ def test_llama_4_alternates_chunks_and_mixtures() -> None:
 
 
 def test_a_state_space_of_nemotron_keeps_its_size() -> None:
-    nano = find_model("Nemotron-3-Nano-30B-A3B")
+    nano = find_model("Nemotron-3-Nano")
     assert nano.linear is not None
     assert (nano.num_layers, nano.linear_layers, nano.moe_layers) == (29, 23, 23)
     assert nano.linear.state == 64 * 64 * 128
     assert nano.linear.conv_dim == 64 * 64 + 2 * 8 * 128
     assert nano.kv_bytes_per_token(2) == 6 * 2 * 2 * 128 * 2
     assert "state spaces" in nano.approximated
+
+
+def test_a_single_group_of_states_is_repeated_on_every_device() -> None:
+    for tp in (1, 4):
+        cost = predicted_cost("H100", Deployment(model="Granite-4.0-H-Small", device="cuda", tensor_parallel_size=tp))
+        assert "state spaces" in cost.untaught
+    with pytest.raises(UserError, match="must divide the 48 value heads"):
+        check_linear_heads(find_model("Granite-4.0-H-Tiny"), 5)
 
 
 def test_granite_4_without_state_spaces_is_a_plain_decoder() -> None:

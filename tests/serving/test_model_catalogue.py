@@ -15,6 +15,7 @@ ROUNDED = {  # cards that round more, or count more than a decoder
     "Kimi-K2": 0.03,  # 1T
     "Kimi-K2.5": 0.03,
     "GLM-4.5": 0.01,
+    "MiniMax-M3": 0.006,  # without what chooses the tokens of its sparse attention
     "Nemotron-H-56B": 0.01,
     "Gemma-4-31B": 0.02,  # two shapes of attention, priced as one
 }
@@ -32,7 +33,7 @@ def unit(published: float) -> float:
 
 
 def test_the_catalogue_has_many_models_each_with_a_source() -> None:
-    assert len(models()) >= 150
+    assert len(models()) >= 160
     for name, entry in _entries().items():
         assert set(entry) >= {"id", "source", "billions"} and entry["id"].count("/") == 1, name
         assert re.search(r"20\d\d-\d\d", entry["source"]), name
@@ -113,9 +114,11 @@ def test_kv_bytes_per_token(name: str) -> None:
         ("nvidia/Llama-4-Scout-17B-16E-Instruct-FP8", "Llama-4-Scout", "fp8"),
         ("moonshotai/Kimi-K2-Thinking", "Kimi-K2.5", "int4"),
         ("moonshotai/Kimi-K2-Base", "Kimi-K2", "fp8_block"),
-        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "Nemotron-3-Nano-30B-A3B", "nvfp4"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "Nemotron-3-Nano", "nvfp4"),
         ("cognitivecomputations/DeepSeek-R1-AWQ", "DeepSeek-V3", "int4"),
         ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", "none"),
+        ("amd/Llama-3.1-70B-Instruct-FP8-KV", "Llama-3.1-70B", "fp8"),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1-FP8", "Nemotron-Super-49B", "fp8"),
         ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "Qwen2.5-72B", "int4"),
     ],
 )

@@ -40,7 +40,7 @@ def list_models() -> None:
 
     rows = (
         (
-            name,
+            f"{name} *" if m.approximated else name,
             shown_number(m.parameters / 1e9),
             shown_number(m.active_parameters / 1e9),
             f"{m.kv_bytes_per_token(2):,}",
@@ -48,6 +48,7 @@ def list_models() -> None:
         for name, m in models().items()
     )
     print_table(("model", "parameters, B", "of them active, B", "KV bytes per token"), rows)
+    click.echo("* approximated: its step times are extrapolated. Distills and other names: docs/models-and-gpus.md")
 
 
 @model.command()
