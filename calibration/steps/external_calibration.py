@@ -354,7 +354,8 @@ def blind(
     calibration = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
     if model.approximated and all(part.origin.model != model.name for part in left.taught):
         decode, prompts = (widened(known, _APPROXIMATED) for known in calibration.step_interval)
-        calibration = replace(calibration, interval=decode, prompt_interval=prompts, untaught=model.approximated)
+        untaught = "; ".join(filter(None, (model.approximated, calibration.untaught)))
+        calibration = replace(calibration, interval=decode, prompt_interval=prompts, untaught=untaught)
     if spec.name in gpus():
         return calibration
     return replace(calibration, untaught=f"the catalogue lacks {spec.name}, so no measured run taught it")

@@ -8,6 +8,7 @@ from calibration.steps.external_calibration import predicted_cost
 from serving.deployments.config import Deployment
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import check_linear_heads
 from serving.errors import UserError
 
@@ -22,7 +23,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def spec(architecture: str, **changes: Any):
+def spec(architecture: str, **changes: Any) -> ModelSpec:
     return spec_from_hf_config({**PLAIN, "architectures": [architecture], **changes})
 
 
