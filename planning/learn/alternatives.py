@@ -33,7 +33,8 @@ def alternatives(
 def _alternative(
     own: Member, name: str, value: Any, questions: Sequence[Question], traffic: Iterable[Question]
 ) -> Alternative:
-    other = Member(own.twin.having(**{name: value}))
+    twin = own.twin
+    other = Member(twin.having_blocks_of(value) if name == "block_size" else twin.having(**{name: value}))
     question = max(questions, key=lambda one: _difference_pct(own, other, one))
     return Alternative(
         name=name,

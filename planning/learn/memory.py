@@ -80,12 +80,8 @@ def with_block_size(twin: Twin, ask: Ask, bounds: Bounds, findings: Findings) ->
     if answer.unanswered:  # the engine refuses prompts longer than a step
         return twin
     findings.assumed.remove("block_size")
-    tokens = setting.num_blocks * setting.block_size
     known = "num_blocks" in findings.known
-    tried = {
-        size: twin.having(block_size=size, num_blocks=setting.num_blocks if known else tokens // size)
-        for size in _BLOCK_SIZES
-    }
+    tried = {size: twin.having(block_size=size) if known else twin.having_blocks_of(size) for size in _BLOCK_SIZES}
     findings.note("block_size", {size: one.likelihood_of_pattern(answer) for size, one in tried.items()})
     return tried[findings.tried["block_size"].values[0]]
 

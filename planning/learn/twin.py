@@ -97,6 +97,11 @@ class Twin:
         """Return the twin with other settings."""
         return replace(self, setting=self.setting._replace(**settings))
 
+    def having_blocks_of(self, tokens: int) -> Twin:
+        """Return the twin with blocks of `tokens` tokens, and about as much KV as before."""
+        setting = self.setting
+        return self.having(block_size=tokens, num_blocks=setting.num_blocks * setting.block_size // tokens)
+
     def answers(self, asked: Iterable[Answer]) -> list[Simulated]:
         """Simulate the questions of `asked`."""
         deployment = self.deployment

@@ -43,7 +43,7 @@ KNOWN = {"policy": "vllm", "enable_prefix_caching": True}
 def learnt() -> tuple[SmallServer, Learner, Any]:
     """A server, what was asked, and its twin."""
     hidden = server("sglang", factor=1.2, max_num_batched_tokens=4096)
-    learner = Learner(hidden, told(), GPU, BOUNDS, {"async_scheduling": False, "policy": "sglang"})
+    learner = Learner(hidden, told(), GPU, BOUNDS, {"async_scheduling": False, "policy": "sglang"}, within_pct=6.0)
     return hidden, learner, learner.learn()
 
 
@@ -112,11 +112,11 @@ def test_the_twin_is_a_calibration_that_every_command_takes(learnt, tmp_path: Pa
     assert [layer.layer for layer in look(kept, hidden, {"num_blocks": 17}).drifted] == ["KV blocks"]
     assert 'tokentwin_twin_drift{layer="KV blocks"} 1' in look(kept, hidden, {"num_blocks": 17}).metrics()
 
-    assert trust_in(tmp_path) == "validated"
+    assert trust_in(tmp_path) == "interpolated"
     keep(tmp_path, look(kept, farther, {}), None)
     assert trust_in(tmp_path) == "extrapolated"
     keep(tmp_path, look(kept, hidden, {}), None)
-    assert trust_in(tmp_path) == "validated"
+    assert trust_in(tmp_path) == "interpolated"
 
 
 def trust_in(folder: Path) -> str:
@@ -131,7 +131,7 @@ def trust_in(folder: Path) -> str:
 def test_known_settings_are_not_asked_about() -> None:
     hidden = server()
     known = {"policy": "vllm", "max_num_batched_tokens": 2048, "async_scheduling": False, "num_blocks": 3000}
-    learner = Learner(hidden, told(), GPU, BOUNDS, known)
+    learner = Learner(hidden, told(), GPU, BOUNDS, known, within_pct=50.0)
     found = learner.learn().setting._asdict()
     assert found == found | known
     assert not [name for name in hidden.asked if name.startswith("full-memory")]
@@ -139,7 +139,7 @@ def test_known_settings_are_not_asked_about() -> None:
 
 def test_what_no_question_reaches_is_a_lower_limit() -> None:
     known = KNOWN | {"max_num_batched_tokens": 2048, "async_scheduling": False, "num_blocks": 3000}
-    learner = Learner(server(max_num_seqs=200), told(), GPU, BOUNDS, known)
+    learner = Learner(server(max_num_seqs=200), told(), GPU, BOUNDS, known, within_pct=50.0)
     twin = learner.learn()
     assert learner.findings.at_least == {"max_num_seqs": 32} and twin.setting.max_num_seqs >= 200
 
@@ -147,7 +147,7 @@ def test_what_no_question_reaches_is_a_lower_limit() -> None:
 def test_a_device_without_kernel_times_has_linear_prices(tmp_path: Path) -> None:
     hidden = SmallServer(server(max_num_batched_tokens=1024).deployment, cost=TokenCost(20_000_000, 200_000, 40))
     known = KNOWN | {"async_scheduling": False}
-    learner = Learner(hidden, told(), None, BOUNDS, known)
+    learner = Learner(hidden, told(), None, Bounds(32, 4096), known)
     twin = learner.learn()
     assert twin.setting.max_num_batched_tokens == 1024 and twin.setting.max_num_seqs == 24
     assert twin.setting.num_blocks == pytest.approx(3000, rel=0.02)
@@ -162,7 +162,7 @@ def test_a_device_without_kernel_times_has_linear_prices(tmp_path: Path) -> None
     assert cost.pure.calibration.interval == (0.95, 1.05)
     kept = KeptTwin.load(tmp_path)
     assert kept.twin.setting == twin.setting
-    assert trust_in(tmp_path) == "validated"
+    assert trust_in(tmp_path) == "interpolated"
     keep(tmp_path, look(kept, hidden, {"num_blocks": 17}), None)
     assert trust_in(tmp_path) == "extrapolated"
 
