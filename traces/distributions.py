@@ -268,9 +268,6 @@ class Closed(_Arrivals):
             yield np.zeros(chunk, dtype=np.int64)
 
 
-THINK_S = 20.0  # default of the mean time that a user reads before the next prompt, in seconds
-
-
 class Users(_Arrivals):
     """A fixed number of users: each sends a prompt, waits for the answer, and thinks before the next prompt.
 
@@ -281,7 +278,7 @@ class Users(_Arrivals):
     kind: Literal["users"]
     users: int = Field(ge=1, le=1_000_000)
     think_ms: Annotated[Drawn, BeforeValidator(_plain_number), Field(discriminator="kind")] = Field(
-        default=Exponential(kind="exponential", mean=1e3 * THINK_S),
+        default=Exponential(kind="exponential", mean=20_000),
         description="time from the end of an answer to the user's next prompt, in milliseconds",
     )
 

@@ -108,6 +108,17 @@ class SynthSpec(Settings, allow_inf_nan=False):
         0.0, ge=0, le=1e9, description="time that a request with structured output waits until its grammar is compiled"
     )
 
+    warm_up_requests: int | None = Field(
+        None, ge=0, le=_MOST_REQUESTS, description="the first N requests are served, but left out of all figures"
+    )
+
+    @property
+    def counted_from_s(self) -> float:
+        """The seconds of the warm-up."""
+        if self.warm_up_s is None and isinstance(self.arrivals, Users):
+            return _WARM_UP * (self.duration_s or 0.0)
+        return self.warm_up_s or 0.0
+
     @property
     def expected_requests(self) -> float:
         """The number of requests: `requests`, or the mean number within the duration (for a ramp, an upper bound)."""
@@ -125,6 +136,10 @@ class SynthSpec(Settings, allow_inf_nan=False):
         if self.expected_requests > _MOST_REQUESTS:
             most = f"{_MOST_REQUESTS:,}"
             raise ValueError(f"asks for more than {most} requests; lower duration_s or the rate")
+        if self.warm_up_requests and self.requests is not None and self.warm_up_requests >= self.requests:
+            raise ValueError(
+                f"warm_up_requests {self.warm_up_requests:,} must be fewer than requests {self.requests:,}"
+            )
         if isinstance(self.arrivals, Closed):
             if self.requests is None:
                 raise ValueError("closed arrivals need requests, not duration_s")
@@ -169,17 +184,15 @@ def synthesise(spec: SynthSpec) -> Workload:
     sizes = {
         lengths.path: _sizes(lengths.path) for lengths in (spec.prompt, spec.output) if isinstance(lengths, Empirical)
     }
-    warm_up_s, until_ns = spec.warm_up_s or 0.0, None
-    if isinstance(spec.arrivals, Users) and spec.duration_s is not None:
-        until_ns = round(spec.duration_s * 1e9)
-        warm_up_s = _WARM_UP * spec.duration_s if spec.warm_up_s is None else spec.warm_up_s
+    ends = isinstance(spec.arrivals, Users) and spec.duration_s is not None
     return Workload(
         requests=_Synthetic(spec, sizes),
         name=spec.name,
         concurrency=spec.arrivals.concurrency if isinstance(spec.arrivals, Closed) else None,
         shares_prefixes=spec.system_prompts is not None or spec.sessions is not None,
-        warm_up_ns=round(warm_up_s * 1e9),
-        until_ns=until_ns,
+        warm_up_ns=round(spec.counted_from_s * 1e9),
+        warm_up_requests=spec.warm_up_requests or 0,
+        until_ns=round((spec.duration_s or 0.0) * 1e9) if ends else None,
     )
 
 
