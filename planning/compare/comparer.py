@@ -172,6 +172,8 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
     for side in (request.a, request.b):
         calibration, gpu = side.calibration or timing.calibration, side.gpu or timing.gpu
         base = base_deployment(calibration)
+        if calibration is None and assumed(request.traffic):
+            base = long_enough(base, everything)
         if timing.model is not None:
             if timing.model not in models():
                 raise UserError("model", timing.model, f"must be one of {', '.join(models())}")

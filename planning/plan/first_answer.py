@@ -293,6 +293,9 @@ def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[
 
 def try_some_alone(question: Question, engine: Engine) -> Trial:
     """Return the trial of `try_alone` for the first `_ALONE` requests."""
+    if question.loop is not None:
+        clients = clients_of(question.loop)
+        return try_alone(question.for_clients(max(clients * _ALONE // question.requests, 1)), engine)
     return try_alone(_only(question, list(question.workload.requests)[:_ALONE]), engine)
 
 

@@ -277,6 +277,11 @@ class _Watch:
         """Discard steps."""
 
     @property
+    def counts(self) -> bool:
+        """True if any request has counted."""
+        return bool(self._tables)
+
+    @property
     def requests(self) -> pa.Table:
         return pa.concat_tables(self._tables)
 
@@ -375,9 +380,11 @@ def _alone(question: Question, engine: Engine, sampled: bool = False) -> tuple[Q
     elif sampled:
         requests = requests[:: max(len(requests) // _SAMPLE, 1)]
     alone = replace(workload, requests=requests, concurrency=1)
-    if question.loop is not None:  # nobody waits for others, so neither think times nor the warm-up matter
+    if question.loop is not None:  # nobody waits for others, so think times do not matter
+        first = next((r.id for r in requests if r.arrival_ns >= workload.warm_up_ns), 0)
+        first = max(first, workload.warm_up_requests)  # what is cold at the start stays in the warm-up
         requests = [replace(request, think_ns=None) for request in requests]
-        alone = replace(alone, requests=requests, warm_up_ns=0, warm_up_requests=0, until_ns=None)
+        alone = replace(alone, requests=requests, warm_up_ns=0, warm_up_requests=first, until_ns=None)
     return replace(question, workload=alone, requests=len(requests), loop=None), engine
 
 
@@ -409,6 +416,9 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
         cluster.run(question.workload)
     except _Broken as stopped:
         return Trial(replicas, False, None, stopped.objective)
+    if not watch.counts:  # all clients wait for answers to requests of the warm-up
+        everything = replace(question.workload, warm_up_ns=0, warm_up_requests=0)
+        return simulated(replace(question, workload=everything), engine, cost, replicas, to_the_end)
     requests = watch.requests
     metrics = RunMetrics(requests)
     objectives = question.objectives.slos

@@ -120,3 +120,18 @@ def test_made_up_traffic_has_its_means() -> None:
             assert sum(r.prompt_len for r in requests) / len(requests) == pytest.approx(1475, rel=0.1)
             assert sum(r.output_len for r in requests) / len(requests) == pytest.approx(298, rel=0.1)
         assert spec == made_up({"prompt": 1500, "output": 300, **arrivals})
+
+
+def test_users_who_still_wait_for_their_first_answer_do_not_hide_a_slow_fleet() -> None:
+    """Nobody sends a request after the warm-up, because the answers to the first ones take longer than the traffic."""
+    spec = users(400, output={"kind": "fixed", "tokens": 900}, duration_s=20)
+    trial = try_fleet(asked(spec, "ttft_ms p90<=2000"), engine(), 1, to_the_end=True)
+    assert not trial.met and trial.figures is not None and trial.figures.attainment < 0.9
+
+
+def test_mid_session_starts_are_not_held_against_a_fleet_that_forgets_nothing() -> None:
+    sessions = {"turns": 8, "think_ms": 500}
+    spec = users(6, sessions=sessions, prompt=200, output=10)
+    question = asked(spec, "ttft_ms p90<=80")  # prompts of up to 1,700 tokens take 190 ms without a prefix cache
+    cached = replace(engine(), deployment=engine().deployment.rescheduled(enable_prefix_caching=True))
+    assert try_alone(question, cached).met
