@@ -140,7 +140,8 @@ def most_users(
 
     Raises UserError for traffic that arrives at a rate, and for requests that cannot be planned.
     """
-    from planning.plan.most_clients import FleetRequest, most_clients
+    from planning.plan.most_clients import most_clients
+    from planning.plan.request import FleetRequest
     from serving.deployments.config import parse
 
     _check_jobs(jobs)

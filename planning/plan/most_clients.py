@@ -12,14 +12,13 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
-from pydantic import Field
 
 from planning.made_up import assumed
 from planning.plan.candidates import Engine
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import questioned
 from planning.plan.pricing import priced_candidates
-from planning.plan.request import PlanRequest
+from planning.plan.request import FleetRequest
 from planning.plan.search import Bisection
 from planning.plan.sensitivity import KEEPING_UP
 from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, cost_at, simulated
@@ -36,16 +35,6 @@ from traces.document_table import table_of
 
 _MOST = 1_000_000
 _EXACT = 100  # a number of clients up to which the answer is exact; above, it is exact to one of so many
-
-
-class FleetRequest(PlanRequest):
-    """The question how many clients a number of replicas can bear; the traffic says how each client behaves."""
-
-    replicas: int = Field(
-        ge=1,
-        le=100_000,
-        description="instead of sizing a fleet, find the most users (or requests in flight) that N replicas bear",
-    )
 
 
 class Borne(Part):

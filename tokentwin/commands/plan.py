@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from planning.plan.most_clients import FleetRequest
-from planning.plan.request import PlanRequest
+from planning.plan.request import FleetRequest, PlanRequest
 from serving.errors import UserError
 from tokentwin.options import NO_TRAFFIC, listed, options_of, requested, traffic_options
 from tokentwin.saved_answer import AnswerOutput, answering
