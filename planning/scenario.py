@@ -22,6 +22,7 @@ from serving.workload import Workload
 
 if TYPE_CHECKING:
     from planning.priced_scenario import PricedScenario
+    from traces.synth import SynthSpec
 
 
 class TraceWorkload(Request):
@@ -108,6 +109,13 @@ class Scenario(Request):
 
         deployment, defaults = whole_deployment(self.deployment, self.calibration, self.gpu)
         return self.model_copy(update={"deployment": deployment}), defaults
+
+    @property
+    def synthetic(self) -> SynthSpec | None:
+        """The specification in `workload`; None if it names a trace."""
+        from traces.synth import parse_spec
+
+        return None if "trace" in self.workload else parse_spec(self.workload, where="workload")
 
     def offered(self) -> Workload:
         """Return the workload. Raises UserError if its trace cannot be read."""

@@ -40,6 +40,7 @@ class SimulatedRun(Answer):
         capacity: the rate beyond which requests pile up; None if they do not pile up, or bands were not requested
         defaults: a line for each set of settings that pools left to their engine, with their values
         seen_by: a sentence that says that latencies are those that clients see; empty if they are not
+        assumed: a sentence about traffic that was made up; empty if none was
     """
 
     recording: Recording
@@ -49,6 +50,7 @@ class SimulatedRun(Answer):
     defaults: tuple[str, ...] = ()
     capacity: Capacity | None = None
     seen_by: str = ""
+    assumed: str = ""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -60,6 +62,8 @@ class SimulatedRun(Answer):
 
     def report(self) -> Iterator[Line | Table]:
         yield from run_report(self.metrics, self.bands, self.capacity)
+        if self.assumed:
+            yield Line(self.assumed)
         yield Line(f"{self.trust.level}: {self.trust.reason}")
         if self.seen_by:
             yield Line(self.seen_by)

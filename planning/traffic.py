@@ -22,6 +22,7 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
 from traces import synth
+from traces.distributions import Closed, Users
 from traces.reshape import at_rate, only, reshaped
 from traces.synth import SynthSpec, read_spec
 
@@ -63,6 +64,12 @@ class Offered(Request):
         return expected if self.limit is None else min(expected, self.limit)
 
     @property
+    def loop(self) -> SynthSpec | None:
+        """The specification of clients who wait for answers, so that the rate depends on the fleet; None for others."""
+        spec = self.traffic if isinstance(self.traffic, SynthSpec) else None
+        return spec if spec is not None and isinstance(spec.arrivals, Users | Closed) else None
+
+    @property
     def _specs(self) -> tuple[SynthSpec, ...]:
         assert not isinstance(self.traffic, str)
         return self.traffic if isinstance(self.traffic, tuple) else (self.traffic,)
@@ -73,6 +80,12 @@ class Offered(Request):
         If `at_named_rate` is set, requests are scaled to exactly the rate that a specification states. Raises UserError
         for a trace that cannot be read, and if the period of `window_s` has too few requests to plan for.
         """
+        if at_named_rate and (loop := self.loop) is not None:
+            if self.rate_scale is not None:
+                raise UserError(
+                    "rate-scale", self.rate_scale, "needs a rate, but these clients wait; change their number"
+                )
+            return looped(loop, draw=draw, limit=self.limit)
         if isinstance(self.traffic, str):
             from traces.formats.trace_file import read_workload
 
@@ -88,6 +101,45 @@ class Offered(Request):
             return planned_traffic(made, self.window_s, self.rate_scale)
         scaled = reshaped(made, rate_scale=self.rate_scale)
         return replace(scaled, requests=list(scaled.requests))
+
+
+_WARM_UP = 3  # rounds of a closed loop that are not counted, because all its clients begin at once
+
+
+def clients_of(loop: SynthSpec) -> int:
+    """Return the number of clients who wait for answers."""
+    assert isinstance(loop.arrivals, Users | Closed)
+    return loop.arrivals.users if isinstance(loop.arrivals, Users) else loop.arrivals.concurrency
+
+
+def with_clients(loop: SynthSpec, clients: int) -> SynthSpec:
+    """Return the specification with another number of clients, each of whom sends as many requests as before."""
+    if isinstance(loop.arrivals, Users):
+        return loop.model_copy(update={"arrivals": loop.arrivals.model_copy(update={"users": clients})})
+    arrivals = loop.arrivals.model_copy(update={"concurrency": clients})
+    sizes = {
+        name: max(round(number * clients / clients_of(loop)), 1)
+        for name in ("requests", "warm_up_requests")
+        if (number := getattr(loop, name)) is not None
+    }
+    return loop.model_copy(update={"arrivals": arrivals, **sizes})
+
+
+def looped(loop: SynthSpec, draw: int = 0, limit: int | None = None) -> Workload:
+    """Return the workload of clients who wait for answers, with its requests in a list.
+
+    The start of a closed loop, with all prompts at once, is its warm-up unless the specification states another.
+    Raises UserError if no request would count.
+    """
+    made = reshaped(synth.synthesise(_reseeded(loop, draw)), limit=limit)
+    requests = list(made.requests)
+    made = replace(made, requests=requests)
+    if isinstance(loop.arrivals, Closed) and loop.warm_up_requests is None and loop.warm_up_s is None:
+        made = replace(made, warm_up_requests=min(_WARM_UP * loop.arrivals.concurrency, len(requests) // 2))
+    counted = sum(r.arrival_ns >= made.warm_up_ns for r in requests) if made.until_ns else len(requests)
+    if counted < 2:
+        raise UserError("trace", loop.name, "has no requests after its warm-up; make it longer")
+    return made
 
 
 def is_specification(path: str | Path) -> bool:
@@ -108,6 +160,8 @@ def mean_rate(workload: Workload) -> float:
 
 def mixed(specs: Sequence[SynthSpec]) -> Workload:
     """Return the requests of all `specs` in order of arrival; no prompt is shared between two specs."""
+    if any(isinstance(spec.arrivals, Users | Closed) for spec in specs):
+        raise UserError("traffic", specs[0].name, "mixes clients who wait for answers; give one specification only")
     workloads = [synth.synthesise(spec) for spec in specs]
     streams = [_renamed(workload, number) for number, workload in enumerate(workloads)]
     ordered = heapq.merge(*streams, key=lambda request: request.arrival_ns)
@@ -142,7 +196,7 @@ def planned_traffic(workload: Workload, window_s: float, rate_scale: float | Non
     Raises UserError for a workload that has no rate, or no requests.
     """
     if workload.concurrency is not None:
-        remedy = "is a closed loop of clients, which any fleet can serve; give a trace with arrivals"
+        remedy = "is a recorded closed loop; give a specification, or --prompt and --output with --concurrency"
         raise UserError("trace", workload.name, remedy)
     requests = list(workload.requests)
     if len(requests) < 2:

@@ -28,6 +28,7 @@ class Clients:
         self._requests = iter(workload.requests)
         self._is_open = workload.concurrency is None
         self._stagger_ns = workload.stagger_ns
+        self._until_ns = workload.until_ns if offered_ns is None else None
         self._free_ns = 0  # closed loop: until this time the client is busy sending another request
         self._offered_ns = offered_ns
         self._due: list[tuple[int, int, WorkloadRequest]] = []  # a heap: due time, order of taking, request
@@ -38,6 +39,8 @@ class Clients:
         # end time of each answered turn whose next turn was not taken from the workload yet
         self._answered_ns: dict[_Turn, int] = {}
         self._unanswered: dict[_Turn, WorkloadRequest] = {}  # requests that wait for the end of the turn in the key
+        self._gone: set[str] = set()  # sessions that send no more, because the workload's time is over
+        self._clients_left = workload.concurrency or 1  # closed loop: clients whose next request is not too late
         for _ in range(workload.concurrency or 1):
             self._take(0)
 
@@ -49,7 +52,7 @@ class Clients:
     @property
     def exhausted(self) -> bool:
         """True once every request of the workload has been popped."""
-        return self._dry and not self._due and not self._unanswered
+        return (self._dry or not self._clients_left) and not self._due and not self._unanswered
 
     def pop(self) -> WorkloadRequest:
         """Return the request that is due next. Raises IndexError while there is none."""
@@ -86,19 +89,22 @@ class Clients:
         such turns until it has taken one request that becomes due by its arrival time.
         """
         while (request := next(self._requests, None)) is not None:
+            sent = True
             waits = request.session and self._waits(request)
             if waits:
                 before = request.session, request.turn - 1
                 answered_ns = self._answered_ns.pop(before, None)
-                if answered_ns is None:
-                    self._unanswered[before] = request
-                else:
+                if answered_ns is not None:
                     self._think(request, answered_ns, now_ns)
+                elif request.session not in self._gone:
+                    self._unanswered[before] = request
+                elif not self._is_open:
+                    self._clients_left -= 1
             else:
                 due_ns = request.arrival_ns if self._offered_ns is None else self._offered_ns[request.id]
-                self._push(self._sent_ns(max(now_ns, due_ns)), request)
+                sent = self._push(self._sent_ns(max(now_ns, due_ns)), request)
                 self._last = request.id if self._is_open else None
-            if not (waits and self._is_open):
+            if not self._is_open or (sent and not waits):
                 return
         self._dry = True
 
@@ -117,6 +123,15 @@ class Clients:
     def _think(self, request: WorkloadRequest, answered_ns: int, now_ns: int) -> None:
         self._push(max(now_ns, request.arrival_ns, answered_ns + (request.think_ns or 0)), request)
 
-    def _push(self, at_ns: int, request: WorkloadRequest) -> None:
+    def _push(self, at_ns: int, request: WorkloadRequest) -> bool:
+        """Let `request` be due at `at_ns`. Return False if the workload is over by then, so that it is never sent."""
+        if self._until_ns is not None and at_ns >= self._until_ns:
+            self._gone.add(request.session)
+            left: WorkloadRequest | None = request
+            while left is not None:  # its later turns would wait for ever
+                self._clients_left -= not self._is_open
+                left = self._unanswered.pop((left.session, left.turn), None)
+            return False
         heappush(self._due, (at_ns, self._taken, request))
         self._taken += 1
+        return True

@@ -93,8 +93,9 @@ class Workload:
     one by one. With `concurrency` the loop is closed: at most this number of requests is outstanding, and the end of
     one request releases the next, not before its `arrival_ns`; the time of release becomes its arrival time. Requests
     of a closed loop that would be released at the same time are sent `stagger_ns` apart, as a real client sends them.
-    If `shares_prefixes` is False, no request can reuse the tokens of another. Requests that arrive before `warm_up_ns`
-    are served but not counted; a recording has no row for them.
+    If `shares_prefixes` is False, no request can reuse the tokens of another. Requests that arrive before `warm_up_ns`,
+    and those with an id below `warm_up_requests`, are served but not counted; a recording has no row for them. Requests
+    that would become due at `until_ns` or later are never sent, so users who wait for answers stop together.
     """
 
     requests: Iterable[WorkloadRequest]
@@ -103,6 +104,8 @@ class Workload:
     shares_prefixes: bool = True
     stagger_ns: int = 0
     warm_up_ns: int = 0
+    warm_up_requests: int = 0
+    until_ns: int | None = None
 
 
 def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:

@@ -170,6 +170,7 @@ class Cluster:
         `offered_ns` maps request ids to the times at which requests reach the fleet, if these are not their arrivals.
         """
         self._log.counted_from_ns = workload.warm_up_ns
+        self._log.counted_from_id = workload.warm_up_requests
         self._begin()
         send = self._gateway.offer if self._api_server is None else self._api_server.send
         self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), send)

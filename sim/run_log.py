@@ -203,6 +203,7 @@ class RunLog:
         block: number of rows handed to the sink at once
         observers: functions called when a request ends
         counted_from_ns: requests that arrive earlier get no row, because the run was still warming up
+        counted_from_id: requests with a lower id get no row, for the same reason
         on_tokens: function called when requests get tokens, which needs `steps`; None if there is none
         leaps: True if many decode steps may be simulated at once although steps are recorded (not with `on_tokens`).
             The cost model must then return the same times for a run of steps as for the single steps, whatever calls
@@ -227,6 +228,7 @@ class RunLog:
         self.queued = 0
         self.observers: list[Observer] = []
         self.counted_from_ns = 0
+        self.counted_from_id = 0
         self._sink = sink
         self._requests_at_once = max(block // _TOKENS_WIDE, 1) if tokens else block
         self._lives: dict[int, _Life] = {}
@@ -397,7 +399,7 @@ class RunLog:
         outputs = 0 if life.first_token_ns is None else request.outputs
         self.finished += finished
         self.output_tokens += outputs
-        if life.arrival_ns >= self.counted_from_ns:
+        if life.arrival_ns >= self.counted_from_ns and request.id >= self.counted_from_id:
             self._add_row(request, life, outputs, now_ns, status, reason)
         for observer in self.observers:
             observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)

@@ -7,7 +7,7 @@ because each function imports what it needs when it is called.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tokentwin.api import calibrate, compare, diagnose, plan, read_recording, simulate, sweep, validate
+from tokentwin.api import calibrate, compare, diagnose, most_users, plan, read_recording, simulate, sweep, validate
 
 if TYPE_CHECKING:
     from serving.deployments.config import Deployment
@@ -21,6 +21,7 @@ __all__ = [
     "calibrate",
     "compare",
     "diagnose",
+    "most_users",
     "plan",
     "read_recording",
     "simulate",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from numbers import Integral
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from planning.compare.document import ComparisonDocument
     from planning.diagnose.document import DiagnosisDocument
     from planning.plan.document import PlanDocument
+    from planning.plan.most_clients import MostClientsDocument
     from planning.simulation import SimulatedRun
     from planning.sweep.results import SweepResults
     from serving.deployments.config import Deployment
@@ -77,7 +79,9 @@ def simulate(
     """Simulate `deployment` on `workload` and record the run.
 
     Args:
-        workload: the path of a trace, a `Workload`, or a specification as a mapping (see `tokentwin trace synth`)
+        workload: the path of a trace, a `Workload`, or a specification as a mapping (see `tokentwin trace synth`). In
+            its place, mean lengths and one of `rate`, `users` (with `think_s`) and `concurrency` make traffic up, such
+            as `{"prompt": 1500, "output": 300, "users": 50}`
         deployment: deployment to simulate, by default one replica with vLLM's default settings; see `Deployment`
         out: directory to write the recording to; by default a temporary directory that stays after Python ends
         band: True to simulate both ends of the 90 % interval of step times, too
@@ -88,6 +92,7 @@ def simulate(
     Raises UserError for settings that cannot be simulated, and if `out` exists and `overwrite` is not set.
     """
     from planning.deployments import served
+    from planning.made_up import assumed
     from planning.scenario import Scenario
     from planning.simulation import recorded
     from serving.deployments.config import parse
@@ -96,7 +101,8 @@ def simulate(
     place, stated = _directory(out, "run"), served() if deployment is None else deployment
     with _offered(workload, "trace") as offered:
         requested = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
-        return recorded(requested.priced(), place, band=band, details=details, overwrite=overwrite)
+        run = recorded(requested.priced(), place, band=band, details=details, overwrite=overwrite)
+        return replace(run, assumed=assumed(requested.synthetic))
 
 
 @_asked
@@ -119,6 +125,29 @@ def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **re
     _check_jobs(jobs)
     with _offered(traffic) as offered:
         return plan(parse(PlanRequest, {"traffic": offered, "slos": slos, **request}, where="plan"), jobs=jobs)
+
+
+@_asked
+def most_users(
+    traffic: Traffic, slos: Sequence[str], replicas: int, *, jobs: int | None = None, **request: Any
+) -> MostClientsDocument:
+    """Find the largest number of users that `replicas` replicas of each candidate bear within every SLO.
+
+    Args:
+        traffic: users who wait for answers: a specification with arrivals of kind `users` or `closed`, or mean lengths
+            such as `{"prompt": 1500, "output": 300, "users": 50}`. Their number is the one that is tried first
+        slos, jobs, request: as for `plan`
+
+    Raises UserError for traffic that arrives at a rate, and for requests that cannot be planned.
+    """
+    from planning.plan.most_clients import most_clients
+    from planning.plan.request import FleetRequest
+    from serving.deployments.config import parse
+
+    _check_jobs(jobs)
+    with _offered(traffic) as offered:
+        given = {"traffic": offered, "slos": slos, "replicas": replicas, **request}
+        return most_clients(parse(FleetRequest, given, where="most_users"), jobs=jobs)
 
 
 @_asked
@@ -292,10 +321,14 @@ def read_recording(path: str | Path) -> Recording:
 def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     """Yield traffic in the form that a request takes: a specification unchanged, or the path of a trace.
 
-    If `as_field` is given, yield a mapping from that field to the path.
+    If `as_field` is given, yield a mapping from that field to the path. A mapping with mean lengths and one of
+    `rate`, `users` and `concurrency` is made up to a specification.
     """
+    from planning.made_up import made_up
     from serving.workload import Workload
 
+    if isinstance(traffic, Mapping) and {"rate", "users", "concurrency"} & traffic.keys():
+        traffic = made_up(traffic).model_dump(mode="json")
     if traffic is None or isinstance(traffic, Mapping):
         yield traffic
         return

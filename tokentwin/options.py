@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from planning.deployments import FLAGS, SCHEDULER_FLAGS
+from planning.made_up import MadeUp, made_up
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 
@@ -120,6 +122,33 @@ def listed(option: str, texts: tuple[str, ...]) -> list[str]:
         if not all(part.strip() for part in text.split(",")):
             raise UserError(option, text, "has a comma without a name before or after it; leave the comma out")
     return list(dict.fromkeys(name for text in texts for name in text.replace(",", " ").split()))
+
+
+def traffic_options(name: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds options of traffic without a trace.
+
+    The command gets their specification as parameter `name` in place of a trace, which then must not be given.
+    """
+
+    def add(command: Command) -> Command:
+        @options_of(MadeUp, required=False)("--prompt --output --rate --users --think=think_s --concurrency")
+        @wraps(command)
+        def with_traffic(**given: Any) -> Any:
+            own = {field: value for field in MadeUp.model_fields if (value := given.pop(field)) is not None}
+            if own and given[name] is not None:
+                field, value = next(iter(own.items()))
+                remedy = "makes traffic up, but a trace is given; leave one of them out"
+                raise UserError(field.removesuffix("_s"), value, remedy)
+            if own:
+                given[name] = made_up(own)
+            return command(**given)
+
+        return cast(Command, with_traffic)
+
+    return add
+
+
+NO_TRAFFIC = "is missing; give a trace, or --prompt and --output with one of --rate, --users and --concurrency"
 
 
 def deployment_options(command: Command) -> Command:

@@ -37,6 +37,11 @@ class _Lengths(Settings, allow_inf_nan=False):
             raise ValueError(f"min {self.min} must not be above max {self.max}")
         return self
 
+    @property
+    def expected(self) -> float:
+        """The mean before clipping."""
+        raise NotImplementedError
+
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Return `count` lengths as int64."""
         clipped = np.clip(np.rint(self._values(rng, count)), self.min, self.max)
@@ -51,6 +56,10 @@ class Fixed(_Lengths):
 
     kind: Literal["fixed"] = "fixed"
     tokens: int = Field(ge=1, le=LONGEST)
+
+    @property
+    def expected(self) -> float:
+        return float(self.tokens)
 
     def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
         return np.full(count, self.tokens)
@@ -69,6 +78,10 @@ class Uniform(_Lengths):
             raise ValueError(f"low {self.low} must not be above high {self.high}")
         return self
 
+    @property
+    def expected(self) -> float:
+        return (self.low + self.high) / 2
+
     def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
         return rng.integers(self.low, self.high, count, endpoint=True)
 
@@ -78,6 +91,10 @@ class Exponential(_Lengths):
 
     kind: Literal["exponential"]
     mean: float = Field(gt=0, le=LONGEST)
+
+    @property
+    def expected(self) -> float:
+        return self.mean
 
     def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
         return rng.exponential(self.mean, count)
@@ -119,6 +136,10 @@ class Lognormal(_Lengths):
             most = self.mean * math.exp(z * z / 2)
             raise ValueError(f"{given[0]} {quantile:g} must be at most {most:.0f} for mean {self.mean:g}")
         return min(root for root in roots if root > 0)
+
+    @property
+    def expected(self) -> float:
+        return self.mean
 
     def _values(self, rng: np.random.Generator, count: int) -> np.ndarray:
         sigma = self._sigma()
@@ -247,7 +268,22 @@ class Closed(_Arrivals):
             yield np.zeros(chunk, dtype=np.int64)
 
 
-Arrivals = Annotated[Poisson | Gamma | Constant | Ramp | Closed, Field(discriminator="kind")]
+class Users(_Arrivals):
+    """A fixed number of users: each sends a prompt, waits for the answer, and thinks before the next prompt.
+
+    With sessions, users think between two sessions, and a session's own think times hold between its turns. At the
+    start each user is somewhere in the middle of a think time or a session.
+    """
+
+    kind: Literal["users"]
+    users: int = Field(ge=1, le=1_000_000)
+    think_ms: Annotated[Drawn, BeforeValidator(_plain_number), Field(discriminator="kind")] = Field(
+        default=Exponential(kind="exponential", mean=20_000),
+        description="time from the end of an answer to the user's next prompt, in milliseconds",
+    )
+
+
+Arrivals = Annotated[Poisson | Gamma | Constant | Ramp | Closed | Users, Field(discriminator="kind")]
 
 
 def _representable(time_ns: float) -> None:

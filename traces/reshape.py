@@ -26,6 +26,8 @@ def reshaped(
     """
     requests = workload.requests if limit is None else list(islice(workload.requests, min(limit, sys.maxsize)))
     if rate_scale is not None:
+        if workload.until_ns is not None:
+            raise UserError("rate-scale", rate_scale, "needs a rate, but these users wait; change their number instead")
         last = max((request.arrival_ns for request in requests), default=0)
         if not last / rate_scale < LATEST_NS:
             raise UserError("rate-scale", rate_scale, "makes the trace last longer than 146 years; raise it")

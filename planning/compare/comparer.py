@@ -25,6 +25,7 @@ from planning.compare.runs import (
     simulated_side,
 )
 from planning.costs import base_deployment
+from planning.made_up import assumed
 from planning.measure.real_engine import fitting, load_engines, record_whole
 from planning.plan.candidates import long_enough
 from planning.priced_scenario import PricedScenario
@@ -156,6 +157,7 @@ def _document(
         simulated=simulated,
         same_weather=same_weather,
         ranking=None if simulated is None else tuple(ranking(simulated.rows, compared.rows)),
+        assumed=assumed(request.traffic) if isinstance(request, CompareRequest) else "",
         version=__version__,
         inputs=request.as_json(),
     )
@@ -170,6 +172,8 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
     for side in (request.a, request.b):
         calibration, gpu = side.calibration or timing.calibration, side.gpu or timing.gpu
         base = base_deployment(calibration)
+        if calibration is None and assumed(request.traffic):
+            base = long_enough(base, everything)
         if timing.model is not None:
             if timing.model not in models():
                 raise UserError("model", timing.model, f"must be one of {', '.join(models())}")

@@ -228,6 +228,7 @@ class ComparisonDocument(Compared, Document):
     ranking: tuple[Ranked, ...] | None = fact(
         "differences that simulator or engine claims, and whether the two agree", default=None
     )
+    assumed: str = fact("sentence about traffic that was made up; empty for a trace or a specification", default="")
     version: str = fact("version of tokentwin", default="")
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
@@ -278,6 +279,8 @@ class ComparisonDocument(Compared, Document):
         yield from self.shown()
         if self.disturbance and not self.disturbed:
             yield Line(f"machine: {self.disturbance}")
+        if self.assumed:
+            yield Line(self.assumed)
         yield from map(Line, defaults_told((self.simulated or self).a, (self.simulated or self).b))
         if self.simulated is not None:
             yield self.shown_errors()

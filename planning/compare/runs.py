@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from calibration.steps.observed import pure
 from calibration.steps.step_cost import StepCost
@@ -75,7 +77,18 @@ def simulated_pairs(
         for scenario in scenarios:
             tables.append(scenario.requests())
             report(len(a) + len(b))
-    return PairedRuns(a, b, bounds, waits_for_answers(sides[0][0].workload))
+    waits = waits_for_answers(sides[0][0].workload)
+    if waits:  # on the faster side users send more requests before their time is over
+        pairs = [_in_both(left, right) for left, right in zip(a, b, strict=True)]
+        a, b = [left for left, _ in pairs], [right for _, right in pairs]
+    return PairedRuns(a, b, bounds, waits)
+
+
+def _in_both(a: pa.Table, b: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the rows of the requests that both runs count."""
+    ids = (table["request_id"] for table in (a, b))
+    in_a, in_b = (pc.is_in(own, other.combine_chunks()) for own, other in permutations(ids))
+    return a.filter(in_a), b.filter(in_b)
 
 
 def check_as_many(a: Sequence[Recording], b: Sequence[Recording]) -> None:

@@ -33,7 +33,7 @@ from planning.plan.sentences import answer, choices, near_ties, span_s, too_shor
 from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
 from planning.progress import Tell, quiet
-from planning.traffic import mean_rate
+from planning.traffic import clients_of, mean_rate
 from planning.workers import Workers
 from serving.deployments.config import Deployment
 from serving.version import __version__
@@ -55,7 +55,7 @@ def plan_document(
     the answer are simulated here by `workers`; they are left out if `workers` is None. `tell` is called with the
     progress of this function as a share.
     """
-    best, rate = plan.recommendation, mean_rate(plan.question.workload)
+    best, rate = plan.recommendation, _rate(plan)
     requests = list(plan.question.workload.requests)
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
     mean_tokens = (sum(prompts) + sum(outputs)) / len(requests)
@@ -86,7 +86,7 @@ def plan_document(
         points=plan.points,
         trials=plan.trials,
         why_not_fewer=why_not_fewer(plan, best) if best else None,
-        requests_per_s=rate if math.isfinite(rate) else None,
+        requests_per_s=rate,
         candidates={
             engine.name: Candidate(
                 gpu=engine.gpu,
@@ -101,6 +101,7 @@ def plan_document(
         by_replicas=tuple(by_replicas),
         by_rate=tuple(by_rate),
         engine_curves=tuple(curves),
+        clients=clients_of(plan.question.loop) if plan.question.loop else None,
         mean_prompt_tokens=sum(prompts) / len(requests),
         mean_output_tokens=sum(outputs) / len(requests),
         seen_by="" if plan.question.front_door is None else plan.question.front_door.said,
@@ -108,6 +109,15 @@ def plan_document(
         version=__version__,
         inputs=dict(inputs),
     )
+
+
+def _rate(plan: Plan) -> float | None:
+    """Return the mean requests per second; if clients wait for answers, of the recommended fleet; None if unknown."""
+    if plan.question.loop is None:
+        rate = mean_rate(plan.question.workload)
+        return rate if math.isfinite(rate) else None
+    figures = plan.recommendation.offer.trial.figures if plan.recommendation else None
+    return figures.steady.requests_per_s if figures else None
 
 
 def _curves(

@@ -26,7 +26,7 @@ from planning.plan.search import Bisection
 from planning.plan.trial import FAST, LIKELY, SLOW, Figures, Question, Trial, at_share, simulated
 from planning.traffic import mean_rate
 from planning.workers import Task, Workers
-from traces.reshape import only, reshaped
+from traces.reshape import only
 
 # Shares of the rate at which an objective breaks. They are close together where latency begins to rise steeply.
 _LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
@@ -76,12 +76,12 @@ def _whole(trial: Trial) -> Figures:
 
 
 def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
-    workload = reshaped(question.workload, rate_scale=scale)
-    scaled = replace(question, workload=workload, objectives=replace(question.objectives, slos=_P99))
+    some = question.at_scale(scale)
+    scaled = replace(some, objectives=replace(question.objectives, slos=_P99))
     figures = _whole(at_share(scaled, engine, replicas, LIKELY, to_the_end=True))
     ttft, tpot = figures.observed
     return LoadPoint(
-        requests_per_s=scale * mean_rate(question.workload),
+        requests_per_s=_rate(question, scale, figures),
         ttft_p99_ms=ttft,
         tpot_p99_ms=tpot,
         attainment=figures.attainment,
@@ -89,10 +89,16 @@ def _load_point(question: Question, engine: Engine, replicas: int, scale: float)
     )
 
 
+def _rate(question: Question, scale: float, figures: Figures) -> float:
+    """Return the mean requests per second at `scale`; if clients wait for answers, those that they have sent."""
+    return scale * mean_rate(question.workload) if question.loop is None else figures.steady.requests_per_s or 0.0
+
+
 _REPLICAS, MOST_ARRIVALS = 16, 4000  # maximum numbers of replicas and of requests that are simulated
 _SHARES = (0.15, 0.35, 0.6, 0.8)  # shares of the highest rate that are simulated, too
 _FINEST = 1.05  # ratio of two neighbouring rates
 _BEYOND = (2, 3, 5, 8)  # numbers of rates above the first that breaks an objective, which are tried, too
+_CLIENTS = 170  # the same for clients who wait, up to 4 times as many: each of them has requests of their own
 _LEAST, _RATES = 1e-3, 200  # lowest rate as a share of the traffic's; number of rates, up to 17 times the traffic's
 
 
@@ -111,11 +117,11 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
     some = _busiest(question)
 
     def trial_at(scale: float, to_the_end: bool) -> Trial:
-        workload = reshaped(some.workload, rate_scale=scale)
-        asked = replace(some, workload=workload)
+        asked = some.at_scale(scale)
         return simulated(asked, engine, asked.pricing(engine), replicas, to_the_end)
 
-    search = Bisection(low=0, most=_RATES, start=_RATES // 2)
+    most = _RATES if question.loop is None else _CLIENTS
+    search = Bisection(low=0, most=most, start=_RATES // 2)
     while not search.done:
         number = search.ask()
         search = search.answered(number, not trial_at(_LEAST * _FINEST**number, to_the_end=False).met)
@@ -126,8 +132,8 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
     points = []
     for load in (*_SHARES, 1.0) if search.low else ():
         trial = trial_at(load * highest, to_the_end=True)
-        rate = load * highest * mean_rate(some.workload) / replicas
         assert trial.figures is not None
+        rate = _rate(some, load * highest, trial.figures) / replicas
         at_a_time = rate * trial.figures.e2e_mean_s  # Little's law
         points.append(RatePoint(**dict(point(engine, trial)), requests_per_s=rate, concurrency=at_a_time))
     return EngineCurve(engine=engine.name, gpu=engine.gpu, points=tuple(points))
@@ -135,6 +141,8 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
 
 def _busiest(question: Question) -> Question:
     """Return `question` with the stretch of up to `MOST_ARRIVALS` consecutive requests that has the most tokens."""
+    if question.loop is not None:
+        return replace(question, draws=())
     requests = list(question.workload.requests)
     before = [0, *accumulate(request.prompt_len + request.output_len for request in requests)]
     starts = range(max(len(requests) - MOST_ARRIVALS, 0) + 1)

@@ -304,6 +304,8 @@ class PlanDocument(Document):
     engine_curves: tuple[EngineCurve, ...] = fact("capacity of each engine", default=())
     mean_prompt_tokens: float | None = fact("mean length of a prompt", "tokens", default=None)
     mean_output_tokens: float | None = fact("mean length of an output", "tokens", default=None)
+    clients: int | None = fact("clients who wait for answers; null if requests come at a rate", default=None)
+    assumed: str = fact("sentence about traffic that was made up; empty for a trace or a specification", default="")
     seen_by: str = fact(
         "sentence that says that latencies are those that clients of a learnt server see; else empty", default=""
     )
@@ -424,6 +426,8 @@ class PlanDocument(Document):
     def traffic(self) -> str:
         """The number, the rate and the mean lengths of the requests."""
         lengths = (self.mean_prompt_tokens, self.mean_output_tokens)
+        if self.clients is not None:
+            return clients_in_words(self.clients, self.requests_per_s, *lengths)
         return traffic_in_words(self.requests, self.span_s, self.requests_per_s, *lengths)
 
 
@@ -433,9 +437,21 @@ def traffic_in_words(
     """Return in words the number of requests, their time span, the rate (None: all at once), and known mean lengths."""
     arriving = "all at once" if rate is None else f"{shown_number(rate)} per second"
     text = f"{counted(requests, 'request')} in {shown_number(seconds)} s, {arriving}"
+    return text + _lengths_in_words(prompt_tokens, output_tokens)
+
+
+def clients_in_words(clients: int, rate: float | None, prompt_tokens: float | None, output_tokens: float | None) -> str:
+    """Return in words the number of clients who wait, their requests per second on the answer's fleet, and lengths."""
+    text = f"{counted(clients, 'client')} who wait for answers"
+    if rate is not None:
+        text += f", {shown_number(rate)} requests per second on this fleet"
+    return text + _lengths_in_words(prompt_tokens, output_tokens)
+
+
+def _lengths_in_words(prompt_tokens: float | None, output_tokens: float | None) -> str:
     if prompt_tokens is None or output_tokens is None:
-        return text
-    return f"{text}; {shown_number(prompt_tokens)} prompt and {shown_number(output_tokens)} output tokens on average"
+        return ""
+    return f"; {shown_number(prompt_tokens)} prompt and {shown_number(output_tokens)} output tokens on average"
 
 
 class _Fleet(Point):
@@ -469,6 +485,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
     if plan.too_short:
         yield plan.too_short
     yield f"traffic: {plan.traffic}"
+    if plan.assumed:
+        yield plan.assumed
     for objective in plan.unforgiving:
         yield f"{objective}: there are so few requests that not a single one may break it"
     if best is not None:

@@ -33,7 +33,7 @@ from planning.plan.draws import on_draw
 from planning.plan.plan import Limits
 from planning.plan.search import Bisection, search
 from planning.plan.trial import LIKELY, Question, Trial, simulated, try_alone, try_fleet
-from planning.traffic import mean_rate
+from planning.traffic import clients_of, mean_rate
 from planning.workers import Workers
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_catalogue import find_model
@@ -182,6 +182,7 @@ def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Eng
     Engines that are too slow for a single user come last.
     """
     mean, rate = MeanRequest.from_requests(list(question.workload.requests)), mean_rate(question.workload)
+    rate = rate if math.isfinite(rate) else 1.0  # a closed loop has no rate of its own, and engines keep their order
     slowest_s = dict(question.objectives.bounds).get("tpot_ms", math.inf) / 1e3
 
     def replicas(engine: Engine) -> tuple[bool, float]:
@@ -258,6 +259,8 @@ def _share(question: Question, replicas: int, enough: int, busiest: bool) -> tup
     if len(requests) <= enough:
         return question, replicas
     part = math.ceil(enough * replicas / len(requests))
+    if question.loop is not None:  # clients who wait cannot be sent faster, and a stretch would have no warm-up
+        return question.for_clients(max(round(clients_of(question.loop) * part / replicas), 1)), part
     places: dict[str | int, int] = {}  # a conversation is taken or left out as a whole
     at = [places.setdefault(request.session or request.id, len(places)) for request in requests]
     taken = [r for r, place in zip(requests, at, strict=True) if _falls_on(place, part, replicas)]
@@ -290,6 +293,9 @@ def _stretch(requests: list[WorkloadRequest], most: int, busiest: bool) -> list[
 
 def try_some_alone(question: Question, engine: Engine) -> Trial:
     """Return the trial of `try_alone` for the first `_ALONE` requests."""
+    if question.loop is not None:
+        clients = clients_of(question.loop)
+        return try_alone(question.for_clients(max(clients * _ALONE // question.requests, 1)), engine)
     return try_alone(_only(question, list(question.workload.requests)[:_ALONE]), engine)
 
 

@@ -12,17 +12,19 @@ from functools import cache, partial
 from time import perf_counter
 
 from planning.learn.front_door import learnt_front_door
+from planning.made_up import assumed
 from planning.plan.answer import plan_document
 from planning.plan.document import PlanDocument
-from planning.plan.draws import drawn_again, reordered
+from planning.plan.draws import DRAWS, drawn_again, reordered
 from planning.plan.first_answer import first_answer
-from planning.plan.objectives import parse_objectives
+from planning.plan.objectives import Objectives, parse_objectives
 from planning.plan.plan import Limits, make_plan
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from planning.plan.sentences import first_answer as first_answer_text
-from planning.plan.trial import Question, Trials
+from planning.plan.trial import Pricing, Question, Trials
 from planning.progress import Tell, quiet
+from planning.traffic import looped
 from planning.workers import Answer, Task, Workers
 from serving.workload import Workload
 from sim.router import find_router
@@ -75,10 +77,8 @@ def plan(
     find_router(request.router)
     workload = request.workload(at_named_rate=True)
     engines, ruled_out, pricing = priced_candidates(request, workload)
-    requests = sum(1 for _ in workload.requests)
-    question = Question(workload, requests, objectives, pricing, request.router, request.risk)
-    if (door := learnt_front_door(request.calibration)) is not None:
-        question = replace(question, front_door=door.without_queue())
+    question = questioned(request, workload, objectives, pricing)
+    requests = question.requests
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
     searching = f"searching {candidates} on {question.requests:,} requests"
@@ -91,13 +91,23 @@ def plan(
     curves = _CURVES if surroundings else 0
     with Planners(question, jobs, lambda simulated: pace.did(simulated / requests)) as workers:
         answer = make_plan(workers, engines, ruled_out, limits, lambda left: pace.expect(searching, left + curves))
-        return plan_document(
+        document = plan_document(
             workers if surroundings else None,
             answer,
             engines,
             request.as_json(),
             lambda stage, share: pace.expect(stage, _CURVES * (1 - share)),
         )
+        return document.model_copy(update={"assumed": assumed(request.traffic)})
+
+
+def questioned(request: PlanRequest, workload: Workload, objectives: Objectives, pricing: Pricing) -> Question:
+    """Return the question of a request about `workload`."""
+    requests = sum(1 for _ in workload.requests)
+    question = Question(workload, requests, objectives, pricing, request.router, request.risk, loop=request.loop)
+    if (door := learnt_front_door(request.calibration)) is not None:
+        question = replace(question, front_door=door.without_queue())
+    return question
 
 
 def expected_s(requests: float, candidates: int) -> float:
@@ -108,6 +118,8 @@ def expected_s(requests: float, candidates: int) -> float:
 
 def other_draws(request: PlanRequest, planned: Workload) -> list[Workload]:
     """Return other draws of the request's traffic; for a trace, the same requests in another order."""
+    if (loop := request.loop) is not None:
+        return [looped(loop, number, request.limit) for number in range(1, DRAWS + 1)]
     if request.recorded:
         return drawn_again(planned, reordered(planned))
     return drawn_again(planned, lambda number: request.workload(number, at_named_rate=True))

@@ -125,3 +125,13 @@ class PlanRequest(Offered):
         """The number of candidates, or a larger one if some fit on no GPU."""
         listed = (self.gpus, self.tensor_parallel_sizes, self.policies, self.splits)
         return len(self.variations) * prod(len(values or "1") for values in listed)
+
+
+class FleetRequest(PlanRequest):
+    """The question how many clients a number of replicas can bear; the traffic says how each client behaves."""
+
+    replicas: int = Field(
+        ge=1,
+        le=100_000,
+        description="instead of sizing a fleet, find the most users (or requests in flight) that N replicas bear",
+    )

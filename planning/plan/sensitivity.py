@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from planning.plan.document import SURE
 from planning.plan.draws import on_draw
 from planning.plan.search import Bisection
 from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, at_share, cost_at, simulated
-from traces.reshape import reshaped
 
 _FIRST_PERCENT = 10  # increase of the rate that is tried first, because most fleets sized by bisection break near it
 _NEAR = 1 / 8  # precision of the headroom, as a share of the headroom
@@ -203,7 +202,7 @@ def _faster(question: Question, engine: Engine, replicas: int, share: float, per
     """Simulate the same requests at a rate increased by `percent`, with step times not exceeded in `share` of cases."""
     if not percent:
         return at_share(question, engine, replicas, share, to_the_end=True)
-    faster = replace(question, workload=reshaped(question.workload, rate_scale=1 + percent / 100))
+    faster = question.at_scale(1 + percent / 100)
     return simulated(faster, engine, cost_at(question, engine, replicas, share), replicas, to_the_end=True)
 
 

@@ -28,6 +28,7 @@ from calibration.steps.observed import JudgedCost, ObservedOperations
 from calibration.trust import Trust
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
+from planning.traffic import clients_of, looped, with_clients
 from planning.workers import mark
 from serving.front_door import FrontDoor
 from serving.workload import PRIVATE, Workload
@@ -35,6 +36,8 @@ from sim.cluster import Cluster
 from sim.run_log import TableSink
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import FEWEST, PILING_UP, growth
+from traces.reshape import reshaped
+from traces.synth import SynthSpec
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns", "prompt_tokens", "output_tokens")
@@ -48,12 +51,14 @@ class Steady:
         keeps_up: True if less than a tenth of the arriving requests pile up
         piling_up_per_s: growth of the number of requests that wait for their first step, per second; 0 unless the 95 %
             interval of the growth lies above zero
+        requests_per_s: mean rate at which requests arrive; None if all arrive at once
     """
 
     output_throughput: float
     input_throughput: float
     keeps_up: bool = True
     piling_up_per_s: float = 0.0
+    requests_per_s: float | None = None
 
 
 def steady(requests: pa.Table) -> Steady:
@@ -72,11 +77,11 @@ def steady(requests: pa.Table) -> Steady:
     piling_up = _queue_growth(arrival, scheduled)
     out_s, in_s = ((rate - piling_up) * float(tokens[finished].sum()) / len(arrival) for tokens in (output, prompt))
     if piling_up < PILING_UP * rate:
-        return Steady(out_s, in_s, keeps_up=True, piling_up_per_s=piling_up)
+        return Steady(out_s, in_s, keeps_up=True, piling_up_per_s=piling_up, requests_per_s=rate)
     half = (begin + end) / 2, end
     out_s = min(out_s, _tokens_within(half, first_token[finished], finish[finished], output[finished]))
     in_s = min(in_s, _tokens_within(half, scheduled[finished], first_token[finished], prompt[finished]))
-    return Steady(out_s, in_s, keeps_up=False, piling_up_per_s=piling_up)
+    return Steady(out_s, in_s, keeps_up=False, piling_up_per_s=piling_up, requests_per_s=rate)
 
 
 def _queue_growth(arrival: Floats, scheduled: Floats) -> float:
@@ -142,7 +147,8 @@ class Question:
 
     `risk` is the share of cases in which objectives may break. The cases differ in step times, which may be longer than
     predicted, and in the traffic, which may be any of the `draws`. With a `front_door`, times are those that
-    clients see.
+    clients see. `loop` is the specification of the workload if its clients wait for answers: more traffic is then more
+    clients, not the same requests at a higher rate.
     """
 
     workload: Workload
@@ -152,6 +158,7 @@ class Question:
     router: str
     risk: float
     draws: tuple[Workload, ...] = ()
+    loop: SynthSpec | None = None
     front_door: FrontDoor | None = None
     runs: Runs = field(default_factory=Runs, repr=False, compare=False)
 
@@ -161,6 +168,22 @@ class Question:
         requests = self.workload.requests
         prompts = (sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)
         return sorted(prompts), sorted(request.output_len - 1 for request in requests)
+
+    def at_scale(self, scale: float) -> Question:
+        """Return the question for `scale` times as much traffic."""
+        if self.loop is None:
+            return replace(self, workload=reshaped(self.workload, rate_scale=scale))
+        return self.for_clients(max(round(scale * clients_of(self.loop)), 1))
+
+    def for_clients(self, clients: int) -> Question:
+        """Return the question for another number of clients who wait for answers."""
+        assert self.loop is not None
+        if clients == clients_of(self.loop):
+            return self
+        loop = with_clients(self.loop, clients)
+        workload = looped(loop)
+        requests = sum(1 for _ in workload.requests)
+        return replace(self, workload=workload, requests=requests, loop=loop, draws=())
 
     def __post_init__(self) -> None:
         about = (self.workload, self.objectives, self.pricing, self.router, self.front_door)
@@ -252,6 +275,11 @@ class _Watch:
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Discard steps."""
+
+    @property
+    def counts(self) -> bool:
+        """True if any request has counted."""
+        return bool(self._tables)
 
     @property
     def requests(self) -> pa.Table:
@@ -352,7 +380,12 @@ def _alone(question: Question, engine: Engine, sampled: bool = False) -> tuple[Q
     elif sampled:
         requests = requests[:: max(len(requests) // _SAMPLE, 1)]
     alone = replace(workload, requests=requests, concurrency=1)
-    return replace(question, workload=alone, requests=len(requests)), engine
+    if question.loop is not None:  # nobody waits for others, so think times do not matter
+        first = next((r.id for r in requests if r.arrival_ns >= workload.warm_up_ns), 0)
+        first = max(first, workload.warm_up_requests)  # what is cold at the start stays in the warm-up
+        requests = [replace(request, think_ns=None) for request in requests]
+        alone = replace(alone, requests=requests, warm_up_ns=0, warm_up_requests=first, until_ns=None)
+    return replace(question, workload=alone, requests=len(requests), loop=None), engine
 
 
 def _forgiving(some: Question) -> Question:
@@ -383,6 +416,9 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
         cluster.run(question.workload)
     except _Broken as stopped:
         return Trial(replicas, False, None, stopped.objective)
+    if not watch.counts:  # all clients wait for answers to requests of the warm-up
+        everything = replace(question.workload, warm_up_ns=0, warm_up_requests=0)
+        return simulated(replace(question, workload=everything), engine, cost, replicas, to_the_end)
     requests = watch.requests
     metrics = RunMetrics(requests)
     objectives = question.objectives.slos

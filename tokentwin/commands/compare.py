@@ -9,7 +9,7 @@ import click
 
 from planning.compare.request import CompareRecordingsRequest, CompareRequest
 from planning.request import Timing
-from tokentwin.options import Finite, options_of, requested
+from tokentwin.options import NO_TRAFFIC, Finite, options_of, requested, traffic_options
 from tokentwin.saved_answer import AnswerOutput, answering
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ options = options_of(CompareRequest, Timing, required=False)
 @click.command()
 @click.argument("sides", nargs=-1, type=click.Path(), metavar="[A B]")
 @options("--trace=traffic")
+@traffic_options("traffic")
 @click.option("--deployment", "-d", type=click.Path(), help="Deployment of both sides: a YAML file, or a recording.")
 @options("--calibration --gpu --model --tensor-parallel-size")
 @click.option("--a", "own_a", multiple=True, metavar="NAME=VALUE", help="Setting of A, e.g. policy=vllm; repeatable.")
@@ -100,7 +101,7 @@ def compare(
         _finish(comparer.compare_recordings(of_two).called(*sides), output)
         return
     if given["traffic"] is None:
-        raise UserError("trace", None, "is missing; give the trace that both sides serve")
+        raise UserError("trace", None, NO_TRAFFIC)
     if engine and given["warm_up_s"] is not None:
         raise UserError("warm-up", given["warm_up_s"], "applies to simulated runs only; leave it out with --engine")
     if engine and out is None:

@@ -8,23 +8,25 @@ from typing import Any
 
 import click
 
-from planning.plan.request import PlanRequest
+from planning.plan.request import FleetRequest, PlanRequest
 from serving.errors import UserError
-from tokentwin.options import listed, options_of, requested
+from tokentwin.options import NO_TRAFFIC, listed, options_of, requested, traffic_options
 from tokentwin.saved_answer import AnswerOutput, answering
 
 INFEASIBLE = 4  # exit status
 
-options = options_of(PlanRequest)
+options = options_of(PlanRequest, FleetRequest)
 
 
 @click.command()
-@click.argument("traffic", type=click.Path())
+@click.argument("traffic", type=click.Path(), required=False)
+@traffic_options("traffic")
 @options(
     "--slo=slos --model --gpu=gpus --tp=tensor_parallel_sizes --policy=policies --vary --split=splits "
     "--price=prices --spares --risk --rate-scale --limit --window-s --router --max-replicas --calibration "
     "--deployment"
 )
+@options_of(FleetRequest, required=False)("--replicas")
 @click.option(
     "--measured",
     type=click.Path(path_type=Path),
@@ -39,11 +41,13 @@ options = options_of(PlanRequest)
     help="Number of simulations that run at the same time; by default one for each CPU.",
 )
 @answering
-def plan(jobs: int | None, measured: tuple[Path, ...], output: AnswerOutput, **given: Any) -> None:
+def plan(
+    jobs: int | None, measured: tuple[Path, ...], replicas: int | None, output: AnswerOutput, **given: Any
+) -> None:
     """Find the cheapest fleet that meets every SLO on TRAFFIC.
 
-    TRAFFIC is a trace, a recording, or a YAML specification for `tokentwin trace synth`. All fleets get the same
-    arrivals.
+    TRAFFIC is a trace, a recording, or a YAML specification for `tokentwin trace synth`. Without it, --prompt and
+    --output with --rate, --users or --concurrency make traffic up. All fleets get the same arrivals, or the same users.
 
     With --save or --format json the answer also says what happens with more or less traffic, and with more or fewer
     replicas. `tokentwin export` writes a saved answer as a report.
@@ -51,17 +55,23 @@ def plan(jobs: int | None, measured: tuple[Path, ...], output: AnswerOutput, **g
     With --measured the predictions learn from runs of your own server: a file states the GPU, or --gpu names exactly
     one, and --deployment is what the server ran. The calibration is kept, and `-c` names it next time.
 
+    With --replicas the answer is the largest number of users that so many replicas bear within the SLOs; --users is
+    then the number that is tried first.
+
     Within seconds a first answer appears on standard error: a range of fleet sizes from quick estimates.
 
-    The exit status is 4 if no fleet meets the SLOs.
+    The exit status is 4 if no fleet meets the SLOs, or not for a single user.
     """
     from planning.costs import named_prices
     from planning.deployments import named_values
     from planning.plan import planner
+    from planning.plan.most_clients import most_clients
     from planning.progress import telling
     from serving.deployments.config import load_deployment
     from traces.without_pandas import spare_pandas
 
+    if given["traffic"] is None:
+        raise UserError("traffic", None, NO_TRAFFIC)
     spare_pandas()
     for option, name in (("gpu", "gpus"), ("tp", "tensor_parallel_sizes"), ("policy", "policies"), ("split", "splits")):
         given[name] = listed(option, given[name]) if given[name] else None
@@ -69,9 +79,18 @@ def plan(jobs: int | None, measured: tuple[Path, ...], output: AnswerOutput, **g
     given["prices"] = named_prices(given["prices"])
     if given["deployment"] is not None:
         given["deployment"] = load_deployment(given["deployment"])
-    request = requested(PlanRequest, given)
+    request = (
+        requested(PlanRequest, given) if replicas is None else requested(FleetRequest, given | {"replicas": replicas})
+    )
     if measured:
         request = _with_measured(request, measured)
+    if isinstance(request, FleetRequest):
+        with telling() as tell:
+            borne = most_clients(request, jobs=jobs, tell=tell)
+        output.finish(borne)
+        if not borne.feasible:
+            sys.exit(INFEASIBLE)
+        return
     with telling() as tell:
         document = planner.plan(
             request,

@@ -9,7 +9,7 @@ import click
 
 from planning.request import Timing
 from planning.scenario import Scenario, TraceWorkload
-from tokentwin.options import deployment_options, options_of, requested
+from tokentwin.options import NO_TRAFFIC, deployment_options, options_of, requested, traffic_options
 
 if TYPE_CHECKING:
     from serving.deployments.config import Deployment
@@ -18,7 +18,8 @@ options = options_of(TraceWorkload, Scenario, Timing)
 
 
 @click.command()
-@click.argument("trace", type=click.Path())
+@click.argument("trace", type=click.Path(), required=False)
+@traffic_options("trace")
 @options("--calibration --gpu")
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
 @options("--replicas --router --price=prices --limit --rate-scale --warm-up=warm_up_s")
@@ -56,7 +57,8 @@ def simulate(
 ) -> None:
     """Simulate TRACE with step times from a calibration, or from measured kernels of a GPU.
 
-    TRACE is a trace in any format, a recording, or a YAML specification for `trace synth`.
+    TRACE is a trace in any format, a recording, or a YAML specification for `trace synth`. Without a trace, --prompt
+    and --output with --rate, --users or --concurrency make traffic up.
 
     Without --deployment this simulates the calibration's deployment, or Llama-3.1-8B if there is none. Flags change
     single settings of the deployment. With --gpu the number of KV blocks follows from the GPU's memory, unless the
@@ -65,18 +67,29 @@ def simulate(
     from planning.costs import base_deployment, check_timed, named_prices
     from planning.deployments import read_deployment, refuse_engine_flags
     from planning.learn.front_door import learnt_front_door
+    from planning.made_up import assumed
+    from planning.plan.candidates import long_enough
     from planning.priced_scenario import with_fleet
     from planning.simulation import recorded
     from serving.errors import UserError
     from serving.front_door import FrontDoor
     from tokentwin.run_table import print_metrics, print_reasons, print_tiers
+    from traces.synth import parse_spec, synthesise
     from traces.without_pandas import spare_pandas
 
     spare_pandas()
     workload = {name: given.pop(name) for name in ("trace", "limit", "rate_scale", "warm_up_s")}
+    if workload["trace"] is None:
+        raise UserError("trace", None, NO_TRAFFIC)
+    said = assumed(workload["trace"])
+    if said:
+        workload = _made_up(workload)
     calibration, gpu, replicas, router = (given.pop(name) for name in ("calibration", "gpu", "replicas", "router"))
     check_timed(calibration, gpu)
-    fleet = with_fleet(read_deployment(deployment_file, given, base_deployment(calibration)), replicas, router)
+    deployment = read_deployment(deployment_file, given, base_deployment(calibration))
+    if said and deployment_file is None and given["max_model_len"] is None:
+        deployment = long_enough(deployment, synthesise(parse_spec(workload)))
+    fleet = with_fleet(deployment, replicas, router)
     if acceptance is not None:
         fleet = _accepting(fleet, acceptance)
     if gpu is not None:
@@ -95,13 +108,28 @@ def simulate(
     done = recorded(scenario, out, band=band, details=not summary_only, overwrite=force)
     tiers = {"tier_hit_rates": done.metrics.tier_hit_rates()} if scenario.deployment.kv_tiers else {}
     more: dict[str, Any] = {"defaults": done.defaults} if done.defaults else {}
+    if said:
+        more["assumed"] = said
     if done.seen_by:
         more["seen_by"] = done.seen_by
     print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **more)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
-        click.echo("\n".join(filter(None, (f"{done.trust.level}: {done.trust.reason}", done.seen_by, *done.defaults))))
+        click.echo(
+            "\n".join(filter(None, (said, f"{done.trust.level}: {done.trust.reason}", done.seen_by, *done.defaults)))
+        )
+
+
+def _made_up(workload: dict[str, Any]) -> dict[str, Any]:
+    """Return a specification with the options of a workload. Raises UserError for options of a trace."""
+    from serving.errors import UserError
+
+    for name in ("limit", "rate_scale"):
+        if workload[name] is not None:
+            raise UserError(name.replace("_", "-"), workload[name], "changes a trace; leave it out for made-up traffic")
+    spec: dict[str, Any] = workload["trace"].model_dump(mode="json")
+    return spec if workload["warm_up_s"] is None else spec | {"warm_up_s": workload["warm_up_s"]}
 
 
 def _accepting(deployment: Deployment, recording: str) -> Deployment:

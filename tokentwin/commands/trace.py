@@ -82,7 +82,7 @@ def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bo
     "--arrivals",
     metavar="A",
     help="poisson:rate=9 | gamma:rate=9,cv=3 | constant:rate=9 | "
-    "ramp:start_rate=1,end_rate=9,over_s=600 | closed:concurrency=32",
+    "ramp:start_rate=1,end_rate=9,over_s=600 | closed:concurrency=32 | users:users=50",
 )
 @click.option(
     "--prompt",

@@ -62,6 +62,10 @@ _LATER = {
 }  # fmt: skip
 
 
+# Fields of a workload that say which of its requests are sent and counted, with the value that counts all.
+_COUNTED: dict[str, int | None] = {"warm_up_ns": 0, "warm_up_requests": 0, "until_ns": None}
+
+
 def arrow_reason(error: Exception) -> str:
     """Return the reason of a file error, without the details of the system call that pyarrow adds."""
     return reason(error).partition(" Detail:")[0].strip(" .\n")
@@ -95,6 +99,8 @@ class ParquetReader:
                 concurrency=about["concurrency"],
                 shares_prefixes=about["shares_prefixes"],
                 warm_up_ns=about["warm_up_ns"],
+                warm_up_requests=about["warm_up_requests"],
+                until_ns=about["until_ns"],
             )
 
 
@@ -116,8 +122,9 @@ class _StoredRequests:
 
 def write_parquet(workload: Workload, path: str | Path) -> None:
     """Write `workload` to `path` in row groups of 8192 rows. Reading the file returns an equal workload."""
-    how = workload.concurrency, workload.shares_prefixes, workload.warm_up_ns
-    with WorkloadWriter(path, workload.name, *how) as writer:
+    counted = {name: getattr(workload, name) for name in _COUNTED}
+    how = workload.concurrency, workload.shares_prefixes
+    with WorkloadWriter(path, workload.name, *how, **counted) as writer:
         for request in workload.requests:
             writer.add(request)
 
@@ -125,15 +132,15 @@ def write_parquet(workload: Workload, path: str | Path) -> None:
 class WorkloadWriter:
     """A writer of a workload's requests, which come one by one in the order `(arrival_ns, id)`.
 
+    `counted` are the fields of the workload that say which requests count (`_COUNTED`).
     `close` or the end of the context completes the file.
     """
 
     def __init__(
-        self, path: str | Path, name: str, concurrency: int | None, shares_prefixes: bool, warm_up_ns: int = 0
+        self, path: str | Path, name: str, concurrency: int | None, shares_prefixes: bool, **counted: int | None
     ) -> None:
         about = {"version": 1, "name": name, "concurrency": concurrency, "shares_prefixes": shares_prefixes}
-        if warm_up_ns:
-            about["warm_up_ns"] = warm_up_ns
+        about |= {name: value for name, value in counted.items() if value}
         self._schema = SCHEMA.with_metadata({_WORKLOAD: json.dumps(about, sort_keys=True).encode()})
         self._rows: list[WorkloadRequest] = []
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
@@ -219,7 +226,7 @@ def _about(path: Path, schema: pa.Schema) -> dict:
     try:
         about = json.loads(stored)
         known = {key: about[key] for key in ("name", "concurrency", "shares_prefixes")}
-        known["warm_up_ns"] = int(about.get("warm_up_ns", 0))
+        known |= {name: int(about[name]) if about.get(name) else unset for name, unset in _COUNTED.items()}
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: metadata", repr(stored), "is not metadata that tokentwin wrote") from None
     return known
