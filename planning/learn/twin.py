@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -125,6 +126,8 @@ class Twin:
         if log is None:
             said = self.answers(asked)
             log = joined([seen_steps(answer, own) for answer, own in zip(asked, said, strict=True)])
+            del said
+            gc.collect()  # a run's objects refer to one another, and are large before they are many
         fitted = replace(self, times=prior.fitted(log, self.deployment, fit_launches))
         return fitted.with_front_door(client_ns=fitted._outside_ns(asked))
 
