@@ -112,7 +112,7 @@ def test_the_twin_is_a_calibration_that_every_command_takes(learnt, tmp_path: Pa
     assert [layer.layer for layer in look(kept, hidden, {"num_blocks": 17}).drifted] == ["KV blocks"]
     assert 'tokentwin_twin_drift{layer="KV blocks"} 1' in look(kept, hidden, {"num_blocks": 17}).metrics()
 
-    assert trust_in(tmp_path) == "interpolated"
+    assert trust_in(tmp_path) == "validated"
     keep(tmp_path, look(kept, farther, {}), None)
     assert trust_in(tmp_path) == "extrapolated"
     keep(tmp_path, look(kept, hidden, {}), None)

@@ -56,7 +56,7 @@ def test_another_question_of_the_same_name_is_asked(server: HttpServer) -> None:
 
 
 def test_what_the_server_reports_is_read(server: HttpServer) -> None:
-    assert server.reported() == {"num_blocks": 2000, "enable_prefix_caching": True}
+    assert server.reported() == {"num_blocks": 2000, "block_size": 16, "enable_prefix_caching": True}
     assert server.longest() == 2048
     nobody = HttpServer(BenchTarget(url="http://127.0.0.1:1"), server.folder)
     assert nobody.reported() == {} and nobody.longest() is None
