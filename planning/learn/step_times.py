@@ -108,7 +108,8 @@ class CorrectedKernels:
         error, scale, best = min(tried, key=lambda one: one[0])
         if not np.isfinite(error):
             raise UserError("steps", len(log), "were timed, which are too few; ask more questions")
-        limited = np.abs(np.log(np.maximum(scale * launching, 1.0) / log.measured_ns)) < 1 - _BOUND
+        close = np.abs(np.log(np.maximum(scale * launching, 1.0) / log.measured_ns)) < 1 - _BOUND
+        limited = close & (launching > 0)
         if len(scales) > 1 and limited.sum() >= _FEWEST_LIMITED:
             finer = float(np.median(log.measured_ns[limited] / launching[limited]))
             best = min((error, scale, best), self._tried(log, parts, launching, finer), key=lambda one: one[0])[2]
