@@ -116,7 +116,7 @@ def test_the_twin_is_a_calibration_that_every_command_takes(learnt, tmp_path: Pa
     keep(tmp_path, look(kept, farther, {}), None)
     assert trust_in(tmp_path) == "extrapolated"
     keep(tmp_path, look(kept, hidden, {}), None)
-    assert trust_in(tmp_path) == "interpolated"
+    assert trust_in(tmp_path) == "validated"
 
 
 def trust_in(folder: Path) -> str:
