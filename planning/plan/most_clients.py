@@ -204,12 +204,12 @@ def search_most(
 
     Step times are not exceeded in `share` of the cases; their uncertainty is that of the question's own clients.
     """
-    found = _Most(least, None, None)
+    most = _Most(least, None, None)
     search = Bisection(low=least, most=_MOST, start=max(start, least + 1), high=too_many)
     while not search.done and (search.high is None or search.high - search.low > max(search.low // _EXACT, 1)):
         number = search.ask()
         cost = cost_at(question, engine, replicas, share)
         trial = simulated(question.for_clients(number), engine, cost, replicas)
         search = search.answered(number, not trial.met)
-        found = found._replace(clients=number, run=trial) if trial.met else found._replace(broken=trial)
-    return found
+        most = most._replace(clients=number, run=trial) if trial.met else most._replace(broken=trial)
+    return most

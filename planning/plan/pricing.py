@@ -75,14 +75,16 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     calibration = request.calibration
     learnt: Learnt | None = None
     if calibration is not None:
-        found = None if names_own_cost(calibration) else calibration_in(calibration)
-        if found is None or isinstance(found, Calibration):
+        given = None if names_own_cost(calibration) else calibration_in(calibration)
+        if given is None or isinstance(given, Calibration):
             if request.gpus or request.tensor_parallel_sizes or request.model or request.splits:
-                remedy = "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
-                "leave these options out"
+                remedy = (
+                    "is a calibration of one engine, which fixes model, GPU, tensor-parallel size and split; "
+                    "leave these options out"
+                )
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
-        learnt = found
+        learnt = given
     base = completed(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
     if request.model:
         base = base.model_copy(update={"model": request.model})
