@@ -69,6 +69,9 @@ def check_deployment(deployment: Deployment, spec: ModelSpec) -> Deployment:
     if scheduler.speculative is not None and scheduler.speculative.method in ("eagle", "mtp"):
         remedy = "works only in the simulator; the real engine drafts with ngram and draft_model"
         raise UserError("scheduler.speculative.method", scheduler.speculative.method, remedy)
+    if scheduler.speculative is not None and scheduler.speculative.num_speculative_tokens_per_batch_size is not None:
+        remedy = "works only in the simulator; leave it out for the real engine"
+        raise UserError("scheduler.speculative.num_speculative_tokens_per_batch_size", "stated", remedy)
     if deployment.quantization not in QUANTIZATIONS:
         remedy = f"works only in the simulator; the real engine runs {', '.join(QUANTIZATIONS)}"
         raise UserError("quantization", deployment.quantization, remedy)

@@ -40,10 +40,11 @@ class FrontDoor(Settings):
     engine_row_ns: float = Field(0, ge=0, description="additional time for each token that the engine samples")
     host_step_ns: float = Field(0, ge=0, description="additional CPU time of the engine between two steps")
     host_row_ns: float = Field(0, ge=0, description="additional CPU time of the engine for each token that it samples")
+    own_processes: bool = Field(False, description="True if each engine of a fleet has an API process of its own")
     learnt: bool = Field(
         False,
-        description="True if a server's answers taught the times: each engine then has an API process of its own, and "
-        "requests have the times that clients see instead of the server's",
+        description="True if a server's answers taught the times: requests then have the times that clients see "
+        "instead of the server's",
     )
     source: str = Field("", description="recordings that the times were fitted to")
 

@@ -51,6 +51,13 @@ class SpeculativeConfig(TerseSettings):
     num_speculative_tokens: int = Field(
         ge=1, le=64, description="number of draft tokens that one step verifies for each request"
     )
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = Field(
+        None,
+        min_length=1,
+        description="ranges of batch sizes with their number of draft tokens, such as [[1, 16, 3], [17, 64, 1]]: a "
+        "step with that many requests drafts so many tokens; larger steps draft as the last range; null: always "
+        "num_speculative_tokens",
+    )
     acceptance_rate: float | None = Field(
         None,
         ge=0,
@@ -113,6 +120,15 @@ class SpeculativeConfig(TerseSettings):
         return self
 
     @model_validator(mode="after")
+    def _ranges_follow_one_another(self) -> Self:
+        before = 0
+        for first, last, tokens in self.num_speculative_tokens_per_batch_size or ():
+            if not before < first <= last or tokens < 0 or (not before and first != 1):
+                raise ValueError("num_speculative_tokens_per_batch_size must be ranges in order, the first from 1")
+            before = last
+        return self
+
+    @model_validator(mode="after")
     def _settings_fit_the_method(self) -> Self:
         stated = [cost for cost in (self.draft_step_share, self.draft_us) if cost is not None]
         if self.method == "draft_model" and (self.model is None or stated):
@@ -129,6 +145,18 @@ class SpeculativeConfig(TerseSettings):
         if shortest > longest:
             raise ValueError("prompt_lookup_min must be at most prompt_lookup_max")
         return self
+
+    def drafted_by(self, requests: int) -> int:
+        """Return the number of tokens that are drafted for each request in a step of `requests` requests.
+
+        vLLM looks it up in the same way (`build_dynamic_sd_schedule_lookup`): a gap between two ranges belongs to the
+        range before it.
+        """
+        drafted = self.num_speculative_tokens
+        for first, _, tokens in self.num_speculative_tokens_per_batch_size or ():
+            if first <= requests:
+                drafted = min(tokens, self.num_speculative_tokens)
+        return drafted
 
     @property
     def states_acceptance(self) -> bool:

@@ -3,8 +3,8 @@
 A request reaches the gateway when its prompt is tokenised, and its client has the answer when the last token is
 detokenised. Pieces of work queue up, so the text of each token is later if many answers are being generated.
 
-There is one process for all engines, or one for each engine if the times were learnt from an engine's answers. Then
-requests go to the processes in turn, since the router has not placed them yet; the texts are made by the engine's own.
+There is one process for all engines, or one for each engine. Then requests go to the processes in turn, since the
+router has not placed them yet; the texts are made by the engine's own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ApiServer:
         """Let a client send `request` now."""
         self.under_way += 1
         now = self._clock.now_ns
-        process = self._sent % self._processes() if self._times.learnt else 0
+        process = self._sent % self._processes() if self._times.own_processes else 0
         self._sent += 1
         received_ns = now + round(self._times.client_ns)
         visit = self._visits[request.id] = _Visit(now, received_ns, self._clock.event(), process)
@@ -107,7 +107,7 @@ class ApiServer:
 
     def sampled(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
         """Detokenise the tokens that a step sampled for `requests`; see `sim.run_log.TokenObserver`."""
-        process = replica // self._ranks if self._times.learnt else 0
+        process = replica // self._ranks if self._times.own_processes else 0
         for request in requests:
             if (visit := self._visits.get(request.id)) is None:
                 continue  # the request was given up meanwhile

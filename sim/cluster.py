@@ -18,7 +18,8 @@ from simpy.core import EmptySchedule
 from serving.clients import Clients
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
-from serving.deployments.fleet import FailuresConfig, FleetConfig, LinksConfig, plain_fleet
+from serving.deployments.fleet import AutoscalerConfig, FailuresConfig, FleetConfig, LinksConfig, plain_fleet
+from serving.deployments.kv_capacity import engine_weight_bytes
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.kv.external import ExternalKv
@@ -193,14 +194,18 @@ class Cluster:
         """
         config = self._config
         Failures(self._clock, self._fleet, config, lambda: self._log.finished, self._links)
-        scalers = [
-            Autoscaler(self._clock, self._log, self._fleet, config.pool_number(scaler.pool), scaler)
-            for scaler in config.autoscaler or ()
-        ]
+        scalers = [self._autoscaler(config.pool_number(scaler.pool), scaler) for scaler in config.autoscaler or ()]
         if scalers:
             self._clock.start(autoscaling(self._clock, scalers, for_ever))
         for name in config.processes:
             self._clock.start(own_process(name, self._clock, Controls(self._fleet, config)))
+
+    def _autoscaler(self, pool: int, config: AutoscalerConfig) -> Autoscaler:
+        cold_start_s = config.cold_start_s
+        if config.weights_gb_s is not None:
+            cold_start_s += engine_weight_bytes(self._fleet.pools[pool].deployment) / (1e9 * config.weights_gb_s)
+        waiting = self._gateway.__len__
+        return Autoscaler(self._clock, self._log, self._fleet, pool, config, cold_start_s, waiting)
 
     def _end(self) -> Simulated:
         if name := replaced(self._ours):

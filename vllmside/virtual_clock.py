@@ -103,7 +103,8 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
 def _drafts(stated: _Config, model: ModelConfig, folder: str) -> SpeculativeConfig:
     method = stated.get("method", "ngram")
     how: _Config = {"prompt_lookup_max": 2, "prompt_lookup_min": 1} if method == "ngram" else {"model": folder}
-    how |= {"num_speculative_tokens": stated["num_speculative_tokens"], "target_model_config": model}
+    counts = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+    how |= {name: stated[name] for name in counts if name in stated} | {"target_model_config": model}
     return SpeculativeConfig(method=method, target_parallel_config=ParallelConfig(), **how)
 
 
@@ -272,7 +273,8 @@ class _Run:
                 self._finish_ns[id] = end
         if self._drafts and not self._overlaps:
             goes_on = [id for id in got if id in self._scheduler.requests]
-            proposals = [[7] * self._drafts["num_speculative_tokens"] for _ in goes_on]
+            drafted = getattr(plan, "num_spec_tokens_to_schedule", self._drafts["num_speculative_tokens"])
+            proposals = [[7] * drafted for _ in goes_on]
             self._scheduler.update_draft_token_ids(DraftTokenIds(goes_on, proposals))
 
 

@@ -53,17 +53,20 @@ class StatedDraft:
         if config.draft_step_share is None and config.draft_us is None:
             remedy = "is missing; the simulator needs it, or draft_step_share, for a GPU that was not measured"
             raise UserError("scheduler.speculative.draft_us", None, remedy)
-        self._sampling = config.num_speculative_tokens if config.method == "eagle" else 1
+        self._config = config
         self._other = int(config.method == "eagle")
         self._share = config.draft_step_share or 0.0
         self._ns = 1000.0 * (config.draft_us or 0.0)
 
     def ps(self, plan: StepPlan, step: int) -> int:
-        passes = self._sampling if plan.sampled_rows else self._other
+        passes = self._other
+        if plan.sampled_rows:
+            passes = max(_drafted_by(self._config, plan), 1) if self._config.method == "eagle" else 1
         return passes * round(self._share * step + 1000 * self._ns)
 
     def ns(self, sizes: StepSizes, step: Any) -> Any:
-        passes = np.where(np.asarray(sizes.sampled_rows) > 0, self._sampling, self._other)
+        sampling = np.maximum(_drafted(self._config, sizes), 1) if self._config.method == "eagle" else 1
+        passes = np.where(np.asarray(sizes.sampled_rows) > 0, sampling, self._other)
         return passes * (self._share * step + self._ns)
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
@@ -71,28 +74,32 @@ class StatedDraft:
 
 
 class ModelDraft:
-    """A draft model with the target model's kernel times. Its passes after the first are plain decode steps."""
+    """A draft model with the target model's kernel times. Its passes after the first are plain decode steps.
+
+    It makes one pass even if no token is to be drafted, because its KV must follow the target's.
+    """
 
     def __init__(self, config: SpeculativeConfig, cost: PassCost) -> None:
         self._cost = cost
-        self._again = config.num_speculative_tokens - 1
+        self._config = config
 
     def ps(self, plan: StepPlan, step: int) -> int:
-        rows = plan.sampled_rows
+        rows, again = plan.sampled_rows, _drafted_by(self._config, plan) - 1
         ns = self._cost.step_ns(plan)
-        if rows and self._again:
+        if rows and again > 0:
             context = round(_context(plan))
-            ns += sum(self._cost.decode_run_ns(rows, context, context * context // rows, self._again))
+            ns += sum(self._cost.decode_run_ns(rows, context, context * context // rows, again))
         return 1000 * ns
 
     def ns(self, sizes: StepSizes, step: Any) -> Any:
         first, *later = (
-            count * sum(self._cost.parts(pass_).values()) for count, pass_ in draft_passes(sizes, self._again)
+            count * sum(self._cost.parts(pass_).values()) for count, pass_ in draft_passes(sizes, self._config)
         )
         return first + np.where(np.asarray(sizes.sampled_rows) > 0, sum(later), 0.0)
 
     def operations(self, sizes: StepSizes) -> list[Operation]:
-        named = zip(("draft", f"draft, {self._again} more:"), draft_passes(sizes, self._again), strict=False)
+        passes = draft_passes(sizes, self._config)
+        named = zip(("draft", f"draft, {passes[-1][0]} more:"), passes, strict=False)
         return [
             replace(operation, name=f"{which} {operation.name}", count=count * operation.count)  # type: ignore[type-var]
             for which, (count, pass_) in named
@@ -100,11 +107,28 @@ class ModelDraft:
         ]
 
 
-def draft_passes(sizes: StepSizes, again: int) -> list[tuple[int, StepSizes]]:
-    """Return count and sizes of a draft model's first pass and of its further passes (the middle one's sizes)."""
-    rows = sizes.sampled_rows
+def draft_passes(sizes: StepSizes, config: SpeculativeConfig) -> list[tuple[Any, StepSizes]]:
+    """Return count and sizes of a draft model's first pass and of its further passes (the middle one's sizes).
+
+    The count of further passes is an array `[steps]` if it depends on the number of requests in a step.
+    """
+    rows, again = sizes.sampled_rows, np.maximum(_drafted(config, sizes) - 1, 0)
+    if not np.any(again):
+        return [(1, sizes)]
     later = StepSizes(decode_rows=rows, decode_context=_context(sizes) + rows * (again - 1) / 2, sampled_rows=rows)
-    return [(1, sizes), (again, later)] if again else [(1, sizes)]
+    return [(1, sizes), (again, later)]
+
+
+def _drafted_by(config: SpeculativeConfig, plan: StepPlan) -> int:
+    return config.drafted_by(plan.decode_rows + plan.prefill_rows)
+
+
+def _drafted(config: SpeculativeConfig, sizes: StepSizes) -> Any:
+    """Return the number of tokens that each step drafts for a request: one number if all steps draft as many."""
+    if config.num_speculative_tokens_per_batch_size is None:
+        return config.num_speculative_tokens
+    requests = np.asarray(sizes.decode_rows + sizes.prefill_rows).astype(np.int64)
+    return np.vectorize(config.drafted_by, otypes=[np.int64])(requests)
 
 
 def _context(step: StepPlan | StepSizes) -> Any:

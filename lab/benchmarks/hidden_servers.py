@@ -113,6 +113,7 @@ def hidden_server(seed: int) -> HiddenServer:
         request_ns=draw.uniform(0, 5e5),
         outputs_ns=draw.uniform(0, 2e6),
         chunk_ns=draw.uniform(0, 4e4),
+        own_processes=True,
     )
     return HiddenServer(gpu, deployment, cost, front_door, seed)
 

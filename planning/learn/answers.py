@@ -23,6 +23,9 @@ from sim.run_log import TableSink
 from traces.recording import Recording
 
 Times = NDArray[np.int64]
+_STREAM = 20  # minimum number of tokens of an answer that counts steps
+_SAME_STEP = 0.4  # time between two tokens of a step, in parts of the usual time between two steps
+_PREEMPTED = 3.0  # waits for a token, in median ones, from which a request is taken to be preempted
 
 
 class Counted(NamedTuple):
@@ -96,6 +99,27 @@ class Answer:
         order = np.lexsort((change, events))  # at the same time, requests leave first
         return int(np.cumsum(change[order]).max()) if len(events) else 0
 
+    @cached_property
+    def most_tokens(self) -> int:
+        """The maximum number of prompt and output tokens of requests that decoded at the same time.
+
+        It is counted whenever a request is about to end. A request whose wait for its next token is much longer than
+        that of the others was preempted, and does not count.
+        """
+        prompts = {request.id: request.prompt_len for request in self.question.workload.requests}
+        most = 0
+        for now in sorted(int(times[-2]) for times in self.tokens_ns.values() if len(times) > 1):
+            waits, sizes = [], []
+            for id, times in self.tokens_ns.items():
+                made = int(np.searchsorted(times, now, "right"))
+                if 0 < made < len(times):
+                    waits.append(int(times[made] - times[made - 1]))
+                    sizes.append(prompts[id] + made)
+            if waits:
+                usual = _PREEMPTED * float(np.median(waits))
+                most = max(most, sum(size for wait, size in zip(waits, sizes, strict=True) if wait <= usual))
+        return most
+
     @property
     def waited(self) -> bool:
         """True if a request got its first token only after another had ended."""
@@ -152,6 +176,26 @@ class Simulated:
         return dict(zip(ids, arrivals, strict=True))
 
 
+def steps_until_first(sent_ns: dict[int, int], tokens_ns: dict[int, Times]) -> dict[int, int]:
+    """Return how many steps end from when each request is sent until its first token, by id.
+
+    They are counted by the tokens of the requests that decode all the while: fewest on the same engine, which is
+    slowed. Requests that are sent while none decodes are left out.
+    """
+    streams = [times for times in tokens_ns.values() if len(times) > _STREAM]
+    counts: dict[int, int] = {}
+    for id, times in tokens_ns.items():
+        sent, first = sent_ns[id], int(times[0])
+        beside = []
+        for stream in streams:
+            if stream[0] < sent and first < stream[-1]:
+                until = first + _SAME_STEP * float(np.median(np.diff(stream)))
+                beside.append(int(np.searchsorted(stream, until, "right") - np.searchsorted(stream, sent, "right")))
+        if beside:
+            counts[id] = min(beside)
+    return counts
+
+
 def simulated(workload: Workload, deployment: Deployment, cost: CostModel, front_door: FrontDoor) -> Simulated:
     """Simulate the engines of `deployment` behind `front_door` that serves `workload`.
 
@@ -160,7 +204,7 @@ def simulated(workload: Workload, deployment: Deployment, cost: CostModel, front
     front_door = front_door.model_copy(update={"learnt": False, "source": ""})  # rows of the engine are needed, too
     engine, clients = TableSink(), TableSink()
     through: dict[str, Any] = {"front_door": front_door, "clients": clients}
-    delayed = front_door == FrontDoor(client_ns=front_door.client_ns)
+    delayed = front_door == FrontDoor(client_ns=front_door.client_ns, own_processes=front_door.own_processes)
     if delayed and workload.concurrency is None and all(one.think_ns is None for one in workload.requests):
         through = {}
     cluster = Cluster(deployment, cost, engine, shares_prefixes=workload.shares_prefixes, tokens=True, **through)

@@ -225,15 +225,18 @@ class Learner:
     def _with_loop(self, twin: Twin, prior: StepTimes, recorded: IterationLog | None) -> Twin:
         """Return the twin with the likelier kind of loop.
 
-        The overlapped loop lets a request wait one step longer. An API server with much to do delays requests, too, so
-        only prompts that are sent into a few decodes tell the loops apart.
+        The overlapped loop lets a request wait one step longer. Prompts that are sent into a few decodes tell the loops
+        apart: the tokens of the decodes count the steps, whether these are slow or fast.
         """
-        tried = {}
-        for overlapped in self.findings.values("async_scheduling", (False, True)):
+        name, tried = "async_scheduling", {}
+        for overlapped in self.findings.values(name, (False, True)):
             one = twin.having(async_scheduling=overlapped).fitted(self.answers, prior, recorded=recorded)
             tried[overlapped] = through_door(one, self.answers)
         calm = [answer for answer in self.answers if answer.question.name.startswith(questions.INTO_DECODES)]
-        return self.findings.likeliest("async_scheduling", tried, calm)
+        if name in self.known:
+            return tried[self.known[name]]
+        self.findings.note(name, {value: one.likelihood_of_steps(calm) for value, one in tried.items()})
+        return tried[self.findings.tried[name].values[0]]
 
 
 def _more_questions(bounds: Bounds) -> list[Question]:

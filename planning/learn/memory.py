@@ -90,8 +90,11 @@ def _likeliest_blocks(twin: Twin, answer: Answer) -> Twin:
     """Return the twin with the likeliest number of KV blocks: the middle of those that explain the answer alike."""
     first = next(iter(answer.question.workload.requests))
     running = answer.most_decoding // twin.setting.replicas
-    low = _blocks_of(twin, max(running // 2, 1), first.prompt_len)
-    high = _blocks_of(twin, running + 2, first.prompt_len + first.output_len)
+    seen = answer.most_tokens // (twin.setting.replicas * twin.setting.block_size)
+    low = max(_blocks_of(twin, max(running // 2, 1), first.prompt_len), seen)
+    high = max(_blocks_of(twin, running + 2, first.prompt_len + first.output_len), low)
+    if answer.waited:  # for blocks, of which one more prompt needs more than there are
+        high = min(high, max(low + _blocks_of(twin, 1, first.prompt_len + first.output_len), low))
     for _ in range(_NARROWED):
         values = [int(value) for value in np.unique(np.linspace(low, high, _BETWEEN + 1).round())]
         scores = [twin.having(num_blocks=value).likelihood([answer]) for value in values]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibration.operations import StepSizes
 from calibration.steps.iteration_fit import IterationLog
-from planning.learn.answers import Answer, Simulated, Times, simulated
+from planning.learn.answers import Answer, Simulated, Times, simulated, steps_until_first
 from planning.learn.questions import Question
 from planning.learn.seen_steps import joined, seen_steps
 from planning.learn.step_times import StepTimes
@@ -24,13 +24,14 @@ POLICIES = ("vllm", "sglang", "trtllm")
 ROUTERS = ("round-robin", "least-requests")
 _SPREAD = 0.03  # standard deviation of the logarithm of a time that a right twin may be off by
 _PATTERN = 0.008  # the same of a difference between two times of one answer
+_COUNT = 0.1  # the same of a number of steps
 _SHORT = 1.5  # TTFT, in shortest ones, up to which a prompt is short
 GROUPS = 4  # number of groups of questions, of which each is predicted from the others
 _FREEDOM = 3.0  # degrees of freedom of Student's t, so that single outliers decide nothing
 _COUNTED = 6  # maximum number of independent requests in a question: requests of one question share their error
 
 
-_FIRST_DOOR = FrontDoor(client_ns=1e6)  # before it is fitted
+_FIRST_DOOR = FrontDoor(client_ns=1e6, own_processes=True)  # before it is fitted
 
 
 class Setting(NamedTuple):
@@ -157,6 +158,15 @@ class Twin:
         """Return the log likelihood of the answers."""
         said = self.answers(asked)
         return sum(_likelihood(answer, twin) for answer, twin in zip(asked, said, strict=True))
+
+    def likelihood_of_steps(self, asked: Sequence[Answer]) -> float:
+        """Return the log likelihood of the numbers of steps until first tokens, which do not depend on step times."""
+        total = 0.0
+        for answer, said in zip(asked, self.answers(asked), strict=True):
+            seen, own = (steps_until_first(one.sent_ns, one.tokens_ns) for one in (answer, said))
+            errors = [np.log((seen[id] + 1) / (own[id] + 1)) for id in sorted(seen.keys() & own.keys())]
+            total += float(_densities(np.array(errors), _COUNT).sum())
+        return total
 
     def likelihood_of_pattern(self, answer: Answer) -> float:
         """Return the log likelihood of how the TTFT of one long prompt differs from those of the others.

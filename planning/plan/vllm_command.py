@@ -114,8 +114,8 @@ def _speculative(config: SpeculativeConfig) -> str:
     if config.method == "eagle":
         remedy = "needs the checkpoint of its head in vLLM, which a deployment does not name"
         raise UserError("scheduler.speculative.method", "eagle", remedy)
-    names = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-    known = {name: getattr(config, name) for name in names}
+    names = ("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+    known = {name: getattr(config, name) for name in (*names, "prompt_lookup_max", "prompt_lookup_min")}
     if config.draft_sample_method == "probabilistic":
         known["draft_sample_method"] = "probabilistic"
     return json.dumps({name: value for name, value in known.items() if value is not None})

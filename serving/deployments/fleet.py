@@ -183,18 +183,46 @@ class AutoscalerConfig(_Settings):
     metric is above `target`, the pool gets ceil(replicas * value / target) replicas; if it is below `scale_in_below *
     target`, the pool loses one replica. `attainment` is the share of requests that met `slo_ms`, among those that ended
     since the last review. If it is below `target`, the pool gets one more replica; if it is at least `scale_in_at`, the
-    pool loses one.
+    pool loses one. With several `targets`, the metric that wants most replicas decides.
     """
 
     metric: Literal["queue", "kv", "attainment"] = Field("queue", description="metric that the autoscaler reviews")
-    target: float = Field(gt=0, le=1e6, description="target value of the metric")
+    target: float | None = Field(None, gt=0, le=1e6, description="target value of the metric")
+    targets: dict[Literal["queue", "kv"], Annotated[float, Field(gt=0, le=1e6)]] = Field(
+        {}, description="several metrics with their targets, instead of `metric` and `target`"
+    )
+    rule: Literal["proportional", "hpa"] = Field(
+        "proportional",
+        description="rule for queue and kv: proportional scales in by one replica at a time; hpa is the rule of "
+        "Kubernetes' HorizontalPodAutoscaler",
+    )
     pool: str | None = Field(None, description="pool to scale; null: the first pool")
-    min_replicas: int = Field(1, ge=1, le=100_000, description="minimum number of replicas")
+    min_replicas: int = Field(1, ge=0, le=100_000, description="minimum number of replicas; 0: scale to zero")
     max_replicas: int = Field(ge=1, le=100_000, description="maximum number of replicas")
     interval_s: float = Field(15.0, gt=0, le=1e6, description="seconds between two reviews")
+    scrape_delay_s: float = Field(
+        0.0, ge=0, le=1e6, description="queue, kv: minimum age in seconds of the values that a review sees"
+    )
     cold_start_s: float = Field(60.0, ge=0, le=1e6, description="seconds until an added replica is ready")
+    weights_gb_s: float | None = Field(
+        None,
+        gt=0,
+        description="10^9 bytes per second at which an added replica reads its weights; the time is added to "
+        "cold_start_s; null: cold_start_s is the whole time",
+    )
     cooldown_s: float = Field(
-        300.0, ge=0, le=1e9, description="minimum seconds from any change of the pool to its next scale-in"
+        300.0,
+        ge=0,
+        le=1e9,
+        description="minimum seconds from any change of the pool to its next scale-in; hpa: the largest number of "
+        "replicas that was wanted in so many seconds stays (stabilizationWindowSeconds of scaleDown)",
+    )
+    scale_out_window_s: float = Field(
+        0.0,
+        ge=0,
+        le=1e9,
+        description="hpa: scale out to the smallest number of replicas that was wanted in so many seconds "
+        "(stabilizationWindowSeconds of scaleUp)",
     )
     scale_in_below: float = Field(0.5, ge=0, lt=1, description="queue, kv: scale in below this fraction of the target")
     scale_in_at: float = Field(1.0, gt=0, le=1, description="attainment: scale in at this value or above")
@@ -208,9 +236,25 @@ class AutoscalerConfig(_Settings):
             raise ValueError("max_replicas must be at least min_replicas")
         if (self.metric == "attainment") != bool(self.slo_ms):
             raise ValueError("metric attainment needs slo_ms, and no other metric takes it")
-        if self.metric != "queue" and self.target > 1:
-            raise ValueError(f"target of metric {self.metric} is a share; it must be at most 1")
+        if (self.target is None) != bool(self.targets):
+            raise ValueError("state either target, or targets")
+        if self.targets and "metric" in self.model_fields_set:
+            raise ValueError("targets name their metrics; leave metric out")
+        for metric, target in self.goals.items():
+            if metric != "queue" and target > 1:
+                raise ValueError(f"target of metric {metric} is a share; it must be at most 1")
+        if self.metric == "attainment" and (self.rule == "hpa" or self.scrape_delay_s or not self.min_replicas):
+            raise ValueError("metric attainment takes no rule hpa, no scrape_delay_s and no min_replicas of 0")
+        if self.scale_out_window_s and self.rule != "hpa":
+            raise ValueError("scale_out_window_s needs rule hpa")
         return self
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """The target of each metric."""
+        goals: dict[str, float] = {} if self.target is None else {self.metric: self.target}
+        goals.update(self.targets.items())
+        return goals
 
 
 class FleetConfig(_Settings):

@@ -195,6 +195,15 @@ def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:
     return max(stage_weight_bytes(model, deployment))
 
 
+def engine_weight_bytes(deployment: Deployment) -> int:
+    """Return the bytes of weights on all devices of an engine that is not data-parallel.
+
+    Raises UserError if the deployment's model is not known.
+    """
+    stages = stage_weight_bytes(find_model(deployment.model), deployment)
+    return deployment.tensor_parallel_size * sum(stages)
+
+
 def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
     """Return the bytes of weights on one device of each pipeline stage, with the table of rotary embeddings.
 

@@ -20,6 +20,7 @@ class Drafts:
     Attributes:
         tokens: maximum number of draft tokens of one request in a step
         lookahead: number of tokens beyond those of its step that a request holds KV blocks for
+        varies: True if the number of draft tokens depends on the size of the step
         acceptance: object that decides how many drafts are accepted; by default `Coins`
     """
 
@@ -27,6 +28,7 @@ class Drafts:
         self._longest = max_model_len
         self.tokens = config.num_speculative_tokens
         self.lookahead = config.num_lookahead_tokens
+        self.varies = config.num_speculative_tokens_per_batch_size is not None
         self._config = config
         self._overlaps = overlaps
 
@@ -53,12 +55,20 @@ class Drafts:
         """
         return 1 + self.tokens if computed + self.tokens + 2 <= self._longest else 1
 
+    def limit(self, plan: StepPlan) -> None:
+        """Let the requests of `plan`, which is complete, have no more drafts than a step of this size proposes."""
+        most = self._config.drafted_by(plan.decode_rows + plan.prefill_rows)
+        for row in plan.listed:
+            row.request.proposed = min(row.request.proposed, most)
+
     def verify(self, plan: StepPlan, request: Request, drafts: int) -> int:
         """Return how many of the request's `drafts` drafts `plan`, which has ended, accepts, and count them.
 
         Accepted drafts may lie beyond the end of the request's output.
         """
         accepted = self.acceptance.accepted(request, plan.seq, drafts)
+        if self.varies and not self._overlaps:  # what is proposed is known only now
+            request.proposed = min(request.proposed, self._config.drafted_by(plan.decode_rows + plan.prefill_rows))
         request.drafts += 1
         request.draft_tokens += drafts
         request.accepted_tokens += accepted

@@ -178,6 +178,8 @@ class VllmScheduler(Residents):
         self.fill(plan, self.step_budget())
         if self._interval is not None:
             self._interval.planned(plan, self._prefills > 0, self._holds_prompts, self.waiting)
+        if self.drafts is not None and self.drafts.varies:
+            self.drafts.limit(plan)
         self._preempted_in_vain = 0 if plan.sampled_rows else self._preempted_in_vain + len(plan.preempted)
         if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
             remedy = "is too small: requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl"
@@ -325,7 +327,7 @@ class VllmScheduler(Residents):
 
     def admit_waiting(self, plan: StepPlan, budget: int) -> None:
         """Admit waiting requests, in order, until one does not fit."""
-        self._pads = self.drafts is not None and not self._prefills
+        self._pads = self.drafts is not None and not self.drafts.varies and not self._prefills
         self._serves = bool(plan.listed)
         while len(self.running) < self._most_running and (room := self.room(plan, budget)) > 0:
             request = self.head()

@@ -31,8 +31,8 @@ from traces.formats.rows import read_head
 
 COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
 FAMILIES = (
-    "plain loop", "overlapped loop", "priorities", "drafts", "sliding windows", "long-prefill threshold", "watermark",
-    "rarer settings",
+    "plain loop", "overlapped loop", "priorities", "drafts", "drafts by batch size", "sliding windows",
+    "long-prefill threshold", "watermark", "rarer settings",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], config["max_num_seqs"])
     config["long_prefill_token_threshold"] = chance.choice([1, 4, 9]) if family == "long-prefill threshold" else 0
     config["watermark"] = chance.choice([0.1, 0.5]) if family == "watermark" else 0.0
-    if family == "drafts":
+    if family.startswith("drafts"):
         tokens = chance.choice([1, 2, 4])
         config["speculative"] = {
             "method": chance.choice(["ngram", "draft_model", "eagle"]),
@@ -59,6 +59,12 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         }
         config["max_num_batched_tokens"] += (tokens + 1) * config["max_num_seqs"]
         config["num_blocks"] += 2 * tokens  # with fewer we reject requests that accepted drafts may bring to an end
+        if family == "drafts by batch size":
+            ends = sorted(chance.sample(range(1, 12), chance.randint(1, 3)))
+            ranges = zip([1, *(end + 1 for end in ends)], ends, strict=False)
+            config["speculative"]["num_speculative_tokens_per_batch_size"] = [
+                [first, last, chance.randint(0, tokens)] for first, last in ranges
+            ]
     if family == "sliding windows":
         config |= with_windows(config, chance)
     if family == "rarer settings":

@@ -132,9 +132,9 @@ def test_behind_a_learnt_front_door_rows_have_the_times_of_clients() -> None:
     assert short[0]["token_times_ns"] is None
 
 
-def test_each_engine_has_an_api_process_of_its_own_if_it_was_learnt() -> None:
-    for learnt, processes in ((False, 1), (True, 3)):
-        door = FrontDoor(request_ns=2 * MS, learnt=learnt)
+def test_each_engine_may_have_an_api_process_of_its_own() -> None:
+    for own, processes in ((False, 1), (True, 3)):
+        door = FrontDoor(request_ns=2 * MS, own_processes=own)
         rows, _, _ = simulated(requests(6, every_ns=0), door, replicas=3)
         reached = sorted(row["queued_ns"] for row in rows)
         assert reached == [2 * MS * (1 + at // processes) for at in range(6)]

@@ -71,6 +71,50 @@ def test_kv_use_brings_replicas_before_anybody_queues():
     assert_everything_is_accounted_for(run, offered)
 
 
+def test_the_metric_that_wants_most_replicas_decides():
+    """Nobody queues at 64 slots, and the KV usage alone brings as many replicas as with a target of its own."""
+    offered = poisson(300, 20, prompts=400, outputs=300)
+    shape = {"num_blocks": 2001, "max_num_seqs": 512}
+    kv = FleetRun({"autoscaler": scaled("kv", 0.3)}, offered, **shape)
+    both = scaled() | {"targets": {"queue": 30, "kv": 0.3}}
+    del both["metric"], both["target"]
+    assert FleetRun({"autoscaler": both}, offered, **shape).lives == kv.lives
+
+
+def test_the_horizontal_pod_autoscaler_doubles_and_follows_the_queue_of_its_window():
+    """One slot and 40 requests of 1 s, all at the first replica: 5, 10 and 16 replicas for a queue of 39 - t.
+
+    60 s later they go: ceil((39 - t) / 2) are wanted at t.
+    """
+    offered = [*burst(40), *burst(1, at_s=400.0, first=40)]
+    fleet = {"pools": [{"deployment": {"scheduler": {"max_num_seqs": 1}}}], "router": "least-requests"}
+    hpa = scaled(target=2, cold_start_s=1, cooldown_s=60, rule="hpa", max_replicas=16)
+    run = FleetRun(fleet | {"autoscaler": hpa}, offered, STEP)
+    assert Counter(life["started_ns"] for life in run.lives) == {0: 1, S: 4, 2 * S: 5, 3 * S: 6}
+    ended = Counter(life["ended_ns"] for life in run.lives if life["ended_by"] == "scale-in")
+    assert ended == {72 * S: 2} | {at * S: 1 for at in range(74, 100, 2)}
+    assert_everything_is_accounted_for(run, offered)
+
+
+def test_a_pool_scales_to_zero_and_wakes_for_a_request():
+    """The weights of Llama-3.1-8B (16.06 GB) take 8.03 s at 2 GB/s, after 2 s."""
+    offered = [*burst(1, output=100), *burst(1, at_s=60.5, first=1, output=100)]
+    zero = scaled(min_replicas=0, cooldown_s=5, weights_gb_s=2)
+    run = FleetRun({"pools": [{"deployment": {"model": "Llama-3.1-8B"}}], "autoscaler": zero}, offered, STEP)
+    first, second = run.lives
+    assert first["ended_ns"] == 5 * S and second["started_ns"] == 61 * S
+    assert second["ready_ns"] - second["started_ns"] == pytest.approx(10.03 * S, rel=2e-3)
+    assert run.rows[1]["first_token_ns"] == second["ready_ns"] + 10 * MS
+    assert_everything_is_accounted_for(run, offered)
+
+
+def test_a_late_scrape_acts_later():
+    offered = burst(13)
+    fleet = {"pools": [{"deployment": {"scheduler": {"max_num_seqs": 1}}}], "router": "least-requests"}
+    run = FleetRun(fleet | {"autoscaler": scaled(target=2, scrape_delay_s=1.5)}, offered, STEP)
+    assert sorted({life["started_ns"] for life in run.lives})[:2] == [0, 3 * S]
+
+
 def test_attainment_brings_replicas_until_the_objective_is_met():
     offered = poisson(1500, 30, prompts=50, outputs=60)
     one = {"pools": [{"deployment": {"scheduler": {"max_num_seqs": 8}}}], "router": "least-requests"}

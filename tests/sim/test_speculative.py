@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from calibration.operations import StepSizes
 from calibration.steps.draft_cost import StatedDraft
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -44,6 +45,33 @@ def arriving(count, seed=0, rate_per_s=40.0, longest=120):
     arrivals = np.cumsum(rng.exponential(1e9 / rate_per_s, count)).astype(int).tolist()
     sizes = rng.integers(1, longest, (count, 2)).tolist()
     return [WorkloadRequest(i, t, (("", p),), o) for i, (t, (p, o)) in enumerate(zip(arrivals, sizes, strict=True))]
+
+
+def test_large_steps_draft_fewer_tokens():
+    """Two requests draft 3 tokens, three draft 1, and six draft none: each gets its 12 tokens in so many steps."""
+    config = speculative(3, 1.0, num_speculative_tokens_per_batch_size=((1, 2, 3), (3, 4, 1), (6, 8, 0)))
+    assert [config.drafted_by(requests) for requests in (1, 2, 3, 4, 5, 6, 8, 100)] == [3, 3, 1, 1, 1, 0, 0, 0]
+    for count, tokens in ((2, 4), (3, 2), (6, 1)):
+        settings = SchedulerConfig(speculative=config, max_num_seqs=8)
+        done, _ = simulated(
+            [WorkloadRequest(i, 0, (("", 5),), 13) for i in range(count)], settings, TokenCost(MS, 0, 0)
+        )
+        assert done.steps == 1 + 12 // tokens
+    for wrong in (((2, 4, 1),), ((1, 4, 1), (4, 8, 0)), ((1, 4, -1),)):
+        with pytest.raises(ValidationError, match="ranges in order"):
+            speculative(3, num_speculative_tokens_per_batch_size=wrong)
+
+
+def test_a_step_that_drafts_less_makes_fewer_passes():
+    config = SpeculativeConfig(
+        method="eagle",
+        num_speculative_tokens=4,
+        draft_us=100,
+        num_speculative_tokens_per_batch_size=((1, 1, 4), (2, 2, 2), (3, 9, 0)),
+    )
+    rows = np.array([1, 2, 5])
+    sizes = StepSizes(decode_rows=rows, sampled_rows=rows)
+    assert StatedDraft(config).ns(sizes, np.zeros(3)).tolist() == [400_000, 200_000, 100_000]
 
 
 # Acceptance

@@ -221,7 +221,7 @@ def _passes(
     yield 1, spec, deployment, _padded(sizes, steps.dense), sizes
     if drafts := deployment.scheduler.speculative:
         module, alone = draft_module(spec), module_deployment(deployment)
-        for count, drafted in draft_passes(sizes, drafts.num_speculative_tokens - 1):
+        for count, drafted in draft_passes(sizes, drafts):
             yield count, module, alone, _padded(drafted, as_run(np.asarray(drafted.tokens))), drafted
 
 
