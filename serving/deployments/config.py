@@ -39,6 +39,7 @@ class SchedulerConfig(TerseSettings):
         "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
+        "state_read_defers_hits",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
@@ -126,6 +127,11 @@ class SchedulerConfig(TerseSettings):
         False,
         description="give the running requests after one that preempts itself no tokens in this step, as vLLM up to "
         "0.32 does (policy priority only); false: give them tokens, as vLLM 0.33 does",
+    )
+    state_read_defers_hits: bool = Field(
+        False,
+        description="with mamba_cache_mode align: a request waits for the next step if this step reads the state that "
+        "it would start from, at the end of the same prompt, as in vLLM up to 0.32; false: only if this step writes it",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
     decode_stagger: int = Field(

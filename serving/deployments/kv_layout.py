@@ -22,6 +22,7 @@ from serving.kv.blocks import blocks_for
 _NEARLY_EVEN = 1.5
 
 _STATES_CACHED_SINCE = (0, 28)  # first release of vLLM known to cache constant states by default; 0.26 does not
+_ONLY_WRITES_DEFER_SINCE = (0, 33)  # see `SchedulerConfig.state_read_defers_hits`
 _STATE_SPACES = ("nemotron_h", "nemotron_h_moe", "granite_hybrid")  # families with Mamba 2, in `architectures.py`
 
 
@@ -150,7 +151,11 @@ def _state_cache(model: ModelSpec, deployment: Deployment) -> dict[str, Any]:
         raise UserError("scheduler.enable_prefix_caching", True, remedy)
     if lacks or not (stated or engine.release is None or engine.release >= _STATES_CACHED_SINCE):
         return {"enable_prefix_caching": False}
-    return {"mamba_cache_mode": "align", "num_prefill_checkpoint_blocks": int(model.family in _STATE_SPACES)}
+    return {
+        "mamba_cache_mode": "align",
+        "num_prefill_checkpoint_blocks": int(model.family in _STATE_SPACES),
+        "state_read_defers_hits": engine.release is not None and engine.release < _ONLY_WRITES_DEFER_SINCE,
+    }
 
 
 def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:

@@ -1,10 +1,10 @@
 """KV blocks of models with constant states beside full attention, with a cache of prefixes.
 
-The pool follows vLLM 0.32 with `mamba_cache_mode: align`. A state is valid after one token only, so a step writes the
-state after its last token, into the block of that token; the blocks before it have no state. A full block keeps its
-state as a cached prefix. A hit needs the blocks of full attention, and the state at its end. A state is freed when all
-steps that start from it have returned. State spaces (Mamba 2) can also write the state at the last end of a block in a
-step, besides the last state (`num_prefill_checkpoint_blocks`).
+The pool follows vLLM 0.32 and 0.33 with `mamba_cache_mode: align`. A state is valid after one token only, so a step
+writes the state after its last token, into the block of that token; the blocks before it have no state. A full block
+keeps its state as a cached prefix. A hit needs the blocks of full attention, and the state at its end. A state is freed
+when all steps that start from it have returned. State spaces (Mamba 2) can also write the state at the last end of a
+block in a step, besides the last state (`num_prefill_checkpoint_blocks`).
 
 States come before full attention in the order of the groups, as in models whose first layer has a state.
 """
@@ -42,9 +42,10 @@ class AlignedStatePool(GroupedPool):
 
     def __init__(self, config: SchedulerConfig, content: Content) -> None:
         super().__init__(config, content, windows=(_WINDOW,) * config.state_blocks + (0,))
-        # States that this step registers, or starts from at the end of a prompt: node and block. No request that is
-        # admitted in this step may start from them. Nodes are those of the first group.
+        # States that this step writes and registers: node, which is of the first group, and block. No request that is
+        # admitted in this step may start from them.
         self._written: set[tuple[Node | None, int]] = set()
+        self._read_defers = config.state_read_defers_hits
         self._checkpoints = config.num_prefill_checkpoint_blocks > 0
         self._densely = config.prefix_cache_retention_interval != 0  # True if not only ends of prompts are kept
 
@@ -165,12 +166,13 @@ class AlignedStatePool(GroupedPool):
                             self._written.add((found.node, found.first))
             request.hashed = full
             self.version += 1
-        self._start_from_prompt(request, full)
+        if self._read_defers:
+            self._read_prompt(request, full)
 
-    def _start_from_prompt(self, request: Request, full: int) -> None:
+    def _read_prompt(self, request: Request, full: int) -> None:
         """Count the state at the end of the prompt as written, if it is the last of the `full` blocks, and still held.
 
-        vLLM does so, although the state is only read (`_cache_partial_tail_block`).
+        vLLM up to 0.32 does so, although the state is only read (`_cache_partial_tail_block`).
         """
         if full and full == (request.prompt_len - 1) // self.block_size:
             for run in self._tables[request.id][0].runs:
@@ -180,8 +182,8 @@ class AlignedStatePool(GroupedPool):
     def extend_decodes(self, decodes: DecodeSet, lag: int) -> None:
         joined = [request for id, request in self._unsettled.items() if id in decodes.members]
         super().extend_decodes(decodes, lag)
-        for request in joined if self.caches else ():
-            self._start_from_prompt(request, (request.computed + 1 - lag) // self.block_size)
+        for request in joined if self._read_defers else ():
+            self._read_prompt(request, (request.computed + 1 - lag) // self.block_size)
 
     def _give_back(self, request: Request, table: BlockTable) -> None:
         if isinstance(table, StateTable):
