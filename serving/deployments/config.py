@@ -78,8 +78,8 @@ class SchedulerConfig(TerseSettings):
     mamba_cache_mode: Literal["none", "align"] = Field(
         "none",
         description="align: layers with a constant state cache it at ends of blocks, where prompts are split. A "
-        "request then holds up to two times `state_blocks`, or three times with async_scheduling. none: they cache "
-        "nothing. Follows from the model and enable_prefix_caching",
+        "request then holds up to two times `state_blocks`, or three times with async_scheduling. none, or without "
+        "enable_prefix_caching: they cache nothing. Follows from the model",
     )
     num_prefill_checkpoint_blocks: int = Field(
         0,
@@ -251,9 +251,11 @@ class SchedulerConfig(TerseSettings):
             raise ValueError(
                 "state_blocks cannot be combined with kv_groups; leave both out, because they follow from the model"
             )
-        if self.mamba_cache_mode == "align" and not (self.state_blocks and self.enable_prefix_caching):
-            raise ValueError("mamba_cache_mode align needs state_blocks and enable_prefix_caching; leave it out")
-        if self.mamba_cache_mode == "align" and (self.speculative is not None or not self.enable_chunked_prefill):
+        if self.mamba_cache_mode == "align" and not self.state_blocks:
+            raise ValueError(
+                "mamba_cache_mode align needs state_blocks; leave it out, because it follows from the model"
+            )
+        if self.caches_states and (self.speculative is not None or not self.enable_chunked_prefill):
             raise ValueError("mamba_cache_mode align needs enable_chunked_prefill and no speculative")
         if self.num_prefill_checkpoint_blocks and self.mamba_cache_mode == "none":
             raise ValueError("num_prefill_checkpoint_blocks needs mamba_cache_mode align; leave it out")
@@ -269,6 +271,11 @@ class SchedulerConfig(TerseSettings):
         if self.cut_at_max_model_len and prompt_len < self.max_model_len:
             return min(prompt_len + output_len, self.max_model_len)
         return prompt_len + output_len
+
+    @property
+    def caches_states(self) -> bool:
+        """True if layers with a constant state cache it. As in vLLM, they do not without prefix caching."""
+        return self.mamba_cache_mode == "align" and self.enable_prefix_caching
 
     @property
     def most_running(self) -> int:

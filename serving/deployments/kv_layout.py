@@ -110,8 +110,11 @@ def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
     deployment has KV tiers, or states that it caches prefixes where states cannot be cached.
     """
     config, compressed = deployment.scheduler, isinstance(model.latent, CompressedAttention)
-    if config.state_blocks or not (model.linear or compressed):
+    if not (model.linear or compressed):
         return deployment
+    if config.state_blocks:
+        caches = not model.linear or config.caches_states or not config.enable_prefix_caching
+        return deployment if caches else deployment.rescheduled(**_state_cache(model, deployment))
     if deployment.kv_tiers:
         raise UserError("kv_tiers", "on", f"cannot be combined with the constant states of {model.name}; leave it out")
     if compressed:
@@ -231,20 +234,20 @@ def most_states(config: SchedulerConfig) -> int:
     If states are cached, a step reads one and writes another, and the step in flight before it reads a third. A step
     may write a checkpoint, too.
     """
-    if config.mamba_cache_mode == "none":
+    if not config.caches_states:
         return 1
     return (3 if config.async_scheduling else 2) + config.num_prefill_checkpoint_blocks
 
 
 def tables(config: SchedulerConfig) -> int:
     """Return the number of blocks that a pool may cache for each block of tokens, over all groups of layers."""
-    return max(len(config.kv_groups), 1) + (config.state_blocks if config.mamba_cache_mode == "align" else 0)
+    return max(len(config.kv_groups), 1) + (config.state_blocks if config.caches_states else 0)
 
 
 def for_transfers(config: SchedulerConfig) -> SchedulerConfig:
     """Return `config` as transfers of KV need it: no layer has a window, and constant states are not cached."""
-    if config.mamba_cache_mode == "align":
-        return config.model_copy(update={"mamba_cache_mode": "none", "enable_prefix_caching": False})
+    if config.caches_states:
+        return config.model_copy(update={"enable_prefix_caching": False})
     return config.model_copy(update={"kv_groups": ()}) if config.kv_groups else config
 
 
@@ -253,4 +256,6 @@ def kv_tokens(config: SchedulerConfig) -> int:
     if not config.kv_groups and not config.state_blocks:
         return (config.num_blocks - 1) * config.block_size
     longest = config.max_model_len
+    if config.caches_states:  # vLLM's figure does not count a state for the step in flight
+        config = config.model_copy(update={"async_scheduling": False})
     return (config.num_blocks - 1) * longest // most_held(config, longest)

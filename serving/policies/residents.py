@@ -166,7 +166,7 @@ def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content |
         return ContiguousPool(config, names=content is not None)
     if config.kv_groups:
         return GroupedPool(config, content or segment_content(config))
-    if config.mamba_cache_mode == "align":
+    if config.caches_states:
         return AlignedStatePool(config, content or segment_content(config))
     if content is not None and not config.state_blocks:
         return BlockPool(config, content, named=True)

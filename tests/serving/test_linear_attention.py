@@ -124,7 +124,7 @@ DRAFTS: dict[str, Any] = {"scheduler": {"speculative": {"method": "ngram", "num_
 )
 def test_states_are_cached_as_vllm_does_by_default(changes: dict[str, Any], caches: bool) -> None:
     config = with_states(find_model("Qwen3.5-35B-A3B"), Deployment.model_validate(changes)).scheduler
-    assert config.enable_prefix_caching == caches == (config.mamba_cache_mode == "align")
+    assert config.enable_prefix_caching == caches == config.caches_states
     assert not config.num_prefill_checkpoint_blocks
 
 
@@ -151,8 +151,7 @@ def test_state_spaces_write_a_state_within_a_step(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"state_blocks": 0}, "needs state_blocks and enable_prefix_caching"),
-        ({"enable_prefix_caching": False}, "needs state_blocks and enable_prefix_caching"),
+        ({"state_blocks": 0}, "needs state_blocks"),
         (DRAFTS["scheduler"], "no speculative"),
         ({"mamba_cache_mode": "none", "num_prefill_checkpoint_blocks": 1}, "needs mamba_cache_mode align"),
     ],

@@ -142,7 +142,7 @@ def inspect(
         most = most_states(config) * states
         taken = f"{states} more blocks" if most == states else f"{states} to {most} more blocks"
         click.echo(f"  a block has {config.block_size:,} tokens; constant states take {taken} of each request")
-        if config.mamba_cache_mode == "align":
+        if config.caches_states:
             click.echo(f"  prefixes are cached at ends of prompts, in whole blocks of {config.block_size:,} tokens")
         click.echo(f"  = {kv_tokens(config):,} tokens, if requests have {longest:,} tokens")
         return
