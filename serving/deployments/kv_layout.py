@@ -2,8 +2,8 @@
 
 The groups are those of vLLM's hybrid allocator. They have equal numbers of layers, so that one pool of blocks serves
 them all. A group of layers with full attention takes a block for every `block_size` tokens. A group with a sliding
-window gives back the blocks before its window. A group with a constant state has a single block, and blocks are made
-large enough for that state.
+window gives back the blocks before its window. A group with a constant state has a single block, or two or three while
+states are cached, and blocks are made large enough for that state.
 """
 
 from __future__ import annotations

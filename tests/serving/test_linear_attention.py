@@ -1,6 +1,6 @@
 """Layers with a constant state: what they weigh, what a request keeps of them, and that memory is never overdrawn."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -10,9 +10,10 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import most_held, page_bytes, state_bytes, with_states
+from serving.deployments.kv_layout import for_transfers, most_held, page_bytes, state_bytes, with_states
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.kv.external import ExternalKv
 from serving.policies.residents import kv_blocks
 from serving.policies.vllm import VllmScheduler
 from serving.workload import PRIVATE, WorkloadRequest
@@ -159,6 +160,13 @@ def test_state_spaces_write_a_state_within_a_step(name: str) -> None:
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         SchedulerConfig(**{"state_blocks": 3, "mamba_cache_mode": "align", **changes})
+
+
+def test_states_are_not_cached_beside_kv_from_outside() -> None:
+    config = SchedulerConfig(state_blocks=3, mamba_cache_mode="align")
+    assert config.caches_states and not for_transfers(config).caches_states
+    with pytest.raises(UserError, match=r"^scheduler\.enable_prefix_caching: .*constant states; set it to false$"):
+        VllmScheduler(config).connect(cast(ExternalKv, None))
 
 
 @given(st.integers(1, 40), st.integers(0, 4), st.integers(1, 40), st.booleans(), st.integers(0, 1))
