@@ -26,6 +26,7 @@ MODULES = (
     "serving/kv/block_runs.py",
     "serving/kv/grouped_pool.py",
     "serving/kv/prefix_tree.py",
+    "serving/kv/state_pool.py",
     "serving/policies/residents.py",
     "serving/policies/steady_decode.py",
     "serving/policies/vllm.py",

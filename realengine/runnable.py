@@ -66,6 +66,9 @@ def check_deployment(deployment: Deployment, spec: ModelSpec) -> Deployment:
     if deployment.fleet is not None:
         replicas = sum(pool.replicas for pool in deployment.fleet.pools)
         raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
+    if scheduler.state_blocks:
+        remedy = "is for models with constant states, which only the simulator runs; leave it out"
+        raise UserError("scheduler.state_blocks", scheduler.state_blocks, remedy)
     if scheduler.speculative is not None and scheduler.speculative.method in ("eagle", "mtp"):
         remedy = "works only in the simulator; the real engine drafts with ngram and draft_model"
         raise UserError("scheduler.speculative.method", scheduler.speculative.method, remedy)

@@ -18,6 +18,7 @@ from serving.cost_model import CostModel, NetworkedCost, paced
 from serving.deployments.config import Deployment, pool_deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.deployments.inter_node import nodes_of
+from serving.deployments.kv_layout import for_transfers
 from serving.errors import UserError
 from serving.request import Request
 from serving.scheduler import find_policy
@@ -259,8 +260,8 @@ class Fleet:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
         shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers find blocks by their content
         settings = deployment.staged_settings
-        if self._transfers is not None and settings.kv_groups:  # KV moves as if no layer had a window
-            settings = settings.model_copy(update={"kv_groups": ()})
+        if self._transfers is not None:
+            settings = for_transfers(settings)
         scheduler = self._policies[pool](settings, shares_prefixes=shares)
         policy = contract_with(deployment.policy, scheduler, settings, by_segments=True)
         self._log.started(index, settings)

@@ -22,7 +22,7 @@ _VLLMS = (
 )  # fmt: skip
 _ALSO_VLLMS = (
     "max_model_len", "cut_at_max_model_len", "block_size", "num_blocks", "enable_prefix_caching", "kv_groups",
-    "prefix_cache_retention_interval", "prefill_schedule_interval", "self_preemption_ends_step",
+    "mamba_cache_mode", "prefix_cache_retention_interval", "prefill_schedule_interval", "self_preemption_ends_step",
 )  # fmt: skip
 VLLM_SETTINGS = _VLLMS + _ALSO_VLLMS
 _NOT_IN_VLLM = ("state_blocks", "decode_stagger", "speculative", "kv_reservation", "kv_reserved_max_tokens")

@@ -35,7 +35,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -81,7 +81,10 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=config["max_model_len"])
     caching = config.get("enable_prefix_caching", True)
-    cache = CacheConfig(block_size=config["block_size"], enable_prefix_caching=caching)
+    cached = {"block_size": config["block_size"], "enable_prefix_caching": caching}
+    if "mamba_cache_mode" in config:
+        cached |= {"mamba_cache_mode": config["mamba_cache_mode"]}
+    cache = CacheConfig(**_known_by(CacheConfig, cached))
     settings = {name: config[name] for name in _STATED if name in config} | config.get("vllm", {})
     given = {
         "scheduler_config": SchedulerConfig(is_encoder_decoder=False, **_known_by(SchedulerConfig, settings)),
@@ -114,9 +117,16 @@ def _kv(config: _Config, dtype: Any) -> KVCacheConfig:
         SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
         for window in config.get("kv_groups", [0])
     ]
+    if states := config.get("state_blocks", 0):
+        states_of = {"block_size": config["block_size"], "mamba_cache_mode": config["mamba_cache_mode"]}
+        if checkpoints := config.get("num_prefill_checkpoint_blocks", 0):  # as vLLM's layers with Mamba 2
+            states_of |= {"num_prefill_checkpoint_blocks": checkpoints, "prefill_checkpoint_alignment": 1}
+        state = MambaSpec(shapes=((1,),), dtypes=(dtype,), **_known_by(MambaSpec, states_of))
+        groups = [state] * states + groups
     # A release without this setting keeps all prefixes.
     interval = {"prefix_cache_retention_interval": config.get("prefix_cache_retention_interval", 0)}
-    if any(config.get("kv_groups", ())) and interval["prefix_cache_retention_interval"] is not None:
+    sparse = any(config.get("kv_groups", ())) or config.get("state_blocks")
+    if sparse and interval["prefix_cache_retention_interval"] is not None:
         interval = _known_by(KVCacheConfig, interval)
     elif "prefix_cache_retention_interval" not in inspect.signature(KVCacheConfig).parameters:
         interval = {}

@@ -43,6 +43,7 @@ from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
 from serving.cost_model import CostModel, PipelinedCost
 from serving.deployments.config import Deployment
+from serving.deployments.kv_layout import tables, with_known_states
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import Workload, WorkloadRequest
@@ -209,7 +210,11 @@ def perfect_prefix_reuse(scenario: PricedScenario) -> PricedScenario | str:
     """Cache prefixes without eviction, and route each request to the replica with its prefix."""
     if not scenario.workload.shares_prefixes:
         return "no request shares a prefix with another"
-    kept = rescheduled(scenario, enable_prefix_caching=True, num_blocks=_all_blocks(scenario))
+    settings = {"enable_prefix_caching": True, "num_blocks": _all_blocks(scenario)}
+    try:
+        kept = _remade(scenario, lambda deployment: with_known_states(deployment.rescheduled(**settings)))
+    except UserError as error:  # the constant states of this model cannot be cached with these settings
+        return str(error)
     return replace(kept, router="prefix-affinity") if scenario.engines > 1 else kept
 
 
@@ -359,8 +364,8 @@ def dispersion(requests: list[WorkloadRequest]) -> float:
 def _all_blocks(scenario: PricedScenario) -> int:
     """Return the number of blocks for all tokens of the workload, with the null block, up to `_MOST_BLOCKS`."""
     config, had = scenario.deployment.scheduler, scenario.deployment.scheduler.num_blocks
-    size, tables = config.block_size, max(len(config.kv_groups), 1)
-    needed = tables * sum(-(-(r.prompt_len + r.output_len) // size) for r in scenario.workload.requests)
+    size = config.block_size
+    needed = tables(config) * sum(-(-(r.prompt_len + r.output_len) // size) for r in scenario.workload.requests)
     return max(min(needed + 1, _MOST_BLOCKS), had)
 
 

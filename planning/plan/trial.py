@@ -30,6 +30,7 @@ from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
 from planning.traffic import clients_of, looped, with_clients
 from planning.workers import mark
+from serving.deployments.kv_layout import tables
 from serving.front_door import FrontDoor
 from serving.workload import PRIVATE, Workload
 from sim.cluster import Cluster
@@ -451,6 +452,5 @@ def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: 
 def _never_forgetting(engine: Engine, workload: Workload) -> Engine:
     scheduler = engine.deployment.scheduler
     tokens = sum(request.prompt_len + request.output_len + scheduler.block_size for request in workload.requests)
-    tables = max(len(scheduler.kv_groups), 1)
-    blocks = min(max(tables * (tokens // scheduler.block_size) + 2, scheduler.num_blocks), 10_000_000)
+    blocks = min(max(tables(scheduler) * (tokens // scheduler.block_size) + 2, scheduler.num_blocks), 10_000_000)
     return replace(engine, deployment=engine.deployment.rescheduled(num_blocks=blocks))

@@ -33,11 +33,13 @@ class SchedulerConfig(TerseSettings):
     """The settings that a scheduling policy reads. `num_blocks` includes the null block, as in vLLM."""
 
     seldom_set = (
-        "kv_groups", "state_blocks", "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
+        "kv_groups", "state_blocks", "mamba_cache_mode", "num_prefill_checkpoint_blocks",
+        "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
         "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
         "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
+        "state_read_defers_hits",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
@@ -73,11 +75,25 @@ class SchedulerConfig(TerseSettings):
         description="KV blocks that a request holds in addition to the blocks of its tokens, for layers with a state "
         "of constant size or a window. Follows from the model",
     )
+    mamba_cache_mode: Literal["none", "align"] = Field(
+        "none",
+        description="align: layers with a constant state cache it at ends of blocks, where prompts are split. A "
+        "request then holds up to two times `state_blocks`, or three times with async_scheduling. none, or without "
+        "enable_prefix_caching: they cache nothing. Follows from the model",
+    )
+    num_prefill_checkpoint_blocks: int = Field(
+        0,
+        ge=0,
+        le=1,
+        description="with mamba_cache_mode align: number of states that a step can cache at ends of blocks in the "
+        "middle of a chunk. Follows from the model: 1 for state spaces (Mamba 2)",
+    )
     prefix_cache_retention_interval: int | None = Field(
         0,
         ge=0,
-        description="layers with a sliding window keep cached prefixes at every multiple of this number of tokens, "
-        "itself a multiple of block_size; 0: only where a prompt or a shared prefix ends; null: everywhere",
+        description="layers with a sliding window or a constant state keep cached prefixes at every multiple of this "
+        "number of tokens, itself a multiple of block_size; 0: only where a prompt or a shared prefix ends; null: "
+        "everywhere",
     )
     long_prefill_token_threshold: int = Field(
         0, ge=0, description="maximum number of prefill tokens of one request in one step; 0: no limit"
@@ -111,6 +127,11 @@ class SchedulerConfig(TerseSettings):
         False,
         description="give the running requests after one that preempts itself no tokens in this step, as vLLM up to "
         "0.32 does (policy priority only); false: give them tokens, as vLLM 0.33 does",
+    )
+    state_read_defers_hits: bool = Field(
+        False,
+        description="with mamba_cache_mode align: a request waits for the next step if this step reads the state that "
+        "it would start from, at the end of the same prompt, as in vLLM up to 0.32; false: only if this step writes it",
     )
     async_scheduling: bool = Field(False, description="plan step N+1 while step N is running")
     decode_stagger: int = Field(
@@ -230,6 +251,14 @@ class SchedulerConfig(TerseSettings):
             raise ValueError(
                 "state_blocks cannot be combined with kv_groups; leave both out, because they follow from the model"
             )
+        if self.mamba_cache_mode == "align" and not self.state_blocks:
+            raise ValueError(
+                "mamba_cache_mode align needs state_blocks; leave it out, because it follows from the model"
+            )
+        if self.caches_states and (self.speculative is not None or not self.enable_chunked_prefill):
+            raise ValueError("mamba_cache_mode align needs enable_chunked_prefill and no speculative")
+        if self.num_prefill_checkpoint_blocks and self.mamba_cache_mode == "none":
+            raise ValueError("num_prefill_checkpoint_blocks needs mamba_cache_mode align; leave it out")
         windows = {window for window in self.kv_groups if window}
         if self.kv_groups and (len(windows) != 1 or min(windows) < 2):
             raise ValueError("kv_groups must have groups with one sliding window, of at least 2 tokens")
@@ -242,6 +271,11 @@ class SchedulerConfig(TerseSettings):
         if self.cut_at_max_model_len and prompt_len < self.max_model_len:
             return min(prompt_len + output_len, self.max_model_len)
         return prompt_len + output_len
+
+    @property
+    def caches_states(self) -> bool:
+        """True if layers with a constant state cache it. As in vLLM, they do not without prefix caching."""
+        return self.mamba_cache_mode == "align" and self.enable_prefix_caching
 
     @property
     def most_running(self) -> int:

@@ -35,9 +35,9 @@ _SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))
 _SGLANG_SINCE_0_5_3 = (60, 4096)
 _SGLANG_LARGEST_CHUNK = 16384
 _TRTLLM_TOKENS = 8192
-# vLLM before 0.33: a request that preempts itself ends the step, and `prefill_schedule_interval` only spaces the
-# prompts of data-parallel ranks.
-_BEFORE_0_33 = {"self_preemption_ends_step": True, "prefill_schedule_interval": 1}
+# vLLM before 0.33: a request that preempts itself ends the step, a state that is read defers hits, and
+# `prefill_schedule_interval` only spaces the prompts of data-parallel ranks.
+_BEFORE_0_33 = {"self_preemption_ends_step": True, "prefill_schedule_interval": 1, "state_read_defers_hits": True}
 
 
 class EngineName(NamedTuple):

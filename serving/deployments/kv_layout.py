@@ -2,11 +2,13 @@
 
 The groups are those of vLLM's hybrid allocator. They have equal numbers of layers, so that one pool of blocks serves
 them all. A group of layers with full attention takes a block for every `block_size` tokens. A group with a sliding
-window gives back the blocks before its window. A group with a constant state has a single block, and blocks are made
-large enough for that state.
+window gives back the blocks before its window. A group with a constant state has a single block, or two or three while
+states are cached, and blocks are made large enough for that state.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from serving.deployments.attention import BLOCK_SIZE, CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -18,6 +20,10 @@ from serving.kv.blocks import blocks_for
 
 # below this ratio of the numbers of layers of two kinds, vLLM pads the rarer kind instead of splitting the other
 _NEARLY_EVEN = 1.5
+
+_STATES_CACHED_SINCE = (0, 28)  # first release of vLLM known to cache constant states by default; 0.26 does not
+_ONLY_WRITES_DEFER_SINCE = (0, 33)  # see `SchedulerConfig.state_read_defers_hits`
+_STATE_SPACES = ("nemotron_h", "nemotron_h_moe", "granite_hybrid")  # families with Mamba 2, in `architectures.py`
 
 
 def kv_dtype(deployment: Deployment) -> str:
@@ -99,12 +105,16 @@ def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
 
     The deployment of any other model is returned unchanged. The block size becomes a multiple of the stated
     `block_size`, so large that the KV of a block takes at least the memory of one request's states in a layer. Prefix
-    caching is turned off. With compressed attention, the block size becomes a multiple of 256 tokens instead, and each
-    request holds additional blocks for its constant part. Raises UserError if the deployment has KV tiers.
+    caching is turned off unless states are cached, too. With compressed attention, the block size becomes a multiple of
+    256 tokens instead, and each request holds additional blocks for its constant part. Raises UserError if the
+    deployment has KV tiers, or states that it caches prefixes where states cannot be cached.
     """
     config, compressed = deployment.scheduler, isinstance(model.latent, CompressedAttention)
-    if config.state_blocks or not (model.linear or compressed):
+    if not (model.linear or compressed):
         return deployment
+    if config.state_blocks:
+        caches = not model.linear or config.caches_states or not config.enable_prefix_caching
+        return deployment if caches else deployment.rescheduled(**_state_cache(model, deployment))
     if deployment.kv_tiers:
         raise UserError("kv_tiers", "on", f"cannot be combined with the constant states of {model.name}; leave it out")
     if compressed:
@@ -115,8 +125,40 @@ def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
     return deployment.rescheduled(
         block_size=int(blocks) * config.block_size,
         state_blocks=-(-model.linear_layers // layers_of_a_group(model)),
-        enable_prefix_caching=False,
+        **_state_cache(model, deployment),
     )
+
+
+def _state_cache(model: ModelSpec, deployment: Deployment) -> dict[str, Any]:
+    """Return the settings of the cache of constant states: those of vLLM, if it caches prefixes of such a model.
+
+    vLLM does so by default since `_STATES_CACHED_SINCE`, and in earlier releases if asked to. Raises UserError if the
+    deployment states that it does, and our pool cannot.
+    """
+    config, engine = deployment.scheduler, deployment.engine_name
+    stated = "enable_prefix_caching" in config.model_fields_set
+    if not config.enable_prefix_caching:
+        return {}
+    lacks = [
+        lack
+        for lack, given in {
+            f"with engine {engine.name}": engine.name != "vllm",
+            "with speculative decoding": config.speculative is not None,
+            "with pipeline stages": deployment.pipeline_parallel_size > 1,
+            "without enable_chunked_prefill": not config.enable_chunked_prefill,
+        }.items()
+        if given
+    ]
+    if stated and lacks:
+        remedy = f"cannot be simulated {lacks[0]} for {model.name}, which has constant states; set it to false"
+        raise UserError("scheduler.enable_prefix_caching", True, remedy)
+    if lacks or not (stated or engine.release is None or engine.release >= _STATES_CACHED_SINCE):
+        return {"enable_prefix_caching": False}
+    return {
+        "mamba_cache_mode": "align",
+        "num_prefill_checkpoint_blocks": int(model.family in _STATE_SPACES),
+        "state_read_defers_hits": engine.release is not None and engine.release < _ONLY_WRITES_DEFER_SINCE,
+    }
 
 
 def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
@@ -180,9 +222,33 @@ def most_sliding_tokens(config: SchedulerConfig) -> int:
 def most_held(config: SchedulerConfig, tokens: int) -> int:
     """Return the maximum number of blocks that a request holds at once while it computes `tokens` tokens."""
     if not config.kv_groups:
-        return blocks_for(tokens, config.block_size) + config.state_blocks
+        blocks = blocks_for(tokens, config.block_size)
+        return blocks + config.state_blocks * max(min(blocks, most_states(config)), 1)
     sliding = min(tokens, most_sliding_tokens(config))
     return sum(blocks_for(sliding if window else tokens, config.block_size) for window in config.kv_groups)
+
+
+def most_states(config: SchedulerConfig) -> int:
+    """Return the maximum number of states that a request holds at once in a group of layers with constant states.
+
+    If states are cached, a step reads one and writes another, and the step in flight before it reads a third. A step
+    may write a checkpoint, too.
+    """
+    if not config.caches_states:
+        return 1
+    return (3 if config.async_scheduling else 2) + config.num_prefill_checkpoint_blocks
+
+
+def tables(config: SchedulerConfig) -> int:
+    """Return the number of blocks that a pool may cache for each block of tokens, over all groups of layers."""
+    return max(len(config.kv_groups), 1) + (config.state_blocks if config.caches_states else 0)
+
+
+def for_transfers(config: SchedulerConfig) -> SchedulerConfig:
+    """Return `config` as transfers of KV need it: no layer has a window, and constant states are not cached."""
+    if config.caches_states:
+        return config.model_copy(update={"enable_prefix_caching": False})
+    return config.model_copy(update={"kv_groups": ()}) if config.kv_groups else config
 
 
 def kv_tokens(config: SchedulerConfig) -> int:
@@ -190,4 +256,6 @@ def kv_tokens(config: SchedulerConfig) -> int:
     if not config.kv_groups and not config.state_blocks:
         return (config.num_blocks - 1) * config.block_size
     longest = config.max_model_len
+    if config.caches_states:  # vLLM's figure does not count a state for the step in flight
+        config = config.model_copy(update={"async_scheduling": False})
     return (config.num_blocks - 1) * longest // most_held(config, longest)

@@ -35,9 +35,9 @@ class GroupedPool(BlockPool):
         groups: number of groups
     """
 
-    def __init__(self, config: SchedulerConfig, content: Content) -> None:
+    def __init__(self, config: SchedulerConfig, content: Content, windows: tuple[int, ...] = ()) -> None:
         super().__init__(config, content, named=True)
-        windows = config.kv_groups
+        windows = windows or config.kv_groups
         self.groups = len(windows)
         self._trees = [PrefixTree(config.block_size, content, group) for group in range(self.groups)]
         self._sliding = [group for group, window in enumerate(windows) if window]
@@ -48,7 +48,7 @@ class GroupedPool(BlockPool):
         self._tail = blocks_for(self._past, self.block_size)  # number of last blocks of a hit that must be cached
         interval = config.prefix_cache_retention_interval
         self._segment = 1 if interval is None else interval // self.block_size
-        self._most_sliding_tokens = most_sliding_tokens(config)
+        self._most_sliding_tokens = most_sliding_tokens(config) if config.kv_groups else 0
         self._tables: dict[int, list[BlockTable]] = {}
         self._slid: dict[int, int] = {}  # number of leading null entries of sliding tables, by request id
         # by request id, end of the prefix that is cached for full attention, if the hit is shorter
@@ -67,8 +67,8 @@ class GroupedPool(BlockPool):
 
     # Numbers of blocks
 
-    def to_admit(self, tokens: int, hit: Hit, now: int) -> int:
-        """Return how many free blocks a waiting request needs for its first `tokens` tokens, beyond those of `hit`.
+    def to_admit(self, request: Request, tokens: int, hit: Hit, now: int) -> int:
+        """Return how many free blocks the waiting `request` needs for its first `tokens` tokens, beyond those of `hit`.
 
         Idle blocks of `hit` count as needed. The next step computes the tokens up to `now`, and all layers need blocks
         for these. Later tokens need blocks in sliding layers only up to the maximum that such a layer holds at once,
@@ -169,8 +169,7 @@ class GroupedPool(BlockPool):
         return max(end - self._tail, 0) if group in self._sliding else 0
 
     def admit(self, request: Request, hit: Hit) -> None:
-        tables: list[BlockTable] = [BlockTable() for _ in self._trees]
-        tables[self._shown] = request
+        tables = self._new_tables(request)
         for group, table in enumerate(tables) if hit.blocks else ():
             first, tree = self._first(group, hit.blocks), self._trees[group]
             table.blocks += [_NULL] * first
@@ -179,6 +178,11 @@ class GroupedPool(BlockPool):
         self._tables[request.id] = tables
         self._slid[request.id] = max(hit.blocks - self._tail, 0)
         request.block_count = request.hashed = hit.blocks
+
+    def _new_tables(self, request: Request) -> list[BlockTable]:
+        tables: list[BlockTable] = [BlockTable() for _ in self._trees]
+        tables[self._shown] = request
+        return tables
 
     # Running requests
 
@@ -279,13 +283,17 @@ class GroupedPool(BlockPool):
 
     def release(self, request: Request, may_return: bool = False) -> None:
         for table in self._tables.pop(request.id, ()):
-            self._put_first(request.block_count - table.registered, table.blocks[table.registered :])
-            self._drop(table.held_runs())
+            self._give_back(request, table)
         for state in (self._slid, self._junction, self._unsettled):
             state.pop(request.id, None)
         request.runs, request.blocks = [], []
         request.block_count = request.hashed = request.registered = 0
         self.version += 1
+
+    def _give_back(self, request: Request, table: BlockTable) -> None:
+        """Drop all blocks of `table`, a table of `request`."""
+        self._put_first(request.block_count - table.registered, table.blocks[table.registered :])
+        self._drop(table.held_runs())
 
     def check(self, requests: Iterable[Request]) -> None:
         references: Counter[Run] = Counter()

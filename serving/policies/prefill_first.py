@@ -31,7 +31,8 @@ class PrefillFirstScheduler(VllmScheduler):
         Returns the rest of the budget.
         """
         for request in sorted(self.unsteady.values(), key=by_admission):
-            tokens = min(self.wanted(request), max(self.room(plan, budget), 0))
+            room = max(self.room(plan, budget), 0)
+            tokens = self.chunk(request, request.computed, min(self.wanted(request), room))
             if tokens and not decodes(request) and self.lacking_blocks(request, tokens) <= self.pool.free:
                 budget -= self.give(plan, request, tokens)
         return budget

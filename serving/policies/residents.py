@@ -16,6 +16,7 @@ from serving.kv.content import Content, segment_content
 from serving.kv.contiguous_pool import ContiguousPool
 from serving.kv.external import ExternalKv, KvLoading
 from serving.kv.grouped_pool import GroupedPool
+from serving.kv.state_pool import AlignedStatePool
 from serving.policies.drafts import Drafts
 from serving.request import Request, Status
 from serving.scheduler import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
@@ -44,6 +45,7 @@ class Residents:
         if config.speculative is not None:
             self.drafts = Drafts(config.speculative, config.max_model_len, config.async_scheduling)
         self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
+        self._aligned = self.pool if isinstance(self.pool, AlignedStatePool) else None
         self._contiguous = self.pool if isinstance(self.pool, ContiguousPool) else None
         self._block_size = config.block_size
         self._state_blocks = config.state_blocks
@@ -119,7 +121,7 @@ class Residents:
         elif hit is None:
             need = blocks_for(tokens, self._block_size) - request.block_count
         elif self._grouped is not None:
-            need = self._grouped.to_admit(tokens, hit, now)
+            need = self._grouped.to_admit(request, tokens, hit, now)
         else:
             need = blocks_for(tokens, self._block_size) + self._state_blocks - hit.blocks + hit.idle
         return need + (self._watermark if self.running else 0) + reserved <= self.pool.free
@@ -130,6 +132,9 @@ class Residents:
         if self._contiguous is not None:
             remedy = "cannot be combined with KV from outside; set it to paged"
             raise UserError("scheduler.kv_reservation", self.config.kv_reservation, remedy)
+        if self._aligned is not None:
+            remedy = "cannot be combined with KV from outside, because the model has constant states; set it to false"
+            raise UserError("scheduler.enable_prefix_caching", True, remedy)
         if self._grouped is not None:
             remedy = "cannot be combined with KV from outside; leave it empty"
             raise UserError("scheduler.kv_groups", list(self.config.kv_groups), remedy)
@@ -161,6 +166,8 @@ def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content |
         return ContiguousPool(config, names=content is not None)
     if config.kv_groups:
         return GroupedPool(config, content or segment_content(config))
+    if config.caches_states:
+        return AlignedStatePool(config, content or segment_content(config))
     if content is not None and not config.state_blocks:
         return BlockPool(config, content, named=True)
     shares = shares_prefixes and config.enable_prefix_caching

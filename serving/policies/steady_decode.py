@@ -82,6 +82,9 @@ class SteadyDecode:
                 break
             if tokens > left - slots:
                 tokens = left - slots
+            tokens = rules.chunk(request, request.computed, tokens)
+            if not tokens:
+                continue
             left -= tokens + slots
             more = rules.lacking_blocks(request, tokens)
             if more > 0:  # a request that has loaded holds its blocks already

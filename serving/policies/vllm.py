@@ -108,6 +108,7 @@ class VllmScheduler(Residents):
         self.draft_slots = config.speculative.draft_slots if config.speculative else 0
         self._most_scheduled = config.most_step_tokens  # draft slots do not count towards this budget
         self._budget = config.max_num_batched_tokens if self.draft_slots else self._most_scheduled
+        self._longest_chunk = min(self._most_scheduled, self._long_prefill or self._most_scheduled)
         self._ends_at_own_preemption = config.self_preemption_ends_step
         self._adaptive = config.long_prefill_token_threshold_adaptive
         self._interval = PrefillInterval(steps) if (steps := config.prefill_schedule_interval) > 1 else None
@@ -166,6 +167,8 @@ class VllmScheduler(Residents):
     def schedule(self) -> StepPlan:
         lag = len(self._in_flight)
         self._plans += 1
+        if self._aligned is not None:
+            self._aligned.new_step()
         if (lag and not self._overlaps) or self._stagger > 1:
             self._steady.pipeline()
             self._steps_overlap = True
@@ -232,7 +235,7 @@ class VllmScheduler(Residents):
                 break
             if request.id not in self.running:  # preempted for a request before it
                 continue
-            tokens = min(self.wanted(request), room)
+            tokens = self.chunk(request, request.computed, min(self.wanted(request), room))
             if not tokens:
                 continue
             if self._grouped is not None:
@@ -273,6 +276,33 @@ class VllmScheduler(Residents):
         if request.proposed:
             wanted = min(wanted + request.proposed, self.drafts.room(request.computed))  # type: ignore[union-attr]
         return wanted if wanted < self._most_of_one else self._most_of_one
+
+    def chunk(self, request: Request, start: int, tokens: int) -> int:
+        """Return how many of the `tokens` tokens from token `start` on a step may compute.
+
+        All of them, unless the states of prefixes are cached. Then a chunk of known tokens ends where a state can be
+        cached, at the end of a block (vLLM's `_mamba_block_aligned_split`).
+        """
+        if self._aligned is None:
+            return tokens
+        size, known = self._block_size, request.known
+        prefill_end = max(request.prompt_len, known - 1)
+        if start >= prefill_end:
+            return tokens
+        end = start + tokens
+        if end < prefill_end:
+            block_end = end // size * size
+            if block_end > start or size <= self._longest_chunk:  # otherwise no step can compute a whole block
+                end = block_end
+        stops = [(start // size + 1) * size] if start % size else []
+        if not (end >= prefill_end and self._aligned.can_write_within(start, end, prefill_end)):
+            stops.append(
+                (known - 1) // size * size
+            )  # the last state that a request with the same tokens can start from
+        junction = self._aligned.junction(request)
+        if start < junction < end:
+            stops.append(start + (junction - start) // size * size)
+        return max(min([stop for stop in stops if start < stop < end], default=end) - start, 0)
 
     def _last_is_under_way(self, request: Request) -> bool:
         """Return whether a step in flight samples the last token of `request`, even if all its drafts are rejected."""
@@ -404,7 +434,7 @@ class VllmScheduler(Residents):
                         loading.load(request, hit, loadable)
                     return 0
                 computed += loadable
-        tokens = self._first_tokens(request, computed, budget)
+        tokens = self.chunk(request, computed, self._first_tokens(request, computed, budget))
         if not tokens:
             return 0
         slots = computed + tokens if self.drafts is None else self.drafts.slots(computed + tokens)

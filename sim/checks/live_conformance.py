@@ -31,7 +31,7 @@ from traces.formats.rows import read_head
 
 COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
 FAMILIES = (
-    "plain loop", "overlapped loop", "priorities", "drafts", "drafts by batch size", "sliding windows",
+    "plain loop", "overlapped loop", "priorities", "drafts", "drafts by batch size", "sliding windows", "hybrid models",
     "long-prefill threshold", "watermark", "rarer settings",
 )  # fmt: skip
 
@@ -40,7 +40,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     """Return the scenario of a family with this seed.
 
     The first two families use one loop; the others use the plain or the overlapped loop at random. All families but
-    `priorities` are first come, first served.
+    `priorities` and some hybrid models are first come, first served.
     """
     chance = Random(f"{family} {seed}")
     overlapped = chance.random() < 0.5 if family != "plain loop" else False
@@ -67,6 +67,8 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
             ]
     if family == "sliding windows":
         config |= with_windows(config, chance)
+    if family == "hybrid models":
+        config |= with_states(config, chance)
     if family == "rarer settings":
         config["long_prefill_token_threshold"] = chance.choice([0, 4, 9])
         config["vllm"] = rarer_settings(config, chance)
@@ -133,6 +135,26 @@ def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:
         "kv_groups": groups,
         "num_blocks": 1 + (config["num_blocks"] - 1) * len(groups),
         "prefix_cache_retention_interval": chance.choice([0, 0, size, 4 * size, None]),
+    }
+
+
+def with_states(config: dict[str, Any], chance: Random) -> dict[str, Any]:
+    """Return `config` for a model with layers that have a constant state, and a cache of these states."""
+    size, states = config["block_size"], chance.choice([1, 1, 2, 3])
+    budget = max(chance.choice([config["max_num_batched_tokens"], size, 3 * size + 1]), config["max_num_seqs"])
+    need = -(-config["max_model_len"] // size)
+    return config | {
+        "policy": chance.choice(["fcfs", "fcfs", "priority"]),
+        "state_blocks": states,
+        "mamba_cache_mode": "align",
+        "num_prefill_checkpoint_blocks": chance.choice([0, 0, 1]),
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "max_num_batched_tokens": budget,
+        "long_prefill_token_threshold": min(chance.choice([0, 0, 0, 4, size + 1]), config["max_model_len"]),
+        "watermark": chance.choice([0.0, 0.0, 0.1]),
+        "num_blocks": 1 + need + 4 * states + chance.choice([0, 1, need // 2, need, (1 + states) * need]),
+        "prefix_cache_retention_interval": chance.choice([0, 0, 0, size, 4 * size, None]),
     }
 
 

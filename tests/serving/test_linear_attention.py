@@ -1,6 +1,6 @@
 """Layers with a constant state: what they weigh, what a request keeps of them, and that memory is never overdrawn."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -10,9 +10,10 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import most_held, page_bytes, state_bytes, with_states
+from serving.deployments.kv_layout import for_transfers, most_held, page_bytes, state_bytes, with_states
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.kv.external import ExternalKv
 from serving.policies.residents import kv_blocks
 from serving.policies.vllm import VllmScheduler
 from serving.workload import PRIVATE, WorkloadRequest
@@ -94,7 +95,7 @@ def test_a_block_is_no_smaller_than_a_state_and_no_longer_than_it_must_be(name, 
     asked = Deployment(model=name, tensor_parallel_size=tp, kv_cache_dtype=kv_cache_dtype, scheduler=config)
     started = with_states(spec, asked)
     assert started.scheduler.state_blocks == 3  # three layers of four, in groups as large as that of full attention
-    assert not started.scheduler.enable_prefix_caching
+    assert started.scheduler.enable_prefix_caching and started.scheduler.mamba_cache_mode == "align"
     assert started.scheduler.block_size % block_size == 0
     page, least = page_bytes(spec, started), page_bytes(spec, asked)
     assert page - least < state_bytes(spec, asked) <= page
@@ -102,6 +103,102 @@ def test_a_block_is_no_smaller_than_a_state_and_no_longer_than_it_must_be(name, 
     capacity = kv_capacity(spec, find_gpu("B300"), asked)
     assert capacity.block == page * spec.full_layers
     assert capacity.num_blocks == kv_capacity(spec, find_gpu("B300"), started).num_blocks
+
+
+CACHES: dict[str, Any] = {"scheduler": {"enable_prefix_caching": True}}
+DRAFTS: dict[str, Any] = {"scheduler": {"speculative": {"method": "ngram", "num_speculative_tokens": 3}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "caches"),
+    [
+        ({}, True),
+        ({"engine": "vllm 0.28"}, True),
+        ({"engine": "vllm 0.26"}, False),  # asked to, it does
+        ({"engine": "vllm 0.26", **CACHES}, True),
+        ({"engine": "sglang"}, False),
+        ({"policy": "trtllm"}, False),
+        ({"pipeline_parallel_size": 2}, False),
+        (DRAFTS, False),
+        ({"scheduler": {"enable_prefix_caching": False}}, False),
+    ],
+)
+def test_states_are_cached_as_vllm_does_by_default(changes: dict[str, Any], caches: bool) -> None:
+    config = with_states(find_model("Qwen3.5-35B-A3B"), Deployment.model_validate(changes)).scheduler
+    assert config.enable_prefix_caching == caches == config.caches_states
+    assert not config.num_prefill_checkpoint_blocks
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"engine": "sglang"}, "with engine sglang"),
+        ({"pipeline_parallel_size": 2}, "with pipeline stages"),
+        ({"scheduler": {**DRAFTS["scheduler"], **CACHES["scheduler"]}}, "with speculative decoding"),
+        ({"scheduler": {"enable_chunked_prefill": False, **CACHES["scheduler"]}}, "without enable_chunked_prefill"),
+    ],
+)
+def test_states_that_cannot_be_cached_are_refused_if_asked_for(changes: dict[str, Any], says: str) -> None:
+    deployment = Deployment.model_validate({**CACHES, **changes})
+    with pytest.raises(UserError, match=rf"^scheduler\.enable_prefix_caching: .* simulated {says} .*set it to false$"):
+        with_states(find_model("Qwen3.5-35B-A3B"), deployment)
+
+
+@pytest.mark.parametrize("name", ["Nemotron-3-Nano-30B-A3B", "granite-4.0-h-small"])
+def test_state_spaces_write_a_state_within_a_step(name: str) -> None:
+    assert with_states(find_model(name), Deployment()).scheduler.num_prefill_checkpoint_blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"state_blocks": 0}, "needs state_blocks"),
+        (DRAFTS["scheduler"], "no speculative"),
+        ({"mamba_cache_mode": "none", "num_prefill_checkpoint_blocks": 1}, "needs mamba_cache_mode align"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SchedulerConfig(**{"state_blocks": 3, "mamba_cache_mode": "align", **changes})
+
+
+def test_states_are_not_cached_beside_kv_from_outside() -> None:
+    config = SchedulerConfig(state_blocks=3, mamba_cache_mode="align")
+    assert config.caches_states and not for_transfers(config).caches_states
+    with pytest.raises(UserError, match=r"^scheduler\.enable_prefix_caching: .*constant states; set it to false$"):
+        VllmScheduler(config).connect(cast(ExternalKv, None))
+
+
+@given(st.integers(1, 40), st.integers(0, 4), st.integers(1, 40), st.booleans(), st.integers(0, 1))
+def test_a_request_holds_the_states_that_steps_read_and_write(blocks, rest, output, overlaps, checkpoints):
+    """Of a request that is alone, in steps of at most five blocks of eight tokens."""
+    config = SchedulerConfig(
+        max_num_batched_tokens=40,
+        block_size=8,
+        num_blocks=500,
+        state_blocks=2,
+        mamba_cache_mode="align",
+        num_prefill_checkpoint_blocks=checkpoints,
+        async_scheduling=overlaps,
+    )
+    scheduler, prompt = VllmScheduler(config), 8 * blocks + rest
+    request = scheduler.add(WorkloadRequest(0, 0, (("document", prompt),), output))
+    planned, ends = [], set()
+    while scheduler.requests:
+        while len(planned) < 1 + overlaps:
+            plan = scheduler.schedule()
+            if not plan.tokens:
+                break
+            planned.append(plan)
+            ends |= {row.start + row.tokens for row in plan.listed}
+            held = scheduler.pool.total - scheduler.pool.free
+            assert request.block_count + 2 <= held <= most_held(config, prompt + output - 1)
+        scheduler.commit(planned.pop(0))
+    last = (prompt - 1) // 8 * 8  # where a request with the same prompt can start
+    assert checkpoints or not last or last in ends
+    assert all(end % 8 == 0 for end in ends if end < last)
+    again = scheduler.add(WorkloadRequest(1, 0, (("document", prompt), (PRIVATE, 9)), 1))
+    assert scheduler.pool.lookup(again).blocks * 8 == last  # if the prompt ends with a block, its last state was passed
 
 
 def test_devices_share_the_key_heads() -> None:

@@ -84,7 +84,7 @@ class Driver:
         if not self.overlapped:
             awaited = {id for _, ids in self.flying for id in ids if not self.all[id].stale}
             assert not awaited & {row.request.id for row in rows}, "planned before its token is known"
-        if isinstance(self.scheduler.pool, GroupedPool):
+        if isinstance(self.scheduler.pool, GroupedPool) and self.config.kv_groups:
             self.check_windows(self.scheduler.pool, plan)
         if plan.tokens:
             self.flying.append((plan, [row.request.id for row in rows if row.samples]))
@@ -158,6 +158,8 @@ def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
     depth, overlapped = draw(LOOPS)
     groups = draw(st.sampled_from([(), *GROUPS])) if depth == 1 or overlapped else ()
     states = 0 if groups else draw(st.sampled_from([0, 0, 3]))
+    caching = draw(st.booleans())
+    aligned = states > 0 and caching and (depth == 1 or overlapped) and draw(st.booleans())
     config = SchedulerConfig(
         prefill_schedule_interval=draw(st.sampled_from([1, 1, 3])),
         max_num_active_seqs=draw(st.sampled_from([None, 1])),
@@ -165,17 +167,22 @@ def drivers(draw: st.DrawFn) -> tuple[Driver, random.Random]:
         long_prefill_token_threshold_adaptive=draw(st.booleans()),
         kv_groups=groups,
         state_blocks=states,
+        mamba_cache_mode="align" if aligned else "none",
+        num_prefill_checkpoint_blocks=draw(st.integers(0, 1)) if aligned else 0,
         prefix_cache_retention_interval=draw(st.sampled_from([0, 2 * size, None])),
         max_num_seqs=draw(st.sampled_from([1, 3, 8])),
         max_num_batched_tokens=draw(st.sampled_from([1, 4, 16, 64])),
         max_model_len=64,
         block_size=size,
-        num_blocks=1 + states + max(len(groups), 1) * -(-64 // size) + draw(st.integers(0, 64 // size)),
+        num_blocks=1
+        + (4 if aligned else 1) * states
+        + max(len(groups), 1) * -(-64 // size)
+        + draw(st.integers(0, 64 // size)),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
         scheduler_reserve_full_isl=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.2])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
-        enable_prefix_caching=draw(st.booleans()),
+        enable_prefix_caching=caching,
         forget_withdrawn=draw(st.booleans()),
     )
     driver = Driver(draw(st.sampled_from(sorted(POLICIES))), config, draw(st.booleans()), depth, overlapped)

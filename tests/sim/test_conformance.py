@@ -13,6 +13,7 @@ from tests.command import tokentwin
 DATA = Path(__file__).parents[1] / "data"
 RECORDINGS = sorted((DATA / "oracle").glob("*.rec.json.gz"))
 WINDOWS = sorted((DATA / "oracle_windows").glob("*.rec.json.gz"))  # of block tables by group; see docs/serving.md
+HYBRID = sorted((DATA / "oracle_hybrid").glob("*.rec.json.gz"))  # of models with cached states, by vLLM 0.32
 FEATURES = sorted((DATA / "oracle_features").glob("*.rec.json.gz"))  # rarer ones, a few recordings of each
 SMALLEST = min(RECORDINGS, key=lambda path: path.stat().st_size)
 
@@ -58,7 +59,7 @@ def test_the_recordings_cover_both_loops_and_preemption():
     assert {"fcfs_tight_kv", "priority_tight_kv", "overlap_tight_kv", "prefix_multiturn"} <= names
 
 
-@pytest.mark.parametrize("path", RECORDINGS + WINDOWS + FEATURES, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", RECORDINGS + WINDOWS + HYBRID + FEATURES, ids=lambda path: path.name.split(".")[0])
 def test_every_recording_is_reproduced(path):
     result = conform(path)
     assert result.identical, str(result)

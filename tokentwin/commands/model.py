@@ -112,7 +112,7 @@ def inspect(
     from serving.deployments.engines import defaults_taken, with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
-    from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, with_states
+    from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
     from serving.deployments.model_catalogue import find_model
     from serving.errors import UserError
 
@@ -139,9 +139,11 @@ def inspect(
     longest = min(deployment.scheduler.max_model_len, spec.max_positions)
     if states := deployment.scheduler.state_blocks:
         config = deployment.rescheduled(num_blocks=blocks, max_model_len=longest).scheduler
-        click.echo(
-            f"  a block has {config.block_size:,} tokens; constant states take {states} more blocks of each request"
-        )
+        most = most_states(config) * states
+        taken = f"{states} more blocks" if most == states else f"{states} to {most} more blocks"
+        click.echo(f"  a block has {config.block_size:,} tokens; constant states take {taken} of each request")
+        if config.caches_states:
+            click.echo(f"  prefixes are cached at ends of prompts, in whole blocks of {config.block_size:,} tokens")
         click.echo(f"  = {kv_tokens(config):,} tokens, if requests have {longest:,} tokens")
         return
     if not groups:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from calibration.operations import StepSizes
 from serving.cost_model import padded
 from serving.deployments.config import Deployment
+from serving.deployments.kv_layout import most_states
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 from serving.step_plan import StepPlan
@@ -102,7 +103,7 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     each_step = drafts.tokens_per_step if drafts else 1.0
     sent = tuple((one.prompt_len, round(1 + (one.output_len - 1) / each_step)) for one in workload.requests)
     longest = max(prompt + outputs for prompt, outputs in sent)
-    blocks = longest // scheduler.block_size + 2 + scheduler.state_blocks
+    blocks = longest // scheduler.block_size + 2 + scheduler.state_blocks * most_states(scheduler)
     enough = workload.concurrency * blocks + 1  # more KV blocks change nothing
     plain = Deployment(policy=deployment.policy).model_copy(
         update={
