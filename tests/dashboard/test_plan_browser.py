@@ -79,7 +79,7 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
 def test_from_users_to_the_most_that_a_fleet_bears(server, page):
     """A planner without a trace: users who think, then how many of them one replica bears."""
     page = without_plots(page)
-    shape = "traffic=shape&prompt=1500&output=60&prompt_sigma=0&output_sigma=0&minutes=1&slo=tpot_ms+p95<%3D8"
+    shape = "traffic=shape&prompt=1500&output=60&prompt_sigma=0&output_sigma=0&minutes=1&slo=ttft_ms+p95<%3D150"
     page.goto(f"{server}/?model=Llama-3.1-8B&gpus=H100&tp=1&{shape}")
     page.get_by_role("button", name="Find the fleet").wait_for()
     page.get_by_role("radio", name="Users").click()
