@@ -39,14 +39,14 @@ from dashboard.trust_page.results import error_line, newest_external
 from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
-from planning.plan.document import Lengths, PlanDocument, percent, traffic_in_words
+from planning.plan.document import Lengths, PlanDocument, clients_in_words, percent, traffic_in_words
 from planning.plan.most_clients import MostClientsDocument
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import FleetRequest, PlanRequest
 from planning.plan.sentences import risk
 from planning.progress import in_words
-from planning.traffic import Offered
+from planning.traffic import Offered, clients_of
 from serving.answers.figures import counted, shown_share, shown_usd
 from serving.errors import UserError
 
@@ -195,5 +195,7 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
     rate = (count - 1) / seconds if seconds else None
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
-    about = traffic_in_words(count, seconds, rate, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
+    means = sum(prompts) / len(prompts), sum(outputs) / len(outputs)
+    loop = _request.loop
+    about = clients_in_words(clients_of(loop), None, *means) if loop else traffic_in_words(count, seconds, rate, *means)
     return count, about, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))

@@ -181,6 +181,7 @@ def test_users_and_requests_in_flight_need_no_rate(tmp_path: Path, started: list
     users = {"traffic": "shape", "prompt": "300", "output": "40", "minutes": "2", "arrivals": "users", "users": "30"}
     app = plan(tmp_path, **users, think="5")
     assert "Peak req/s" not in {one.label for one in app.number_input}
+    assert "30 clients who wait for answers; 3" in shown(app)
     spec = asked(app, started)["traffic"]
     assert spec["arrivals"]["users"] == 30 and spec["arrivals"]["think_ms"]["mean"] == 5000
     assert (spec["duration_s"], spec["prompt"]["mean"], spec["output"]["mean"]) == (120, 300, 40)

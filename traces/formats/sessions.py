@@ -166,7 +166,8 @@ class _Drawn:
         self._path = path
         self._assumed = assumed
         self._think_ms = _stream(lambda: assumed.think_ms.draw(rngs[1], _CHUNK))
-        self._output = _stream(lambda: assumed.output.draw(rngs[2], _CHUNK)) if assumed.output else None
+        answers = assumed.output
+        self._output = _stream(lambda: answers.draw(rngs[2], _CHUNK)) if answers else None
         untimed = sum(session.turns[0].arrival_ns is None for session in sessions)
         later = [turn for session in sessions for turn in session.turns[1:]]
         thinking = sum(turn.arrival_ns is None and turn.think_ns is None for turn in later)

@@ -27,7 +27,7 @@ _SECOND_NS = 1_000_000_000
 def read(path: Path, assumed: Assumed) -> Workload:
     """Return the workload of a file. See `SessionTraceReader`."""
     encode, cautions = encoder(assumed)
-    sessions = []
+    sessions: list[Session] = []
     for row in json_objects(path):
         if turns := _turns(row, encode):
             sessions.append(Session(f"c{len(sessions)}", turns))
