@@ -13,7 +13,10 @@ from dashboard.shown import verbatim
 from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, plain_name, trace_path
 from dashboard.url import fresh_key, keep, named
 
-_FORMATS = "Any format that `tokentwin trace` reads: Azure, Mooncake, Parquet, CSV, JSON lines; plain or gzipped."
+_FORMATS = (
+    "Any format that `tokentwin trace` reads: Azure, Mooncake, OpenTelemetry GenAI spans, Dynamo, AIPerf, Parquet, "
+    "CSV, JSON lines; plain or gzipped."
+)
 _EXAMPLE = (
     "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
 )

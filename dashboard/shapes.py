@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from planning.made_up import MadeUp
 from traces.distributions import Drawn
 from traces.synth import SynthSpec, SystemPrompts, parse_spec
 
@@ -50,6 +51,19 @@ class Shape(_Entry):
         requests = round(60 * (self.minutes or self.filling_minutes(tpot_ms)) * rate)
         requests = min(max(requests, LEAST_REQUESTS), MOST_REQUESTS)
         return parse_spec({"name": self.title, "seed": SEED, "requests": requests, "arrivals": arrivals, **spec})
+
+    def awaited(self, **clients: Any) -> SynthSpec:
+        """Return traffic of clients who wait for answers: `users` with `think_s`, or `concurrency`, as in `MadeUp`.
+
+        Users send requests for `minutes` if they are set.
+        """
+        made = MadeUp(prompt=round(self.prompt.expected), output=round(self.output.expected), **clients).spec()
+        spec = made.model_dump(mode="json", exclude_none=True)
+        spec |= {"name": self.title, "seed": SEED}
+        spec |= self.model_dump(include={"prompt", "output", "system_prompts"}, exclude_none=True)
+        if self.minutes is not None and "duration_s" in spec:
+            spec["duration_s"] = 60 * self.minutes
+        return parse_spec(spec)
 
     def filling_minutes(self, tpot_ms: float) -> int:
         """Return the whole minutes that `_FILLS` of the longest answers (p99) take in a row, at `tpot_ms` a token.

@@ -156,13 +156,14 @@ class Empirical(_Lengths):
     path: Path
 
 
-def _plain_number(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
+    """Return the settings of a constant length for a plain number, and other values unchanged."""
     plain = isinstance(value, (int, str)) and not isinstance(value, bool)
     return {"kind": "fixed", "tokens": value} if plain else value
 
 
 Drawn = Fixed | Uniform | Exponential | Lognormal
-Lengths = Annotated[Annotated[Drawn | Empirical, Field(discriminator="kind")], BeforeValidator(_plain_number)]
+Lengths = Annotated[Annotated[Drawn | Empirical, Field(discriminator="kind")], BeforeValidator(plain_number)]
 
 
 _SECOND_NS = 1e9
@@ -277,7 +278,7 @@ class Users(_Arrivals):
 
     kind: Literal["users"]
     users: int = Field(ge=1, le=1_000_000)
-    think_ms: Annotated[Drawn, BeforeValidator(_plain_number), Field(discriminator="kind")] = Field(
+    think_ms: Annotated[Drawn, BeforeValidator(plain_number), Field(discriminator="kind")] = Field(
         default=Exponential(kind="exponential", mean=20_000),
         description="time from the end of an answer to the user's next prompt, in milliseconds",
     )

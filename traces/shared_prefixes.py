@@ -36,16 +36,21 @@ class SharedPrefixes:
 
     def prompt(self, id: int, keys: Sequence[Hashable], length: int) -> Path:
         """Return the segments of request `id`'s prompt of `length` tokens; equal prefixes have equal segments."""
-        known = blocks = 0
+        blocks = 0
         path: Path = ()
         for key in keys:
             if (known_path := self._paths.get(key)) is None:
                 break
             path = known_path
-            known, blocks = self._end(blocks), blocks + 1
+            blocks += 1
         # from the last block to the first, so that blocks at the begin of prefixes are dropped last
         for key in reversed(keys[:blocks]):
             self._paths.move_to_end(key)
+        return self.extended(id, path, keys, length)
+
+    def extended(self, id: int, path: Path, keys: Sequence[Hashable], length: int) -> Path:
+        """Return `path` with new tokens of request `id` up to `length` tokens."""
+        known = sum(tokens for _, tokens in path)
         if known < length:
             self._remember(keys, known, path, f"p{id}", length)
             path = (*path, (f"p{id}", length - known))

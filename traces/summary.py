@@ -63,6 +63,10 @@ class WorkloadSummary:
         prompt, output: distributions of the numbers of tokens of a request
         interarrival_cv: coefficient of variation (standard deviation / mean) of gaps between arrivals; 1 for Poisson
             arrivals
+        sessions: number of conversations, each of which has one turn or more
+        waiting: number of requests that are sent only after the answer to the turn before
+        think_s: mean seconds from that answer to the request
+        until_s: seconds during which users send requests; None if the requests are a number
         peak_minute_ratio: ratio of the requests in the busiest minute to the mean requests per minute
         tied_share: fraction of gaps that are zero; a large fraction is a sign of quantised timestamps
         prefix_hit_rate: fraction of prompt tokens that an infinite prefix cache would have
@@ -74,6 +78,10 @@ class WorkloadSummary:
     requests: int
     concurrency: int | None
     shares_prefixes: bool
+    sessions: int
+    waiting: int
+    think_s: float | None
+    until_s: float | None
     span_s: float
     request_rate: float | None
     input_token_rate: float | None
@@ -105,12 +113,17 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
     slo_classes: dict[str, int] = {}
     reuse = PrefixReuse()
     hit_tokens = hit_blocks = blocks = 0
+    sessions: set[str] = set()
+    think_ns: list[int] = []
     for request in workload.requests:
         arrivals.append(request.arrival_ns)
         prompts.append(request.prompt_len)
         outputs.append(request.output_len)
         tenants[request.tenant] = tenants.get(request.tenant, 0) + 1
         slo_classes[request.slo_class] = slo_classes.get(request.slo_class, 0) + 1
+        sessions.add(request.session)
+        if request.think_ns is not None:
+            think_ns.append(request.think_ns)
         blocks += -(-request.prompt_len // block_size)
         if workload.shares_prefixes:
             hit = reuse.hit(request)
@@ -131,6 +144,10 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
         requests=len(times),
         concurrency=workload.concurrency,
         shares_prefixes=workload.shares_prefixes,
+        sessions=len(sessions - {""}),
+        waiting=len(think_ns),
+        until_s=None if workload.until_ns is None else workload.until_ns / 1e9,
+        think_s=sum(think_ns) / len(think_ns) / 1e9 if think_ns else None,
         span_s=span_ns / 1e9,
         request_rate=len(times) * per_second if per_second else None,
         input_token_rate=prompt_tokens * per_second if per_second else None,

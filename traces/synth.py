@@ -144,7 +144,9 @@ class SynthSpec(Settings, allow_inf_nan=False):
             if self.requests is None:
                 raise ValueError("closed arrivals need requests, not duration_s")
             if self.sessions is not None:
-                raise ValueError("closed arrivals cannot have sessions; use an open arrival process")
+                raise ValueError(
+                    "closed arrivals cannot have sessions; use arrivals of users, who have one session after another"
+                )
         if self.warm_up_s is not None and self.duration_s is not None and self.warm_up_s >= self.duration_s:
             raise ValueError(f"warm_up_s {self.warm_up_s:g} must be shorter than duration_s {self.duration_s:g}")
         if isinstance(self.arrivals, Users) and self.sessions and self.sessions.think_from == "arrival":

@@ -46,6 +46,7 @@ from planning.exports.validation import Validation
 from planning.jobs.files import read_json
 from planning.jobs.job import finished
 from planning.plan.document import PlanDocument
+from planning.plan.most_clients import MostClientsDocument
 from planning.run_report import RequestEndings
 from serving.answers.report import Column, Table
 from serving.errors import UserError
@@ -87,6 +88,13 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
     plan_answer.show_traffic(to, answer.traffic, drawn["lengths"])
     _again(to, answer.version, answer.inputs, "Plan", *plan_command(answer.inputs))
     return plan_words.fleet_name(best, answer.spares) if best else "No fleet"
+
+
+def _most_clients(to: Sheet, answer: MostClientsDocument) -> str:
+    show(to, answer.report())
+    to.text(f"SLOs: {', '.join(answer.objectives)}.", soft=True)
+    _again(to, answer.version, answer.inputs, "Plan", *plan_command(answer.inputs))
+    return "How many users?"
 
 
 def _comparison(to: Sheet, answer: ComparisonDocument) -> str:
@@ -267,6 +275,7 @@ def _again(
 
 _REPORTS: dict[type, Callable[[Sheet, Any], str]] = {
     PlanDocument: _plan,
+    MostClientsDocument: _most_clients,
     ComparisonDocument: _comparison,
     DiagnosisDocument: _diagnosis,
     RecordedRun: _run,

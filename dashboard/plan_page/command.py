@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from planning.plan.request import PlanRequest
+from planning.plan.request import FleetRequest, PlanRequest
 from serving.deployments.config import parse
 from serving.errors import UserError
 
@@ -21,7 +21,7 @@ _CALLED = {"gpus": "gpu", "tensor_parallel_sizes": "tp", "policies": "policy", "
 def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return the `tokentwin plan` command for a page's inputs, and the files that it reads; empty if there is none."""
     try:
-        request = parse(PlanRequest, dict(inputs), where="inputs")
+        request = parse(FleetRequest if "replicas" in inputs else PlanRequest, dict(inputs), where="inputs")
     except UserError:
         return "", {}
     said, files, traffic = request.as_json(), {}, _SPEC
@@ -32,7 +32,7 @@ def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     else:
         files[_SPEC] = yaml.safe_dump(request.traffic.model_dump(mode="json", exclude_none=True), sort_keys=False)
     words = ["tokentwin", "plan", traffic]
-    for name, field in PlanRequest.model_fields.items():
+    for name, field in type(request).model_fields.items():
         value = getattr(request, name)
         if name not in _APART and value != field.default:
             listed = ",".join(map(str, value)) if isinstance(value, tuple) else value

@@ -27,6 +27,7 @@ def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, 
     """Return a row for each candidate that fits, the cheapest first, and the candidates that do not fit."""
     candidates = priced_candidates(request, workload)
     mean, rate = MeanRequest.from_requests(list(workload.requests)), mean_rate(workload)
+    rate = rate if math.isfinite(rate) else 0.0  # a closed loop, which one replica serves at some rate
     rows = [_row(engine, gpu, mean, rate) for engine in candidates.engines if (gpu := engine.gpu_spec) is not None]
     return sorted(rows, key=lambda row: (row["$/h"], row["candidate"])), candidates.ruled_out
 
@@ -42,7 +43,7 @@ def estimates_table(rows: list[dict[str, Any]], ruled_out: list[RuledOut]) -> No
 
 def _row(engine: Engine, gpu: GpuSpec, mean: MeanRequest, rate: float) -> dict[str, Any]:
     token_s, request_s = Roofline.from_engine(engine, gpu, mean)
-    replicas = math.ceil(rate * request_s)
+    replicas = max(math.ceil(rate * request_s), 1)
     return {
         "candidate": engine.name,
         _USER: 1 / token_s,
@@ -56,5 +57,5 @@ def _row(engine: Engine, gpu: GpuSpec, mean: MeanRequest, rate: float) -> dict[s
 _HELP = (
     "These estimates follow from the datasheet of each GPU: FLOPs at the peak rate, bytes at the memory bandwidth, and "
     "as many requests as fit into memory. They ignore SLOs, bursts, communication and speculative decoding. The answer "
-    "nearly always needs more GPUs."
+    "nearly always needs more GPUs. With a number of requests in flight, they are those of one replica."
 )

@@ -35,7 +35,7 @@ from dashboard.url import (
 )
 from planning.deployments import named_values
 from planning.plan.objectives import parse_objectives
-from planning.plan.request import PlanRequest
+from planning.plan.request import FleetRequest, PlanRequest
 from planning.traffic import BUSIEST_S, WHOLE_S, Offered
 from serving.answers.figures import shown_number
 from serving.deployments.config import Deployment, SchedulerConfig, parse
@@ -55,6 +55,12 @@ _SLOS = (
 RATE = 20.0
 _PASTED = "a config.json of your own"
 _SOURCES = {"preset": "Preset", "shape": "Shape", "trace": "Trace"}
+_ARRIVALS = {"rate": "Rate", "users": "Users", "concurrency": "In flight"}
+_ARRIVALS_HELP = (
+    "Rate: requests arrive whether or not earlier ones are answered. Users: each reads an answer, then sends the next "
+    "prompt. In flight: always the same number of requests; the end of one starts the next."
+)
+_BORNE = "0: the plan finds the number. Otherwise, the answer is how many users (or requests in flight) they bear."
 _DEAREST = 1e6  # largest price in $/GPU-h
 _LABELS = {
     "quantization": "Quantization",
@@ -122,7 +128,10 @@ def plan_request() -> PlanRequest:
 
 
 def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
-    """Draw the inputs, and return the request. Raises UserError for inputs that can never be planned."""
+    """Draw the inputs, and return the request: a `FleetRequest` if the number of replicas is given.
+
+    Raises UserError for inputs that can never be planned.
+    """
     candidates = st.container()
     deployment = _deployment(runs)
     stated = deployment if isinstance(deployment, dict) else {}
@@ -157,7 +166,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     inputs = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
     inputs["risk"] = round(1 - hold / 100, 6)
     inputs["deployment"] = deployment
-    request = parse(PlanRequest, inputs, where="plan")
+    request = parse(FleetRequest if "replicas" in inputs else PlanRequest, inputs, where="plan")
     if request.combinations > _CANDIDATES:
         raise UserError("candidates", f"{request.combinations:,}", f"are too many; {_CANDIDATES:,} are allowed")
     return request
@@ -315,8 +324,14 @@ def _traffic(runs: Path, tpot_ms: float) -> dict[str, Any] | Incomplete:
     source = pick("Traffic", list(_SOURCES), "traffic", show=_SOURCES.__getitem__)
     if source == "trace":
         return _recorded(runs)
-    shape = _preset() if source == "preset" else _shape()
-    return {"traffic": shape.traffic(*_arrivals(), tpot_ms), "window_s": WHOLE_S, "limit": _limit()}
+    how = pick("Arrivals", list(_ARRIVALS), "arrivals", _ARRIVALS.__getitem__, _ARRIVALS_HELP)
+    shape = _preset() if source == "preset" else _shape(how)
+    whole: dict[str, Any] = {"window_s": WHOLE_S}
+    if how == "rate":
+        return whole | {"traffic": shape.traffic(*_arrivals(), tpot_ms), "limit": _limit()}
+    traffic = shape.awaited(**_clients(how))
+    replicas = number("Replicas", "replicas", 0, 10_000, 0, help=_BORNE)
+    return whole | {"traffic": traffic} | ({"replicas": replicas} if replicas else {})
 
 
 def _preset() -> Shape:
@@ -326,7 +341,7 @@ def _preset() -> Shape:
     return known[name]
 
 
-def _shape() -> Shape:
+def _shape(how: str) -> Shape:
     prompt, spread = st.columns(2)
     with prompt:
         mean_in = amount("Prompt (tokens)", "prompt", 1, 1e6, 1000, 100, help="Mean length.")
@@ -338,9 +353,10 @@ def _shape() -> Shape:
     shared = number(
         "Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="All requests begin with this prefix."
     )
-    minutes = amount(
-        "Minutes to simulate", "minutes", 0, 60, 0, 1, help="0: long enough to fill a fleet with requests."
-    )
+    minutes = 0.0
+    if how != "concurrency":
+        enough = "0: long enough to fill a fleet with requests."
+        minutes = amount("Minutes to simulate", "minutes", 0, 60, 0, 1, help=enough)
     return Shape(
         title="Shape",
         about="",
@@ -360,6 +376,19 @@ def _arrivals() -> tuple[float, float]:
         help = "Coefficient of variation of the times between arrivals. 1: Poisson arrivals; above 1: bursts."
         burst = amount("Burstiness", "cv", 0.1, 10, 1, 0.5, help=help)
     return at, burst
+
+
+def _clients(how: str) -> dict[str, Any]:
+    """Draw the number of clients who wait for answers, and return the fields of `MadeUp`."""
+    if how == "concurrency":
+        return {"concurrency": number("Requests in flight", "concurrency", 1, 10_000, 64)}
+    users, think = st.columns(2)
+    with users:
+        most = number("Users", "users", 1, 100_000, 500, 50)
+    with think:
+        help = "Mean time from an answer to the user's next prompt (exponential)."
+        think_s = amount("Think time (s)", "think", 0.1, 1e4, 20, 5, help=help)
+    return {"users": most, "think_s": think_s}
 
 
 def _recorded(runs: Path) -> dict[str, Any] | Incomplete:

@@ -29,22 +29,24 @@ from dashboard.plan_page import words
 from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic
 from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
-from dashboard.plan_page.tasks import COARSE, PLAN, glance
+from dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.planned import Planned, Ways, go_on
 from dashboard.shapes import MOST_REQUESTS
+from dashboard.sheet import show as show_report
 from dashboard.shown import literal, sentence
 from dashboard.trust_page.results import error_line, newest_external
 from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
-from planning.plan.document import Lengths, PlanDocument, percent, traffic_in_words
+from planning.plan.document import Lengths, PlanDocument, clients_in_words, percent, traffic_in_words
+from planning.plan.most_clients import MostClientsDocument
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
-from planning.plan.request import PlanRequest
+from planning.plan.request import FleetRequest, PlanRequest
 from planning.plan.sentences import risk
 from planning.progress import in_words
-from planning.traffic import Offered
+from planning.traffic import Offered, clients_of
 from serving.answers.figures import counted, shown_share, shown_usd
 from serving.errors import UserError
 
@@ -63,7 +65,10 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
             st.info(request.what)
             return
         parse_objectives(request.slos)
-        _planned(runs, request, ways)
+        if isinstance(request, FleetRequest):
+            _borne(runs, request)
+        else:
+            _planned(runs, request, ways)
     except UserError as error:
         st.title("Which fleet?", anchor=False)
         mistake(error, runs)
@@ -85,6 +90,21 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         requests, about, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
         _unanswered(job, requests, request)
         show_traffic(blocks, about, plan_charts.lengths(lengths))
+
+
+def _borne(runs: Path, request: FleetRequest) -> None:
+    """Show how many clients a fleet bears."""
+    st.title("How many users?", anchor=False)
+    job = Job(runs / "jobs", MOST_CLIENTS, request.as_json())
+    if (computed := job.result) is None:
+        glance(request, _FEW)  # refuses traffic that is too long
+        fleets = f"{counted(request.replicas, 'replica')} of {counted(request.combinations, 'candidate')}"
+        why = f"There is no answer for these inputs yet. Fewer and more clients are simulated on {fleets}."
+        offer(job, why, "Find the number", "find")
+        return
+    answer = MostClientsDocument.read(computed)
+    downloads(answer, "users")
+    show_report(blocks, answer.report())
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -175,5 +195,7 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
     rate = (count - 1) / seconds if seconds else None
     prompts, outputs = [r.prompt_len for r in requests], [r.output_len for r in requests]
-    about = traffic_in_words(count, seconds, rate, sum(prompts) / len(prompts), sum(outputs) / len(outputs))
+    means = sum(prompts) / len(prompts), sum(outputs) / len(outputs)
+    loop = _request.loop
+    about = clients_in_words(clients_of(loop), None, *means) if loop else traffic_in_words(count, seconds, rate, *means)
     return count, about, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))

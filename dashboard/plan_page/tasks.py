@@ -7,8 +7,9 @@ from typing import Any
 
 from planning.jobs.files import write_json
 from planning.plan import planner
+from planning.plan.most_clients import most_clients
 from planning.plan.pricing import priced_candidates
-from planning.plan.request import PlanRequest
+from planning.plan.request import FleetRequest, PlanRequest
 from planning.priced_scenario import price_scenario
 from planning.progress import Tell, quiet
 from planning.simulation import SimulatedRun, recorded
@@ -17,6 +18,7 @@ from serving.errors import UserError
 from serving.workload import Workload
 
 PLAN = "dashboard.plan_page.tasks:plan"
+MOST_CLIENTS = "dashboard.plan_page.tasks:most"
 FLEET = "dashboard.plan_page.tasks:fleet"
 COARSE = "coarse.json"
 # Maximum number of requests in one plan. Each is simulated on every fleet that is tried, about twenty times in all,
@@ -29,6 +31,13 @@ def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     request = parse(PlanRequest, settings, where="plan")
     check_few_enough(request)
     return planner.plan(request, say=lambda line: write_json(out / COARSE, {"said": line}), tell=tell).as_json()
+
+
+def most(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
+    """Return how many clients a fleet bears; `settings` are the fields of a `FleetRequest`."""
+    request = parse(FleetRequest, settings, where="plan")
+    check_few_enough(request)
+    return most_clients(request, tell=tell).as_json()
 
 
 def fleet(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
@@ -55,7 +64,7 @@ def record_fleet(
 
 def check_few_enough(request: PlanRequest) -> None:
     """Raise UserError for too many requests; a specification is checked before any request is made."""
-    requests, remedy = request.expected_requests, "lower the rate, or simulate fewer minutes"
+    requests, remedy = request.expected_requests, "lower the rate or the number of users, or simulate fewer minutes"
     if requests is None:
         requests, remedy = len(list(request.workload().requests)), "choose a shorter period of the trace"
     if requests > MOST_REQUESTS:

@@ -57,6 +57,7 @@ def _answer(path: Path) -> Document:
     from planning.compare.document import ComparisonDocument
     from planning.diagnose.document import DiagnosisDocument
     from planning.plan.document import PlanDocument
+    from planning.plan.most_clients import MostClientsDocument
 
     try:
         document = parse_json(path.read_bytes(), parse_constant=no_constant)
@@ -66,6 +67,7 @@ def _answer(path: Path) -> Document:
         raise UserError("source", str(path), f"{error}; {_KNOWN}") from None
     kinds: dict[str, type[Document]] = {
         "recommendation": PlanDocument,
+        "fleets": MostClientsDocument,
         "tallies": ComparisonDocument,
         "counterfactuals": DiagnosisDocument,
     }

@@ -99,7 +99,8 @@ class MostClientsDocument(Document):
             if fleet.seen:
                 seen = ", ".join(f"{objective} ({value})" for objective, value in fleet.seen.items())
                 yield Line(f"{fleet.engine}: observed {seen}; with more, {fleet.breaks or 'nothing'} breaks first")
-            yield Line(f"{fleet.engine}: {fleet.level} ({fleet.reason})")
+            if fleet.level:
+                yield Line(f"{fleet.engine}: {fleet.level} ({fleet.reason})")
 
 
 class _Most(NamedTuple):

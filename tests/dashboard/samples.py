@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dashboard.bundled import ANSWERS
+from planning.plan.most_clients import Borne, MostClientsDocument
 from traces.recording_writer import RecordingWriter
 
 MS = 1_000_000
@@ -212,3 +213,28 @@ def one_line(app: Any) -> str:
     (error,) = app.error
     assert "\n" not in error.value and "Traceback" not in error.value
     return re.sub(r"\\(.)", r"\1", error.value)
+
+
+def borne() -> MostClientsDocument:
+    """Return an answer to how many users a fleet bears: that of docs/plan.md."""
+    fleet = Borne(
+        engine="TP1 H100",
+        replicas=1,
+        gpus=1,
+        usd_per_hour=2.69,
+        clients=154,
+        as_predicted=188,
+        if_slow=144,
+        if_fast=297,
+        seen={"tpot_ms p95<=20": "19.6 ms"},
+        breaks="tpot_ms p95<=20",
+        level="interpolated",
+        reason="all kernels of the steps are within measured shapes",
+    )
+    return MostClientsDocument(
+        answer="154 users: so many does 1 replica x TP1 H100 ($2.69/h) bear within the SLOs.",
+        objectives=("ttft_ms p95<=500", "tpot_ms p95<=20"),
+        risk=0.1,
+        fleets=(fleet,),
+        inputs={"command": "tokentwin plan --prompt 1500 --output 300 --users 100 --replicas 1 --gpu H100"},
+    )

@@ -29,7 +29,7 @@ from dashboard.plan_page import tasks as plan_tasks
 from dashboard.plan_page import words
 from dashboard.plan_page.command import plan_command
 from dashboard.plan_page.inputs import plan_request
-from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
+from dashboard.plan_page.tasks import COARSE, FLEET, MOST_CLIENTS, PLAN
 from dashboard.plan_page.words import fleet_name, plan_name, why_not_fewer
 from dashboard.plan_page.words import ranked as ranked_fleets
 from dashboard.shapes import MOST_REQUESTS, shapes
@@ -46,7 +46,7 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from tests.dashboard.pages import opened, shown
-from tests.dashboard.samples import one_line, plan_example
+from tests.dashboard.samples import borne, one_line, plan_example
 from tests.dashboard.test_uploads import CONFIG, CSV
 from tests.planning.sweep_samples import calibrated
 from tests.tokentwin.test_plan_command import arrival_rate
@@ -175,6 +175,32 @@ def test_a_shape_of_ones_own(tmp_path: Path, started: list[Job]) -> None:
     assert spec["requests"] == 2400
     assert (spec["prompt"]["mean"], spec["prompt"]["sigma"], spec["output"]["mean"]) == (300, 0, 40)
     assert spec["system_prompts"]["tokens"]["tokens"] == 100
+
+
+def test_users_and_requests_in_flight_need_no_rate(tmp_path: Path, started: list[Job]) -> None:
+    users = {"traffic": "shape", "prompt": "300", "output": "40", "minutes": "2", "arrivals": "users", "users": "30"}
+    app = plan(tmp_path, **users, think="5")
+    assert "Peak req/s" not in {one.label for one in app.number_input}
+    assert "30 clients who wait for answers; 3" in shown(app)
+    spec = asked(app, started)["traffic"]
+    assert spec["arrivals"]["users"] == 30 and spec["arrivals"]["think_ms"]["mean"] == 5000
+    assert (spec["duration_s"], spec["prompt"]["mean"], spec["output"]["mean"]) == (120, 300, 40)
+    app = plan(tmp_path, arrivals="concurrency", concurrency="16")
+    settings = asked(app, started)
+    assert settings["traffic"]["arrivals"] == {"kind": "closed", "concurrency": 16}
+    assert parse(PlanRequest, settings, "plan").loop is not None and "Minutes to simulate" not in shown(app)
+
+
+def test_how_many_users_a_fleet_bears_is_a_question_of_its_own(tmp_path: Path, started: list[Job]) -> None:
+    link = {"arrivals": "users", "users": "30", "replicas": "2"}
+    settings = asked(plan(tmp_path, **link), started)
+    command, files = plan_command(settings)
+    said = dict(pairwise(shlex.split(command)))
+    assert (started[-1].task, said["--replicas"], settings["replicas"]) == (MOST_CLIENTS, "2", 2)
+    assert "users: 30" in files["traffic.yaml"]
+    leave(Job(tmp_path / "jobs", MOST_CLIENTS, settings), result=borne().as_json())
+    text = shown(plan(tmp_path, **link))
+    assert prose(borne().answer) in text and "How many users?" in text
 
 
 def test_settings_of_the_engine_are_candidates_as_with_vary(tmp_path: Path, started: list[Job]) -> None:

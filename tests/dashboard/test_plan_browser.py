@@ -74,3 +74,26 @@ def test_from_an_upload_to_a_run_in_five_clicks(server, page):
         {"name": "bad.csv", "mimeType": "text/csv", "buffer": good.encode() + b"soon,1,1\n"}
     )
     page.get_by_test_id("stMain").get_by_text("line 602: arrival_s").wait_for()  # where the answer would be
+
+
+def test_from_users_to_the_most_that_a_fleet_bears(server, page):
+    """A planner without a trace: users who think, then how many of them one replica bears."""
+    page = without_plots(page)
+    shape = "traffic=shape&prompt=1500&output=60&prompt_sigma=0&output_sigma=0&minutes=1&slo=ttft_ms+p95<%3D150"
+    page.goto(f"{server}/?model=Llama-3.1-8B&gpus=H100&tp=1&{shape}")
+    page.get_by_role("button", name="Find the fleet").wait_for()
+    page.get_by_role("radio", name="Users").click()
+    for name, value in (("Users", "8"), ("Think time (s)", "2"), ("Replicas", "1")):
+        field = page.get_by_role("spinbutton", name=name, exact=True)
+        field.fill(value)
+        field.press("Enter")
+        settle(page)
+    page.wait_for_url(lambda url: "users=8" in url and "think=2" in url and "replicas=1" in url)
+    page.get_by_role("button", name="Find the number").click()
+    page.get_by_text(re.compile(r"\d+ users: so many does 1 replica . TP1 H100")).wait_for()
+    settle(page)
+    page.get_by_test_id("stPopoverButton").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="JSON", exact=True).click()
+    (fleet,) = json.loads(download.value.path().read_text())["fleets"]
+    assert fleet["replicas"] == 1 and 0 < fleet["clients"] <= fleet["as_predicted"]

@@ -36,7 +36,7 @@ from planning.plan.document import PlanDocument
 from serving.answers.figures import shown_share
 from serving.errors import UserError
 from tests.dashboard.bundled_samples import comparison_request, recordings_request
-from tests.dashboard.samples import plan_example
+from tests.dashboard.samples import borne, plan_example
 from tests.tokentwin.test_plan_command import EASY
 from tokentwin.cli import cli
 
@@ -80,6 +80,7 @@ def validation() -> Validation:
 
 SOURCES = {
     "plan": (plan, ["parquet", "csv", "html", "json"]),
+    "most users": (borne, ["parquet", "csv", "html", "json"]),
     "no fleet": (infeasible, ["parquet", "csv", "html", "json"]),
     "simulated comparison": (simulated, ["parquet", "csv", "html", "json"]),
     "recorded comparison": (recorded, ["parquet", "csv", "html", "json"]),
@@ -188,6 +189,15 @@ def test_fleets_are_those_of_the_answer() -> None:
     assert not any(row["recommended"] for row in infeasible().table("fleets").to_pylist())
 
 
+def test_a_saved_number_of_users_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "users.json").write_text(borne().dumps())
+    source = open_exportable(tmp_path / "users.json")
+    assert source == borne()
+    (row,) = source.table("fleets").to_pylist()
+    assert (row["clients"], row["if_fast"], row["engine"]) == (154, 297, "TP1 H100")
+    assert b"154 users: so many does" in written(source, "html")
+
+
 @pytest.mark.parametrize("make", [simulated, recorded])
 def test_rows_and_tallies_are_those_of_the_comparison(make: Any) -> None:
     source = make()
@@ -259,6 +269,7 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
         ("recorded comparison", 5, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
         ("diagnosis", 1, ["share of TTFT p99 that disappears (%); with all constraints"]),
         ("symptoms", 0, []),
+        ("most users", 0, []),
         ("sweep", 6, ["rate (requests/s)", "TTFT p99 (ms)"]),
         ("validation", 6, ["TTFT (ms)", "error (%)", "predicted against measured (%)", "decoding requests"]),
     ],

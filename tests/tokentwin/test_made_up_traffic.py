@@ -1,11 +1,13 @@
 """Commands without a trace: mean lengths with a rate, users or requests in flight, and mistakes in one line."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner, Result
 
 import tokentwin as twin
+from planning.exports.exportable import open_exportable
 from serving.errors import UserError
 from tokentwin.cli import cli
 
@@ -34,17 +36,21 @@ def test_simulate_says_what_it_assumed(arrivals: tuple, said: str, tmp_path) -> 
     assert json.loads(again.stdout)["requests"].keys() == {"finished"}
 
 
-def test_plan_sizes_for_users_and_finds_the_most_users_of_a_fleet() -> None:
+def test_plan_sizes_for_users_and_finds_the_most_users_of_a_fleet(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("planning.made_up._ASKED", 500)  # of 2000 requests; their number is the time of the test
     traffic = (*LENGTHS, "--users", 30, "--think", 20, *H100, "--slo", "ttft_ms p95<=40", "--jobs", 1)
     told = ask("plan", *traffic).stdout
-    assert told.startswith("1 replica x TP1 H100 = 1 GPU") and "traffic: 30 clients who wait for answers, 1.5" in told
+    assert told.startswith("1 replica x TP1 H100 = 1 GPU")
+    rate = re.search(r"traffic: 30 clients who wait for answers, ([\d.]+) requests per second", told)
+    assert rate is not None and float(rate[1]) == pytest.approx(30 / 20, rel=0.15)
     assert "made-up traffic: 30 users who read 20 s on average" in told
     strict = (*LENGTHS, "--users", 20, "--think", 5, *H100, "--slo", "ttft_ms p95<=12", "--jobs", 1, "--replicas", 1)
-    told = ask("plan", *strict)
+    told = ask("plan", *strict, "--save", tmp_path / "users.json")
     assert (
         "users: so many does 1 replica x TP1 H100 ($2.69/h) bear within the SLOs. Slow to fast steps: " in told.stdout
     )
-    (fleet,) = json.loads(ask("plan", *strict, "--format", "json").stdout)["fleets"]
+    (fleet,) = json.loads((tmp_path / "users.json").read_text())["fleets"]
+    assert open_exportable(tmp_path / "users.json").table("fleets")["clients"].to_pylist() == [fleet["clients"]]
     assert 0 < fleet["if_slow"] <= fleet["clients"] <= fleet["as_predicted"] <= fleet["if_fast"]
 
 

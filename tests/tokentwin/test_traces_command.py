@@ -53,10 +53,17 @@ def test_a_yaml_spec_and_options_over_it(tmp_path):
         (("synth", "new.parquet", "--sessions", "turns", *SYNTH), "--sessions: 'turns': 'turns' must be key=value"),
         (("synth", "new.parquet", *SYNTH[:2], "--arrivals", "poisson:rate=1,rate=2"), "gives rate twice"),
         (("synth", "new.parquet", "--spec", "junk"), "spec: 'junk': must be a mapping"),
+        (("convert", "talk", "new.parquet"), "trace: 'talk': states no arrival times; tokentwin trace convert --arriv"),
+        (("convert", "talk", "new.parquet", "--arrivals", "closed:concurrency=3"), "convert.arrivals"),
+        (("convert", "good", "new.parquet", "--seed", 1), "has the format simple CSV, which needs no seed; leave it"),
+        (("convert", "talk", "new.parquet", "--tokenizer", "none"), "tokenizer.json cannot be read"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, arguments, message):
     (tmp_path / "junk").write_text("what is this")
+    (tmp_path / "talk").write_text(
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "model", "content": "b"}]}'
+    )
     (tmp_path / "good").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
     (tmp_path / "kept.parquet").write_text("kept")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -78,3 +85,26 @@ def test_long_work_says_how_far_it_is_where_there_is_no_bar(tmp_path, monkeypatc
     with caplog.at_level("INFO"), redirect_stderr(StringIO()), telling() as tell:
         tell("searching", 0.25)
     assert caplog.messages[-1] == "searching: 25 % done"
+
+
+def test_conversations_are_given_arrivals_and_inspect_says_that_turns_wait(tmp_path):
+    said = [{"from": who, "value": "what to say " * 9} for who in ("human", "gpt") * 3]
+    (tmp_path / "c.json").write_text(json.dumps([{"conversations": said}] * 20))
+    options = ("--arrivals", "poisson:rate=2", "--think-ms", "uniform:low=1000,high=3000", "--seed", 4)
+    for out in ("a.parquet", "b.parquet"):
+        done = tokentwin("trace", "convert", "c.json", out, *options, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    assert "four characters count as a token" in done.stderr
+    shown = tokentwin("trace", "inspect", "a.parquet", cwd=tmp_path).stdout
+    assert "sessions arrive, 40 turns wait for answers" in shown and "20, 3 turns on average" in shown
+    summary = json.loads(tokentwin("trace", "inspect", "a.parquet", "--format", "json", cwd=tmp_path).stdout)
+    assert (summary["sessions"], summary["waiting"]) == (20, 40) and 1 < summary["think_s"] < 3
+
+
+def test_inspect_calls_users_a_closed_loop(tmp_path):
+    options = ("--duration-s", 60, "--arrivals", "users:users=7", "--prompt", 100, "--output", 10)
+    made = tokentwin("trace", "synth", "u.parquet", *options, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "closed, 7 users for 60 s" in made.stdout and "span if answers took no time" in made.stdout
+    assert "open" not in made.stdout

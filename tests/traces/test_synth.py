@@ -209,7 +209,10 @@ def test_a_closed_loop_arrives_at_once():
         ({"prompt": {"kind": "lognormal", "mean": 9, "p99": 1e6}}, "must be at most 135"),
         ({"arrivals": {"kind": "poisson", "rate": 0}}, r"arrivals\.poisson\.rate: 0:"),
         ({"arrivals": {"kind": "poisson", "rate": 9, "cv": 1}}, r"poisson\.cv: 1: is not a setting"),
-        ({"arrivals": {"kind": "closed", "concurrency": 3}, "sessions": {"turns": 2, "think_ms": 1}}, "open"),
+        (
+            {"arrivals": {"kind": "closed", "concurrency": 3}, "sessions": {"turns": 2, "think_ms": 1}},
+            "arrivals of users",
+        ),
         ({"seed": -1}, r"spec\.seed: -1"),
         ({"sead": 1}, r"spec\.sead: 1: is not a setting"),
         ({"sessions": {"turns": {"kind": "empirical", "path": "x"}, "think_ms": 1}}, "cannot be empirical"),

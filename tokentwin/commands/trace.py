@@ -17,6 +17,7 @@ from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
     from serving.workload import Workload, WorkloadRequest
+    from traces.formats.sessions import Assumed
     from traces.summary import WorkloadSummary
 
 _ADVANCE_EVERY = 10_000  # unit: requests
@@ -37,8 +38,9 @@ _SPREAD = click.option(
 def trace() -> None:
     """Inspect, convert or generate a trace of requests.
 
-    The format is recognised from the content: Azure CSV, Mooncake JSON lines, tokentwin's Parquet, simple CSV or simple
-    JSON lines. Text may be gzipped. In place of a trace you can give a recording; its requests are then used.
+    The format is recognised from the content: Azure CSV, Mooncake JSON lines (with sessions, too), OpenTelemetry GenAI
+    spans, Dynamo's traces, inputs and records of AIPerf, ShareGPT conversations, tokentwin's Parquet, simple CSV or
+    simple JSON lines. Text may be gzipped. In place of a trace you can give a recording; its requests are then used.
     """
 
 
@@ -59,16 +61,36 @@ def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> No
 @click.argument("out", type=_TRACE)
 @_TO
 @_SPREAD
+@click.option(
+    "--arrivals",
+    metavar="A",
+    help="For conversations without times: arrivals of conversations, such as poisson:rate=2, in the forms of `synth`.",
+)
+@click.option(
+    "--think-ms",
+    metavar="L",
+    help="For conversations without times: milliseconds from an answer to the next turn, such as 5000, or in the forms "
+    "of `synth --output`; by default exponential:mean=20000.",
+)
+@click.option("--output", metavar="L", help="For inputs that state no length of answers: this length.")
+@click.option("--seed", metavar="N", help="Seed of these random draws.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="For conversations as text: folder with a model's tokenizer.json. Without it, four characters are a token.",
+)
 @_FORCE
-def convert(path: Path, out: Path, to: str | None, spread_ticks: bool, force: bool) -> None:
+def convert(
+    path: Path, out: Path, to: str | None, spread_ticks: bool, force: bool, tokenizer: Path | None, **assumed: Any
+) -> None:
     """Write TRACE to OUT as Parquet (exact) or Mooncake JSON lines (512-token blocks).
 
     Mooncake stores arrival times in milliseconds, lengths, and shared prefixes of complete blocks. It cannot store ids,
-    priorities, tenants, SLO classes or a closed loop (clients that wait for answers).
+    priorities, tenants, SLO classes, sessions or a closed loop (clients that wait for answers).
     """
     from traces.formats.trace_file import write_workload
 
-    write_workload(_read(path, spread_ticks), out, to, overwrite=force)
+    write_workload(_read(path, spread_ticks, _assumed(tokenizer, assumed)), out, to, overwrite=force)
     click.echo(f"wrote {out}", err=True)
 
 
@@ -145,19 +167,35 @@ class _Counted:
             yield request
 
 
-def _read(path: Path, spread: bool) -> Workload:
+def _read(path: Path, spread: bool, assumed: Assumed | None = None) -> Workload:
     from traces.formats.trace_file import read_workload
     from traces.reshape import spread_ticks
 
-    workload = read_workload(path)
+    workload = read_workload(path, assumed)
     return spread_ticks(workload) if spread else workload
+
+
+def _assumed(tokenizer: Path | None, given: dict[str, str | None]) -> Assumed | None:
+    """Return what the options state about a file of conversations; None if they state nothing."""
+    from serving.deployments.config import parse
+    from traces.formats.sessions import Assumed
+
+    stated = {name: _parsed(name, text) for name, text in given.items() if text is not None}
+    if not stated and tokenizer is None:
+        return None
+    assumed = parse(Assumed, stated, where="convert")
+    if tokenizer is None:
+        return assumed
+    from realengine.tokenizer import Tokenizer
+
+    return assumed.model_copy(update={"tokenizer": Tokenizer(tokenizer).encode})
 
 
 def _parsed(name: str, text: str) -> Any:
     """Return the value of an option: `kind:key=value,...`, or `key=value,...`, or a plain value."""
     if name in ("system_prompts", "sessions"):
         kind, rest = "", text
-    elif name == "arrivals" or (name in ("prompt", "output") and not text.lstrip("-").isdigit()):
+    elif name == "arrivals" or (name in ("prompt", "output", "think_ms") and not text.lstrip("-").isdigit()):
         kind, _, rest = text.partition(":")
     else:
         return _value(name, text)
@@ -180,15 +218,29 @@ def _value(name: str, text: str) -> Any:
         raise UserError(f"--{name.replace('_', '-')}", text, str(error)) from None
 
 
+def _loop(summary: WorkloadSummary) -> str:
+    if summary.concurrency:
+        return f"closed, {summary.concurrency} outstanding"
+    if not summary.waiting:
+        return "open"
+    if summary.until_s is not None:
+        return f"closed, {summary.sessions:,} users for {shown_number(summary.until_s)} s"
+    return f"sessions arrive, {summary.waiting:,} turns wait for answers"
+
+
 def _print(summary: WorkloadSummary, format_: str) -> None:
     if format_ == "json":
         click.echo(json.dumps(summary.as_dict(), indent=2))
         return
-    loop = f"closed, {summary.concurrency} outstanding" if summary.concurrency else "open"
-    rows = [
-        ("requests", f"{summary.requests:,}"),
-        ("loop", loop),
-        ("span", f"{shown_number(summary.span_s)} s"),
+    rows = [("requests", f"{summary.requests:,}"), ("loop", _loop(summary))]
+    if summary.sessions and summary.until_s is None:
+        turns = shown_number(summary.requests / summary.sessions)
+        rows.append(("sessions", f"{summary.sessions:,}, {turns} turns on average"))
+    if summary.waiting:
+        rows.append(("think time", f"{shown_number(summary.think_s)} s on average"))
+    at_once = " if answers took no time" if summary.waiting else ""
+    rows += [
+        (f"span{at_once}", f"{shown_number(summary.span_s)} s"),
         ("request rate", f"{shown_number(summary.request_rate)}/s"),
         ("input tokens", f"{shown_number(summary.input_token_rate)}/s"),
         ("output tokens", f"{shown_number(summary.output_token_rate)}/s"),

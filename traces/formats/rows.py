@@ -32,6 +32,7 @@ _LARGEST = 2**63 - 1
 # unpacking it would take very long.
 _SMALL_BYTES = 8 << 20
 _MOST_PACKED = 100
+_LARGEST_DOCUMENT = 1 << 30  # bytes of one JSON array; all of ShareGPT has 0.7 GB
 _LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 blocks
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -192,6 +193,29 @@ def json_rows(path: Path, *known: str) -> Iterator[Row]:
         row = Row(path, line, fields, typed=True)
         row.only(*known)
         yield row
+
+
+def json_objects(path: Path) -> Iterator[Row]:
+    """Yield the objects of JSON lines, of one JSON array, or the only object of a file.
+
+    The line of an array's object is its position in the array, from 1.
+    """
+    _, first = next(_numbered_lines(path), (0, ""))
+    try:
+        lines = isinstance(parse_json(first), dict)
+    except ValueError:
+        lines = False
+    if lines:
+        yield from json_rows(path)
+        return
+    try:
+        data = parse_json(read_head(path, _LARGEST_DOCUMENT), parse_float=Decimal, parse_constant=Decimal)
+    except ValueError as error:
+        raise UserError("trace", str(path), str(error)) from None
+    for number, fields in enumerate(data if isinstance(data, list) else [data], 1):
+        if not isinstance(fields, dict):
+            raise UserError(f"{path}:{number}", fields, "must be a JSON object")
+        yield Row(path, number, fields, typed=True)
 
 
 def _open(path: Path) -> IO[bytes]:

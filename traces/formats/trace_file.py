@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from serving.errors import UserError
 from serving.whole_file import write_whole
@@ -20,7 +20,11 @@ from traces.formats.measured_trace import AIPERF, AIPERF_EXPORT, BENCH_SERVE, GU
 from traces.formats.mooncake import MooncakeReader, write_mooncake
 from traces.formats.parquet import ParquetReader, write_parquet
 from traces.formats.rows import read_head
+from traces.formats.session_trace import SESSION_TRACES, SessionTraceReader
 from traces.formats.simple import SimpleCsvReader, SimpleJsonReader
+
+if TYPE_CHECKING:
+    from traces.formats.sessions import Assumed
 
 WRITERS: dict[str, Callable[[Workload, Path], None]] = {"parquet": write_parquet, "mooncake": write_mooncake}
 _SUFFIXES = {".parquet": "parquet", ".jsonl": "mooncake"}
@@ -43,6 +47,7 @@ class TraceReader(Protocol):
 READERS: tuple[TraceReader, ...] = (
     ParquetReader(),
     AzureReader(),
+    *SESSION_TRACES,
     MooncakeReader(),
     BENCH_SERVE,
     GUIDELLM,
@@ -52,11 +57,12 @@ READERS: tuple[TraceReader, ...] = (
 )
 
 
-def read_workload(path: str | Path) -> Workload:
+def read_workload(path: str | Path, assumed: Assumed | None = None) -> Workload:
     """Read the workload in a trace file of any known format, or the workload of a recording.
 
-    `report.json#2` is the run with index 2 of a report with several runs. Raises a one-line UserError if the file
-    cannot be read, has no known format, or is not valid in its format.
+    `report.json#2` is the run with index 2 of a report with several runs. `assumed` is what a file of conversations
+    does not state. Raises a one-line UserError if the file cannot be read, has no known format, or is not valid in its
+    format, and if something is assumed about a format that states it.
     """
     path, run = _numbered_run(Path(path))
     if path.is_dir():
@@ -70,6 +76,13 @@ def read_workload(path: str | Path) -> Workload:
         raise UserError("trace", str(path), "is empty")
     for reader in READERS:
         if reader.matches(head):
+            if isinstance(reader, SessionTraceReader) and run is None:
+                return reader.read(path, assumed)
+            if assumed is not None:
+                given = ", ".join(sorted(assumed.model_fields_set))
+                raise UserError(
+                    "trace", str(path), f"has the format {reader.name}, which needs no {given}; leave it out"
+                )
             if run is None:
                 return reader.read(path)
             if isinstance(reader, MeasuredTraceReader):

@@ -2,10 +2,12 @@
 
 https://github.com/ai-dynamo/aiperf, `docs/tutorials/working-with-profile-exports.md`. Start times are nanoseconds since
 the epoch, and latencies are milliseconds from the request's own start. A phase of type `concurrency` is a closed loop.
+In a run of conversations (`turn_index`), a turn comes after the answer to the one before, and extends its prompt.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,7 @@ from pydantic import Field
 from serving.errors import UserError
 from serving.settings import Settings
 from traces.formats.rows import Row, json_rows
+from traces.formats.sessions import Call, Turn, recorded_sessions, workload_of_sessions
 from traces.measured.json_file import MANY, JsonFile
 from traces.measured.run import MeasuredRun, Observed, run_of_requests
 
@@ -46,17 +49,21 @@ class AiPerf(Settings):
         observed = [_observed(id_, row, start_ns) for id_, row in enumerate(answered)]
         slots, rate = _load(JsonFile(folder / "profile_export_aiperf.json"))
         failed = len(rows) - len(answered)
-        return [
-            run_of_requests(
-                folder.name,
-                observed,
-                slots,
-                self.shared_prefix_tokens,
-                caution=f"{failed} requests failed and are left out" if failed else "",
-                by_client=True,
-                offered_per_s=rate,
-            )
-        ]
+        run = run_of_requests(
+            folder.name,
+            observed,
+            slots,
+            self.shared_prefix_tokens,
+            caution=f"{failed} requests failed and are left out" if failed else "",
+            by_client=True,
+            offered_per_s=rate,
+        )
+        if not any(row.integer("turn_index", 0, default=0) for row in answered):
+            return [run]
+        if self.shared_prefix_tokens:
+            raise UserError("shared_prefix_tokens", self.shared_prefix_tokens, "must be 0 for conversations")
+        sessions, cautions = recorded_sessions(map(_call, observed, answered))
+        return [replace(run, workload=workload_of_sessions(folder, sessions, cautions=cautions))]
 
 
 def _flat(row: Row) -> Row:
@@ -81,6 +88,13 @@ def _observed(id_: int, row: Row, start_ns: int) -> Observed:
         raise row.error("time_to_first_token", row.fields["time_to_first_token"], "must not exceed request_latency")
     prompt, outputs = row.tokens("input_sequence_length"), row.tokens("output_sequence_length")
     return Observed(id_, prompt, outputs, arrival_ns, arrival_ns + ttft_ns, arrival_ns + e2e_ns)
+
+
+def _call(observed: Observed, row: Row) -> Call:
+    """Return a turn of a conversation; a conversation that is sent several times has several correlation ids."""
+    session = row.text("x_correlation_id") or row.text("conversation_id")
+    turn = Turn(observed.output_tokens, observed.prompt_tokens)
+    return Call(observed.arrival_ns, observed.finish_ns, session, turn)
 
 
 def _load(report: JsonFile) -> tuple[int | None, float | None]:
