@@ -43,8 +43,8 @@ def answered(question: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Put a question; return the verdict, and lines with the figures."""
     answers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, run in question["runs"].items():
-            done = _run(run, question, Path(folder) / name)
+        for number, (name, run) in enumerate(question["runs"].items()):
+            done = _run(run, question, Path(folder) / str(number))
             if done.exit_code == 2 or (done.exception and not isinstance(done.exception, SystemExit)):
                 return "refused", [f"{name}: {done.stderr.strip() or done.exception!r}"]
             answers[name] = json.loads(done.stdout) if "--format json" in run["command"] else done.stdout

@@ -238,7 +238,7 @@ class AutoscalerConfig(_Settings):
             raise ValueError("metric attainment needs slo_ms, and no other metric takes it")
         if (self.target is None) != bool(self.targets):
             raise ValueError("state either target, or targets")
-        if self.targets and "metric" in self.model_fields_set:
+        if self.targets and self.metric != "queue":
             raise ValueError("targets name their metrics; leave metric out")
         for metric, target in self.goals.items():
             if metric != "queue" and target > 1:
