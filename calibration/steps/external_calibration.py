@@ -26,6 +26,7 @@ from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price, checked, read, save
 from calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
+from calibration.steps.doubts import doubts, host_of_release, measured_types
 from calibration.steps.evidence import (
     NUMBERS,
     PARTS,
@@ -302,15 +303,43 @@ def predicted_cost(
     """
     model = find_model(deployment.model)
     check_heads(model, deployment.tensor_parallel_size)
-    known = blind(gpu, deployment, evidence=calibration.evidence if isinstance(calibration, MeasuredRuns) else None)
+    known = expected(gpu, deployment, calibration if isinstance(calibration, MeasuredRuns) else None)
     if isinstance(calibration, ExternalCalibration):
         then = calibration.learnt_as
         same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
-        there = blind(gpu, then) if same else known
+        there = expected(gpu, then) if same else known
         known = transferred(calibration, find_gpu(gpu), deployment, known, there)
     if launches.ns is not None:
         known = replace(known, host=replace(known.host, launches=launches))
     return known.cost(model, deployment, kernels(gpu))
+
+
+def expected(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> ExternalCalibration:
+    """Return the blind calibration of `deployment` on `gpu`, with what no measured run covers (`doubts`).
+
+    A user's `measured` runs join the bundled evidence. Weights of few bits may be slower than wider ones if runs of
+    this engine on this generation of GPUs had them: what they taught replaces the assumption that they are not.
+    """
+    model, spec = find_model(deployment.model), find_gpu(gpu)
+    known = measured.evidence if measured else bundled_evidence()
+    origin = Origin.from_deployment(model, spec, deployment)
+    calibration = blind(gpu, deployment, evidence=known)
+    if calibration.correction.wider and measured_types(known, origin):
+        calibration = replace(calibration, correction=replace(calibration.correction, wider={}))
+    decode, prompts = calibration.step_interval
+    untaught = [calibration.untaught] if calibration.untaught else []
+    own = measured.learnt_as if measured else None
+    for doubt in doubts(known, origin, model, deployment, lambda: step_shares(model, deployment, kernels(gpu)), own):
+        decode = widened(decode, doubt.slower[0], doubt.faster[0])
+        prompts = widened(prompts, doubt.slower[1], doubt.faster[1])
+        untaught.append(doubt.why)
+    return replace(
+        calibration,
+        interval=decode,
+        prompt_interval=prompts,
+        host=host_of_release(calibration.host, deployment.engine_name, known),
+        untaught="; ".join(untaught),
+    )
 
 
 def identity(gpu: str, calibration: Learnt | None = None) -> str:
