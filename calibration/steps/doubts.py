@@ -164,22 +164,29 @@ def _shown(engine: EngineName, numbers: tuple[int, ...]) -> str:
     return f"{engine.name} {'.'.join(map(str, numbers))}"
 
 
-def _of_precision(evidence: Evidence, origin: Origin, shares: Callable[[], Floats]) -> Iterator[Doubt]:
-    """Yield a doubt for each kind of weights whose type no run on this generation of GPUs had.
+_FAMILIES = {"gemm": ("layers", WEIGHTS[:2]), "experts": ("experts", WEIGHTS[2:])}  # name, parts of a step
 
-    It reaches as far as the share of a step's time that such weights take.
-    """
-    for family, what, parts in (("gemm", "layers", WEIGHTS[:2]), ("experts", "experts", WEIGHTS[2:])):
-        dtype = getattr(origin, family)
-        known = {getattr(one.origin, family) for one in evidence.taught if one.origin.generation == origin.generation}
-        if dtype in ("", _WIDE, *known):
-            continue
+
+def untaught_types(evidence: Evidence, origin: Origin) -> dict[str, str]:
+    """Return the types of fewer than 16 bits, by family of `Origin`, that no run on this generation of GPUs had."""
+    alike = [taught.origin for taught in evidence.taught if taught.origin.generation == origin.generation]
+    types = {family: getattr(origin, family) for family in _FAMILIES}
+    return {
+        family: dtype
+        for family, dtype in types.items()
+        if dtype not in ("", _WIDE) and all(getattr(one, family) != dtype for one in alike)
+    }
+
+
+def _of_precision(evidence: Evidence, origin: Origin, shares: Callable[[], Floats]) -> Iterator[Doubt]:
+    """Yield a doubt for each of `untaught_types`; it reaches as far as the share of a step that such weights take."""
+    for family, dtype in untaught_types(evidence, origin).items():
+        what, parts = _FAMILIES[family]
         times = shares()
         of_weights = times[:, [PLACE[part] for part in parts]].sum(axis=1) / times.sum(axis=1)
-        decode, prompts = of_weights.tolist()
-
-        def reach(whole: float, decode: float = decode, prompts: float = prompts) -> tuple[float, float]:
-            return log1p(decode * expm1(whole)), log1p(prompts * expm1(whole))
-
+        faster, slower = (
+            [log1p(share * expm1(reach)) for share in of_weights.tolist()]
+            for reach in (_PRECISION_FASTER, _PRECISION_SLOWER)
+        )
         why = f"no measured run has {what} in {dtype} on {origin.generation} GPUs"
-        yield Doubt(why, reach(_PRECISION_FASTER), reach(_PRECISION_SLOWER))
+        yield Doubt(why, (faster[0], faster[1]), (slower[0], slower[1]))

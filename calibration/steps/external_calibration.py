@@ -26,7 +26,7 @@ from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price, checked, read, save
 from calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
-from calibration.steps.doubts import doubts, host_of_release, measured_types
+from calibration.steps.doubts import doubts, host_of_release, measured_types, untaught_types
 from calibration.steps.evidence import (
     NUMBERS,
     PARTS,
@@ -327,18 +327,22 @@ def expected(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = N
     if calibration.correction.wider and measured_types(known, origin):
         calibration = replace(calibration, correction=replace(calibration.correction, wider={}))
     decode, prompts = calibration.step_interval
-    untaught = [calibration.untaught] if calibration.untaught else []
+    reasons = []
     own = measured.learnt_as if measured else None
     for doubt in doubts(known, origin, model, deployment, lambda: step_shares(model, deployment, kernels(gpu)), own):
         decode = widened(decode, doubt.slower[0], doubt.faster[0])
         prompts = widened(prompts, doubt.slower[1], doubt.faster[1])
-        untaught.append(doubt.why)
+        reasons.append(doubt.why)
+    if calibration.untaught and not any(
+        calibration.untaught.endswith(dtype) for dtype in untaught_types(known, origin)
+    ):
+        reasons.insert(0, calibration.untaught)
     return replace(
         calibration,
         interval=decode,
         prompt_interval=prompts,
         host=host_of_release(calibration.host, deployment.engine_name, known),
-        untaught="; ".join(untaught),
+        untaught="; ".join(reasons),
     )
 
 
