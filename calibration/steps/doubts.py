@@ -50,18 +50,19 @@ _PRECISION_FASTER, _PRECISION_SLOWER = 0.2, 0.6
 _NODES_FASTER, _NODES_SLOWER = 0.2, 0.9
 
 
-class Doubt(NamedTuple):
-    """A reason for an error that no measured run shows.
+class Reach(NamedTuple):
+    """The further reach of a 90 % interval in the logarithm, towards longer and towards shorter times."""
 
-    Attributes:
-        why: clause that says what was not measured
-        faster, slower: reach of the error of a decode step and of a prompt step in the logarithm, `[2]`: 9 of 10 times
-            are not further below or above the prediction
-    """
+    slower: float
+    faster: float
+
+
+class Doubt(NamedTuple):
+    """A reason for an error that no measured run shows: a clause, and its reach in decode steps and in prompts."""
 
     why: str
-    faster: tuple[float, float]
-    slower: tuple[float, float]
+    of_decode: Reach
+    of_prompts: Reach
 
 
 def doubts(
@@ -91,7 +92,7 @@ def divides_over_nodes(model: ModelSpec, deployment: Deployment) -> bool:
 
 
 def _alike(why: str, faster: float, slower: float) -> Doubt:
-    return Doubt(why, (faster, faster), (slower, slower))
+    return Doubt(why, Reach(slower, faster), Reach(slower, faster))
 
 
 # The loop of vLLM's V0 engine, which decides, makes inputs and reads the tokens while the GPU waits. Until 0.5 the GPU
@@ -184,9 +185,8 @@ def _of_precision(evidence: Evidence, origin: Origin, shares: Callable[[], Float
         what, parts = _FAMILIES[family]
         times = shares()
         of_weights = times[:, [PLACE[part] for part in parts]].sum(axis=1) / times.sum(axis=1)
-        faster, slower = (
-            [log1p(share * expm1(reach)) for share in of_weights.tolist()]
-            for reach in (_PRECISION_FASTER, _PRECISION_SLOWER)
+        decode, prompts = (
+            Reach(*(log1p(share * expm1(reach)) for reach in (_PRECISION_SLOWER, _PRECISION_FASTER)))
+            for share in of_weights.tolist()
         )
-        why = f"no measured run has {what} in {dtype} on {origin.generation} GPUs"
-        yield Doubt(why, (faster[0], faster[1]), (slower[0], slower[1]))
+        yield Doubt(f"no measured run has {what} in {dtype} on {origin.generation} GPUs", decode, prompts)

@@ -26,7 +26,7 @@ from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price, checked, read, save
 from calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
-from calibration.steps.doubts import doubts, host_of_release, measured_types, untaught_types
+from calibration.steps.doubts import Doubt, doubts, host_of_release, measured_types, untaught_types
 from calibration.steps.evidence import (
     NUMBERS,
     PARTS,
@@ -314,34 +314,38 @@ def predicted_cost(
     return known.cost(model, deployment, kernels(gpu))
 
 
+def doubts_of(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> list[Doubt]:
+    """Return what neither published runs nor a user's `measured` runs cover of `deployment` on `gpu`."""
+    model, spec = find_model(deployment.model), find_gpu(gpu)
+    evidence = measured.evidence if measured else bundled_evidence()
+    origin, own = Origin.from_deployment(model, spec, deployment), measured.learnt_as if measured else None
+    return list(doubts(evidence, origin, model, deployment, lambda: step_shares(model, deployment, kernels(gpu)), own))
+
+
 def expected(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> ExternalCalibration:
-    """Return the blind calibration of `deployment` on `gpu`, with what no measured run covers (`doubts`).
+    """Return the blind calibration of `deployment` on `gpu`, with what no measured run covers (`doubts_of`).
 
     A user's `measured` runs join the bundled evidence. Weights of few bits may be slower than wider ones if runs of
     this engine on this generation of GPUs had them: what they taught replaces the assumption that they are not.
     """
-    model, spec = find_model(deployment.model), find_gpu(gpu)
-    known = measured.evidence if measured else bundled_evidence()
-    origin = Origin.from_deployment(model, spec, deployment)
-    calibration = blind(gpu, deployment, evidence=known)
-    if calibration.correction.wider and measured_types(known, origin):
+    evidence = measured.evidence if measured else bundled_evidence()
+    origin = Origin.from_deployment(find_model(deployment.model), find_gpu(gpu), deployment)
+    calibration = blind(gpu, deployment, evidence=evidence)
+    if calibration.correction.wider and measured_types(evidence, origin):
         calibration = replace(calibration, correction=replace(calibration.correction, wider={}))
     decode, prompts = calibration.step_interval
     reasons = []
-    own = measured.learnt_as if measured else None
-    for doubt in doubts(known, origin, model, deployment, lambda: step_shares(model, deployment, kernels(gpu)), own):
-        decode = widened(decode, doubt.slower[0], doubt.faster[0])
-        prompts = widened(prompts, doubt.slower[1], doubt.faster[1])
+    for doubt in doubts_of(gpu, deployment, measured):
+        decode, prompts = widened(decode, *doubt.of_decode), widened(prompts, *doubt.of_prompts)
         reasons.append(doubt.why)
-    if calibration.untaught and not any(
-        calibration.untaught.endswith(dtype) for dtype in untaught_types(known, origin)
-    ):
+    types = untaught_types(evidence, origin).values()
+    if calibration.untaught and not calibration.untaught.endswith(tuple(types)):
         reasons.insert(0, calibration.untaught)
     return replace(
         calibration,
         interval=decode,
         prompt_interval=prompts,
-        host=host_of_release(calibration.host, deployment.engine_name, known),
+        host=host_of_release(calibration.host, deployment.engine_name, evidence),
         untaught="; ".join(reasons),
     )
 
