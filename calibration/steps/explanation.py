@@ -76,6 +76,7 @@ class Explanation:
             err in the same direction
         interval: factors of `step_ns` between which 90 % of runs lie
         level, why: trust level of the step, and the name of the part that limits it
+        untaught: sentence about what no measured run covers; empty if there is nothing
         launches: number of kernels that the host launches outside of CUDA graphs
         launch_ns: host time of one launch
     """
@@ -93,6 +94,7 @@ class Explanation:
     launches: int
     launch_ns: float
     launch_source: str
+    untaught: str = ""
 
 
 def explained(
@@ -151,6 +153,7 @@ def explain(cost: OperationCost, sizes: StepSizes) -> Explanation:
         launches=int(outside_graphs(cost.model, cost.deployment, sizes, captured)),
         launch_ns=cost.host.launch_ns,
         launch_source=cost.host.launches.source,
+        untaught=cost.untaught,
     )
 
 

@@ -26,6 +26,7 @@ from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price, checked, read, save
 from calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
+from calibration.steps.doubts import Doubt, doubts, host_of_release, measured_types, untaught_types
 from calibration.steps.evidence import (
     NUMBERS,
     PARTS,
@@ -302,15 +303,51 @@ def predicted_cost(
     """
     model = find_model(deployment.model)
     check_heads(model, deployment.tensor_parallel_size)
-    known = blind(gpu, deployment, evidence=calibration.evidence if isinstance(calibration, MeasuredRuns) else None)
+    known = expected(gpu, deployment, calibration if isinstance(calibration, MeasuredRuns) else None)
     if isinstance(calibration, ExternalCalibration):
         then = calibration.learnt_as
         same = find_gpu(gpu).name == calibration.gpu and then.model == deployment.model
-        there = blind(gpu, then) if same else known
+        there = expected(gpu, then) if same else known
         known = transferred(calibration, find_gpu(gpu), deployment, known, there)
     if launches.ns is not None:
         known = replace(known, host=replace(known.host, launches=launches))
     return known.cost(model, deployment, kernels(gpu))
+
+
+def doubts_of(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> list[Doubt]:
+    """Return what neither published runs nor a user's `measured` runs cover of `deployment` on `gpu`."""
+    model, spec = find_model(deployment.model), find_gpu(gpu)
+    evidence = measured.evidence if measured else bundled_evidence()
+    origin, own = Origin.from_deployment(model, spec, deployment), measured.learnt_as if measured else None
+    return list(doubts(evidence, origin, model, deployment, lambda: step_shares(model, deployment, kernels(gpu)), own))
+
+
+def expected(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> ExternalCalibration:
+    """Return the blind calibration of `deployment` on `gpu`, with what no measured run covers (`doubts_of`).
+
+    A user's `measured` runs join the bundled evidence. Weights of few bits may be slower than wider ones if runs of
+    this engine on this generation of GPUs had them: what they taught replaces the assumption that they are not.
+    """
+    evidence = measured.evidence if measured else bundled_evidence()
+    origin = Origin.from_deployment(find_model(deployment.model), find_gpu(gpu), deployment)
+    calibration = blind(gpu, deployment, evidence=evidence)
+    if calibration.correction.wider and measured_types(evidence, origin):
+        calibration = replace(calibration, correction=replace(calibration.correction, wider={}))
+    decode, prompts = calibration.step_interval
+    reasons = []
+    for doubt in doubts_of(gpu, deployment, measured):
+        decode, prompts = widened(decode, *doubt.of_decode), widened(prompts, *doubt.of_prompts)
+        reasons.append(doubt.why)
+    types = untaught_types(evidence, origin).values()
+    if calibration.untaught and not calibration.untaught.endswith(tuple(types)):
+        reasons.insert(0, calibration.untaught)
+    return replace(
+        calibration,
+        interval=decode,
+        prompt_interval=prompts,
+        host=host_of_release(calibration.host, deployment.engine_name, evidence),
+        untaught="; ".join(reasons),
+    )
 
 
 def identity(gpu: str, calibration: Learnt | None = None) -> str:

@@ -59,7 +59,10 @@ def factor_at(known: Factors, share: float) -> float:
     return float((fast if share < 0.5 else slow) ** reach)
 
 
-def widened(known: Factors, reach: float) -> Factors:
-    """Return the interval widened by a further, independent error of `reach` in the logarithm."""
-    low, high = (hypot(log(factor), reach) for factor in known)
-    return exp(-low), exp(high)
+def widened(known: Factors, slower: float, faster: float | None = None) -> Factors:
+    """Return the interval widened by a further, independent error, whose reach in the logarithm is `slower`.
+
+    If `faster` is given, it is the reach towards shorter times.
+    """
+    low, high = known
+    return exp(-hypot(log(low), slower if faster is None else faster)), exp(hypot(log(high), slower))

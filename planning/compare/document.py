@@ -106,6 +106,9 @@ class Side(Part):
     runs: int | None = fact("number of recordings; null if the side was simulated", default=None)
     level: str = fact("trust in the side's step times", default="")
     reason: str = fact("reason of the level", default="")
+    step_error: str = fact(
+        "sentence about the error that all step times of a simulated side have in common; else empty", default=""
+    )
     calibration: str = fact("id of the calibration that timed the steps; empty for a recording", default="")
     deployment: RanDeployment = fact("the deployment of one replica")
     replicas: int | None = fact("engines of a simulated side", default=None)
@@ -329,8 +332,8 @@ class ComparisonDocument(Compared, Document):
 
 
 def defaults_told(a: Side, b: Side) -> list[str]:
-    """Return the lines about front doors and settings left to an engine; lines of both sides are not repeated."""
-    of_a, of_b = ([*filter(None, (side.seen_by,)), *side.defaults] for side in (a, b))
+    """Return lines about front doors, step times and settings left to an engine; lines of both sides come once."""
+    of_a, of_b = ([*filter(None, (side.seen_by, side.step_error)), *side.defaults] for side in (a, b))
     return of_a if of_a == of_b else [f"{name}: {line}" for name, lines in (("A", of_a), ("B", of_b)) for line in lines]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from calibration.steps.observed import pure
+from calibration.steps.observed import ObservedOperations, pure
 from calibration.steps.step_cost import StepCost
 from calibration.trust import UNKNOWN, Trust, trust_in_run, weakest
 from calibration.validation.decision_replay import recorded_deployment
@@ -150,8 +150,10 @@ def simulated_side(scenario: PricedScenario) -> Side:
 
     The trust is the trust in the least certain pool. It depends on the steps that occurred, so call this after the run.
     """
+    trust = scenario.trust()
     return Side(
-        **scenario.trust()._asdict(),
+        **trust._asdict(),
+        step_error=_step_error(scenario, trust),
         calibration=scenario.calibration,
         deployment=RanDeployment(**scenario.deployment.model_dump(mode="json")),
         replicas=scenario.engines,
@@ -159,6 +161,14 @@ def simulated_side(scenario: PricedScenario) -> Side:
         defaults=scenario.defaults,
         seen_by=scenario.seen_by,
     )
+
+
+def _step_error(scenario: PricedScenario, trust: Trust) -> str:
+    """Return the interval of the step times of the least certain pool, with its trust; empty if it is not known."""
+    for cost in scenario.judged:
+        if isinstance(cost, ObservedOperations) and cost.trust() == trust:
+            return f"{cost.interval} ({trust.level}: {trust.reason})"
+    return ""
 
 
 def recorded_side(recordings: Sequence[Recording], disturbance: Disturbance | None) -> Side:

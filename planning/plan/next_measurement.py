@@ -27,6 +27,8 @@ def next_measurement(
     if not isinstance(pricing, KernelPricing) or engine.split or (drafts and drafts.method != "mtp"):
         return None
     from calibration.steps.evidence import bundled_evidence
+    from calibration.steps.external_calibration import doubts_of
+    from calibration.steps.interval import widened
     from calibration.validation.external.next_run import next_run
 
     learnt = pricing.learnt
@@ -39,6 +41,9 @@ def next_measurement(
     running = round(per_replica / figures.tok_s_user) if figures.tok_s_user else 1
     evidence = learnt.evidence if learnt else bundled_evidence()
     best = next_run(evidence, engine.gpu, engine.deployment, prompt, output, running)
+    tpot, ttft = best.tpot[0], best.ttft[0]
+    for doubt in doubts_of(engine.gpu, engine.deployment, learnt):  # a run of this deployment ends them
+        tpot, ttft = widened(tpot, *doubt.of_decode), widened(ttft, *doubt.of_prompts)
     options = {
         "--model": hub_id(engine.deployment.model),
         "--dataset-name": "random",
@@ -53,9 +58,9 @@ def next_measurement(
         concurrency=best.concurrency,
         prompt_tokens=prompt,
         output_tokens=output,
-        tpot_interval=best.tpot[0],
+        tpot_interval=tpot,
         tpot_interval_after=best.tpot[1],
-        ttft_interval=best.ttft[0],
+        ttft_interval=ttft,
         ttft_interval_after=best.ttft[1],
         command=shlex.join(["vllm", "bench", "serve", *stated, *flags]),
     )

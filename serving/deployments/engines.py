@@ -58,9 +58,14 @@ class EngineName(NamedTuple):
         return cls(engine, f"{engine} {release[0]}" if release else "")
 
     @property
+    def numbers(self) -> tuple[int, ...] | None:
+        """All numbers of the release, such as (0, 5, 6); None if none is stated."""
+        return tuple(int(part) for part in self.version.split(" ")[-1].split(".")) if self.version else None
+
+    @property
     def release(self) -> tuple[int, ...] | None:
         """Major and minor number of the release; None if none is stated."""
-        return tuple(int(part) for part in self.version.split(" ")[-1].split(".")[:2]) if self.version else None
+        return self.numbers[:2] if self.numbers else None
 
     def __str__(self) -> str:
         return self.version or self.name
@@ -140,8 +145,7 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
 
 def _sglang_has_three_chunks(engine: EngineName) -> bool:
     """Return whether this release of SGLang has a chunk of its own for GPUs of 35 to 60 GiB: those since 0.5.3."""
-    patch = [int(part) for part in engine.version.split(" ")[-1].split(".")] if engine.version else [0, 5, 3]
-    return patch >= [0, 5, 3]
+    return engine.numbers is None or engine.numbers >= (0, 5, 3)
 
 
 def _shown(value: bool | int) -> str:

@@ -34,6 +34,11 @@ _SAMPLER_BYTES = 38.6
 _NON_TORCH = 0.15 * _GIB  # loaded kernels and workspaces: logs of one device show 0.05 to 0.26 GiB
 _OVER_PCIE = 0.10 * _GIB  # buffers of collectives: logs show 0.20 to 0.30 GiB with _NON_TORCH (RTX 4090, L40S)
 _OVER_NVLINK = 1.0 * _GIB  # logs show 0.95 to 1.38 GiB with _NON_TORCH (H200, GB200)
+# vLLM 0.8 to 0.9.1 also counts the CUDA context and whatever else is on the device; pull request 19312 ended that. Two
+# logs show 1.1 and 1.3 GiB more than the other terms (vLLM 0.9.0 with LMCache on 2 x RTX 4090, LMCache issue 1241). A
+# context takes 0.4 to 0.6 GiB of this.
+_COUNTED_TOO = 1.2 * _GIB
+_COUNTED_SINCE, _COUNTED_BEFORE = (0, 8), (0, 9, 2)
 _MEMORY_SPREAD = 0.003  # difference between boards of one name, as a share of their memory
 _RUNTIME_SPREAD = 0.3  # uncertainty of activations and non-torch memory, as a fraction of this memory
 _SHARE_DIGITS = 6  # digits of the utilization; the last one is less than a block of 16 tokens on a GPU of 200 GiB
@@ -49,7 +54,7 @@ class KvCapacity(NamedTuple):
         weights: size of the weights and the table of rotary embeddings
         forward: activations of the largest step: `max_num_batched_tokens` through a layer
         sampler: memory of sampling for `max_num_seqs` rows; a profile run sees the larger of `forward` and `sampler`
-        non_torch: memory of libraries, workspaces and communication
+        non_torch: memory of libraries, workspaces and communication, and what else the release counts
         graphs: memory set aside for CUDA graphs
         block: size of one KV block, summed over the layers that share it
         pages: number of blocks that the scheduler counts as one; above 1 only if it treats groups of layers as one
@@ -181,7 +186,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
             weights=weights[stage],
             forward=forward + (int(received) if stage else 0),
             sampler=_sampler_bytes(model, deployment) if stage == last else 0,
-            non_torch=_non_torch_bytes(gpu, deployment.gpus),
+            non_torch=_non_torch_bytes(gpu, deployment),
             graphs=graph_bytes,
             **layouts[stage],
         )
@@ -302,10 +307,14 @@ def _sampler_bytes(model: ModelSpec, deployment: Deployment) -> int:
     return int(_SAMPLER_BYTES * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size)
 
 
-def _non_torch_bytes(gpu: GpuSpec, devices: int) -> int:
-    if devices == 1:
-        return int(_NON_TORCH)
-    return int(_NON_TORCH + (_OVER_NVLINK if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s else _OVER_PCIE))
+def _non_torch_bytes(gpu: GpuSpec, deployment: Deployment) -> int:
+    """Return the bytes that torch did not allocate and that the engine's release counts."""
+    engine = deployment.engine_name
+    counts_all = engine.name == "vllm" and _COUNTED_SINCE <= (engine.numbers or ()) < _COUNTED_BEFORE
+    bytes_of_one = _NON_TORCH + (_COUNTED_TOO if counts_all else 0.0)
+    if deployment.gpus == 1:
+        return int(bytes_of_one)
+    return int(bytes_of_one + (_OVER_NVLINK if gpu.link_bytes_per_s > gpu.pcie_bytes_per_s else _OVER_PCIE))
 
 
 def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:

@@ -36,6 +36,32 @@ LOGGED = [
     ("CodeLlama-34B", "H100", {}, {"max_num_batched_tokens": 4096}, 2537, 0.03),
     # vLLM 0.31, A100 80 GB, its defaults; a public lab notebook's log
     ("Llama-3.1-8B", "A100-80G", {"gpu_memory_utilization": 0.92}, {"max_num_batched_tokens": 2048}, 28781, 0.01),
+    # vLLM 0.7.2 (V0), 2 x RTX 4090; vllm-project/vllm issue 13061
+    (
+        "Qwen2.5-14B",
+        "RTX-4090",
+        {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.98, "engine": "vllm 0.7.2"},
+        {"max_num_batched_tokens": 2048},
+        5096,
+        0.03,
+    ),
+    # vLLM 0.9.0 with LMCache, 2 x RTX 4090; LMCache/LMCache issue 1241
+    (
+        "Qwen2.5-32B",
+        "RTX-4090",
+        {"tensor_parallel_size": 2, "quantization": "fp8", "engine": "vllm 0.9.0"},
+        {"max_num_batched_tokens": 2048},
+        1134,
+        0.1,
+    ),
+    (
+        "Qwen3-30B-A3B-FP8",
+        "RTX-4090",
+        {"tensor_parallel_size": 2, "engine": "vllm 0.9.0"},
+        {"max_num_batched_tokens": 2048},
+        5474,
+        0.1,
+    ),
     # vLLM of July 2025, 4 x H100, its defaults; vllm-project/vllm issue 21348
     ("Qwen3-235B-A22B-FP8", "H100", {"tensor_parallel_size": 4}, {"max_num_seqs": 1024}, 11180, 0.18),
 ]

@@ -144,7 +144,8 @@ def _print(explanation: Explanation, title: str) -> None:
     if explanation.launches:
         launch_us, source = _us(explanation.launch_ns), explanation.launch_source
         print(f"{explanation.launches} kernel launches of {launch_us} µs each ({source})")
-    print(f"trust in the predicted time: {explanation.level.word}, because of {explanation.why}")
+    because = explanation.untaught or f"of {explanation.why}"
+    print(f"trust in the predicted time: {explanation.level.word}, because {because}")
 
 
 def _print_parts(explanation: Explanation) -> None:

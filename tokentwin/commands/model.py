@@ -93,6 +93,7 @@ def list_models() -> None:
     type=click.IntRange(min=1),
     help="Maximum number of tokens in one step; by default vLLM's default on the GPU.",
 )
+@click.option("--engine", help="Engine and release, e.g. 'vllm 0.9.0': old releases count other memory.")
 @click.option("--graph-gib", default=0.0, type=Finite(0), help="Memory that vLLM reserves for CUDA graphs, in GiB.")
 def inspect(
     name: str,
