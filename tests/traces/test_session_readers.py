@@ -193,7 +193,7 @@ def test_payloads_are_whole_conversations_if_they_begin_with_the_last(read):
                                              {"messages": [asked, answer, more], "max_tokens": 5}]},
         {"session_id": "added", "payloads": [{"messages": [asked]}, {"messages": [more]}]},
     ]  # fmt: skip
-    answers = Assumed(arrivals=POISSON, output=Fixed(tokens=7))
+    answers = Assumed(arrivals=POISSON, output=7, think_ms=1000)
     requests = read({"data": sessions}, whole=True, assumed=answers)
     lengths = [(r.session, r.prompt_len, r.output_len) for r in sorted(requests, key=lambda r: (r.session, r.turn))]
     assert lengths == [("c0", 20, 20), ("c0", 60, 5), ("c1", 20, 7), ("c1", 47, 7)]
