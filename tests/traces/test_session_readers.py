@@ -1,5 +1,6 @@
 """Readers of agents' traces and of conversations: sessions, think times, and the prefixes that turns share."""
 
+import csv
 import json
 import logging
 from itertools import pairwise
@@ -18,7 +19,9 @@ from traces.formats.sessions import Assumed, Call, Turn, recorded_sessions, work
 from traces.formats.trace_file import read_workload
 from traces.summary import summarise
 
-MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake" / "conversation_trace.jsonl"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+MOONCAKE = SHARED / "mooncake" / "conversation_trace.jsonl"
+VLLM_SPANS = SHARED / "inference-sim" / "vllm0.11.0_h100_codellama34b_tp1_mbt4096_prefill"
 POISSON = Poisson(kind="poisson", rate=2)
 
 
@@ -87,6 +90,19 @@ def test_calls_that_overlap_are_sessions_of_their_own_which_later_calls_go_on(re
 def test_one_call_of_a_trace_is_a_request_without_a_session(read):
     (alone,) = read(otlp(span("1", 0, 1, (70, 7))))
     assert (alone.session, alone.prompt) == ("", (("", 70),))
+
+
+@pytest.mark.skipif(not VLLM_SPANS.exists(), reason="needs inference-sim in ../shared/data")
+def test_the_spans_that_a_real_vllm_wrote_are_its_requests():
+    """The table beside the spans was made from the same file, by another program."""
+    with (VLLM_SPANS / "server_requests.csv").open() as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: float(row["arrival_s"]))
+    requests = list(read_workload(VLLM_SPANS / "traces.json.gz").requests)
+    assert len(requests) == len(rows) == 197
+    for request, row in zip(requests, rows, strict=True):
+        assert request.arrival_ns / 1e9 == pytest.approx(float(row["arrival_s"]), abs=1e-5)
+        lengths = (request.prompt_len, request.output_len, request.max_tokens)
+        assert lengths == tuple(int(row[name]) for name in ("prompt_tokens", "output_tokens", "max_tokens"))
 
 
 def dynamo(
@@ -177,7 +193,7 @@ def test_payloads_are_whole_conversations_if_they_begin_with_the_last(read):
                                              {"messages": [asked, answer, more], "max_tokens": 5}]},
         {"session_id": "added", "payloads": [{"messages": [asked]}, {"messages": [more]}]},
     ]  # fmt: skip
-    answers = Assumed(arrivals=POISSON, output=Fixed(tokens=7))
+    answers = Assumed(arrivals=POISSON, output=7, think_ms=1000)
     requests = read({"data": sessions}, whole=True, assumed=answers)
     lengths = [(r.session, r.prompt_len, r.output_len) for r in sorted(requests, key=lambda r: (r.session, r.turn))]
     assert lengths == [("c0", 20, 20), ("c0", 60, 5), ("c1", 20, 7), ("c1", 47, 7)]

@@ -28,7 +28,7 @@ from traces.shared_prefixes import SharedPrefixes
 
 _LOG = logging.getLogger("tokentwin")
 _CHUNK = 4096
-_LENGTHS = BeforeValidator(plain_number)
+_Lengths = Annotated[Annotated[Drawn, Field(discriminator="kind")], BeforeValidator(plain_number)]
 
 
 class Assumed(Settings):
@@ -37,12 +37,10 @@ class Assumed(Settings):
     arrivals: Annotated[Poisson | Gamma | Constant | Ramp, Field(discriminator="kind")] | None = Field(
         None, description="arrival process of the conversations"
     )
-    think_ms: Annotated[Drawn, _LENGTHS, Field(discriminator="kind")] = Field(
+    think_ms: _Lengths = Field(
         Exponential(kind="exponential", mean=20_000), description="time from an answer to the next turn, in ms"
     )
-    output: Annotated[Drawn, _LENGTHS, Field(discriminator="kind")] | None = Field(
-        None, description="length of answers in tokens"
-    )
+    output: _Lengths | None = Field(None, description="length of answers in tokens")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers")
     tokenizer: Callable[[str], Sequence[Hashable]] | None = Field(
         None, description="function that returns the tokens of a text"
