@@ -77,12 +77,12 @@ def with_energy(workers: Workers[Question], plan: Plan, engines: Sequence[Engine
     def points(many: Sequence[Point]) -> tuple[Point, ...]:
         return tuple(map(point, many))
 
-    answered = {"frontier": points(plan.frontier), "by_price": points(plan.by_price), "points": points(plan.points)}
-    offered = [replace(offer, point=point(offer.point)) for offer in offers]
+    plan = replace(plan, frontier=points(plan.frontier), by_price=points(plan.by_price), points=points(plan.points))
+    offered = tuple(replace(offer, point=point(offer.point)) for offer in offers)
     if plan.recommendation is None:
-        return replace(plan, **answered, runners_up=tuple(offered))
+        return plan
     best = replace(plan.recommendation, offer=offered[0])
-    return replace(plan, **answered, recommendation=best, runners_up=tuple(offered[1:]))
+    return replace(plan, recommendation=best, runners_up=offered[1:])
 
 
 def energy_section(point: Point, engine: Engine, site: Site) -> Energy | None:
