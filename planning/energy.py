@@ -8,8 +8,8 @@ from traces.metrics.run_metrics import RunMetrics
 
 # Factors of the predicted figure between which 90 % of the published figures lie, of power and of all other figures: on
 # GPUs of a generation to which the power model was fitted, and on others. See `lab/results/energy.md`.
-_POWER = {True: (0.6, 1.5), False: (0.5, 1.8)}
-_ENERGY = {True: (0.8, 1.75), False: (0.6, 2.0)}
+_POWER = {True: (0.55, 1.45), False: (0.5, 1.8)}
+_ENERGY = {True: (0.85, 1.65), False: (0.6, 2.0)}
 _MORE = ("energy_kwh", "joules_per_token", "co2_g", "co2_g_per_mtok_out")
 
 Factors = tuple[float, float]

