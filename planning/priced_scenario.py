@@ -118,12 +118,15 @@ class PricedScenario:
         gpu = gpus().get(self.gpu or "")
         return StepWork.on(self.deployment, gpu) if gpu else None
 
-    def check_site(self) -> None:
-        """Raise UserError if `site` is stated, and the power of the fleet is not known."""
-        if self.site and (self.work is None or self.work.power is None):
-            name, value = next(iter(self.site.items()))
-            remedy = "needs the power of one known GPU, the same in all pools; leave it out, or name such a GPU"
-            raise UserError(name, value, remedy)
+    def check_site(self, steps: bool = True) -> None:
+        """Raise UserError if `site` is stated, and the power is not known, or no steps are kept to estimate it."""
+        if not self.site or (steps and self.work is not None and self.work.power is not None):
+            return
+        name, value = next(iter(self.site.items()))
+        remedy = "needs the power of one known GPU, the same in all pools; leave it out, or name such a GPU"
+        if not steps:
+            remedy = "needs recorded steps, from which energy is estimated; leave it out, or keep them"
+        raise UserError(name, value, remedy)
 
     def trust(self) -> Trust:
         """Return the trust in the steps simulated so far, which is the trust in the least certain pool."""

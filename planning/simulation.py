@@ -94,6 +94,7 @@ def recorded(
     token times are kept. Raises UserError if `out` exists and `overwrite` is not set.
     """
     tell("simulating", 0.0)
+    scenario.check_site(steps=details)
     judge = _Judge(scenario, band, tell)
     simulate_to(
         out,

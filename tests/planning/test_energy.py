@@ -52,6 +52,8 @@ def test_energy_that_is_not_known_is_refused(tmp_path: Path) -> None:
     pools = [{"name": "fast"}, {"name": "cheap", "gpu": "L40S"}]
     with pytest.raises(UserError, match=r"grid_gco2_per_kwh.*needs the power of one known GPU"):
         simulate(tmp_path, "--grid-gco2-per-kwh", "380", fleet={"pools": pools})
+    with pytest.raises(UserError, match=r"pue.*needs recorded steps"):
+        simulate(tmp_path, "--pue", "1.2", "--summary-only")
     assert (
         json.loads(simulate(tmp_path, "--format", "json", "--no-band", fleet={"pools": pools}).stdout)["power_w"]
         is None
