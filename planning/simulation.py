@@ -112,9 +112,11 @@ def recorded(
         note=judge.notes,
         overwrite=overwrite,
     )
-    run, metrics = Recording.load(out), judge.metrics
+    run, metrics, intervals, gpu = Recording.load(out), judge.metrics, judge.bands, gpus().get(scenario.gpu or "")
+    if intervals is not None and gpu is not None:
+        intervals = {**intervals, **energy_bands(metrics, gpu)}
     return SimulatedRun(
-        run, metrics, judge.bands, judge.trust, scenario.defaults, judge.capacity, seen_by=scenario.seen_by
+        run, metrics, intervals, judge.trust, scenario.defaults, judge.capacity, seen_by=scenario.seen_by
     )
 
 
@@ -139,8 +141,6 @@ class _Judge:
         if self._band:
             runs = [(scenario, self.metrics.saturation)]
             self.bands = bands(self.metrics, _at_both_ends(scenario, done.steps, self._tell, runs))
-            if gpu is not None:
-                self.bands |= energy_bands(self.metrics, gpu)
             self.capacity = capacity(runs)
         self.trust = _trust(recording, scenario)
         notes["trust"] = self.trust._asdict()
