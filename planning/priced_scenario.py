@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from planning.learn.front_door import learnt_front_door
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment, pool_deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig, plain_fleet
+from serving.deployments.gpu_spec import gpus
 from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.workload import Workload, common_prefix
@@ -23,6 +25,7 @@ from sim.fleet import PricedPool, alike_pools
 from sim.router import find_router
 from sim.run_log import RunSink, TableSink
 from traces.metrics.run_metrics import RunMetrics
+from traces.metrics.step_metrics import StepWork
 
 _MOST_REPLICAS = 100_000
 
@@ -42,6 +45,7 @@ class PricedScenario:
         defaults: a line for each set of settings that pools left to their engine, with their values
         usd_per_gpu_hour: price by pool, in dollars; None for a pool without a price
         devices: names under which prices list the devices
+        site: `pue` and `grid_gco2_per_kwh` of the place where the fleet is, if they are stated
     """
 
     workload: Workload
@@ -56,6 +60,7 @@ class PricedScenario:
     devices: tuple[str, ...] = ()
     front_door: FrontDoor | None = None
     defaults: tuple[str, ...] = ()
+    site: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fleet(self) -> FleetConfig:
@@ -107,6 +112,22 @@ class PricedScenario:
         """The cost models that state the trust in their step times."""
         return [pool.cost for pool in self.all_pools if isinstance(pool.cost, JudgedCost)]
 
+    @property
+    def work(self) -> StepWork | None:
+        """The work of a step, relative to the GPU; None if the GPU is not of the catalogue, and for different pools."""
+        gpu = gpus().get(self.gpu or "")
+        return StepWork.on(self.deployment, gpu) if gpu else None
+
+    def check_site(self, steps: bool = True) -> None:
+        """Raise UserError if `site` is stated, and the power is not known, or no steps are kept to estimate it."""
+        if not self.site or (steps and self.work is not None and self.work.power is not None):
+            return
+        name, value = next(iter(self.site.items()))
+        remedy = "needs the power of one known GPU, the same in all pools; leave it out, or name such a GPU"
+        if not steps:
+            remedy = "needs recorded steps, from which energy is estimated; leave it out, or keep them"
+        raise UserError(name, value, remedy)
+
     def trust(self) -> Trust:
         """Return the trust in the steps simulated so far, which is the trust in the least certain pool."""
         return least_certain(cost.trust() for cost in self.judged)
@@ -146,8 +167,10 @@ class PricedScenario:
             "replica_lives": cluster.replica_lives,
             "duration_ns": done.duration_ns,
             "usd_per_gpu_hour": self.usd_per_gpu_hour,
+            "notes": json.dumps({"site": dict(self.site)}),
         }
-        return sink.requests, RunMetrics(sink.requests, sink.steps if full else None, run, slo, self.gpus or None)
+        steps, work = (sink.steps, self.work) if full else (None, None)
+        return sink.requests, RunMetrics(sink.requests, steps, run, slo, self.gpus or None, work)
 
     def cluster(self, kind: type[AnyCluster], sink: RunSink, steps: bool = True, **settings: Any) -> AnyCluster:
         """Return the fleet as a cluster of class `kind` with further `settings`; it writes its rows to `sink`."""

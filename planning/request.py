@@ -36,6 +36,20 @@ TimedBy = Annotated[
     Field(description="directory that `tokentwin calibrate` wrote, or your own cost model as path/to/file.py:NAME"),
 ]
 
+Pue = Annotated[
+    float | None,
+    Field(
+        ge=1,
+        le=10,
+        description="power usage effectiveness of the data centre, which multiplies power, energy and carbon; by "
+        "default they are those of the GPUs alone",
+    ),
+]
+GridCarbon = Annotated[
+    float | None,
+    Field(ge=0, le=10_000, description="carbon intensity of the grid in gCO2 per kWh, for the carbon of the energy"),
+]
+
 
 class Timing(Request):
     """The source of step times: a calibration, a GPU's kernel tables, or a calibration of another engine on this GPU.

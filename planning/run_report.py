@@ -81,7 +81,10 @@ def run_report(
         yield latencies
     yield scalars(metrics, bands)
     if bands:
-        yield Line("from, to: ends of the 90 % band, which follows from the error of step times", "note")
+        text = "from, to: ends of the 90 % band, which follows from the error of step times"
+        if "power_w" in bands:
+            text += " (power, energy and carbon: from errors for published runs)"
+        yield Line(text, "note")
     outcome = RequestEndings.from_metrics(metrics)
     yield Line(f"requests: {outcome.text}")
     if outcome.shortfall:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from planning.request import Request, TimedBy
+from planning.request import GridCarbon, Pue, Request, TimedBy
 from serving.deployments.config import Deployment, merged, parse, pool_deployment, with_stated_blocks
 from serving.deployments.engines import defaults_taken, with_engine_defaults
 from serving.deployments.fleet import RouterConfig
@@ -66,6 +66,8 @@ class Scenario(Request):
         description="price in dollars per GPU-hour, instead of the catalogue's, e.g. H100=2.9; the name for the "
         "machine of our own engine is cpu or cuda (cuda=2.9)",
     )
+    pue: Pue = None
+    grid_gco2_per_kwh: GridCarbon = None
     slo: dict[str, float] = Field({}, description="latency bounds in ms for goodput and attainment, e.g. ttft_ms: 200")
 
     @field_validator("router", mode="before")
@@ -143,6 +145,9 @@ class Scenario(Request):
         for pool in priced.all_pools:
             find_policy(pool.deployment.policy)
         find_router(priced.fleet.router.name, **priced.fleet.router.settings)
+        site = {"pue": self.pue, "grid_gco2_per_kwh": self.grid_gco2_per_kwh}
+        priced = replace(priced, site={name: value for name, value in site.items() if value is not None})
+        priced.check_site()
         return replace(priced, workload=self.offered())  # last, since reading takes longest
 
 

@@ -16,6 +16,7 @@ from calibration.steps.step_trust import recorded_beyond
 from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import Band, bands
 from planning.capacity import Capacity, capacity
+from planning.energy import energy_bands, told
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
@@ -25,7 +26,7 @@ from serving.deployments.gpu_spec import gpus
 from sim.cluster import Simulated, simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
-from traces.recording import Recording
+from traces.recording import Recording, notes_of
 
 _MANY_STEPS = 100_000
 
@@ -53,6 +54,12 @@ class SimulatedRun(Answer):
     assumed: str = ""
 
     @property
+    def power_told(self) -> str:
+        """A sentence about the trust in figures of power and energy; empty if there are none."""
+        gpu = gpus().get(notes_of(self.recording.run).get("gpu", ""))
+        return told(gpu) if gpu and self.metrics.scalars()["power_w"] is not None else ""
+
+    @property
     def tables(self) -> tuple[str, ...]:
         return ("requests", "steps")
 
@@ -65,6 +72,8 @@ class SimulatedRun(Answer):
         if self.assumed:
             yield Line(self.assumed)
         yield Line(f"{self.trust.level}: {self.trust.reason}")
+        if self.power_told:
+            yield Line(self.power_told)
         if self.seen_by:
             yield Line(self.seen_by)
         yield from map(Line, self.defaults)
@@ -85,6 +94,7 @@ def recorded(
     token times are kept. Raises UserError if `out` exists and `overwrite` is not set.
     """
     tell("simulating", 0.0)
+    scenario.check_site(steps=details)
     judge = _Judge(scenario, band, tell)
     simulate_to(
         out,
@@ -102,9 +112,11 @@ def recorded(
         note=judge.notes,
         overwrite=overwrite,
     )
-    run, metrics = Recording.load(out), judge.metrics
+    run, metrics, intervals, gpu = Recording.load(out), judge.metrics, judge.bands, gpus().get(scenario.gpu or "")
+    if intervals is not None and gpu is not None:
+        intervals = {**intervals, **energy_bands(metrics, gpu)}
     return SimulatedRun(
-        run, metrics, judge.bands, judge.trust, scenario.defaults, judge.capacity, seen_by=scenario.seen_by
+        run, metrics, intervals, judge.trust, scenario.defaults, judge.capacity, seen_by=scenario.seen_by
     )
 
 
@@ -123,13 +135,15 @@ class _Judge:
         """Compute the attributes from the finished run, and return the notes of its recording."""
         scenario = self._scenario
         _give_back(done.steps)
-        self.metrics = RunMetrics.from_recording(recording, peak=gpus().get(scenario.gpu or ""))
+        notes: dict[str, Any] = {"site": dict(scenario.site)} if scenario.site else {}
+        gpu = gpus().get(scenario.gpu or "")
+        self.metrics = RunMetrics.from_recording(recording, peak=gpu, notes=notes)
         if self._band:
             runs = [(scenario, self.metrics.saturation)]
             self.bands = bands(self.metrics, _at_both_ends(scenario, done.steps, self._tell, runs))
             self.capacity = capacity(runs)
         self.trust = _trust(recording, scenario)
-        notes: dict[str, Any] = {"trust": self.trust._asdict()}
+        notes["trust"] = self.trust._asdict()
         if scenario.front_door is not None:
             notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
         if scenario.gpu:

@@ -22,6 +22,7 @@ from pydantic import ConfigDict
 
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.collectives import COLLECTIVES
+from calibration.kernels.power_limit import limited
 from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price, checked, read, save
@@ -311,7 +312,16 @@ def predicted_cost(
         known = transferred(calibration, find_gpu(gpu), deployment, known, there)
     if launches.ns is not None:
         known = replace(known, host=replace(known.host, launches=launches))
-    return known.cost(model, deployment, kernels(gpu))
+    limit_w = deployment.power_limit_w
+    if isinstance(calibration, ExternalCalibration) and (then_w := calibration.learnt_as.power_limit_w) is not None:
+        if limit_w != then_w:
+            raise UserError("power_limit_w", limit_w, f"must be {then_w:g}, as the calibration was measured")
+        limit_w = None  # the measured times contain it
+    times = limited(kernels(gpu), limit_w)
+    if times is not kernels(gpu):
+        about = f"no measured run that taught it had a power limit ({limit_w:g} W)"
+        known = replace(known, untaught="; ".join(filter(None, (about, known.untaught))))
+    return known.cost(model, deployment, times)
 
 
 def doubts_of(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> list[Doubt]:
@@ -360,7 +370,7 @@ def identity(gpu: str, calibration: Learnt | None = None) -> str:
         digest.update(own_missed_bytes())
     spec = find_gpu(gpu)
     if spec != gpus().get(spec.name):
-        digest.update(spec.model_dump_json(exclude={"power_w", "linked_gpus"}).encode())  # they change no time
+        digest.update(spec.model_dump_json(exclude={"linked_gpus"}).encode())  # it changes no time
     own = bundled(spec.name)
     for path in [COLLECTIVES, *([own] if own.exists() else map(bundled, bundled_names()))]:
         digest.update(path.read_bytes())

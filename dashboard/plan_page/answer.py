@@ -32,6 +32,8 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
     helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
     to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
     to.text("The ranges are 90 % bands from the uncertainty of step times.", soft=True)
+    if best.energy:
+        to.text(sentence(best.energy.sentence), soft=True)
     show(to, (Line(f"almost as good: {tie}") for tie in answer.near_ties))
     left, right = to.beside(2)
     with left:

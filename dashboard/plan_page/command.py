@@ -37,7 +37,7 @@ def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
         if name not in _APART and value != field.default:
             listed = ",".join(map(str, value)) if isinstance(value, tuple) else value
             option = f"--{_CALLED.get(name, name).replace('_', '-')}"
-            words += [option, repr(listed) if isinstance(listed, float) else str(listed)]
+            words += [option] if value is True else [option, repr(listed) if isinstance(listed, float) else str(listed)]
     for slo in request.slos:
         words += ["--slo", slo]
     for name, values in (request.vary or {}).items():

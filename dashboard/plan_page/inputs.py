@@ -30,6 +30,7 @@ from dashboard.url import (
     number,
     pick,
     quantity,
+    switch,
     text,
     usual_first,
 )
@@ -112,6 +113,10 @@ _HOLD = (
     "The probability with which all SLOs must hold, given the uncertainty of step times and the random traffic. With "
     "50 the plan takes predicted step times as exact."
 )
+_ENERGY = (
+    "Estimates the power and the energy per token of the fleets that the answer shows, from the work of their steps. "
+    "To try power limits, type `power_limit_w=400,700` in *Other values to try*."
+)
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
@@ -152,6 +157,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         "Spare replicas", "spares", 0, 100, 0, help="Number of replicas that you pay for, but that get no traffic."
     )
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
+    energy = {} if own else _energy()
     if isinstance(model := served.get("model"), Incomplete):
         return model
     if isinstance(traffic, Incomplete):
@@ -163,7 +169,16 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         if not there:
             return Incomplete(f"Choose at least one {what}.")
     vary |= _varied(more, vary)
-    inputs = {**served, **fleet, **traffic, "prices": prices, "vary": vary or None, "slos": slos, "spares": spares}
+    inputs = {
+        **served,
+        **fleet,
+        **traffic,
+        **energy,
+        "prices": prices,
+        "vary": vary or None,
+        "slos": slos,
+        "spares": spares,
+    }
     inputs["risk"] = round(1 - hold / 100, 6)
     inputs["deployment"] = deployment
     request = parse(FleetRequest if "replicas" in inputs else PlanRequest, inputs, where="plan")
@@ -426,6 +441,16 @@ def _own_rate(path: str, window_s: float, limit: int | None) -> tuple[float, flo
     busiest_of = offered.model_copy(update={"window_s": window_s})
     busiest = [request.arrival_ns for request in busiest_of.workload().requests]
     return (len(busiest) - 1) / ((busiest[-1] - busiest[0]) / 1e9), (whole[-1] - whole[0]) / 1e9
+
+
+def _energy() -> dict[str, Any]:
+    """Draw whether the answer has power and energy, and return the fields of the request."""
+    with st.expander("Energy"):
+        if not switch("Power and energy", "energy", _ENERGY):
+            return {}
+        pue = amount("PUE", "pue", 1, 10, 1, 0.05, help="1: the power of the GPUs alone.")
+        grid = amount("Grid (gCO2/kWh)", "grid", 0, 10_000, 0, 10, help="0: no carbon.")
+    return {"energy": True} | ({"pue": pue} if pue > 1 else {}) | ({"grid_gco2_per_kwh": grid} if grid else {})
 
 
 def _own_price(calibration: Path) -> dict[str, float]:

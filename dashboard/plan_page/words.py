@@ -29,7 +29,7 @@ def fleet_name(point: Fleet, spares: int = 0) -> str:
 
 def headline(best: Recommendation) -> dict[str, str]:
     """Return the main figures of the recommended fleet by name."""
-    return {
+    figures = {
         "GPUs": f"{best.gpus:,}",
         "$ per hour": shown_usd(best.usd_per_hour),
         "attainment": shown_share(best.attainment, 1),
@@ -37,6 +37,12 @@ def headline(best: Recommendation) -> dict[str, str]:
         "headroom": best.headroom,
         "$ per Mtok output": shown_usd(best.usd_per_mtok_out),
     }
+    if best.energy:
+        figures |= {
+            "W": shown_number(best.energy.power_w),
+            "J per token output": shown_number(best.energy.joules_per_token),
+        }
+    return figures
 
 
 def headline_bands(answer: PlanDocument) -> dict[str, str]:
@@ -60,6 +66,9 @@ def headline_bands(answer: PlanDocument) -> dict[str, str]:
         bands["tok/s per user"] = shown_band(*users)
     if best.usd_per_mtok_out is not None:
         bands["$ per Mtok output"] = dollars(best.usd_per_mtok_out, 2)
+    if best.energy:
+        bands["W"] = shown_band(*best.energy.power_w_interval)
+        bands["J per token output"] = shown_band(*best.energy.joules_per_token_interval)
     return bands | ({"headroom": best.headroom_range} if best.headroom_range else {})
 
 

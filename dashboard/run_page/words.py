@@ -11,9 +11,11 @@ from calibration.validation.disturbance import canary_drift
 from dashboard.sheet import Fact, Sheet
 from planning.capacity import Capacity
 from planning.diagnose.document import DiagnosisDocument
+from planning.energy import energy_bands
 from planning.run_report import Bands, distributions, scalars
 from serving.answers.figures import shown_band, shown_change, shown_number, shown_times
 from serving.canary import CALM_DRIFT
+from serving.deployments.gpu_spec import gpus
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
@@ -105,8 +107,9 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
 
 def show_metrics(to: Sheet, run: Mapping[str, Any], metrics: RunMetrics) -> None:
     """Draw every metric of the recording."""
-    to.table(distributions(metrics, bands_of(run), _uncertain(run)))
-    to.table(scalars(metrics, bands_of(run)))
+    bands, gpu = bands_of(run), gpus().get(notes_of(run).get("gpu", ""))
+    to.table(distributions(metrics, bands, _uncertain(run)))
+    to.table(scalars(metrics, {**bands, **energy_bands(metrics, gpu)} if bands and gpu else bands))
 
 
 def show_origin(to: Sheet, run: Mapping[str, Any]) -> None:

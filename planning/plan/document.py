@@ -131,6 +131,30 @@ def _range(factors: tuple[float, float]) -> str:
     return f"{shown_band(100 * (factors[0] - 1), 100 * (factors[1] - 1), 2)} %"
 
 
+class Energy(Part):
+    """The power of the recommended fleet and the energy of an output token, estimated from MFU and MBU."""
+
+    power_w: float = fact("mean power of all GPUs in steady operation, spares included, times the PUE", "W")
+    power_w_interval: tuple[float, float] = fact("90 % interval of the power, by errors for published runs", "W")
+    joules_per_token: float = fact("energy per output token", "J")
+    joules_per_token_interval: tuple[float, float] = fact("the same interval of the energy per output token", "J")
+    co2_g_per_mtok_out: Number = fact("carbon per million output tokens; null without a grid", "gCO2/Mtok")
+    pue: float = fact("power usage effectiveness that the figures contain; 1: GPUs alone")
+    reason: str = fact("how far to trust the figures")
+
+    @property
+    def sentence(self) -> str:
+        """The figures in words."""
+        watts, joules = shown_number(self.power_w), shown_number(self.joules_per_token)
+        carbon = self.co2_g_per_mtok_out
+        grams = "" if carbon is None else f", {shown_number(carbon)} gCO2 per million output tokens"
+        return (
+            f"power {watts} W ({shown_band(*self.power_w_interval)}), {joules} J per output token "
+            f"({shown_band(*self.joules_per_token_interval)}), {shown_number(1 / self.joules_per_token)} output tokens "
+            f"per joule{grams}, for {'GPUs alone' if self.pue == 1 else f'a PUE of {self.pue:g}'}: {self.reason}"
+        )
+
+
 class Recommendation(Offered):
     """The recommended fleet, and the evidence for it."""
 
@@ -158,6 +182,7 @@ class Recommendation(Offered):
         default=(),
     )
     trust: TrustSection = fact("trust in the fleet's step times")
+    energy: Energy | None = fact("power and energy of the fleet; null if not asked for", default=None)
     seen: dict[str, str] = fact("the observed value of each objective, in words", default={})
     next_measurement: NextMeasurement | None = fact(
         "the measurement that would narrow the predicted latencies most; null if published runs do not time the steps",
@@ -384,6 +409,7 @@ class PlanDocument(Document):
 
     def fleets(self, points: Sequence[Point], more: Sequence[tuple[Column, Sequence[Any]]], title: str = "") -> Table:
         """Return a table of fleets with their prices and throughputs, and `more` columns with their cells."""
+        more = [*_energy_columns(points), *more]
         rows = [
             (
                 _SETTING.sub("\n ", point.called(self.spares)),
@@ -476,6 +502,19 @@ _COSTS = (
     Column("$/Mtok\noutput", USD),
     Column("attain-\nment", SHARE),
 )
+_ENERGY = {
+    "power_w": Column("W", Form(shown_number, "%.0f"), "estimated mean power of all GPUs in steady operation", spare=4),
+    "joules_per_token": Column("J/tok\noutput", Form(shown_number, "%.3g"), "energy per output token"),
+    "co2_g_per_mtok_out": Column("gCO2/Mtok\noutput", Form(shown_number, "%.0f"), "carbon of that energy", spare=3),
+}
+
+
+def _energy_columns(points: Sequence[Point]) -> Iterator[tuple[Column, Sequence[Any]]]:
+    """Yield the columns of power, energy and carbon that have a value."""
+    for field, column in _ENERGY.items():
+        cells = [getattr(point, field) for point in points]
+        if any(cell is not None for cell in cells):
+            yield column, cells
 
 
 def _details(plan: PlanDocument) -> Iterator[str]:
@@ -501,6 +540,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         if best.breaks_first:
             yield best.beyond_headroom
         yield f"trust in step times: {best.trust.level} ({best.trust.reason})"
+        if best.energy:
+            yield best.energy.sentence
     if plan.seen_by:
         yield plan.seen_by
     if best is not None:

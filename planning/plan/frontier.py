@@ -40,6 +40,14 @@ class Point(Fleet):
     tok_s_gpu: Number = metric_fact("tok_s_gpu")
     usd_per_mtok_out: Number = fact(f"all dollars over output tokens {_STEADY}", "$/Mtok")
     usd_per_mtok_total: Number = fact(f"all dollars over prompt and output tokens {_STEADY}", "$/Mtok")
+    power_w: Number = fact(
+        "estimated mean power of all GPUs in steady operation, spares included, times the PUE; null if not asked for, "
+        "and for fleets that the answer does not show",
+        "W",
+        default=None,
+    )
+    joules_per_token: Number = fact("that power over output tokens/s", "J", default=None)
+    co2_g_per_mtok_out: Number = fact("carbon of that energy, if the grid's is stated", "gCO2/Mtok", default=None)
     attainment: float = fact("share of the requests within every bound", "fraction")
     met: bool = fact("whether every SLO is met")
     level: str = fact("how far its step times can be trusted: validated, interpolated, extrapolated", default="")

@@ -16,6 +16,7 @@ from planning.made_up import assumed
 from planning.plan.answer import plan_document
 from planning.plan.document import PlanDocument
 from planning.plan.draws import DRAWS, drawn_again, reordered
+from planning.plan.energy import Site, check_power_known, energy_section, with_energy
 from planning.plan.first_answer import first_answer
 from planning.plan.objectives import Objectives, parse_objectives
 from planning.plan.plan import Limits, make_plan
@@ -79,6 +80,9 @@ def plan(
     engines, ruled_out, pricing = priced_candidates(request, workload)
     question = questioned(request, workload, objectives, pricing)
     requests = question.requests
+    if request.asks_energy:
+        check_power_known(engines)
+    site = Site(request.pue or 1.0, request.grid_gco2_per_kwh)
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
     searching = f"searching {candidates} on {question.requests:,} requests"
@@ -91,6 +95,8 @@ def plan(
     curves = _CURVES if surroundings else 0
     with Planners(question, jobs, lambda simulated: pace.did(simulated / requests)) as workers:
         answer = make_plan(workers, engines, ruled_out, limits, lambda left: pace.expect(searching, left + curves))
+        if request.asks_energy:
+            answer = with_energy(workers, answer, engines, site)
         document = plan_document(
             workers if surroundings else None,
             answer,
@@ -98,6 +104,10 @@ def plan(
             request.as_json(),
             lambda stage, share: pace.expect(stage, _CURVES * (1 - share)),
         )
+        best, told = answer.recommendation, document.recommendation
+        if request.asks_energy and best and told:
+            section = energy_section(best.offer.point, best.offer.engine, site)
+            document = document.model_copy(update={"recommendation": told.model_copy(update={"energy": section})})
         return document.model_copy(update={"assumed": assumed(request.traffic)})
 
 

@@ -6,10 +6,10 @@ from itertools import product
 from math import prod
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from planning.plan.candidates import Split
-from planning.request import StatedDeployment, TimedBy
+from planning.request import GridCarbon, Pue, StatedDeployment, TimedBy
 from planning.traffic import BUSIEST_S, Offered
 from serving.deployments.config import Deployment
 from serving.errors import UserError
@@ -51,6 +51,11 @@ class PlanRequest(Offered):
         le=10_000,
         description="number of spare replicas: paid for, but idle, so that as many replicas may fail",
     )
+    energy: bool | None = Field(
+        None, description="also estimate the power and the energy per token of the fleets that the answer shows"
+    )
+    pue: Pue = None
+    grid_gco2_per_kwh: GridCarbon = None
     risk: float = Field(
         0.1,
         ge=0.01,
@@ -105,6 +110,11 @@ class PlanRequest(Offered):
         return vary
 
     @property
+    def asks_energy(self) -> bool:
+        """True if the answer shall have figures of power and energy."""
+        return bool(self.energy) or self.pue is not None or self.grid_gco2_per_kwh is not None
+
+    @property
     def served(self) -> Deployment | None:
         """The deployment that is stated, with the model and the only tensor-parallel size; None if none is stated."""
         if self.deployment is None and self.model is None:
@@ -135,3 +145,11 @@ class FleetRequest(PlanRequest):
         le=100_000,
         description="instead of sizing a fleet, find the most users (or requests in flight) that N replicas bear",
     )
+
+    @model_validator(mode="after")
+    def _without_energy(self) -> FleetRequest:
+        if self.asks_energy:
+            raise UserError(
+                "energy", None, "cannot be combined with --replicas; leave --energy, --pue and the grid out"
+            )
+        return self

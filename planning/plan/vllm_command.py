@@ -101,13 +101,18 @@ def _stored(deployment: Deployment) -> str | None:
 
 
 def vllm_command_of(engine: Engine) -> str | None:
-    """Return the command of a candidate; None if vLLM cannot serve it, or not by one command."""
+    """Return the command of a candidate; None if vLLM cannot serve it, or not by one command.
+
+    The driver's command for the power limit comes first, if there is one.
+    """
     if engine.split:
         return None
     try:
-        return vllm_command(engine.deployment, engine.gpu_spec)
+        command = vllm_command(engine.deployment, engine.gpu_spec)
     except UserError:
         return None
+    limit_w = engine.deployment.power_limit_w
+    return command if limit_w is None else f"sudo nvidia-smi --power-limit={limit_w:g} && {command}"
 
 
 def _speculative(config: SpeculativeConfig) -> str:

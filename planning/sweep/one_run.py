@@ -67,6 +67,7 @@ class Measure:
         scenario = Scenario.model_validate(point.config)
         try:
             priced = scenario.priced()
+            priced.check_site(steps=self.full)
         except UserError as error:
             return failed(point, str(error), refused=error)
         requests, metrics = priced.measured(scenario.slo, self.full)

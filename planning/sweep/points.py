@@ -74,6 +74,9 @@ def points(settings: SweepSettings) -> list[Point]:
             full = scenario.model_dump(mode="json")
             if full["deployment"]["gpu_memory_utilization"] is not None:
                 del full["deployment"]["scheduler"]["num_blocks"]  # if stated, it would override the memory
+            for name in ("pue", "grid_gco2_per_kwh"):
+                if full[name] is None:
+                    del full[name]  # runs without them keep the ids that they had before these settings existed
         except UserError as wrong:
             error, first_error, full = str(wrong), first_error or wrong, config
         parameters = {path: found_at(config, path, found_at(full, path)) for path in paths}

@@ -291,7 +291,7 @@ class SchedulerConfig(TerseSettings):
 class Deployment(TerseSettings):
     """One engine: its model, its device, how it computes, its policy and the settings of its scheduler."""
 
-    seldom_set = ("engine", "inter_node", "all2all_backend", "fusion", "max_cudagraph_capture_size")
+    seldom_set = ("engine", "inter_node", "all2all_backend", "fusion", "max_cudagraph_capture_size", "power_limit_w")
 
     model: str = Field(
         "smollm2",
@@ -354,6 +354,12 @@ class Deployment(TerseSettings):
         description="number of tokens of the largest step with prompts that runs as a CUDA graph; larger ones wait for "
         "the host to launch every kernel; null: as the engine chooses (vLLM: twice the tokens that all sequences "
         "decode, at most 512 or 1,024; SGLang and TensorRT-LLM: none); simulator only",
+    )
+    power_limit_w: float | None = Field(
+        None,
+        gt=0,
+        description="power limit of each GPU in watts, as of `nvidia-smi --power-limit`, which lowers the clock and so "
+        "slows what computing bounds (docs/energy.md); null: the board's limit; simulator only",
     )
     fusion: bool = Field(
         True,

@@ -57,7 +57,9 @@ class GpuSpec(Settings):
     sm_count: int = Field(gt=0, description="streaming multiprocessors, or compute units")
     link_bytes_per_s: float = Field(gt=0, description="bandwidth to another GPU of the node, in one direction")
     pcie_bytes_per_s: float = Field(gt=0, description="bandwidth to the host, in one direction")
-    power_w: float | None = Field(None, gt=0, description="limit of the board's power in watts; null: not known")
+    power_w: float | None = Field(
+        None, gt=0, description="limit of the board's power in watts, for energy and power limits; null: not known"
+    )
     linked_gpus: int | None = Field(
         None, ge=1, description="number of GPUs that the link joins, such as those of a server; null: not known"
     )

@@ -127,9 +127,10 @@ PARAMETERS = re.findall(
     r"\w+",
     """
     a a_deadlines a_fair_input_weight a_max_num_seqs a_replicas a_router a_yaml async b b_sjf_error b_yaml
-    batch_tokens beside by calibration chunk compare config context cv fleet gpu gpus judged kernel kv lab_trace log
+    batch_tokens beside by calibration chunk compare config context cv energy fleet gpu gpus grid judged kernel kv
+    lab_trace log
     minutes mix model of of_gpu trust_in_run offered only_rate output past plan prediction prefix preset price prompt
-    prompt_sigma prompts q quantization rate rate_scale rec_a rec_b report req_s request rows run scenario seconds
+    prompt_sigma prompts pue q quantization rate rate_scale rec_a rec_b report req_s request rows run scenario seconds
     seeds seqs serving shape shards size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic
     view win window x y
     """,

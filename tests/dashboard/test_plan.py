@@ -237,6 +237,13 @@ def test_policies_splits_and_routers_are_asked_for_as_on_the_command_line(tmp_pa
     assert (said["--router"], said["--max-replicas"]) == ("random", "50")
 
 
+def test_energy_is_asked_for_with_the_place_of_the_fleet(tmp_path: Path, started: list[Job]) -> None:
+    settings = asked(plan(tmp_path, energy="1", pue="1.2", grid="380"), started)
+    assert (settings["energy"], settings["pue"], settings["grid_gco2_per_kwh"]) == (True, 1.2, 380)
+    assert " --energy --pue 1.2 --grid-gco2-per-kwh 380.0" in plan_command(settings)[0]
+    assert not {"energy", "pue", "grid_gco2_per_kwh"} & asked(plan(tmp_path, rate="22"), started).keys()
+
+
 def test_a_calibration_of_our_own_engine_fixes_the_model_and_its_device_has_a_price(tmp_path, started):
     calibrated(tmp_path / "cal")
     settings = asked(plan(tmp_path, calibration="cal", own_price="0.25", rate="2"), started)

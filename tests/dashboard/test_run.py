@@ -373,7 +373,7 @@ def test_every_metric_that_is_known_is_listed(samples, timed):
     distributions, scalars = app.dataframe[0].value, app.table[0].value
     known = [name for name, value in RunMetrics.from_recording(timed).scalars().items() if value is not None]
     assert len(scalars) == len(known)
-    assert (scalars["90 % band"] != "").sum() == 3
+    assert (scalars["90 % band"] != "").sum() == 3 + 4  # throughputs, and power and energy
     assert list(distributions.columns)[:3] == ["metric", "mean", "p50"]
 
 

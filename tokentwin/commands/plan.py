@@ -23,8 +23,8 @@ options = options_of(PlanRequest, FleetRequest)
 @traffic_options("traffic")
 @options(
     "--slo=slos --model --gpu=gpus --tp=tensor_parallel_sizes --policy=policies --vary --split=splits "
-    "--price=prices --spares --risk --rate-scale --limit --window-s --router --max-replicas --calibration "
-    "--deployment"
+    "--price=prices --energy --pue --grid-gco2-per-kwh --spares --risk --rate-scale --limit --window-s --router "
+    "--max-replicas --calibration --deployment"
 )
 @options_of(FleetRequest, required=False)("--replicas")
 @click.option(
@@ -77,6 +77,7 @@ def plan(
         given[name] = listed(option, given[name]) if given[name] else None
     given["vary"] = named_values("vary", given["vary"], many=True)
     given["prices"] = named_prices(given["prices"])
+    given["energy"] = given["energy"] or None
     if given["deployment"] is not None:
         given["deployment"] = load_deployment(given["deployment"])
     request = (

@@ -22,7 +22,7 @@ options = options_of(TraceWorkload, Scenario, Timing)
 @traffic_options("trace")
 @options("--calibration --gpu")
 @click.option("--out", "-o", required=True, type=click.Path(), help="Directory to write the recording to.")
-@options("--replicas --router --price=prices --limit --rate-scale --warm-up=warm_up_s")
+@options("--replicas --router --price=prices --pue --grid-gco2-per-kwh --limit --rate-scale --warm-up=warm_up_s")
 @click.option(
     "--acceptance",
     type=click.Path(),
@@ -85,6 +85,7 @@ def simulate(
     if said:
         workload = _made_up(workload)
     calibration, gpu, replicas, router = (given.pop(name) for name in ("calibration", "gpu", "replicas", "router"))
+    site = {name: given.pop(name) for name in ("pue", "grid_gco2_per_kwh")}
     check_timed(calibration, gpu)
     deployment = read_deployment(deployment_file, given, base_deployment(calibration))
     if said and deployment_file is None and given["max_model_len"] is None:
@@ -94,7 +95,7 @@ def simulate(
         fleet = _accepting(fleet, acceptance)
     if gpu is not None:
         refuse_engine_flags(given)
-    run = {"deployment": fleet, "workload": workload, "gpu": gpu, "calibration": calibration}
+    run = {"deployment": fleet, "workload": workload, "gpu": gpu, "calibration": calibration, **site}
     scenario = requested(Scenario, run | {"prices": named_prices(prices)}).priced()
     if scenario.gpu:
         refuse_engine_flags(given)
@@ -112,13 +113,14 @@ def simulate(
         more["assumed"] = said
     if done.seen_by:
         more["seen_by"] = done.seen_by
+    if done.power_told:
+        more["power"] = done.power_told
     print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **more)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
-        click.echo(
-            "\n".join(filter(None, (said, f"{done.trust.level}: {done.trust.reason}", done.seen_by, *done.defaults)))
-        )
+        lines = (said, f"{done.trust.level}: {done.trust.reason}", done.power_told, done.seen_by, *done.defaults)
+        click.echo("\n".join(filter(None, lines)))
 
 
 def _made_up(workload: dict[str, Any]) -> dict[str, Any]:

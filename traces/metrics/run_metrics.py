@@ -29,7 +29,7 @@ from serving.errors import UserError
 from serving.metrics import METRICS, check_slo, metric
 from traces.metrics.saturation import Saturation, TimesInSystem, saturation_of
 from traces.metrics.step_metrics import STEP_METRICS, StepMetrics, StepWork
-from traces.recording import Recording
+from traces.recording import Recording, notes_of
 from traces.schema import DATASETS
 from traces.tables import Datasets, Distribution, Floats, MemoryTables, gaps_ms, known, numbers, over, ratio
 
@@ -90,10 +90,19 @@ class RunMetrics:
 
     @classmethod
     def from_recording(
-        cls, recording: Recording, slo: Mapping[str, float] | None = None, peak: GpuSpec | None = None
+        cls,
+        recording: Recording,
+        slo: Mapping[str, float] | None = None,
+        peak: GpuSpec | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> RunMetrics:
-        """Return the metrics of a recording. MFU and MBU are relative to `peak`, or else to the GPU of the run."""
+        """Return the metrics of a recording. MFU and MBU are relative to `peak`, or else to the GPU of the run.
+
+        `notes` are notes of the run that are not written yet.
+        """
         run, work = recording.run, StepWork.from_run(recording.run, peak)
+        if notes:
+            run = {**run, "notes": json.dumps({**notes_of(run), **notes})}
         if any(recording.rows(dataset) > _AT_ONCE for dataset in _READ):
             return cls(recording, None, run, slo, None, work)
         requests, steps = (recording.table(name, recording.filled(name, columns)) for name, columns in _READ.items())
@@ -268,6 +277,7 @@ class RunMetrics:
             "cost_usd": self._cost_usd,
             "usd_per_hour": usd_per_hour,
             **{f"usd_per_mtok_{kind}": over(usd_per_hour, rate and rate * 3600 / 1e6) for kind, rate in rates.items()},
+            **self._energy(output_tokens),
             "kv_usage": self.step_mean("kv_usage"),
             "kv_usage_peak": self._step_peak("kv_usage"),
             "kv_pressure": self.step_mean("kv_pressure"),
@@ -398,6 +408,26 @@ class RunMetrics:
         return (
             cost_usd(self._replica_lives, self._duration_ns, dict(prices)) if self._replica_lives and prices else None
         )
+
+    def _energy(self, output_tokens: float) -> dict[str, float | None]:
+        """Return the power, energy and carbon of all GPUs, from the start to the end of the run; None if not known."""
+        seconds = self._duration_ns / 1e9
+        gpu_seconds = self._replicas * self._steps.gpus * seconds
+        if self._replica_lives:
+            gpu_seconds = 3600 * gpu_hours(self._replica_lives, self._duration_ns)
+        site = notes_of(self._run).get("site", {})
+        joules, grid = self._steps.joules(gpu_seconds), site.get("grid_gco2_per_kwh")
+        if joules is not None:
+            joules *= site.get("pue") or 1.0
+        carbon = None if joules is None or grid is None else joules / 3.6e6 * grid
+        return {
+            "power_w": over(joules, seconds),
+            "energy_kwh": over(joules, 3.6e6),
+            "joules_per_token": over(joules, output_tokens),
+            "tokens_per_joule": over(output_tokens, joules),
+            "co2_g": carbon,
+            "co2_g_per_mtok_out": over(carbon, output_tokens / 1e6),
+        }
 
     @cached_property
     def _replicas(self) -> float:

@@ -33,6 +33,7 @@ from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES, stored, weights_dtype
 from serving.errors import UserError
+from traces.metrics.power import GpuPower
 from traces.recording import notes_of
 from traces.tables import (
     Datasets,
@@ -69,13 +70,18 @@ class StepWork:
     """The work of the steps of one engine, and the peak of all its GPUs together.
 
     Attributes:
+        gpus: number of GPUs
         flop_per_s, bytes_per_s: datasheet peaks of dense GEMMs in the weights' number type, and of memory
+        power: power of one GPU; None if it is not known
     """
 
     def __init__(self, model: ModelSpec, deployment: Deployment, gpu: GpuSpec) -> None:
         self._model, self._deployment = model, deployment
+        self.gpus = deployment.gpus
         self.flop_per_s = deployment.gpus * gpu.flop_per_s(weights_dtype(model, deployment))
         self.bytes_per_s = deployment.gpus * gpu.memory_bytes_per_s
+        self.power = GpuPower.of(gpu, deployment.power_limit_w)
+        self._flop_per_s_in_16_bits = deployment.gpus * gpu.bf16_flop_per_s
 
     @classmethod
     def from_run(cls, run: Mapping[str, Any], peak: GpuSpec | None = None) -> StepWork | None:
@@ -89,10 +95,18 @@ class StepWork:
             return None
         try:
             deployment = Deployment.model_validate_json(run["deployment"] or "")
+        except (UserError, ValueError):
+            return None
+        return cls.on(deployment, gpu)
+
+    @classmethod
+    def on(cls, deployment: Deployment, gpu: GpuSpec) -> StepWork | None:
+        """Return the work of a deployment on `gpu`; None for an unknown model, and for a fleet with different pools."""
+        pools = deployment.fleet.pools if deployment.fleet else ()
+        try:
             model = find_model(_OUR_NAMES.get(deployment.model, deployment.model))
         except (UserError, ValueError):
             return None
-        pools = deployment.fleet.pools if deployment.fleet else ()
         return None if any(pool.deployment or pool.gpu for pool in pools) else cls(model, deployment, gpu)
 
     def flops(self, steps: pa.Table) -> Floats:
@@ -151,6 +165,18 @@ class StepWork:
             return np.asarray(weights + experts * touched + ranks * kv)
         return np.asarray(weights + ranks * kv)
 
+    def joules_beyond_idle(self, steps: pa.Table, seconds: Floats) -> Floats | None:
+        """Return the energy of the GPUs of each step, which takes `seconds`, without that of their idle power.
+
+        A step of a data-parallel rank is on the rank's own GPUs. The result is None if the power is not known.
+        """
+        if self.power is None:
+            return None
+        gpus = self.gpus // self._deployment.data_parallel_size
+        computing = ratio(self.flops(steps) / self._flop_per_s_in_16_bits, seconds)
+        moving = ratio(self.moved_bytes(steps) / self.bytes_per_s, seconds)
+        return np.asarray(gpus * seconds * (self.power.watts(computing, moving) - self.power.idle_w))
+
     def _taken(self, projection: str, parameters: int, layers: int) -> float:
         """Return the bytes of a layer's `parameters` in `layers` layers, in their stored number types."""
         kept = stored(self._model, self._deployment, projection, layers)
@@ -205,6 +231,11 @@ class StepMetrics:
     @property
     def count(self) -> int:
         return self._run.rows("steps")
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of an engine; 0 if it is not known."""
+        return self._work.gpus if self._work else 0
 
     @cached_property
     def _rare(self) -> list[str]:
@@ -288,6 +319,18 @@ class StepMetrics:
                 seconds = (seconds or 0.0) + float(known_s.sum())
         self._seconds[name] = seconds
         return shares
+
+    def joules(self, gpu_seconds: float) -> float | None:
+        """Return the energy of all GPUs, which are there for `gpu_seconds` in total; None if it is not known."""
+        work, total, at = self._work, None, 0
+        if work is None or work.power is None:
+            return None
+        for piece in self._run.pieces("steps", self._columns("mfu", "mbu"), _PIECE):
+            seconds = self.under_way_ms[at : at + piece.num_rows] / 1e3
+            at += piece.num_rows
+            if len(used := known(np.asarray(work.joules_beyond_idle(piece, seconds)))):
+                total = (total or 0.0) + float(used.sum())
+        return None if total is None else total + work.power.idle_w * gpu_seconds
 
     @cached_property
     def _step_ms(self) -> Floats:
