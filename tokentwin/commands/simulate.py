@@ -112,12 +112,19 @@ def simulate(
         more["assumed"] = said
     if done.seen_by:
         more["seen_by"] = done.seen_by
+    if done.adapters:
+        more["adapters"] = done.adapters
     print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **more)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
         click.echo(
-            "\n".join(filter(None, (said, f"{done.trust.level}: {done.trust.reason}", done.seen_by, *done.defaults)))
+            "\n".join(
+                filter(
+                    None,
+                    (said, done.adapters, f"{done.trust.level}: {done.trust.reason}", done.seen_by, *done.defaults),
+                )
+            )
         )
 
 
