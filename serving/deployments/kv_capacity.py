@@ -206,7 +206,7 @@ def _adapter_bytes(model: ModelSpec, deployment: Deployment) -> int:
     if lora is None:
         return 0
     elements = slot_elements(model, lora, deployment.tensor_parallel_size)
-    return lora.max_loras * DTYPE_BYTES[deployment.dtype] * elements
+    return int(lora.max_loras * DTYPE_BYTES[deployment.dtype] * elements)
 
 
 def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:
