@@ -5,13 +5,17 @@ with 64 GB. The constants were fitted to Llama; Qwen was held out.
 """
 
 import pytest
+import yaml
 
 from calibration.adapter_fit import SPREAD, fitted_times
+from calibration.validation.external.schedule import schedule
+from planning.priced_scenario import price_scenario
 from serving.adapter_times import AdapterTimes
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from traces.synth import parse_spec, synthesise
 
 LLAMA, QWEN = "Llama-3.1-8B", "Qwen2.5-7B"
 H100_64G = find_gpu("H100").model_copy(update={"memory_bytes_per_s": 2.0e12})
@@ -40,6 +44,38 @@ def test_decode_steps_are_as_long_as_measured(model, rows, plain_ms, itl_ms):
         chosen = {str(at): rows // present + (at < rows % present) for at in range(present)}
         added_ms = times(model, 300, 8).added_ns(chosen, rows) / MS
         assert plain_ms + added_ms == pytest.approx(measured, rel=0.04 if model == LLAMA else 0.1), adapters
+
+
+# output tokens per second of 220 clients by number of adapters, Llama with 300 slots of rank 8
+THROUGHPUT = {0: 11_091, 1: 5_612, 128: 2_977}
+
+
+def test_runs_are_as_fast_as_measured(tmp_path):
+    gpu = tmp_path / "gpu.yaml"
+    gpu.write_text(yaml.safe_dump({"H100-64G": H100_64G.model_dump(mode="json", exclude={"name"}, exclude_none=True)}))
+    scheduler = {"max_num_seqs": 220, "max_model_len": 2048, "enable_prefix_caching": False, "async_scheduling": False}
+    for adapters, measured in THROUGHPUT.items():
+        sent = {
+            "seed": 1,
+            "requests": 880,
+            "arrivals": {"kind": "closed", "concurrency": 220},
+            "prompt": 5,
+            "output": 100,
+        }
+        given = {"model": LLAMA, "device": "cuda", "gpu_memory_utilization": 0.9, "scheduler": scheduler}
+        if adapters:
+            sent["adapters"] = {"count": adapters, "exponent": 0.0}
+            given["lora"] = {"max_loras": 300, "max_lora_rank": 8, "load_ms": 0}
+        made = price_scenario(synthesise(parse_spec(sent)), None, str(gpu), Deployment.model_validate(given))
+        _, metrics = made.measured({})
+        assert metrics.scalars()["output_throughput"] == pytest.approx(measured, rel=0.07), adapters
+
+
+def test_the_measurement_that_a_plan_asks_for_needs_no_adapters():
+    deployment = Deployment(model=LLAMA, lora={"max_loras": 2})
+    sent = {"seed": 1, "requests": 4, "arrivals": {"kind": "closed", "concurrency": 2}, "prompt": 50, "output": 10}
+    plain = synthesise(parse_spec(sent))
+    assert schedule(plain, deployment) == schedule(plain, Deployment(model=LLAMA))
 
 
 @pytest.mark.parametrize(("model", "longer_ms"), [(LLAMA, 18.84 - 12.98), (QWEN, 17.64 - 12.46)])
