@@ -57,6 +57,8 @@ def make_twin(
     scenario = price_scenario(Workload(()), settings.calibration, settings.gpu, deployment)
     scenario = replace(scenario, front_door=None)  # this API server is there itself
     first = scenario.all_pools[0].deployment
+    if settings.adapters and any(pool.deployment.lora is None for pool in scenario.all_pools):
+        raise UserError("lora_modules", settings.lora_modules, "needs slots; add the section lora to the deployment")
     vocab_size, folder = 32_000, _tokenizer_folder(first.model)
     texts = Tokenizer(Path(folder)) if folder else PlainTexts(vocab_size)
     about = About(
@@ -69,6 +71,7 @@ def make_twin(
         first.scheduler.block_size,
         places=[-1] * scenario.ranks if settings.ports_per_replica else [],
         role=settings.role,
+        adapters=settings.adapters,
     )
     run = {
         **_identity(settings),

@@ -31,6 +31,7 @@ class About(Message):
         run: columns of the dataset `runs` that describe an engine, for the process that records several engines; else
             empty
         role: `serve`, or the part of a request that a gateway sends here: `prefill` or `decode`
+        adapters: names of LoRA adapters that a request may give as its model
         places: with `ports_per_replica`, index of the replica behind each port; -1 while there is none
     """
 
@@ -44,6 +45,7 @@ class About(Message):
     run: dict[str, Any] = {}
     places: list[int] = []
     role: str = "serve"
+    adapters: list[str] = []
 
     @property
     def kv_tokens(self) -> int:
@@ -63,6 +65,7 @@ class Add(Message):
         followed: True if the request is traced
         grammar: constraint on the answer, as `realengine.grammar` writes it; empty for any text
         rules: changes to the logits; None for no changes
+        adapter: LoRA adapter that answers; empty for the base model
         operation: OpenTelemetry's name of the operation; `answer_id` is the name of the answer
         traceparent: the client's span, from the header of this name; `tracestate` is the vendors' part of it
     """
@@ -92,6 +95,7 @@ class Add(Message):
     tracestate: str = ""
     also_stop_ids: list[int] = []
     rules: LogitRules | None = None
+    adapter: str = ""
 
 
 def finish_reason(row: Mapping[str, Any], asked: Add) -> str:

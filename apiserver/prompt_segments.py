@@ -43,6 +43,7 @@ class PromptSegments:
             slo_class,
             asked.session,
             structured=bool(asked.grammar),
+            adapter=asked.adapter,
         )
 
     def answered(self, answer: Answer) -> None:

@@ -13,7 +13,7 @@ from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
 from traces.distributions import Lengths
 
-_OF_A_TWIN = ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica", "kv_links")
+_OF_A_TWIN = ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica", "kv_links", "lora_modules")
 _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
 
 
@@ -101,6 +101,9 @@ class ServeSettings(Request):
         None,
         description="number of tokens of the twin's answers, or in JSON a distribution as in a trace's specification",
     )
+    lora_modules: str = Field(
+        "", description="names of the twin's LoRA adapters, apart by commas; clients give one as the model"
+    )
     kv_events: Annotated[KvEventSettings | None, BeforeValidator(_endpoint_alone)] = Field(
         None,
         description="publish KV events as vLLM does: an endpoint such as tcp://127.0.0.1:5557, or settings in JSON",
@@ -122,6 +125,10 @@ class ServeSettings(Request):
         None, description="failures to simulate, as a YAML file or JSON; they replace the deployment's fleet.failures"
     )
 
+    @property
+    def adapters(self) -> list[str]:
+        return [name.strip() for name in self.lora_modules.split(",") if name.strip()]
+
     @model_validator(mode="after")
     def _goes_together(self) -> ServeSettings:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -135,6 +142,8 @@ class ServeSettings(Request):
                     raise UserError(name, None, "works only on a twin; add --twin, or leave it out")
             if self.role != "serve":
                 raise UserError("role", self.role, "works only on a twin; add --twin, or leave it out")
+        if self.adapters and self.kv_events is not None:
+            raise UserError("lora_modules", self.lora_modules, "cannot be combined with kv_events; leave one out")
         if self.kv_links is not None and self.role != "decode":
             raise UserError("kv_links", None, "works only with role decode; set role to decode, or leave kv_links out")
         if self.ports_per_replica and self.router:

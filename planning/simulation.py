@@ -21,8 +21,10 @@ from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
 from serving.answers.document import Answer
+from serving.answers.figures import shown_number
 from serving.answers.report import Line, Table
 from serving.deployments.gpu_spec import gpus
+from sim.adapter_slots import AdapterUse
 from sim.cluster import Simulated, simulate_to
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
@@ -42,6 +44,7 @@ class SimulatedRun(Answer):
         defaults: a line for each set of settings that pools left to their engine, with their values
         seen_by: a sentence that says that latencies are those that clients see; empty if they are not
         assumed: a sentence about traffic that was made up; empty if none was
+        adapters: a sentence about the loads of LoRA adapters; empty if the engines serve none
     """
 
     recording: Recording
@@ -52,6 +55,7 @@ class SimulatedRun(Answer):
     capacity: Capacity | None = None
     seen_by: str = ""
     assumed: str = ""
+    adapters: str = ""
 
     @property
     def power_told(self) -> str:
@@ -71,6 +75,8 @@ class SimulatedRun(Answer):
         yield from run_report(self.metrics, self.bands, self.capacity)
         if self.assumed:
             yield Line(self.assumed)
+        if self.adapters:
+            yield Line(self.adapters)
         yield Line(f"{self.trust.level}: {self.trust.reason}")
         if self.power_told:
             yield Line(self.power_told)
@@ -116,7 +122,14 @@ def recorded(
     if intervals is not None and gpu is not None:
         intervals = {**intervals, **energy_bands(metrics, gpu)}
     return SimulatedRun(
-        run, metrics, intervals, judge.trust, scenario.defaults, judge.capacity, seen_by=scenario.seen_by
+        run,
+        metrics,
+        intervals,
+        judge.trust,
+        scenario.defaults,
+        judge.capacity,
+        seen_by=scenario.seen_by,
+        adapters=judge.adapters,
     )
 
 
@@ -127,6 +140,7 @@ class _Judge:
     trust: Trust
     bands: dict[str, dict[str, Band]] | None = None
     capacity: Capacity | None = None
+    adapters: str = ""
 
     def __init__(self, scenario: PricedScenario, band: bool, tell: Tell) -> None:
         self._scenario, self._band, self._tell = scenario, band, tell
@@ -144,6 +158,9 @@ class _Judge:
             self.capacity = capacity(runs)
         self.trust = _trust(recording, scenario)
         notes["trust"] = self.trust._asdict()
+        if done.adapters is not None:
+            notes["adapters"] = done.adapters._asdict()
+            self.adapters = _said(done.adapters)
         if scenario.front_door is not None:
             notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
         if scenario.gpu:
@@ -169,6 +186,13 @@ def _at_both_ends(
         yield metrics
 
 
+def _said(use: AdapterUse) -> str:
+    return (
+        f"adapters: {use.loads:,} loads from disk and {use.copies:,} copies into slots took "
+        f"{shown_number(use.waiting_ns / 1e9)} s before steps"
+    )
+
+
 def _give_back(steps: int) -> None:
     """Free the memory of a simulation of `steps` steps. Its objects refer to each other, so this needs a collection."""
     if steps > _MANY_STEPS:  # the garbage collection takes 0.03 s
@@ -183,8 +207,9 @@ def _trust(recording: Recording, scenario: PricedScenario) -> Trust:
     """
     trust = scenario.trust()
     costs = [pure(cost) for cost in scenario.judged]
-    if trust.level == EXTRAPOLATED and len(costs) == 1 and isinstance(costs[0], OperationCost):
-        beyond = recorded_beyond(costs[0], recording)
+    one = costs[0] if len(costs) == 1 else None
+    if trust.level == EXTRAPOLATED and isinstance(one, OperationCost) and one.adapters is None:
+        beyond = recorded_beyond(one, recording)
         if beyond is not None:
             return trust._replace(reason=f"{trust.reason}, in {beyond}")
     return trust

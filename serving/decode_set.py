@@ -28,6 +28,7 @@ class DecodeSet:
         lag: number of steps in flight when blocks were last registered: 0 in the plain loop, 1 in the overlapped loop
         context: sum of the members' computed tokens
         squares: sum of the squares of the members' computed tokens, which shows how uneven the members are
+        adapters: number of members by LoRA adapter; members without an adapter do not count
         listener: object that is called when a request joins or leaves; None if there is none
         newest: upper bound of the members' admission numbers; meaningless while the set is empty
     """
@@ -40,6 +41,7 @@ class DecodeSet:
         self.lag = 0
         self.context = self.squares = 0
         self.newest = -1
+        self.adapters: dict[str, int] = {}
         self.listener: ServiceCounters | None = None
         self._phases: list[dict[int, Request]] = [{} for _ in range(block_size)]
         self._exits: list[tuple[int, int, int]] = []  # heap of (clock of the last token, admission, id)
@@ -64,6 +66,8 @@ class DecodeSet:
         heappush(self._exits, (request.exit_clock, request.admitted, request.id))
         self._next_exit = min(self._next_exit, request.exit_clock)
         request.decodes = self
+        if adapter := request.arrived.adapter:
+            self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
         if self.listener is not None:
             self.listener.joined(request)
 
@@ -85,6 +89,10 @@ class DecodeSet:
             hashed = (computed - self.lag) // self.block_size
             if hashed > request.hashed:
                 request.hashed = hashed
+        if adapter := request.arrived.adapter:
+            self.adapters[adapter] -= 1
+            if not self.adapters[adapter]:
+                del self.adapters[adapter]
         if self.listener is not None:
             self.listener.left(request)
 

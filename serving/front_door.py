@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field
 
+from serving.adapter_times import adapter_times
 from serving.cost_model import CostModel
 from serving.data_file import parse_json
 from serving.errors import UserError, reason
@@ -113,6 +114,7 @@ class Beside:
         self._cost = cost
         self._step = front_door._step
         self._host = front_door._host
+        self.adapters = adapter_times(cost)
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return self._cost.cpu_ns(plan) + _longer_ns(self._host, plan.sampled_rows)

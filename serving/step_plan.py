@@ -67,6 +67,7 @@ aggregates_of = attrgetter(*AGGREGATES)
 
 
 _NOBODY = DecodeSet(1)
+_NO_ADAPTERS: dict[str, int] = {}
 
 
 class StepPlan:
@@ -90,10 +91,12 @@ class StepPlan:
             -1 if that is the number of its own tokens
         accepted_tokens: number of accepted draft tokens, set when the step is committed
         verified: (tokens, accepted tokens) of each draft, set when the step is committed
+        adapters: number of tokens by LoRA adapter; empty if no request in the step has one
     """
 
     __slots__ = (
-        *AGGREGATES, "accepted_tokens", "admitted", "clock", "decode_squares", "decodes", "departed", "draft_pairs",
+        *AGGREGATES, "accepted_tokens", "adapters", "admitted", "clock", "decode_squares", "decodes", "departed",
+        "draft_pairs",
         "lag", "listed", "masked_rows", "padding", "preempted", "routed_tokens", "seq", "verified",
     )  # fmt: skip
 
@@ -112,6 +115,7 @@ class StepPlan:
         self.routed_tokens = -1
         self.verified: tuple[tuple[int, int], ...] = ()
         self.padding: tuple[Padding, ...] = ()
+        self.adapters = _NO_ADAPTERS
 
     @property
     def tokens(self) -> int:
@@ -158,6 +162,14 @@ class StepPlan:
         self.decode_context += context
         self.decode_squares += squares
         self.sampled_rows += rows
+
+    def count_adapters(self) -> dict[str, int]:
+        """Return the number of tokens by LoRA adapter, while the plan is being made."""
+        counts = dict(self.decodes.adapters)
+        for row in self.rows_outside_decodes():
+            if adapter := row.request.arrived.adapter:
+                counts[adapter] = counts.get(adapter, 0) + row.tokens
+        return counts
 
     def skip(self, steps: int) -> None:
         """Turn this plan into the plan of the same members `steps` steps later."""

@@ -38,7 +38,8 @@ class WorkloadRequest:
     takes `grammar_compile_ns` from the time when an engine gets the request; the request waits for it. With
     `skip_reading_prefix_cache` the engine computes the whole prompt, as it must if log-probabilities of the prompt are
     wanted. `drafted` holds the recorded drafts, if they are known: it maps the number of output tokens so far to the
-    draft proposed there, with True for each of its tokens that is accepted.
+    draft proposed there, with True for each of its tokens that is accepted. `adapter` names the LoRA adapter that
+    answers the request, empty for the base model. Requests with different adapters share no KV.
     """
 
     id: int
@@ -57,6 +58,7 @@ class WorkloadRequest:
     skip_reading_prefix_cache: bool = False
     grammar_compile_ns: int = 0
     max_tokens: int | None = None
+    adapter: str = ""
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
@@ -133,14 +135,14 @@ def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
 def common_prefix(requests: Iterable[WorkloadRequest]) -> int:
     """Return the number of tokens with which the prompts of all requests start; 0 if a request does not read the cache.
 
-    A single request shares its prompt with no other, so the number is 0 for it, too.
+    A single request shares its prompt with no other, so the number is 0 for it, too. Different adapters share nothing.
     """
     rest = iter(requests)
     first = next(rest, None)
     common, alone = () if first is None else first.prompt, True
     for request in rest:
         common, alone = _common_start(common, request.prompt), False
-        if not common or request.skip_reading_prefix_cache:
+        if not common or request.skip_reading_prefix_cache or (first and request.adapter != first.adapter):
             return 0
     return 0 if alone or first is None or first.skip_reading_prefix_cache else sum(tokens for _, tokens in common)
 

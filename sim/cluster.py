@@ -27,6 +27,7 @@ from serving.scheduler import POLICIES
 from serving.user_code.call_limit import watching
 from serving.user_code.plugins import Replaced, functions_of, replaced
 from serving.workload import Workload, WorkloadRequest
+from sim.adapter_slots import AdapterUse
 from sim.api_server import ApiServer
 from sim.autoscaler import Autoscaler, autoscaling
 from sim.clock import VirtualClock
@@ -46,12 +47,13 @@ from traces.recording_writer import RecordingWriter
 
 @dataclass(frozen=True)
 class Simulated:
-    """The totals of a simulation. Its rows are in the sink."""
+    """The totals of a simulation. Its rows are in the sink. `adapters` is None if no replica serves LoRA adapters."""
 
     duration_ns: int
     finished: int
     steps: int
     output_tokens: int
+    adapters: AdapterUse | None = None
 
 
 class Cluster:
@@ -214,7 +216,9 @@ class Cluster:
             raise Replaced(self._own_code, f"the cost model of replica {replica.index}")
         self._log.close()
         steps = self._log.steps + sum(replica.steps_in_flight for replica in self.replicas)
-        return Simulated(self._clock.now_ns, self._log.finished, steps, self._log.output_tokens)
+        uses = [replica.adapters.use for replica in self.replicas if replica.adapters is not None]
+        adapters = AdapterUse(*map(sum, zip(*uses, strict=True))) if uses else None
+        return Simulated(self._clock.now_ns, self._log.finished, steps, self._log.output_tokens, adapters)
 
     def _left(self, request: WorkloadRequest) -> None:
         assert self._arrivals is not None

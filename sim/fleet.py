@@ -14,6 +14,7 @@ from typing import Any
 
 from simpy.events import ProcessGenerator
 
+from serving.adapter_times import AdapterTimes, adapter_times
 from serving.cost_model import CostModel, NetworkedCost, paced
 from serving.deployments.config import Deployment, pool_deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig
@@ -21,9 +22,10 @@ from serving.deployments.inter_node import nodes_of
 from serving.deployments.kv_layout import for_transfers
 from serving.errors import UserError
 from serving.request import Request
-from serving.scheduler import find_policy
+from serving.scheduler import Scheduler, find_policy
 from serving.user_code.own_contract import contract_with
 from serving.workload import WorkloadRequest
+from sim.adapter_slots import AdapterSlots
 from sim.clock import VirtualClock
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
@@ -65,6 +67,20 @@ def networked(pool: PricedPool) -> NetworkedCost:
         remedy = "cannot be combined with fleet.links.shares_inter_node; leave one of them out"
         raise UserError("pipeline_parallel_size", stages, remedy)
     return pool.cost
+
+
+def adapted(pool: PricedPool, scheduler: Scheduler) -> AdapterTimes:
+    """Return the times of LoRA adapters on the pool's replicas.
+
+    Raises UserError if its cost model does not know them, or if its policy does not know of slots for adapters.
+    """
+    if not hasattr(scheduler, "adapters"):
+        remedy = "knows no slots for adapters; derive it from VllmScheduler, or leave lora out"
+        raise UserError("policy", pool.deployment.policy, remedy)
+    times = adapter_times(pool.cost)
+    if times is None:
+        raise UserError("lora", "on", "needs the kernel tables of a GPU; simulate with --gpu, or leave it out")
+    return times.scaled(1 / pool.config.speed)
 
 
 def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
@@ -272,6 +288,8 @@ class Fleet:
             self._transfers.connect(replica, self.pools[pool].config.role)
             if self._transfers.shares_inter_node and nodes_of(deployment) > 1:
                 replica.share(SharedNetwork(self._transfers.links, index, networked(self.pools[pool])))
+        if deployment.lora is not None:
+            replica.adapters = AdapterSlots(adapted(self.pools[pool], scheduler), deployment.lora)
         if deployment.kv_tiers is not None:
             add_tiers(self._clock, self._log, replica, deployment)
         life = Life(replica, pool, *self._place(pool, after), self._clock.now_ns)

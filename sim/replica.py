@@ -23,7 +23,9 @@ from serving.kv.block_pool import BlockPool
 from serving.kv.external import ExternalKv
 from serving.request import Request, Status
 from serving.step_plan import StepPlan
+from serving.step_prices import DecodeRun
 from serving.workload import WorkloadRequest
+from sim.adapter_slots import AdapterSlots
 from sim.clock import ARRIVAL, PLANNING, STEP_ENDS, Alarm, VirtualClock
 from sim.leap import Leap
 from sim.links import SharedNetwork
@@ -50,6 +52,7 @@ class Replica:
             there is none. A continued request has not ended, and its KV blocks are kept until `release`
         on_planned: function that is called with each launched plan and its end time; None if there is none
         network: network that its steps share with KV transfers; None if they share none
+        adapters: LoRA adapters on its device and in its host memory; None if it serves none
         reserved_requests: waiting requests that have KV blocks here for a prompt that a prefill replica computes
 
     Args:
@@ -82,6 +85,7 @@ class Replica:
         self.hands_on: Callable[[Request], bool] | None = None
         self.on_planned: Callable[[StepPlan, int], None] | None = None
         self.network: SharedNetwork | None = None
+        self.adapters: AdapterSlots | None = None
         self.reserved_requests = 0
         self._kept: dict[int, Request] = {}
         overlaps = policy.limits.async_scheduling
@@ -282,6 +286,8 @@ class Replica:
                 self._queue_idle(plan, now)
                 continue
             cpu_ns = self._cost.cpu_ns(plan)
+            if self.adapters is not None:
+                cpu_ns += self.adapters.ready_ns(plan)
             start, stages_ns = now + cpu_ns, None
             if self._pipeline is not None:
                 start, end, stages_ns = self._pipeline.enter(plan, max(start, self._tokens_ns))
@@ -289,6 +295,8 @@ class Replica:
             else:
                 start = max(start, self._last_end_ns)
                 step_ns = self._cost.step_ns(plan)
+                if plan.adapters:
+                    step_ns += self._adapters_ns(plan.adapters, plan.tokens)
                 if self.network is not None:
                     step_ns += self.network.wait_ns(plan.tokens, step_ns)
                 end = start + step_ns
@@ -306,6 +314,12 @@ class Replica:
             self._set(max(launched[0][1], now), STEP_ENDS + self.index, self._commit)
         else:
             self._rest()
+
+    def _adapters_ns(self, adapters: dict[str, int], tokens: int) -> int:
+        """Return the time that `adapters`, with their numbers of tokens, add to a step of `tokens` tokens."""
+        if self.adapters is None:
+            return 0
+        return round(self.adapters.added_ns(adapters, tokens) * prod(sorted(self._slowed)))
 
     @property
     def _tokens_ns(self) -> int:
@@ -430,6 +444,11 @@ class Replica:
         decodes, launched = self.scheduler.decodes, self._launched
         rows = len(decodes.members)
         durations = self._cost.decode_run_ns(rows, decodes.context, decodes.squares, steps)
+        if decodes.adapters and (more_ns := self._adapters_ns(decodes.adapters, rows)):
+            if isinstance(durations, DecodeRun):
+                durations = durations.longer(more_ns)
+            else:
+                durations = [ns + more_ns for ns in durations]
         cpu_ns = 0
         if launched or self._log.keeps_steps:
             plan = launched[0][0] if launched else StepPlan.from_amounts(decode_rows=rows, sampled_rows=rows)

@@ -31,6 +31,7 @@ ROUTERS = {
     "kv-aware": "sim.routers.least:LeastKvUse",
     "prefix-affinity": "sim.routers.prefix_affinity:PrefixAffinity",
     "session-sticky": "sim.routers.session_sticky:SessionSticky",
+    "adapter-affinity": "sim.routers.adapter_affinity:AdapterAffinity",
 }
 Load = Callable[[Replica], Any]
 

@@ -30,7 +30,8 @@ class PrefixReuse:
 
     def hit(self, request: WorkloadRequest) -> int:
         """Return the number of prompt tokens that `request` shares with earlier requests, and add its tokens."""
-        hit, matching, node = 0, True, _ROOT
+        hit, matching = 0, True
+        node = self._nodes.setdefault((_ROOT, request.adapter, 0), len(self._nodes) + 1) if request.adapter else _ROOT
         for name, tokens in request.prompt:
             if name == PRIVATE:  # no other request shares these or the following tokens
                 return hit
@@ -72,6 +73,7 @@ class WorkloadSummary:
         prefix_hit_rate: fraction of prompt tokens that an infinite prefix cache would have
         prefix_block_hit_rate: fraction of blocks of `block_size` tokens that such a cache would have completely (a
             prompt's partial last block counts if its last token is in the cache)
+        adapters: number of requests by LoRA adapter; empty if no request has one
     """
 
     name: str
@@ -101,6 +103,7 @@ class WorkloadSummary:
     prefix_block_hit_rate: float
     tenants: dict[str, int]
     slo_classes: dict[str, int]
+    adapters: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,6 +114,7 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
     arrivals, prompts, outputs = array("q"), array("q"), array("q")
     tenants: dict[str, int] = {}
     slo_classes: dict[str, int] = {}
+    adapters: dict[str, int] = {}
     reuse = PrefixReuse()
     hit_tokens = hit_blocks = blocks = 0
     sessions: set[str] = set()
@@ -124,6 +128,7 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
         sessions.add(request.session)
         if request.think_ns is not None:
             think_ns.append(request.think_ns)
+        adapters[request.adapter] = adapters.get(request.adapter, 0) + 1
         blocks += -(-request.prompt_len // block_size)
         if workload.shares_prefixes:
             hit = reuse.hit(request)
@@ -167,4 +172,5 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
         prefix_block_hit_rate=hit_blocks / blocks,
         tenants=tenants,
         slo_classes=slo_classes,
+        adapters={} if set(adapters) == {""} else adapters,
     )

@@ -9,19 +9,21 @@ not grow with their number.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import count, islice, repeat, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from serving.data_file import read_yaml
 from serving.deployments.config import parse
 from serving.errors import UserError
-from serving.settings import Settings
+from serving.settings import Settings, TerseSettings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.distributions import LATEST_NS, Arrivals, Closed, Empirical, Lengths, Users
 
@@ -44,6 +46,14 @@ class SystemPrompts(Settings, allow_inf_nan=False):
         1.0, ge=0, le=20, description="zipf: system prompt k is chosen in proportion to k^-exponent"
     )
     share: float = Field(1.0, ge=0, le=1, description="share of requests that have a system prompt")
+
+
+class Adapters(Settings, allow_inf_nan=False):
+    """LoRA adapters. A request chooses one of them, but all turns of a session and all requests of a user have one."""
+
+    count: int = Field(ge=1, le=1_000_000, description="number of adapters")
+    exponent: float = Field(1.0, ge=0, le=20, description="adapter k is chosen in proportion to k^-exponent")
+    share: float = Field(1.0, ge=0, le=1, description="share of requests that have an adapter")
 
 
 class Tools(Settings):
@@ -74,13 +84,15 @@ class Sessions(Settings):
     tools: Tools | None = Field(None, description="tools that an agent calls between turns")
 
 
-class SynthSpec(Settings, allow_inf_nan=False):
+class SynthSpec(TerseSettings, allow_inf_nan=False):
     """The specification of a workload. Its size is given by exactly one of `requests` and `duration_s`.
 
     `prompt` is the length of the user's part, to which a system prompt and earlier turns are added. With `sessions`,
     `arrivals` is the arrival process of sessions, and `requests` is the number of turns. With `users`, `duration_s` is
     the time in which they send requests, whatever their number, and only requests after the warm-up count.
     """
+
+    seldom_set = ("adapters",)
 
     name: str = Field("synthetic", description="name of the workload")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers")
@@ -108,6 +120,8 @@ class SynthSpec(Settings, allow_inf_nan=False):
         0.0, ge=0, le=1e9, description="time that a request with structured output waits until its grammar is compiled"
     )
 
+    adapters: Adapters | None = Field(None, description="LoRA adapters; a number is their count")
+
     warm_up_requests: int | None = Field(
         None, ge=0, le=_MOST_REQUESTS, description="the first N requests are served, but left out of all figures"
     )
@@ -128,6 +142,11 @@ class SynthSpec(Settings, allow_inf_nan=False):
             return (self.duration_s or 0.0) * self.arrivals.users * _rate_of_a_user(self.arrivals, self.sessions)
         rates = (getattr(self.arrivals, name, 0.0) for name in ("rate", "start_rate", "end_rate"))
         return (self.duration_s or 0.0) * max(rates)
+
+    @field_validator("adapters", mode="before")
+    @classmethod
+    def _a_count_alone(cls, adapters: Any) -> Any:
+        return {"count": adapters} if isinstance(adapters, int) and not isinstance(adapters, bool) else adapters
 
     @model_validator(mode="after")
     def _consistent(self) -> SynthSpec:
@@ -258,6 +277,8 @@ class _Synthetic:
                 replace(request, structured=True, grammar_compile_ns=compile_ns) if draw < spec.structured else request
                 for request, draw in drawn
             )
+        if spec.adapters is not None:
+            requests = _adapted(requests, spec.adapters, spec.seed)
         if spec.duration_s is None:
             return islice(requests, spec.requests)
         end_ns = round(spec.duration_s * 1_000_000_000)
@@ -405,6 +426,18 @@ class _Synthetic:
         assert self._spec.sessions is not None
         most = self._spec.sessions.max_prompt_tokens
         return most is None or sum(n for _, n in prompt) + output + turn.user <= most
+
+
+def _adapted(requests: Iterator[WorkloadRequest], adapters: Adapters, seed: int) -> Iterator[WorkloadRequest]:
+    """Yield `requests` with adapters, drawn by a hash of the session, or else of the request's id."""
+    weights = np.cumsum(np.arange(1, adapters.count + 1) ** -adapters.exponent)
+    shares = (weights / weights[-1]).tolist()
+    for request in requests:
+        key = f"{seed}:{request.session or request.id}".encode()
+        coins = blake2b(key, digest_size=16).digest()
+        has_one, chosen = (int.from_bytes(coin, "big") / 2**64 for coin in (coins[:8], coins[8:]))
+        k = min(bisect_right(shares, chosen), adapters.count - 1)
+        yield replace(request, adapter=f"adapter{k}") if has_one < adapters.share else request
 
 
 def _plans(

@@ -24,12 +24,14 @@ import vllm
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -89,6 +91,7 @@ def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
     given = {
         "scheduler_config": SchedulerConfig(is_encoder_decoder=False, **_known_by(SchedulerConfig, settings)),
         "speculative_config": _drafts(drafts, model, folder) if drafts else None,
+        "lora_config": LoRAConfig(max_loras=config["max_loras"]) if "max_loras" in config else None,
     }
     whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
     whole.scheduler_config.async_scheduling = overlaps  # without an executor, vLLM sets it to False
@@ -143,6 +146,11 @@ def _limits(given: _Config, last: list[int]) -> SamplingParams:
     most = given.get("max_tokens", given["output_len"])
     stops = {"stop_token_ids": last} if most > given["output_len"] else {}
     return SamplingParams(max_tokens=most, ignore_eos=True, **stops)
+
+
+def _adapter(number: int) -> LoRARequest | None:
+    """Return the adapter of a request, which is never loaded; None for number 0, the base model."""
+    return LoRARequest(f"lora {number}", number, "nowhere") if number else None
 
 
 def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
@@ -219,6 +227,7 @@ class _Run:
                 block_hasher=self._hasher,
                 priority=given.get("priority", 0),
                 arrival_time=float(given["arrival_ns"]),
+                lora_request=_adapter(given.get("lora", 0)),
             )
             request.skip_reading_prefix_cache = given.get("skip_cache", False)
             self._scheduler.add_request(request)

@@ -129,18 +129,21 @@ class Api:
         return web.json_response({"version": __version__, "engine": "twin" if about.twin else "real"})
 
     async def models(self, request: web.Request) -> web.Response:
-        """Return the list of models, which has one entry."""
+        """Return the list of models: the served model and its adapters."""
         about, _ = self._served()
-        model = {
-            "id": about.model,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "tokentwin",
-            "root": about.model,
-            "parent": None,
-            "max_model_len": about.max_model_len,
-        }
-        return web.json_response({"object": "list", "data": [model]})
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._created,
+                "owned_by": "tokentwin",
+                "root": name,
+                "parent": None if name == about.model else about.model,
+                "max_model_len": about.max_model_len,
+            }
+            for name in (about.model, *about.adapters)
+        ]
+        return web.json_response({"object": "list", "data": models})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Return the token ids of a text, or of a chat after the chat template."""
@@ -245,7 +248,7 @@ class Api:
                 if body.return_token_ids or (echoes and body.stream):  # as vLLM does for echoes
                     choice.prompt = asked.prompt
                 choices.append(choice)
-            documents = Documents(style, answer_id, about.model, int(time()))
+            documents = Documents(style, answer_id, body.model or about.model, int(time()))
             usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
             if body.stream:
                 last = usage if stream_options.include_usage else None
@@ -274,7 +277,7 @@ class Api:
     def _served(self, model: str | None = None) -> tuple[About, Texts]:
         """Return the served model and its tokenizer.
 
-        Raises Refusal if `model` is another model, or if no engine serves yet.
+        Raises Refusal if `model` is neither it nor one of its adapters, or if no engine serves yet.
         """
         about = self._engine.about
         if about is None:
@@ -282,7 +285,7 @@ class Api:
         if self._texts is None:
             self._texts = texts = self._make_texts(about)
             self._word = cache(lambda token: texts.decode([token]))
-        if model and model != about.model:
+        if model and model != about.model and model not in about.adapters:
             raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
         return about, self._texts
 
@@ -405,6 +408,7 @@ def _asked(
         tenant=body.user or "",
         grammar=body.grammar,
         rules=rules,
+        adapter=body.model if body.model in about.adapters else "",
     )
 
 

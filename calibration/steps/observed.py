@@ -14,6 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.adapter_fit import SAID, SPREAD
 from calibration.operations import StepSizes, own_pairs
 from calibration.steps.features import REGIMES, feature_rows, regimes
 from calibration.steps.interval import REACH, StepInterval, factor_at, widened
@@ -123,8 +124,9 @@ class ObservedOperations(_Observed):
 
     pure: OperationCost
 
-    def __init__(self, pure: OperationCost) -> None:
+    def __init__(self, pure: OperationCost, adapters_factor: float = 1.0) -> None:
         super().__init__(pure)
+        self.adapters = pure.adapters and pure.adapters.scaled(adapters_factor)
         self.known_interval: StepInterval | None = None  # if set, replaces the interval of the steps priced here
         self._judged: tuple[list[StepSizes], StepInterval] | None = None  # corners, and the interval of such steps
         self._longest: dict[int, float] = {}  # total context by number of decode rows
@@ -139,7 +141,7 @@ class ObservedOperations(_Observed):
         launching = prompts  # their interval has the error of launches, too
         if self.pure.deployment.enforce_eager:
             launching = factor_at(widened(self.interval.decode, REACH * self.pure.host.launches.sigma), share)
-        return type(self)(self.pure.scaled(decode, prompts, launching))
+        return type(self)(self.pure.scaled(decode, prompts, launching), SPREAD ** ((share - 0.5) / 0.45))
 
     @property
     def interval(self) -> StepInterval:
@@ -158,6 +160,8 @@ class ObservedOperations(_Observed):
         A negligible share of extrapolated steps does not count; a larger share is stated.
         """
         self._count_noted()
+        if self.adapters is not None:
+            return Trust(EXTRAPOLATED, SAID)
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
         steps += [self._prompt_step(*kind) for kind in self._kinds()]
         if not steps:

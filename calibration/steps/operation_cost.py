@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.adapter_fit import fitted_times
 from calibration.kernels.collectives import rate_between_nodes
 from calibration.operations import Collective, KernelTimes, Operation, StepSizes
 from calibration.step_operations import step_operations
@@ -81,6 +82,7 @@ class OperationCost:
     Attributes:
         known_interval: 90 % interval of the error that all steps of a run have in common, for measured kernels
         untaught: sentence about an important part of the configuration that was not measured; empty if there is none
+        adapters: times of LoRA adapters; None if the deployment serves none
         stages: cost models of the pipeline stages in order; empty without pipeline parallelism
         tables: uncorrected parts by table name, shared with cost models that differ only in factors
         shared_prefix: number of tokens at the start of every context that some steps read once for all rows
@@ -120,6 +122,7 @@ class OperationCost:
         self._captured = captured_tokens(deployment, kernels.gpu)
         self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # raises if there is no price
         self.stages = self._stages()
+        self.adapters = fitted_times(model, kernels.gpu, deployment)
 
     def _stages(self) -> list[OperationCost]:
         return []

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from calibration.acceptance import DRAFT_COLUMNS, RecordedAcceptance
+from serving.adapter_times import FREE
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
 from serving.policies.drafts import judge_drafts
@@ -199,6 +200,7 @@ class GivenTimes:
         left: Iterable[tuple[int, int]] = (),
     ) -> None:
         self._plans_ns = plans_ns
+        self.adapters = FREE
         count = len(plans_ns)
         made = zip(plans_ns, in_flight, strict=True)
         plans = [[*tries, one] for tries, one in zip(tried or [()] * count, made, strict=True)]

@@ -247,6 +247,8 @@ class _Sender:
             wanted["priority"] = request.priority
         if request.tenant:
             wanted["user"] = request.tenant
+        if request.adapter:
+            wanted["model"] = request.adapter  # vLLM serves each adapter as a model of its name
         return json.dumps(wanted, separators=(",", ":")).encode()
 
     async def _visit(self, clients: Clients, request: WorkloadRequest) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 from calibration.steps.observed import JudgedCost, pure
 from calibration.steps.operation_cost import OperationCost
 from planning.deployments import with_settings
-from planning.diagnose.constraint_lifts import longest_request, rescheduled, small_blocks, smaller_chunks
+from planning.diagnose.constraint_lifts import (
+    adapter_slots,
+    longest_request,
+    rescheduled,
+    small_blocks,
+    smaller_chunks,
+)
 from planning.diagnose.fleet_lifts import resized, split_towards
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.repricing import Source
@@ -74,6 +80,17 @@ class _Case:
 def _more_running_requests(case: _Case) -> Iterator[Settings]:
     active: Settings = {} if case.scheduler.max_num_active_seqs is None else {"max_num_active_seqs": None}
     yield from ({"max_num_seqs": times * case.scheduler.most_running, **active} for times in (2, 8))
+
+
+def _more_adapter_slots(case: _Case) -> Iterator[Settings]:
+    wide = adapter_slots(case.scenario)
+    lora, whole = case.deployment.lora, None if isinstance(wide, str) else wide.deployment.lora
+    if lora is not None and whole is not None:
+        for slots in (2 * lora.max_loras, whole.max_loras):
+            more = {**lora.model_dump(exclude_defaults=True), "max_loras": slots}
+            yield {"lora": {**more, "max_cpu_loras": max(slots, lora.host_loras)}, **case.memory}
+    if case.scenario.engines > 1:
+        yield _routed(case.scenario, "adapter-affinity")
 
 
 def _smaller_chunks(case: _Case) -> Iterator[Settings]:
@@ -313,6 +330,7 @@ def _dumped(fleet: Any, name: str) -> Any:
 
 _AGAINST: dict[str, Callable[[_Case], Iterator[Settings]]] = {
     "more running requests": _more_running_requests,
+    "a slot for each adapter": _more_adapter_slots,
     "smaller chunks": _smaller_chunks,
     "prompts in one piece": _prompts_in_one_piece,
     "policy vllm": _other_policy,

@@ -259,6 +259,21 @@ def more_places(scenario: PricedScenario) -> PricedScenario:
     return rescheduled(scenario, max_num_seqs=seqs, max_num_active_seqs=None)
 
 
+def adapter_slots(scenario: PricedScenario) -> PricedScenario | str:
+    """Give each adapter of the workload a slot, beside as much KV memory as before."""
+    adapters = {request.adapter for request in scenario.workload.requests} - {""}
+    loras = [pool.deployment.lora for pool in scenario.all_pools]
+    if all(lora is None or lora.max_loras >= len(adapters) for lora in loras):
+        return "each adapter has a slot"
+
+    def wide(deployment: Deployment) -> Deployment:
+        lora = deployment.lora
+        most = {"max_loras": len(adapters), "max_cpu_loras": max(len(adapters), lora.host_loras if lora else 0)}
+        return deployment.model_copy(update={"lora": lora and lora.model_copy(update=most)})
+
+    return _remade(scenario, wide)
+
+
 def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
     """Space the same requests in the same order evenly over the same time."""
     requests = list(scenario.workload.requests)
@@ -307,6 +322,7 @@ def _of_costs(lifted: Callable[[CostModel], CostModel | None]) -> Callable[[Pric
 
 
 FREE_PREFILL, REPLICA, ADMISSION = "free prefill", "one more replica", "no admission limits"
+_SLOTS = "a slot for each adapter"
 _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "even arrivals": even_arrivals,
     "no failures": no_failures,
@@ -321,6 +337,7 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "small KV blocks": small_blocks,
     "paged KV memory": paged,
     "more running requests": more_places,
+    _SLOTS: adapter_slots,
     "smaller chunks": smaller_chunks,
     "prompts in one piece": whole_prompts,
     "policy vllm": vllm_policy,
@@ -372,3 +389,9 @@ def _all_blocks(scenario: PricedScenario) -> int:
 def offered(workload: Workload) -> Workload:
     """Return `workload` with its requests in a list, because every counterfactual iterates over them again."""
     return replace(workload, requests=list(workload.requests))
+
+
+def lifts_for(scenario: PricedScenario) -> list[Lift]:
+    """Return the lifts to try. That of adapters is left out if no engine serves adapters."""
+    adapted = any(pool.deployment.lora is not None for pool in scenario.all_pools)
+    return [lift for lift in LIFTS.values() if adapted or lift.name != _SLOTS]

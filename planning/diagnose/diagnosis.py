@@ -23,6 +23,7 @@ from planning.diagnose.constraint_lifts import (
     REPLICA,
     WORK,
     Lift,
+    lifts_for,
     offered,
 )
 from planning.diagnose.document import (
@@ -112,8 +113,9 @@ def diagnose(
 def _counterfactuals(
     scenario: PricedScenario, base: Baseline, tell: Callable[[str, float], None]
 ) -> Iterator[Counterfactual]:
-    for done, lift in enumerate(LIFTS.values(), start=1):
-        tell(f"simulating it with {lift.name}", done / (len(LIFTS) + 2))
+    lifts = lifts_for(scenario)
+    for done, lift in enumerate(lifts, start=1):
+        tell(f"simulating it with {lift.name}", done / (len(lifts) + 2))
         lifted = lift.apply(scenario)
         yield _tried(lift, lift.name, lift.kind(scenario), base, lifted)
 

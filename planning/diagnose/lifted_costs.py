@@ -13,6 +13,7 @@ from typing import Any
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import StepCost
+from serving.adapter_times import adapter_times
 from serving.cost_model import CostModel, NetworkedCost, PipelinedCost, decode_plans
 from serving.deployments.config import Deployment
 from serving.step_plan import StepPlan
@@ -23,10 +24,11 @@ WEIGHT_PARTS = ("weights", "experts")
 
 
 class _Lifted:
-    """A lifted cost model. The time that its engine uses the network between nodes, if known, stays as it is."""
+    """A lifted cost model. The times of the network between nodes and of adapters, if known, stay as they are."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
+        self.adapters = adapter_times(cost)
 
     def network_ns(self, tokens: int) -> int:
         return self._cost.network_ns(tokens) if isinstance(self._cost, NetworkedCost) else 0

@@ -136,6 +136,22 @@ def _no_places(e: Evidence) -> Finding | None:
     )
 
 
+def _no_slots(e: Evidence) -> Finding | None:
+    lora = e.deployment.lora
+    adapters = {request.adapter for request in e.requests} - {""}
+    if lora is None or not e.has_steps or len(adapters) <= lora.max_loras:
+        return None
+    free = (e.step("running") < e.deployment.scheduler.most_running) & (e.kv_usage < _FULL)
+    share = e.time_share(free & (e.step("waiting") > 0))
+    if share < SHARE:
+        return None
+    return Finding(
+        share,
+        f"in {shown_share(share)} of the time requests wait while places and KV memory are free; requests with "
+        f"{len(adapters):,} adapters share {lora.max_loras:,} slots (lora.max_loras)",
+    )
+
+
 def _bursts(e: Evidence) -> Finding | None:
     if not e.requests or any(request.think_ns is not None for request in e.requests):
         return None
@@ -274,6 +290,7 @@ _LOOKS: dict[str, Look] = {
     "slow KV transfers": _transfers,
     "slow KV tiers": _tier_reads,
     "max_num_seqs reached": _no_places,
+    "adapter slots taken": _no_slots,
     "bursty arrivals": _bursts,
     "uneven replicas": _uneven_replicas,
     "tail spikes": _tail,

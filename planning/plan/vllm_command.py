@@ -14,6 +14,7 @@ from serving.deployments.config import Deployment
 from serving.deployments.engines import BLOCK_SIZE, UTILIZATION, engine_defaults
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.inter_node import nodes_of
+from serving.deployments.lora import LoraConfig
 from serving.deployments.model_catalogue import find_model, hub_id
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
@@ -81,7 +82,17 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         "--long-prefill-token-threshold-adaptive" if scheduler.long_prefill_token_threshold_adaptive else "",
     ]
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [*words, *filter(None, switches)]
+    return [*words, *filter(None, switches), *_adapters(deployment.lora)]
+
+
+def _adapters(lora: LoraConfig | None) -> list[str]:
+    """Return the options of adapters; the adapters themselves are loaded later, or by `--lora-modules`."""
+    if lora is None:
+        return []
+    words = ["--enable-lora", "--max-loras", str(lora.max_loras), "--max-lora-rank", str(lora.max_lora_rank)]
+    if lora.max_cpu_loras is not None:
+        words += ["--max-cpu-loras", str(lora.max_cpu_loras)]
+    return [*words, "--lora-target-modules", *lora.target_modules] if lora.target_modules else words
 
 
 def _longest(deployment: Deployment) -> int | None:

@@ -20,6 +20,7 @@ from serving.deployments.engines import EngineName, check_engine
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
+from serving.deployments.lora import LoraConfig
 from serving.errors import UserError
 from serving.settings import TerseSettings, remedy
 from serving.speculative import SpeculativeConfig
@@ -39,7 +40,7 @@ class SchedulerConfig(TerseSettings):
         "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
-        "state_read_defers_hits",
+        "state_read_defers_hits", "max_loras", "adapter_slots_by_step",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
@@ -140,6 +141,14 @@ class SchedulerConfig(TerseSettings):
         le=64,
         description="with async_scheduling: number of scheduler steps from one decode of a request to its next decode. "
         "Follows from pipeline_parallel_size",
+    )
+    max_loras: int | None = Field(
+        None, ge=1, description="number of LoRA adapters in one step. Follows from lora.max_loras; null: no adapters"
+    )
+    adapter_slots_by_step: bool = Field(
+        False,
+        description="running requests without tokens in a step leave their adapter's slot to others, as in vLLM up to "
+        "0.32; false: they keep it, as in vLLM 0.33",
     )
     speculative: SpeculativeConfig | None = Field(None, description="speculative decoding (docs/speculative.md)")
     sarathi_token_budget: int = Field(
@@ -291,7 +300,9 @@ class SchedulerConfig(TerseSettings):
 class Deployment(TerseSettings):
     """One engine: its model, its device, how it computes, its policy and the settings of its scheduler."""
 
-    seldom_set = ("engine", "inter_node", "all2all_backend", "fusion", "max_cudagraph_capture_size", "power_limit_w")
+    seldom_set = (
+        "engine", "inter_node", "all2all_backend", "fusion", "max_cudagraph_capture_size", "power_limit_w", "lora",
+    )  # fmt: skip
 
     model: str = Field(
         "smollm2",
@@ -386,6 +397,7 @@ class Deployment(TerseSettings):
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV blocks (docs/kv-tiers.md)")
+    lora: LoraConfig | None = Field(None, description="LoRA adapters (docs/lora.md); simulator only")
     inter_node: InterNodeConfig | None = Field(
         None,
         description="nodes and their links, for engines on several nodes (docs/parallelism.md); simulator only",
@@ -424,6 +436,18 @@ class Deployment(TerseSettings):
         if self.pipeline_parallel_size > 1 and self.scheduler.speculative is not None:
             remedy = "cannot be combined with scheduler.speculative; leave one of them out"
             raise UserError("pipeline_parallel_size", self.pipeline_parallel_size, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_run_on_one_stage(self) -> Deployment:
+        if self.scheduler.max_loras not in (None, self.lora and self.lora.max_loras):
+            remedy = "follows from lora.max_loras; leave it out"
+            raise UserError("scheduler.max_loras", self.scheduler.max_loras, remedy)
+        if self.lora is None:
+            return self
+        for name in ("pipeline_parallel_size", "data_parallel_size"):
+            if (size := getattr(self, name)) > 1:
+                raise UserError(name, size, "cannot be combined with lora; leave one of them out")
         return self
 
     @model_validator(mode="after")
@@ -486,8 +510,10 @@ class Deployment(TerseSettings):
 
     @property
     def staged_settings(self) -> SchedulerConfig:
-        """The scheduler's settings with the decode stagger of the pipeline stages and the data-parallel ranks."""
+        """The scheduler's settings with the pipeline's decode stagger, the data-parallel ranks and adapter slots."""
         scheduler = self.scheduler
+        if self.lora is not None:
+            scheduler = scheduler.model_copy(update={"max_loras": self.lora.max_loras})
         if scheduler.decode_stagger != self.decode_stagger:
             scheduler = scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
         if scheduler.attention_dp_timeout_iters and self.data_parallel_size > 1:

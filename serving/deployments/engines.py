@@ -152,7 +152,12 @@ def _shown(value: bool | int) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:,}"
 
 
-def release_settings(version: str) -> dict[str, Any]:
-    """Return the settings of vLLM release `version`, e.g. 0.32.0 or 0.32.0+cpu. Raises ValueError for other text."""
+def release_settings(version: str, adapters: bool = False) -> dict[str, Any]:
+    """Return the settings of vLLM release `version`, e.g. 0.32.0 or 0.32.0+cpu, with or without LoRA adapters.
+
+    Raises ValueError for other text.
+    """
     major, minor, *_ = version.split(".")
-    return dict(_BEFORE_0_33) if (int(major), int(minor)) < (0, 33) else {}
+    if (int(major), int(minor)) >= (0, 33):
+        return {}
+    return _BEFORE_0_33 | ({"adapter_slots_by_step": True} if adapters else {})

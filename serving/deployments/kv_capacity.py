@@ -15,6 +15,7 @@ from serving.answers.figures import shown_gib
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.kv_layout import kv_groups, layers_of_a_group, most_held, page_bytes, with_states
+from serving.deployments.lora import slot_elements
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec, draft_module, module_deployment, stage_models
 from serving.deployments.weight_types import (
@@ -57,6 +58,7 @@ class KvCapacity(NamedTuple):
         non_torch: memory of libraries, workspaces and communication, and what else the release counts
         graphs: memory set aside for CUDA graphs
         block: size of one KV block, summed over the layers that share it
+        adapters: memory of the slots for LoRA adapters
         pages: number of blocks that the scheduler counts as one; above 1 only if it treats groups of layers as one
     """
 
@@ -69,6 +71,7 @@ class KvCapacity(NamedTuple):
     graphs: int
     block: int
     pages: int = 1
+    adapters: int = 0
 
     @property
     def activations(self) -> int:
@@ -79,7 +82,7 @@ class KvCapacity(NamedTuple):
     def left(self) -> int:
         """The bytes that are left for KV; may be negative."""
         budget = int(self.total * self.utilization)
-        return budget - self.weights - self.activations - self.non_torch - self.graphs
+        return budget - self.weights - self.adapters - self.activations - self.non_torch - self.graphs
 
     @property
     def num_blocks(self) -> int:
@@ -100,6 +103,7 @@ class KvCapacity(NamedTuple):
         parts = [
             (f"memory x {self.utilization:g}", self.total * self.utilization),
             ("weights", -self.weights),
+            *([("adapters", -self.adapters)] if self.adapters else []),
             ("activations of a step" if self.forward >= self.sampler else "activations of sampling", -self.activations),
             ("libraries and communication", -self.non_torch),
             ("CUDA graphs", -self.graphs),
@@ -119,17 +123,22 @@ class KvCapacity(NamedTuple):
             raise UserError(
                 "gpu",
                 shown_gib(self.total),
-                f"has room for {self.num_blocks:,} KV blocks beside {shown_gib(self.weights)} of weights; a "
+                f"has room for {self.num_blocks:,} KV blocks beside {self._weights_and_adapters}; a "
                 f"request of {config.max_model_len} tokens needs {need}: {remedy}use more or larger devices, or "
                 "quantisation",
             )
+
+    @property
+    def _weights_and_adapters(self) -> str:
+        adapters = f" and {shown_gib(self.adapters)} of adapters" if self.adapters else ""
+        return f"{shown_gib(self.weights)} of weights{adapters}"
 
     def share_for(self, blocks: int) -> float:
         """Return the utilization, at most 1, that leaves room for exactly `blocks` blocks.
 
         The result has as few digits as possible.
         """
-        beside = self.weights + self.activations + self.non_torch + self.graphs
+        beside = self.weights + self.adapters + self.activations + self.non_torch + self.graphs
         needed = (beside + blocks * self.block * self.pages) / self.total
         for digits in range(1, _SHARE_DIGITS + 1):
             share = min(math.ceil(needed * 10**digits) / 10**digits, 1.0)
@@ -138,14 +147,14 @@ class KvCapacity(NamedTuple):
         return share
 
     def check_stated(self, blocks: int) -> None:
-        """Raise UserError if the stated number of blocks, `blocks`, exceeds the memory that the weights leave."""
+        """Raise UserError if the stated number of blocks, `blocks`, exceeds the memory beside weights and adapters."""
         page = self.block * self.pages
-        most = max(self.total - self.weights, 0) // page
+        most = max(self.total - self.weights - self.adapters, 0) // page
         if blocks > most:
             raise UserError(
                 "num_blocks",
                 blocks,
-                f"takes {shown_gib(blocks * page)} of KV beside {shown_gib(self.weights)} of weights, and "
+                f"takes {shown_gib(blocks * page)} of KV beside {self._weights_and_adapters}, and "
                 f"the device has {shown_gib(self.total)}, so {most:,} blocks at most; leave it out, and as many "
                 "are taken as fit",
             )
@@ -188,11 +197,21 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
             sampler=_sampler_bytes(model, deployment) if stage == last else 0,
             non_torch=_non_torch_bytes(gpu, deployment),
             graphs=graph_bytes,
+            adapters=_adapter_bytes(model, deployment),
             **layouts[stage],
         )
         for stage in range(len(layers))
     ]
     return min(stages, key=lambda stage: (stage.num_blocks, stage.left / stage.block))
+
+
+def _adapter_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """Return the bytes of all slots for adapters on one device, which an engine with pipeline stages cannot have."""
+    lora = deployment.lora
+    if lora is None:
+        return 0
+    elements = slot_elements(model, lora, deployment.tensor_parallel_size)
+    return int(lora.max_loras * DTYPE_BYTES[deployment.dtype] * elements)
 
 
 def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:

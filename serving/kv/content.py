@@ -116,10 +116,17 @@ def segment_content(config: SchedulerConfig) -> SegmentContent:
 
 
 def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
-    """Yield `(segment, begin, end)` over the sequence; a private segment gets a name that no other request can have."""
-    begin = 0
+    """Yield `(segment, begin, end)` over the sequence; a private segment gets a name that no other request can have.
+
+    An adapter renames the first segment, so that requests with other adapters find no prefix.
+    """
+    begin, adapter = 0, request.arrived.adapter
     for number, (name, tokens) in enumerate(request.arrived.prompt):
-        yield (name if name != PRIVATE else f"\0{request.id}.{number}"), begin, begin + tokens
+        if name == PRIVATE:
+            name = f"\0{request.id}.{number}"
+        elif adapter and not number:
+            name = f"\0adapter {adapter}: {name}"
+        yield name, begin, begin + tokens
         begin += tokens
     yield f"out:{request.id}", begin, request.max_len
 

@@ -84,6 +84,8 @@ class Residents:
                 f"{request.prompt_len} prompt + {request.max_len - request.prompt_len} output tokens "
                 f"exceed max_model_len {self.config.max_model_len}"
             )
+        if (adapter := request.arrived.adapter) and not self.config.max_loras:
+            return f"wants adapter {adapter}, and the deployment serves no adapters; set lora in it"
         need = self.most_held(request)
         if need > self.pool.total:
             return f"needs {need} KV blocks of {self._block_size} tokens; there are {self.pool.total}"
@@ -135,6 +137,9 @@ class Residents:
         if self._aligned is not None:
             remedy = "cannot be combined with KV from outside, because the model has constant states; set it to false"
             raise UserError("scheduler.enable_prefix_caching", True, remedy)
+        if self.config.max_loras:
+            remedy = "cannot be combined with KV from outside; leave lora out"
+            raise UserError("max_loras", self.config.max_loras, remedy)
         if self._grouped is not None:
             remedy = "cannot be combined with KV from outside; leave it empty"
             raise UserError("scheduler.kv_groups", list(self.config.kv_groups), remedy)

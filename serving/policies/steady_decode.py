@@ -175,6 +175,7 @@ class SteadyDecode:
         If decodes register the blocks that they fill, the answer is 0: the head might share any of these blocks.
         """
         rules = self._rules
+        rules.adapters = self._decodes.adapters
         budget, head = rules.waiting_budget(), rules.head()
         if budget <= 0 or head is None:
             return steps

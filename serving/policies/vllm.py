@@ -77,6 +77,7 @@ class VllmScheduler(Residents):
             running requests is that of admission
         unsteady: running requests outside the decode set
         draft_slots: number of budget tokens that a row takes beyond its own tokens
+        adapters: LoRA adapters that take slots while a step is planned; the values do not matter
         service: counters of the tokens served to each tenant, for the policy `fair`; None under other policies
 
     `schedule` raises UserError when requests keep preempting one another and none of them makes progress.
@@ -115,6 +116,8 @@ class VllmScheduler(Residents):
         self._holds_prompts = False  # True if the step being planned computes no prompts
         self._prefills = 0  # rows of the step being planned whose requests had no token sampled in the step before
         self._pads = self._serves = False  # a decode may be admitted with drafts; the step has listed rows
+        self.adapters: dict[str, int] = {}
+        self._max_loras = config.max_loras or 0
         self._most_of_one = self._budget  # maximum number of tokens of one request in this step
         # vLLM leaves blocks in the prefix cache that a victim never computed. Policies with another victim do not.
         self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
@@ -179,6 +182,8 @@ class VllmScheduler(Residents):
             decodes = len(self.decodes.members) > 0 or any(request.decoding for request in self.unsteady.values())
             self._holds_prompts = decodes and self._interval.holds_prompts
         self.fill(plan, self.step_budget())
+        if self._max_loras:
+            self._hold_adapters(plan)
         if self._interval is not None:
             self._interval.planned(plan, self._prefills > 0, self._holds_prompts, self.waiting)
         if self.drafts is not None and self.drafts.varies:
@@ -194,6 +199,16 @@ class VllmScheduler(Residents):
             if self._stagger > 1:
                 self._stagger_decodes(plan)
         return plan
+
+    def _hold_adapters(self, plan: StepPlan) -> None:
+        """Note the adapters of the complete `plan`. Raises UserError if there are more than slots.
+
+        That can happen with `adapter_slots_by_step`, where vLLM stops, too, and under the policy `static`.
+        """
+        plan.adapters = plan.count_adapters()
+        if len(plan.adapters) > self._max_loras:
+            remedy = f"is too small: running requests need {len(plan.adapters)} adapters in one step; raise it"
+            raise UserError("max_loras", self._max_loras, remedy)
 
     def _stagger_decodes(self, plan: StepPlan) -> None:
         """Make requests that `plan` samples for wait until their tokens have passed all pipeline stages."""
@@ -359,6 +374,8 @@ class VllmScheduler(Residents):
         """Admit waiting requests, in order, until one does not fit."""
         self._pads = self.drafts is not None and not self.drafts.varies and not self._prefills
         self._serves = bool(plan.listed)
+        if self._max_loras:
+            self.adapters = self._taken_slots(plan)
         while len(self.running) < self._most_running and (room := self.room(plan, budget)) > 0:
             request = self.head()
             if request is None:
@@ -380,16 +397,35 @@ class VllmScheduler(Residents):
                 self._refused = circumstances if lasts and circumstances else None
                 break
             budget -= self.give(plan, request, tokens)
+            if self._max_loras and (adapter := request.arrived.adapter):
+                self.adapters.setdefault(adapter, tokens)
 
     def head(self) -> Request | None:
-        """Return the next request to admit: one whose KV has been loaded, or else the first that could run now."""
+        """Return the next request to admit: one whose KV has been loaded, or else the first that could run now.
+
+        As in vLLM, a request cannot run if it has an adapter without a slot, and other adapters take all slots.
+        """
         if self.kv_loading is not None and (loaded := self.kv_loading.head()) is not None:
             return loaded
         for request in self.waiting:
-            if not (request.stale or request.compiling or request.status is Status.LOADING):
+            waits = request.stale or request.compiling or request.status is Status.LOADING
+            if not waits and not (self._max_loras and self._lacks_slot(request.arrived.adapter)):
                 return request
             request.passed_over = True
         return None
+
+    def _taken_slots(self, plan: StepPlan) -> dict[str, int]:
+        """Return the adapters whose slots waiting requests cannot take: those of all running requests."""
+        if self.config.adapter_slots_by_step:
+            return plan.count_adapters()
+        taken = dict(self.decodes.adapters)
+        for request in self.unsteady.values():
+            if adapter := request.arrived.adapter:
+                taken[adapter] = taken.get(adapter, 0) + 1
+        return taken
+
+    def _lacks_slot(self, adapter: str) -> bool:
+        return bool(adapter) and len(self.adapters) >= self._max_loras and adapter not in self.adapters
 
     def head_was_refused(self, head: Request, budget: int) -> bool:
         """Return whether `head` did not fit when it was last considered, and nothing has changed since."""

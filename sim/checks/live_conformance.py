@@ -32,7 +32,7 @@ from traces.formats.rows import read_head
 COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
 FAMILIES = (
     "plain loop", "overlapped loop", "priorities", "drafts", "drafts by batch size", "sliding windows", "hybrid models",
-    "long-prefill threshold", "watermark", "rarer settings",
+    "long-prefill threshold", "watermark", "rarer settings", "adapters",
 )  # fmt: skip
 
 
@@ -74,6 +74,10 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         config["vllm"] = rarer_settings(config, chance)
         for request in recording["requests"]:
             request["skip_cache"] = chance.random() < 0.2
+    if family == "adapters":
+        config["max_loras"] = chance.choice([1, 1, 2, 3])
+        for request in recording["requests"]:
+            request["lora"] = chance.choice([0, 1, 2, 3, 4])
     return {"name": f"{family} {seed}", **recording}
 
 
@@ -323,7 +327,7 @@ def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> Fa
         elif "stuck" in answer:
             stuck.append(answer["stuck"])
         else:
-            answer["config"] |= release_settings(version)
+            answer["config"] |= release_settings(version, adapters="max_loras" in answer["config"])
             _recording(path).write_bytes(gzip.compress(json.dumps(answer).encode()))
             decided.append(conform(_recording(path), policy))
     return FamilyResult(family, decided, lacks, stuck)

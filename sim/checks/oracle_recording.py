@@ -132,6 +132,7 @@ _REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "grammar_ns": _compiling,
     "skip_cache": lambda skips, row: {"skip_reading_prefix_cache": skips},
     "salt": lambda salt, row: {},  # see `_prompt`
+    "lora": lambda number, row: {"adapter": f"lora {number}"} if number else {},  # 0: the base model
     "ext": lambda tokens, row: {},  # see `_outside`
     "ext_fails": lambda fails, row: {},  # see `_outside`
 }
@@ -201,7 +202,8 @@ def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
         scheduler = parse(SchedulerConfig, settings, where="config")
         stages = config.get("pp", 1)
         cost = TokenCost(**recording["cost"]) if stages == 1 else RecordedStages(stages, **recording["cost"])
-        deployment = Deployment(policy=policy, pipeline_parallel_size=stages, scheduler=scheduler)
+        engine = Deployment(policy=policy, pipeline_parallel_size=stages)
+        deployment = engine.model_copy(update={"scheduler": scheduler})
         outside = _outside(config.get("connector"), recording["requests"], f"{path}: config.connector")
         workload = _workload(recording["requests"])
         results = {row["id"]: {name: row[name] for name in row if name in _RESULT} for row in recording["results"]}

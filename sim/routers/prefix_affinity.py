@@ -18,7 +18,7 @@ from sim.routers.least import outstanding_requests
 
 
 class PrefixAffinity:
-    """A router that hashes the segments that hold the first `prefix_tokens` tokens of a prompt.
+    """A router that hashes the segments that hold the first `prefix_tokens` tokens of a prompt, and its adapter.
 
     A private prompt goes to the replica with the fewest requests. If `prefix_tokens` is larger than the first prompt of
     a conversation, its second turn has another key than its first.
@@ -48,4 +48,4 @@ class PrefixAffinity:
                 break
             names.append(name)
             left -= tokens
-        return "\n".join(names)
+        return "\n".join([request.adapter, *names] if names and request.adapter else names)

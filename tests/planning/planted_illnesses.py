@@ -130,6 +130,16 @@ def few_places(rng: Rng) -> Any:
     return _ill(rng, _one_gpu(rng), scheduler={"max_num_seqs": int(rng.integers(1, 5))})
 
 
+def few_slots(rng: Rng) -> Any:
+    """Requests with several adapters share one or two slots."""
+    count = int(rng.integers(6, 12))
+    case = _one_gpu(rng, settings={"lora": {"max_loras": count, "load_ms": 1.0}})
+    healthy, ill = _ill(rng, case, lora={"max_loras": int(rng.integers(1, 3)), "max_cpu_loras": count, "load_ms": 1.0})
+    made = [replace(r, adapter=f"a{int(rng.integers(count))}") for r in healthy.workload.requests]
+    adapted = replace(healthy.workload, requests=made)
+    return replace(healthy, workload=adapted), replace(ill, workload=adapted)
+
+
 def small_chunks(rng: Rng) -> Any:
     case = _one_gpu(rng, prompt=int(rng.integers(1200, 2500)), output=30)
     return _ill(rng, case, scheduler={"max_num_batched_tokens": int(rng.integers(16, 64)), "max_num_seqs": 16})
@@ -496,6 +506,7 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
     "overload": ("request", ("one more replica",), "overload", overload),
     "users give up": ("request", ("more running requests",), "unfinished requests", giving_up),
     "few places": ("request", ("more running requests",), "max_num_seqs reached", few_places),
+    "few adapter slots": ("request", ("a slot for each adapter",), "adapter slots taken", few_slots),
     "prompts cut small": ("request", ("prompts in one piece",), "high TTFT", small_chunks),
     "long chunks": ("request", ("smaller chunks",), "high ITL", long_chunks),
     "static batches": ("request", ("policy vllm",), "high TTFT", static_batches),

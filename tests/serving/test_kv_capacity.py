@@ -121,6 +121,37 @@ def test_sampling_bounds_the_activations_of_large_vocabularies(model: str, seqs:
     assert predicted.sampler / GIB == pytest.approx(logged_gib, rel=0.03)
 
 
+# model, rank, numbers of slots, and the tokens of KV that vLLM logged for them (0.8.5, H100 with 64 GB):
+# arXiv 2508.08343, GPULLMAdapterOptimization, find_available_gpu_memory_depending_on_loaded_adapters
+SLOTS = [
+    ("Llama-3.1-8B", 8, (8, 384), (305_104, 154_240)),
+    ("Llama-3.1-8B", 16, (8, 224), (302_000, 138_272)),
+    ("Llama-3.1-8B", 32, (8, 96), (296_352, 168_064)),
+    ("Qwen2.5-7B", 8, (8, 384), (700_816, 430_432)),
+    ("Qwen2.5-7B", 16, (8, 384), (694_848, 165_664)),
+    ("Qwen2.5-7B", 32, (8, 224), (683_472, 67_136)),
+]
+
+
+@pytest.mark.parametrize(("model", "rank", "slots", "tokens"), SLOTS)
+def test_slots_for_adapters_take_the_memory_that_vllm_logged(model, rank, slots, tokens) -> None:
+    spec = find_model(model)
+    few, many = (capacity(model, "H100", lora={"max_loras": n, "max_lora_rank": rank}) for n in slots)
+    # until 2025 a slot of Llama also had room for 256 more tokens in the embedding and in the head
+    more = 2 * 2 * 256 * spec.hidden_size if spec.family == "llama" else 0
+    predicted = (many.adapters - few.adapters) / (slots[1] - slots[0]) + more
+    logged = (tokens[0] - tokens[1]) * spec.kv_bytes_per_token(2) / (slots[1] - slots[0])
+    assert predicted == pytest.approx(logged, rel=0.05)
+    assert few.num_blocks - many.num_blocks == pytest.approx((many.adapters - few.adapters) / few.block, abs=1)
+
+
+def test_devices_share_the_slots_but_not_whole_matrices() -> None:
+    one, two = (
+        capacity("Llama-3.1-70B", "H100", tensor_parallel_size=tp, lora={"max_loras": 4}).adapters for tp in (1, 2)
+    )
+    assert one / 2 < two < one
+
+
 def test_the_arithmetic_adds_up() -> None:
     parts = dict(capacity("CodeLlama-34B", "H100").explain())
     left = parts.pop("left for KV")

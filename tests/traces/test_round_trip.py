@@ -3,6 +3,7 @@
 import tracemalloc
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,19 @@ def test_parquet_is_exact(tmp_path_factory, workload):
         workload.concurrency,
         workload.shares_prefixes,
     )
+
+
+def test_adapters_are_kept_whenever_the_first_one_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr("traces.formats.parquet.ROW_GROUP", 4)
+    for first in (None, 0, 3, 4, 11, 30):
+        requests = [
+            WorkloadRequest(k, k, ((PRIVATE, 9),), 2, adapter="sql" if first is not None and k >= first else "")
+            for k in range(31)
+        ]
+        path = tmp_path / "trace.parquet"
+        write_parquet(Workload(requests, "adapted"), path)
+        assert list(ParquetReader().read(path).requests) == requests
+        assert ("adapter" in pq.read_schema(path).names) == (first is not None)  # no column that nobody uses
 
 
 def tokens_of(request):

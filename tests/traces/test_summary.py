@@ -108,3 +108,9 @@ def test_hits_by_block():
     summary = summarise(Workload(requests), block_size=16)
     assert (summary.prefix_hit_tokens, summary.prefix_hit_blocks) == (40, 2)
     assert summary.prefix_block_hit_rate == 2 / 8
+
+
+def test_adapters_are_counted_and_share_no_prefix():
+    requests = [WorkloadRequest(k, k, (("sys", 32),), 2, adapter=name) for k, name in enumerate(["", "a", "a", "b"])]
+    found = summarise(Workload(requests))
+    assert found.adapters == {"": 1, "a": 2, "b": 1} and found.prefix_hit_tokens == 32

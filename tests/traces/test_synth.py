@@ -2,6 +2,7 @@
 
 import hashlib
 import tracemalloc
+from collections import Counter
 from dataclasses import replace
 from itertools import islice, pairwise
 
@@ -214,6 +215,7 @@ def test_a_closed_loop_arrives_at_once():
             "arrivals of users",
         ),
         ({"seed": -1}, r"spec\.seed: -1"),
+        ({"adapters": 0}, r"spec\.adapters: 0: must be at least 1"),
         ({"sead": 1}, r"spec\.sead: 1: is not a setting"),
         ({"sessions": {"turns": {"kind": "empirical", "path": "x"}, "think_ms": 1}}, "cannot be empirical"),
     ],
@@ -248,3 +250,19 @@ def test_a_share_of_structured_requests_changes_nothing_else():
     assert requests(structured=0.3, requests=50) == some[:50]
     waiting = requests(structured=0.3, grammar_compile_ms=2.5)
     assert {(request.structured, request.grammar_compile_ns) for request in waiting} == {(True, 2_500_000), (False, 0)}
+
+
+def test_adapters_are_skewed_and_change_nothing_else():
+    skewed = {"count": 20, "exponent": 1.0, "share": 0.9}
+    plain, some = requests(requests=4000), requests(requests=4000, adapters=skewed)
+    assert [replace(request, adapter="") for request in some] == plain
+    counts = Counter(request.adapter for request in some)
+    assert counts[""] == pytest.approx(400, rel=0.15)
+    harmonic = sum(1 / k for k in range(1, 21))
+    for k in (1, 2, 5):
+        assert counts[f"adapter{k - 1}"] == pytest.approx(3600 / k / harmonic, rel=0.15)
+    assert requests(requests=50, adapters=skewed) == some[:50]
+    assert requests(requests=4000, adapters=20) == requests(requests=4000, adapters={"count": 20})
+    talks = requests(requests=500, adapters=8, sessions={"turns": 4, "think_ms": 1})
+    of_session = {(request.session, request.adapter) for request in talks}
+    assert len(of_session) == len({request.session for request in talks})

@@ -115,11 +115,14 @@ def simulate(
         more["seen_by"] = done.seen_by
     if done.power_told:
         more["power"] = done.power_told
+    if done.adapters:
+        more["adapters"] = done.adapters
     print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **more)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
-        lines = (said, f"{done.trust.level}: {done.trust.reason}", done.power_told, done.seen_by, *done.defaults)
+        trust = f"{done.trust.level}: {done.trust.reason}"
+        lines = (said, done.adapters, trust, done.power_told, done.seen_by, *done.defaults)
         click.echo("\n".join(filter(None, lines)))
 
 

@@ -116,6 +116,12 @@ def convert(
 @click.option("--system-prompts", metavar="P", help="For example count=10,tokens=400,choice=zipf,exponent=1,share=0.9")
 @click.option("--sessions", metavar="S", help="For example turns=4,think_ms=20000,max_prompt_tokens=8000")
 @click.option(
+    "--adapters",
+    metavar="A",
+    help="LoRA adapters of the requests: a number, or for example count=100,exponent=1.2,share=0.9 "
+    "(the k-th is chosen in proportion to k^-exponent).",
+)
+@click.option(
     "--structured",
     metavar="P",
     help="Fraction of requests with structured output (answers that follow a grammar), such as 0.3.",
@@ -193,7 +199,7 @@ def _assumed(tokenizer: Path | None, given: dict[str, str | None]) -> Assumed | 
 
 def _parsed(name: str, text: str) -> Any:
     """Return the value of an option: `kind:key=value,...`, or `key=value,...`, or a plain value."""
-    if name in ("system_prompts", "sessions"):
+    if name in ("system_prompts", "sessions") or (name == "adapters" and "=" in text):
         kind, rest = "", text
     elif name == "arrivals" or (name in ("prompt", "output", "think_ms") and not text.lstrip("-").isdigit()):
         kind, _, rest = text.partition(":")
@@ -253,6 +259,10 @@ def _print(summary: WorkloadSummary, format_: str) -> None:
     for label, counts in (("tenants", summary.tenants), ("SLO classes", summary.slo_classes)):
         if set(counts) != {""}:
             rows.append((label, ", ".join(f"{key or '(none)'} {n:,}" for key, n in sorted(counts.items())[:8])))
+    if summary.adapters:
+        most = sorted(summary.adapters.items(), key=lambda one: (-one[1], one[0]))[:8]
+        shares = ", ".join(f"{name or '(none)'} {shown_share(n / summary.requests, 1)}" for name, n in most)
+        rows.append((f"adapters ({len(summary.adapters.keys() - {''}):,})", shares))
     print_table(("trace", summary.name), rows)
     columns = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
     lengths = (

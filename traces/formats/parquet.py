@@ -2,7 +2,8 @@
 
 Files are read and written in row groups, so a million requests need little memory. The prompt is a list of `{segment,
 tokens}`. Fields of the whole workload (name, concurrency, and whether prefixes are shared) are in the schema's
-metadata, because a file without requests has no rows that could hold them.
+metadata, because a file without requests has no rows that could hold them. The column `adapter` is there only if a
+request has one.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ SCHEMA = pa.schema(
         _field("max_tokens", pa.int64(), "tokens", "most it may generate; null: as many as output_len", True),
     ]
 )
-# Columns that older traces lack, and the values that stand for them.
+_ADAPTED = SCHEMA.append(_field("adapter", pa.string(), "", "LoRA adapter that answers it, or empty"))
+# Columns that traces may lack, and the values that stand for them.
 _LATER = {
     "session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None,
-    "skip_reading_prefix_cache": False, "grammar_compile_ns": 0, "max_tokens": None,
+    "skip_reading_prefix_cache": False, "grammar_compile_ns": 0, "max_tokens": None, "adapter": "",
 }  # fmt: skip
 
 
@@ -141,9 +143,11 @@ class WorkloadWriter:
     ) -> None:
         about = {"version": 1, "name": name, "concurrency": concurrency, "shares_prefixes": shares_prefixes}
         about |= {name: value for name, value in counted.items() if value}
-        self._schema = SCHEMA.with_metadata({_WORKLOAD: json.dumps(about, sort_keys=True).encode()})
+        self._path = path
+        self._about = {_WORKLOAD: json.dumps(about, sort_keys=True).encode()}
         self._rows: list[WorkloadRequest] = []
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+        self._written = False
+        self._open(SCHEMA)
 
     def add(self, request: WorkloadRequest) -> None:
         self._rows.append(request)
@@ -155,10 +159,28 @@ class WorkloadWriter:
         self._flush()
         self._writer.close()
 
+    def _open(self, schema: pa.Schema) -> None:
+        self._schema = schema.with_metadata(self._about)
+        self._writer = pq.ParquetWriter(self._path, self._schema, compression="zstd")
+
     def _flush(self) -> None:
-        if self._rows:
-            self._writer.write_batch(_batch(self._rows, self._schema))
-            self._rows.clear()
+        if not self._rows:
+            return
+        if "adapter" not in self._schema.names and any(row.adapter for row in self._rows):
+            self._add_adapters()
+        self._writer.write_batch(_batch(self._rows, self._schema))
+        self._rows.clear()
+        self._written = True
+
+    def _add_adapters(self) -> None:
+        """Begin the file anew with the column `adapter`, which is empty for the rows written so far."""
+        self._writer.close()
+        before = pq.read_table(self._path) if self._written else None
+        self._open(_ADAPTED)
+        if before is not None:
+            column = pa.repeat(pa.scalar("", pa.string()), len(before))
+            whole = before.append_column(_ADAPTED.field("adapter"), column).cast(self._schema)
+            self._writer.write_table(whole, row_group_size=ROW_GROUP)
 
     def __enter__(self) -> WorkloadWriter:
         return self
@@ -172,7 +194,7 @@ class WorkloadWriter:
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
     """Yield batches of at most `ROW_GROUP` rows, with only the columns of this format."""
     return file.iter_batches(
-        batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in SCHEMA.names]
+        batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in _ADAPTED.names]
     )
 
 
@@ -215,7 +237,7 @@ def _about(path: Path, schema: pa.Schema) -> dict:
     if stored is None:
         remedy = "is a Parquet file, but not a tokentwin trace; the trace of a recording is its workload.parquet"
         raise UserError("trace", str(path), remedy)
-    for field in SCHEMA:
+    for field in _ADAPTED:
         index = schema.get_field_index(field.name)
         if index < 0 and field.name in _LATER:
             continue

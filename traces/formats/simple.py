@@ -2,9 +2,9 @@
 
 The required fields are one of `arrival_s`, `arrival_ms`, `arrival_ns` and `timestamp`, and `prompt_tokens` and
 `output_tokens`. Optional fields are `id` (default: the index of the line, from 0), `tenant`, `priority`, `slo_class`,
-and `max_tokens` (the limit of an answer that ended earlier with a stop token). JSON lines may have `prompt` instead of
-`prompt_tokens`. It is a list of segments, such as `[["sys0", 400], ["", 35]]`. An empty name stands for private tokens,
-and `["out:12", 80]` stands for the first 80 output tokens of request 12.
+`adapter` (a LoRA adapter) and `max_tokens` (the limit of an answer that ended earlier with a stop token). JSON lines
+may have `prompt` instead of `prompt_tokens`. It is a list of segments, such as `[["sys0", 400], ["", 35]]`. An empty
+name stands for private tokens, and `["out:12", 80]` stands for the first 80 output tokens of request 12.
 
 A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then time
 0.
@@ -22,7 +22,7 @@ from traces.formats.rows import Row, csv_rows, json_rows, workload_of
 
 _TIMESTAMP = "timestamp"
 _ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1, _TIMESTAMP: 1_000_000_000}
-_REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_class", "max_tokens")
+_REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_class", "adapter", "max_tokens")
 
 
 class SimpleCsvReader:
@@ -91,6 +91,7 @@ def _request(row: Row, number: int) -> WorkloadRequest:
         tenant=row.text("tenant"),
         slo_class=row.text("slo_class"),
         max_tokens=_max_tokens(row),
+        adapter=row.text("adapter"),
     )
 
 

@@ -108,7 +108,7 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     plain = Deployment(policy=deployment.policy).model_copy(
         update={
             "scheduler": deployment.staged_settings.model_copy(
-                update={"num_blocks": min(scheduler.num_blocks, enough), "speculative": None}
+                update={"num_blocks": min(scheduler.num_blocks, enough), "speculative": None, "max_loras": None}
             )
         }
     )
