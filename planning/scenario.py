@@ -135,6 +135,7 @@ class Scenario(Request):
 
     def priced(self) -> PricedScenario:
         """Return the scenario ready to be simulated. Raises UserError if its settings do not go together."""
+        from planning.pooling import check_pooling
         from planning.priced_scenario import price_scenario, with_fleet
         from sim.router import find_router
 
@@ -143,7 +144,9 @@ class Scenario(Request):
         for pool in priced.all_pools:
             find_policy(pool.deployment.policy)
         find_router(priced.fleet.router.name, **priced.fleet.router.settings)
-        return replace(priced, workload=self.offered())  # last, since reading takes longest
+        offered = self.offered()  # last, since reading takes longest
+        check_pooling(offered, (pool.deployment.model for pool in priced.all_pools), self.slo)
+        return replace(priced, workload=offered)
 
 
 def whole_deployment(

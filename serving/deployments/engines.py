@@ -110,6 +110,8 @@ def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
 
 def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
     """Return the engine's default settings on `gpu` by name; they depend on what `deployment` states."""
+    from serving.deployments.model_catalogue import pooling_model  # imports this module
+
     scheduler, engine = deployment.scheduler, deployment.engine_name
     stated, memory = scheduler.model_fields_set, gpu.memory_bytes / _GIB
     release = engine.release
@@ -127,9 +129,12 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
         if deployment.all2all_backend == "deepep_low_latency":
             tokens = _DEEPEP_TOKENS
         overlaps = release is None or release >= _OVERLAPS_SINCE
-    if not scheduler.enable_chunked_prefill:
-        tokens = max(tokens, scheduler.max_model_len)
-    tokens = min(tokens, (scheduler.max_num_seqs if "max_num_seqs" in stated else seqs) * scheduler.max_model_len)
+    pooling, longest = pooling_model(deployment.model), scheduler.max_model_len
+    if pooling is not None:  # as vLLM's defaults for pooling models (`VllmConfig.__post_init__` of release 0.32)
+        overlaps, longest = False, min(longest, pooling.max_positions)
+    if not scheduler.enable_chunked_prefill or (pooling is not None and pooling.whole_prompts):
+        tokens = max(tokens, longest)
+    tokens = min(tokens, (scheduler.max_num_seqs if "max_num_seqs" in stated else seqs) * longest)
     most = scheduler.max_num_batched_tokens if "max_num_batched_tokens" in stated else tokens
     return {
         "max_num_seqs": min(seqs, most),
