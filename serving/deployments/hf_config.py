@@ -357,7 +357,7 @@ def _spec(config: _HfConfig, name: str, family: str, approximated: str) -> Model
 
 
 def _joined(*clauses: str) -> str:
-    return ", and ".join(filter(None, clauses))
+    return "; ".join(filter(None, clauses))
 
 
 def _foreign_experts(config: _HfConfig, family: str) -> bool:

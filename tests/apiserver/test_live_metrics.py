@@ -322,6 +322,16 @@ def test_cached_prompts_count_when_they_are_admitted():
     assert scraped["request_success_total"] == 1  # the second goes on
 
 
+def test_an_embedding_counts_its_prompt_and_its_latency_but_no_tokens():
+    served = Served()
+    served.ask(100, 0)
+    served.until_idle()
+    scraped = served.scrape()
+    assert scraped["request_success_total", "finished_reason=stop"] == scraped["e2e_request_latency_seconds_count"] == 1
+    assert scraped["prompt_tokens_total"] == 100 and scraped["generation_tokens_total"] == 0
+    assert scraped["time_to_first_token_seconds_count"] == scraped["request_decode_time_seconds_count"] == 0
+
+
 def test_at_the_end_metrics_agree_with_the_rows():
     fleet = {"pools": [{"replicas": 3}], "router": {"name": "round-robin"}}
     served = Served(fleet, lengths=lambda number: 1 + number * 37 % 60, num_blocks=40, max_num_seqs=16)
