@@ -122,6 +122,9 @@ class Wire:
     def give(self, id, tokens, logprobs=None):
         self.given.setdefault(id, []).extend(tokens)
 
+    def give_pooled(self, id, pooled):
+        self.given[id] = pooled
+
     def end(self, id, finish, reason=""):
         self.ends[id] = finish
 

@@ -115,6 +115,7 @@ def test_throughput_is_near_a_published_measurement(tmp_path) -> None:
     """TEI takes 18.491 s and Infinity 19.562 s for 2,560 sentences of 1,150,000 tokens (Infinity's benchmark)."""
     trace = tmp_path / "sentences.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,449,0\n" * 2560)
-    run = twin.simulate(trace, gpu="L4", model="bge-large-en-v1.5", out=tmp_path / "run", band=False, details=False)
+    deployment = twin.Deployment(model="bge-large-en-v1.5")
+    run = twin.simulate(trace, deployment, gpu="L4", out=tmp_path / "run", band=False, details=False)
     assert run.metrics.scalars()["input_throughput"] == pytest.approx(1_150_000 / 18.491, rel=0.1)
     assert run.metrics.scalars()["input_throughput"] == pytest.approx(1_150_000 / 19.562, rel=0.1)
