@@ -20,7 +20,7 @@ from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
 from planning.learn.watched import drift
 from serving.deployments.config import Deployment
-from serving.deployments.engines import defaults_taken, with_engine_defaults
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_layout import with_kv_groups

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from planning.request import Request, TimedBy
 from serving.deployments.config import Deployment, merged, parse, pool_deployment, with_stated_blocks
-from serving.deployments.engines import defaults_taken, with_engine_defaults
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.fleet import RouterConfig
 from serving.deployments.gpu_spec import GpuSpec, gpus
 from serving.metrics import check_slo

@@ -20,7 +20,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import torch
 import vllm
 from vllm.config import (
     CacheConfig,
@@ -269,7 +268,7 @@ class _Run:
                 proposed = len(plan.scheduled_spec_decode_tokens.get(id, ()))
                 kept = 1 + (accepted(self._drafts, id, self._produced[id], proposed) if proposed else 0)
                 sampled[id] = self._tokens(f"out:{id}", self._produced[id], kept)
-        pooled = [torch.zeros(1) if id in samples else None for id in rows] if self._pools else []
+        pooled = [[0.0] if id in samples else None for id in rows] if self._pools else []
         here = self._scheduler.requests.keys() & samples if self._pools else set()
         self._scheduler.update_from_output(
             plan,

@@ -11,7 +11,8 @@ import shlex
 
 from planning.plan.candidates import Engine
 from serving.deployments.config import Deployment
-from serving.deployments.engines import BLOCK_SIZE, UTILIZATION, engine_defaults
+from serving.deployments.engine_defaults import engine_defaults
+from serving.deployments.engines import BLOCK_SIZE, UTILIZATION
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.inter_node import nodes_of
 from serving.deployments.model_catalogue import find_model, hub_id, pooling_model

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.deployments.config import Deployment, SchedulerConfig, parse
-from serving.deployments.engines import with_engine_defaults
+from serving.deployments.engine_defaults import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_layout import with_kv_groups
