@@ -29,6 +29,7 @@ from planning.home import home
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
 from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 from serving.workload import Workload
 from sim.fleet import Life
@@ -72,6 +73,7 @@ def make_twin(
         places=[-1] * scenario.ranks if settings.ports_per_replica else [],
         role=settings.role,
         adapters=settings.adapters,
+        embedding_size=_embedding_size(first.model),
     )
     run = {
         **_identity(settings),
@@ -105,6 +107,14 @@ def make_twin(
     metrics = _metrics(about, deployments)
     twin.ledger = ledger = _ledger(twin, metrics, settings, place, run)
     return twin, ledger, metrics
+
+
+def _embedding_size(model: str) -> int:
+    """Return the hidden size of a model; 0 if it is not known."""
+    try:
+        return find_model(model).hidden_size
+    except UserError:
+        return 0
 
 
 def _metrics(about: About, deployments: Sequence[Deployment]) -> LiveMetrics:

@@ -193,6 +193,7 @@ class Answer:
                 output.tokens += more.tokens
                 output.logprobs = None if output.logprobs is None else output.logprobs + (more.logprobs or [])
                 output.finish, output.reason, output.status = more.finish, more.reason, more.status
+                output.pooled = output.pooled or more.pooled
             self.ended = bool(output.finish)
             yield output
 

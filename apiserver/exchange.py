@@ -69,6 +69,11 @@ class Exchange:
             if logprobs is not None:
                 output.logprobs = (output.logprobs or []) + logprobs
 
+    def give_pooled(self, id: int, pooled: list[float]) -> None:
+        """Add the result of pooling request `id` to its output; `flush` sends it."""
+        if (output := self._output(id)) is not None:
+            output.pooled = pooled
+
     def end(self, id: int, finish: str, reason: str = "", status: int = 0) -> None:
         """Note how request `id` ended; `flush` sends it."""
         if (output := self._output(id)) is not None:

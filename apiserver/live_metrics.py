@@ -117,6 +117,9 @@ class LiveMetrics:
 
     def _first_token(self, engine: Series, life: _Life, now_ns: int) -> None:
         engine.observe("vllm:time_to_first_token_seconds", (now_ns - life.received_ns) / _SECOND_NS)
+        self._prompt_read(engine, life)
+
+    def _prompt_read(self, engine: Series, life: _Life) -> None:
         if life.admitted is not None:
             prompt, hit = life.admitted.prompt_tokens, life.admitted.hit_tokens
             engine.inc("vllm:prompt_tokens", prompt)
@@ -149,16 +152,21 @@ class LiveMetrics:
         prompt, tokens, hit = row["prompt_tokens"], row["output_tokens"], row["prefix_hit_tokens"]
         arrival_ns, scheduled_ns, finish_ns = row["arrival_ns"], row["scheduled_ns"], row["finish_ns"]
         first_ns = row["first_token_ns"]
+        pooled = not asked.max_tokens
+        if pooled:
+            self._prompt_read(engine, life)
+            first_ns = finish_ns  # it has no decode phase
         if first_ns is not None:
             decode_ns = finish_ns - first_ns
             seconds = {
                 "e2e_request_latency": finish_ns - life.received_ns,
                 "request_queue_time": scheduled_ns - arrival_ns,
                 "request_prefill_time": first_ns - scheduled_ns,
-                "request_decode_time": decode_ns,
                 "request_inference_time": finish_ns - scheduled_ns,
-                "request_time_per_output_token": decode_ns / (tokens - 1) if tokens > 1 else 0,
             }
+            if not pooled:
+                seconds["request_decode_time"] = decode_ns
+                seconds["request_time_per_output_token"] = decode_ns / (tokens - 1) if tokens > 1 else 0
             for name, ns in seconds.items():
                 engine.observe(f"vllm:{name}_seconds", ns / _SECOND_NS)
         counts = {

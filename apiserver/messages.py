@@ -32,6 +32,7 @@ class About(Message):
             empty
         role: `serve`, or the part of a request that a gateway sends here: `prefill` or `decode`
         adapters: names of LoRA adapters that a request may give as its model
+        embedding_size: number of elements of an embedding; 0 if the model is not known
         places: with `ports_per_replica`, index of the replica behind each port; -1 while there is none
     """
 
@@ -46,6 +47,7 @@ class About(Message):
     places: list[int] = []
     role: str = "serve"
     adapters: list[str] = []
+    embedding_size: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -54,6 +56,8 @@ class About(Message):
 
 class Add(Message):
     """A request, received over HTTP at `received_ns`; if `seed` is None, its id is the seed of its draws.
+
+    With `max_tokens` 0 it is a pooling request, which wants the final hidden state of its last token.
 
     Attributes:
         stop_ids: the model's tokens that end an answer; empty to ignore them. `also_stop_ids` are further tokens that
@@ -107,6 +111,8 @@ def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
         return ""
     if row["status"] != "finished":
         return "abort"
+    if not asked.max_tokens:  # as vLLM says of pooling requests
+        return "stop"
     return "stop" if row["reason"] or row["output_tokens"] < asked.max_tokens else "length"
 
 
@@ -159,6 +165,7 @@ class Output(msgspec.Struct, array_like=True):
     """New tokens of one request and, if it has ended, the reason.
 
     Attributes:
+        pooled: result of a pooling request: a final hidden state
         finish: empty while the request goes on; else `length`, `stop`, `abort`, `cut` (its connection is to be broken),
             `refused` or `crashed`
         reason: reason of `finish` in words, if needed
@@ -171,6 +178,7 @@ class Output(msgspec.Struct, array_like=True):
     finish: str = ""
     reason: str = ""
     status: int = 0
+    pooled: list[float] | None = None
 
 
 class Outputs(Message):

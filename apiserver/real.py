@@ -91,6 +91,7 @@ def _about(engine: Engine, name: str) -> About:
             "block_size": deployment.scheduler.block_size,
             "notes": json.dumps({"served": {}, **engine.notes}),
         },
+        embedding_size=spec.hidden_size,
     )
 
 
@@ -144,7 +145,8 @@ class Requests:
     def ran(self, step: Step) -> None:
         for request in step.finished:
             self._open.remove(request.id)
-            self._output(request.id).finish = "stop" if request.id in step.stopped else "length"
+            stops = request.pools or request.id in step.stopped
+            self._output(request.id).finish = "stop" if stops else "length"
         self._tell(step.plan, step.end_ns)
 
     def await_(self, stopped: Callable[[], bool]) -> None:
@@ -170,9 +172,13 @@ class Requests:
                 output.logprobs = [*(output.logprobs or ()), logprob]
             return taken >= asked.min_tokens and token in stop_ids
 
+        def pool(state: list[float]) -> None:
+            self._output(arrived.id).pooled = state
+
         request = self._engine.add(
             arrived,
             asked.prompt,
+            on_pooled=pool,
             grammar=asked.grammar,
             sampling=SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed),
             on_token=take,

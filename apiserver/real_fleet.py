@@ -186,6 +186,8 @@ class RealFleet:
             answer.tokens += output.tokens
             engine.got(output.id, len(output.tokens))
             self._exchange.give(output.id, output.tokens, output.logprobs)
+            if output.pooled is not None:
+                self._exchange.give_pooled(output.id, output.pooled)
             if output.finish:
                 self._exchange.end(output.id, output.finish, output.reason)
                 self._ended(engine, answer)

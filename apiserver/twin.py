@@ -35,8 +35,8 @@ class AnswerLengths:
         self._drawn = drawn
 
     def length(self, id: int, asked: Add) -> int:
-        """Return the number of tokens of the answer to request `id`."""
-        if self._drawn is None or not asked.stop_ids:
+        """Return the number of tokens of the answer to request `id`; 0 for a pooling request."""
+        if self._drawn is None or not asked.stop_ids or not asked.max_tokens:
             return asked.max_tokens
         length = self._drawn(asked.seed if asked.seed is not None else id)
         return min(max(length, asked.min_tokens, 1), asked.max_tokens)
@@ -227,6 +227,9 @@ class Twin:
             self._segments.answered(answer)
             if answer.cut:
                 pass  # the client was already informed
+            elif row["status"] == "finished" and not answer.asked.max_tokens:
+                self._exchange.give_pooled(id, _filler_state(answer.seed, self.about.embedding_size))
+                self._exchange.end(id, "stop")
             elif row["status"] == "finished":
                 self._exchange.end(id, "length" if len(answer.tokens) == answer.asked.max_tokens else "stop")
             elif row["status"] in ("rejected", "timed_out"):
@@ -244,6 +247,11 @@ def _words_of(id: int, asked: Add) -> int:
     """Return a number from 0 to 255 that selects an answer's words; requests with the same seed get the same words."""
     drawn_by = f"seed {asked.seed}" if asked.seed is not None else f"request {id}"
     return blake2b(drawn_by.encode()).digest()[0]
+
+
+def _filler_state(seed: int, size: int) -> list[float]:
+    """Return a meaningless hidden state of `size` elements; requests with the same seed get the same."""
+    return [float((seed + at * 7) % 256) - 127.5 for at in range(size)]
 
 
 class _Answer(Answer):

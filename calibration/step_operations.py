@@ -167,7 +167,7 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         shape = (heads, kv_heads, model.head_dim, kv, window, layers)
         rows, drafted = sizes.decode_rows, sizes.draft_tokens
         if np.any(sizes.prefill_tokens):
-            past, pairs = _seen_by_prompts(sizes, window)
+            past, pairs = _seen_by_prompts(sizes, window, model.bidirectional)
             prompts, tokens = sizes.prefill_rows, sizes.prefill_tokens
             operations.append(PrefillAttention(f"prefill attention{suffix}", prompts, tokens, past, pairs, *shape))
         if np.any(rows):
@@ -205,8 +205,13 @@ def scores_in_memory(attention: Operation) -> Scores:
     return Scores(name, 8.0 * heads * scores, 2, attention.count, masked=masked, of_prompts=of_prompts)
 
 
-def _seen_by_prompts(sizes: StepSizes, window: int) -> tuple[Amount, Amount]:
-    """Return the past KV tokens and query-key pairs of prompts whose queries see at most `window` tokens (0: all)."""
+def _seen_by_prompts(sizes: StepSizes, window: int, bidirectional: bool) -> tuple[Amount, Amount]:
+    """Return the past KV tokens and query-key pairs of prompts whose queries see at most `window` tokens (0: all).
+
+    A `bidirectional` query sees the whole prompt: n^2 pairs, where a step's sizes have n (n + 1) / 2.
+    """
+    if bidirectional:
+        return sizes.prefill_context, 2 * sizes.prefill_pairs - sizes.prefill_tokens
     if not window:
         return sizes.prefill_context, sizes.prefill_pairs
     past = np.minimum(sizes.prefill_context, sizes.prefill_rows * window)
@@ -278,6 +283,8 @@ def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     elif model.latent is not None:
         operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
     else:
+        if model.bidirectional:  # keys and values are read from the projections' output
+            written = 0.0
         of_keys = rotated if fused else rotated + written  # a fused kernel writes keys without reading them again
         moved = tokens * ((rotated * heads + (of_keys + written) * kv_heads) * model.head_dim)
         operations.append(Elementwise("rotary, KV write", moved, rotary_launches, model.kv_layers))

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from planning.made_up import MadeUp
-from traces.distributions import Drawn
+from traces.distributions import Drawn, NoTokens
 from traces.synth import SynthSpec, SystemPrompts, parse_spec
 
 LEAST_REQUESTS = 500  # minimum number of requests, because fewer say nothing about a 99th percentile
@@ -24,6 +24,7 @@ _APART = 1000  # distance between the seeds of the parts of a mix, so that anoth
 
 
 _Drawn = Annotated[Drawn, Field(discriminator="kind")]
+_Output = Annotated[Drawn | NoTokens, Field(discriminator="kind")]
 
 
 class _Entry(BaseModel):
@@ -37,7 +38,7 @@ class Shape(_Entry):
     about: str
     minutes: float | None = Field(None, gt=0, le=1440)
     prompt: _Drawn
-    output: _Drawn
+    output: _Output
     system_prompts: SystemPrompts | None = None
 
     def traffic(self, rate: float, cv: float = 1.0, tpot_ms: float = TPOT_MS) -> SynthSpec:
@@ -73,7 +74,7 @@ class Shape(_Entry):
         """
         outputs = self.output.draw(np.random.default_rng(SEED), 10_000)
         longest_ms = float(np.percentile(outputs, 99, method="inverted_cdf")) * tpot_ms
-        return math.ceil(_FILLS * longest_ms / 60_000)
+        return max(math.ceil(_FILLS * longest_ms / 60_000), 1)
 
 
 @cache

@@ -20,7 +20,7 @@ from calibration.steps.step_cost import Calibration, StepCost
 from planning.deployments import served
 from planning.learn.watched import drift
 from serving.deployments.config import Deployment
-from serving.deployments.engines import defaults_taken, with_engine_defaults
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.kv_layout import with_kv_groups
@@ -85,17 +85,16 @@ def priced(calibration: str | None, gpu: str | None, deployment: Deployment, sha
     Raises UserError when the arguments do not go together.
     """
     check_timed(calibration, gpu)
-    deployment = with_kv_groups(deployment)
     if calibration is None:
         return _on_gpu(gpu or "", None, deployment, shared_prefix)
     if names_own_cost(calibration):
-        return _by_own_model(calibration, gpu, deployment)
+        return _by_own_model(calibration, gpu, with_kv_groups(deployment))
     learnt = calibration_in(calibration)
     if not isinstance(learnt, Calibration):
         return _on_gpu(gpu or learnt.gpu, learnt, deployment, shared_prefix)
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
-    return _of_our_engine(learnt, deployment)
+    return _of_our_engine(learnt, with_kv_groups(deployment))
 
 
 def check_timed(calibration: str | None, gpu: str | None) -> None:
@@ -154,7 +153,7 @@ def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_pref
     stated = {*deployment.model_fields_set, *deployment.scheduler.model_fields_set}
     if not stated & {"gpu_memory_utilization", "num_blocks"}:
         deployment = deployment.model_copy(update={"gpu_memory_utilization": served().gpu_memory_utilization})
-    defaults, deployment = defaults_taken(deployment, spec), with_engine_defaults(deployment, spec)
+    defaults, deployment = defaults_taken(deployment, spec), with_kv_groups(with_engine_defaults(deployment, spec))
     capacity = kv_capacity(find_model(deployment.model), spec, deployment)
     if deployment.gpu_memory_utilization is None:
         capacity.check_stated(deployment.scheduler.num_blocks)

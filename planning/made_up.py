@@ -17,7 +17,7 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 
 if TYPE_CHECKING:
-    from traces.distributions import Lognormal
+    from traces.distributions import Lognormal, NoTokens
     from traces.synth import SynthSpec
 
 NAME = "made-up"
@@ -34,7 +34,11 @@ class MadeUp(Request):
     """Mean lengths of requests, and exactly one of `rate`, `users` and `concurrency`."""
 
     prompt: int = Field(ge=1, le=10_000_000, description="without a trace: mean length of prompts in tokens")
-    output: int = Field(ge=1, le=10_000_000, description="without a trace: mean length of answers in tokens")
+    output: int = Field(
+        ge=0,
+        le=10_000_000,
+        description="without a trace: mean length of answers in tokens; 0: pooling requests, for embeddings or scores",
+    )
     rate: float | None = Field(None, gt=0, le=1e6, description="without a trace: requests per second (Poisson)")
     users: int | None = Field(
         None, ge=1, le=1_000_000, description="without a trace: number of users; each reads an answer, then asks again"
@@ -62,10 +66,12 @@ class MadeUp(Request):
             raise UserError("think", self.think_s, "needs --users; leave it out")
         return SynthSpec(name=NAME, **self._arrivals(), **{n: self._length(n) for n in _SPREADS})
 
-    def _length(self, name: str) -> Lognormal:
-        from traces.distributions import Lognormal
+    def _length(self, name: str) -> Lognormal | NoTokens:
+        from traces.distributions import Lognormal, NoTokens
 
         mean = getattr(self, name)
+        if not mean:
+            return NoTokens(kind="none")
         return Lognormal(kind="lognormal", mean=mean, sigma=_SPREADS[name], max=_LONGEST * mean)
 
     def _arrivals(self) -> dict[str, Any]:
@@ -106,7 +112,7 @@ def made_up(given: Mapping[str, Any]) -> SynthSpec:
 
 def assumed(spec: object) -> str:
     """Return a sentence about everything that was made up; empty if `spec` is not traffic that `made_up` made."""
-    from traces.distributions import Lognormal
+    from traces.distributions import Lognormal, NoTokens
     from traces.synth import SynthSpec
 
     if not isinstance(spec, SynthSpec) or spec.name != NAME:
@@ -116,7 +122,10 @@ def assumed(spec: object) -> str:
         for what, length in (("prompts", spec.prompt), ("outputs", spec.output))
         if isinstance(length, Lognormal)
     ]
-    return f"made-up traffic: {_arriving(spec)}; lognormal {' and '.join(lengths)} tokens; seed {spec.seed}"
+    drawn = f"lognormal {' and '.join(lengths)} tokens"
+    if isinstance(spec.output, NoTokens):
+        drawn += ", no outputs (pooling requests)"
+    return f"made-up traffic: {_arriving(spec)}; {drawn}; seed {spec.seed}"
 
 
 def _arriving(spec: SynthSpec) -> str:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from planning.request import GridCarbon, Pue, Request, TimedBy
 from serving.deployments.config import Deployment, merged, parse, pool_deployment, with_stated_blocks
-from serving.deployments.engines import defaults_taken, with_engine_defaults
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.fleet import RouterConfig
 from serving.deployments.gpu_spec import GpuSpec, gpus
 from serving.metrics import check_slo
@@ -137,6 +137,7 @@ class Scenario(Request):
 
     def priced(self) -> PricedScenario:
         """Return the scenario ready to be simulated. Raises UserError if its settings do not go together."""
+        from planning.pooling import check_pooling
         from planning.priced_scenario import price_scenario, with_fleet
         from sim.router import find_router
 
@@ -148,7 +149,9 @@ class Scenario(Request):
         site = {"pue": self.pue, "grid_gco2_per_kwh": self.grid_gco2_per_kwh}
         priced = replace(priced, site={name: value for name, value in site.items() if value is not None})
         priced.check_site()
-        return replace(priced, workload=self.offered())  # last, since reading takes longest
+        offered = self.offered()  # last, since reading takes longest
+        check_pooling(offered, (pool.deployment.model for pool in priced.all_pools), self.slo)
+        return replace(priced, workload=offered)
 
 
 def whole_deployment(

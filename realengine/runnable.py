@@ -31,6 +31,8 @@ def check_runnable(spec: ModelSpec) -> None:
     if spec.shared_intermediate_size and spec.family not in SHARING_FAMILIES:
         remedy = f"{simulated} a shared expert of family {', '.join(SHARING_FAMILIES)}"
         raise UserError(f"{name}.shared_expert_intermediate_size", spec.shared_intermediate_size, remedy)
+    if spec.bidirectional:
+        raise UserError(f"{name}.is_causal", False, f"{simulated} causal attention")
     if spec.sliding_window == 1:
         raise UserError(f"{name}.sliding_window", 1, f"{simulated} windows of at least 2 tokens")
     if spec.sliding_layers and not spec.sliding_at:

@@ -267,7 +267,9 @@ class ModelRunner:
             hidden = self._forward(batch)
         else:
             hidden = self._graphs.get(graph, lambda: self._forward(Batch.from_buffer(self._buffer, graph)))()
-        logits = self.model.compute_logits(hidden[:samples], self._times)
+        for sample in step.pooled:
+            launched.pooled[sample] = hidden[sample].to("cpu", torch.float32, copy=True)
+        logits = self.model.compute_logits(hidden[: samples if step.generates else 0], self._times)
         self._mark(launched)
         if masks:
             self.model.ops.mask(logits, *masks)

@@ -88,12 +88,15 @@ class Seating:
         if self._drafts:
             start = min(start, len(sequence.tokens) - 1)
         first = start + count - drafts - sequence.prompt_len  # index of the output token that is sampled first
-        draws = tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts))) if samples else ()
+        draws: tuple[tuple[float, int, float, float] | None, ...] = ()
+        if samples:
+            draws = (None,) if request.pools else tuple(map(sequence.sampling.draw, range(first, first + 1 + drafts)))
         wanted = sequence.logprobs if samples else None
         tokens = sequence.inputs(start, count, seat, drafts)
         changes = sequence.changes(drafts, unseen=tokens[-1] < 0) if samples else ()
         blocks, *others = self.blocks(request, start + count)
-        return RowInput(tokens, start, blocks, seat, draws, wanted, masks, changes, tuple(others))
+        pools = samples and request.pools
+        return RowInput(tokens, start, blocks, seat, draws, wanted, masks, changes, tuple(others), pools)
 
     def padding(self, plan: StepPlan) -> list[RowInput]:
         """Return the rows of a plan that belong to no request."""

@@ -22,6 +22,7 @@ class TokenSequence:
         stop_ids: tokens that end the request
         on_token: function called with every output token and its logprob; returning True ends the request (for a stop
             string)
+        on_pooled: function called with the result of a pooling request, the final hidden state of its last token
         logprobs: number of alternatives in each logprob; None for no logprobs
         rules: changes to the request's logits
         grammar: grammar of the answer, once it is compiled; it reads the sampled tokens, even if other tokens are
@@ -41,6 +42,7 @@ class TokenSequence:
         on_token: Callable[[int, Logprob | None], bool] | None = None,
         logprobs: int | None = None,
         rules: LogitRules | None = None,
+        on_pooled: Callable[[list[float]], None] | None = None,
     ) -> None:
         self.request = request
         self.tokens = list(prompt)
@@ -53,6 +55,7 @@ class TokenSequence:
         self._forced = forced
         self._stop_ids = stop_ids
         self._on_token = on_token
+        self._on_pooled = on_pooled
         self.logprobs = logprobs
         self._ruled = None if rules is None else RuledLogits(rules, prompt)
         self.grammar: Grammar | None = None
@@ -118,6 +121,11 @@ class TokenSequence:
         if self._on_token is not None:
             stopped = self._on_token(token, self._wanted(logprob)) or stopped
         return stopped
+
+    def pooled(self, state: list[float]) -> None:
+        """Pass on the final hidden state of the last prompt token."""
+        if self._on_pooled is not None:
+            self._on_pooled(state)
 
     def _wanted(self, logprob: Logprob | None) -> Logprob | None:
         """Return the logprob with only as many alternatives as this request wants."""

@@ -29,6 +29,8 @@ class Launched:
         speed: mean of the device's speed before and after the step; None if speed is not measured
         logits: `[S, vocab]` logits after masks and changes, valid from `wait` to the next step; None unless they are
             kept
+        pooled: by sample, final hidden state `[hidden]` in float32 on the host, of each pooling request; valid after
+            `wait`
     """
 
     def __init__(self, layout: Layout, tokens: torch.Tensor, graph: bool, expert_tokens: torch.Tensor | None) -> None:
@@ -40,6 +42,7 @@ class Launched:
         self.speed: float | None = None
         self.logits: torch.Tensor | None = None
         self.token_logprobs: TokenLogprobs | None = None
+        self.pooled: dict[int, torch.Tensor] = {}
         self._tokens = tokens
         self._expert_tokens = expert_tokens
         self._seen_ns = 0

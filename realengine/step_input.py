@@ -162,7 +162,9 @@ class StepInput(NamedTuple):
     """The input of a step, the same for every rank: `packed` is the buffer's content; `greedy` is True if no row draws.
 
     `logprobs` is the maximum number of alternatives that a request wants with each token's logprob; None if no request
-    wants logprobs. `masks` is None if no sample has a mask. `changes` is None if no logits are changed.
+    wants logprobs. `masks` is None if no sample has a mask. `changes` is None if no logits are changed. `pooled` are
+    the samples of pooling requests, whose hidden states are the result; if `generates` is False, no other sample
+    belongs to a request.
     """
 
     layout: Layout
@@ -171,6 +173,8 @@ class StepInput(NamedTuple):
     logprobs: int | None
     masks: TokenMasks | None = None
     changes: StepChanges | None = None
+    pooled: tuple[int, ...] = ()
+    generates: bool = True
 
 
 class RowInput(NamedTuple):
@@ -181,7 +185,8 @@ class RowInput(NamedTuple):
     `draws`. A draw is temperature, top-k, top-p and a uniform number, or None for greedy. `logprobs` is the number of
     alternatives wanted with each logprob; None if no logprobs are wanted. `masks`, as rows of `TokenMasks.bits`, belong
     to the first of these samples; there are none if any token is allowed. `changes` belong to all of these samples;
-    there are none if their logits do not change.
+    there are none if their logits do not change. With `pools`, the hidden state of the last token is the result, and
+    nothing is sampled.
     """
 
     tokens: Sequence[int]
@@ -193,6 +198,7 @@ class RowInput(NamedTuple):
     masks: tuple[Ints, ...] = ()
     changes: tuple[LogitChanges, ...] = ()
     other_blocks: tuple[Ints, ...] = ()
+    pools: bool = False
 
 
 Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
@@ -249,6 +255,8 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
         logprobs=max((row.logprobs for row in rows if row.logprobs is not None), default=None),
         masks=_masks([sample.mask for sample in samples]),
         changes=step_changes([sample.changes for sample in samples]),
+        pooled=tuple(number for number, sample in enumerate(samples) if ordered[sample.row].pools),
+        generates=any(row.draws and not row.pools for row in rows) or not any(row.pools for row in rows),
     )
     return Packed(step, [numbers[sample.row] if ordered[sample.row].draws else None for sample in samples])
 

@@ -43,6 +43,9 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
         if request.ended:  # the request stopped, or was aborted, while this step was under way
             continue
         sequence = sequences[request.id]
+        if request.pools:
+            sequence.pooled(launched.pooled[its[0]].tolist())
+            continue
         if drafts and sequence.odds and launched.logits is not None:
             chosen = rejection_sampled(sequence, drafts, launched.logits[its])
         else:

@@ -47,6 +47,7 @@ class Request(BlockTable):
     in_flight     tokens of steps that have not returned
     stale         tokens in flight that were scheduled before a preemption
     cached        tokens found in the prefix cache, or loaded, at the last admission
+    pools         True for a pooling request: its result takes the place of a sampled token, and is not known as one
     proposed      number of draft tokens that its next step can verify
     accepted_last number of drafts that its last step accepted; -1 while none of its drafts was ever accepted
     decoding      True if its last step sampled for it; at its admission, True if only the next token is missing
@@ -58,8 +59,9 @@ class Request(BlockTable):
     __slots__ = (
         "_computed", "_in_flight", "_known", "_placeholders", "accepted_last", "accepted_tokens", "admitted", "arrived",
         "block_count", "cached", "compiling", "decodes", "decoding", "draft_tokens", "drafts", "eligible", "end_len",
-        "exit_clock", "first_hit", "hashed", "id", "joined", "keys", "loading", "max_len", "passed_over", "preemptions",
-        "priority", "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans", "stale", "status",
+        "exit_clock", "first_hit", "hashed", "id", "joined", "keys", "loading", "max_len", "passed_over", "pools",
+        "preemptions", "priority", "prompt_len", "proposed", "reason", "recomputed", "sampled_in", "spans", "stale",
+        "status",
     )  # fmt: skip
 
     def __init__(self, arrived: WorkloadRequest, outputs: int = 0) -> None:
@@ -70,6 +72,7 @@ class Request(BlockTable):
         self.prompt_len = prompt_len = arrived.prompt_len
         self.max_len = prompt_len + arrived.output_limit
         self.end_len = prompt_len + arrived.output_len
+        self.pools = arrived.output_len == 0
         self.status = Status.WAITING
         self.reason = ""
         self._computed = 0
@@ -176,13 +179,14 @@ class Request(BlockTable):
         token. The others count as not computed; their blocks stay.
         """
         accepted = min(accepted, self.end_len - self._known - 1)
-        if sampled:
+        if sampled and not self.pools:
             self._known += 1 + accepted
         if self.stale:
             self.stale -= tokens
             return
         self._in_flight -= tokens
-        self._computed -= drafts - accepted
+        if drafts:
+            self._computed -= drafts - accepted
         if sampled:
             self._placeholders -= 1 + drafts
 

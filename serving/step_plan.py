@@ -17,7 +17,8 @@ from serving.request import Request
 class Row(NamedTuple):
     """One request of a step. The step computes `tokens` tokens after the `start` tokens computed before.
 
-    `samples` is True if the step samples for the request. The last `drafts` tokens are draft tokens that it verifies.
+    `samples` is True if the step samples for the request, or gives a pooling request its result. The last `drafts`
+    tokens are draft tokens that it verifies.
     """
 
     request: Request
@@ -185,9 +186,10 @@ class StepPlan:
 
     def _count(self, row: Row, sign: int) -> None:
         request, start, tokens, samples, drafts = row
-        self.sampled_rows += sign * samples
-        if samples and request.arrived.structured:
-            self.masked_rows += sign * (1 + drafts)
+        if samples and not request.pools:
+            self.sampled_rows += sign
+            if request.arrived.structured:
+                self.masked_rows += sign * (1 + drafts)
         self._amount(sign, start, tokens, drafts)
 
     def _amount(self, rows: int, start: int, tokens: int, drafts: int) -> None:
@@ -211,7 +213,7 @@ class StepPlan:
 
     def sampled_for_nobody(self) -> int:
         """Return how many rows sample for requests that an abort or accepted drafts have ended since planning."""
-        return sum(row.samples and row.request.ended for row in self.rows_outside_decodes())
+        return sum(row.samples and row.request.ended and not row.request.pools for row in self.rows_outside_decodes())
 
     def rows(self) -> list[Row]:
         """Return every row, in order of admission. Valid only until the next plan is made or this plan is committed."""

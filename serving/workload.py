@@ -25,9 +25,10 @@ STOPPED = "a stop string ended it"  # reason of a request that finished at its `
 class WorkloadRequest:
     """One request as it arrives. `arrival_ns` is the *intended* arrival time since the start of the workload.
 
-    `output_len` is the number of tokens that it generates. `max_tokens` is the number that it may generate; a stop
-    token ends it earlier if `output_len` is smaller. None means that it may generate `output_len` tokens. A smaller
-    `priority` is more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths.
+    `output_len` is the number of tokens that it generates; 0 for a *pooling request*, which wants an embedding or a
+    score of its prompt and ends with the step that computes the prompt's last token. `max_tokens` is the number that it
+    may generate; a stop token ends it earlier if `output_len` is smaller. None means that it may generate `output_len`
+    tokens. A smaller `priority` is more urgent, as in vLLM. `prompt_len` is the sum of the segments' lengths.
 
     `session` names the conversation, empty if there is none, and `turn` is the request's turn in it, from 0. A turn
     with a `think_ns` comes this time after the end of the previous turn, but not before its `arrival_ns`. A turn
@@ -70,6 +71,11 @@ class WorkloadRequest:
         """The request's id and labels, as columns of the dataset `requests` of a recording."""
         known = {name: getattr(self, name) for name in ("tenant", "slo_class", "session", "turn", "priority")}
         return {"request_id": self.id, **known}
+
+    @property
+    def pools(self) -> bool:
+        """True for a pooling request, which gets no tokens."""
+        return self.output_len == 0
 
     @property
     def output_limit(self) -> int:

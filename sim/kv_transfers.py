@@ -96,7 +96,7 @@ class KvTransfers:
         """Return the part of `request`, which has arrived, that a replica of `role` gets."""
         if role != "prefill":
             return request
-        if request.output_len > 1 or not self.hands_on_first_token:
+        if request.output_len > 1 or not (request.pools or self.hands_on_first_token):
             self._awaited.add(request.id)
         return first_token_of(request)
 
@@ -154,8 +154,8 @@ class KvTransfers:
 
 
 def first_token_of(request: WorkloadRequest) -> WorkloadRequest:
-    """Return the part of `request` that a prefill replica runs."""
-    return replace(request, output_len=1, max_tokens=None)
+    """Return the part of `request` that a prefill replica runs: all of a pooling request."""
+    return request if request.pools else replace(request, output_len=1, max_tokens=None)
 
 
 class _Source:

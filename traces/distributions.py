@@ -3,8 +3,9 @@
 An arrival process yields endless chunks of times in nanoseconds, in ascending order. Rates are per second. The arrivals
 may be requests or sessions.
 
-Drawn lengths are integers of at least 1. They are clipped to `min` and `max` after rounding, so `mean` is the mean
-before clipping. In a spec, a plain number stands for the distribution `fixed`.
+Drawn lengths are integers of at least 1; only an output may be 0 (a pooling request). They are clipped to `min` and
+`max` after rounding, so `mean` is the mean before clipping. In a spec, a plain number stands for the distribution
+`fixed`.
 """
 
 from __future__ import annotations
@@ -162,8 +163,28 @@ def plain_number(value: Any) -> Any:
     return {"kind": "fixed", "tokens": value} if plain else value
 
 
+class NoTokens(_Lengths):
+    """No tokens: the outputs of pooling requests."""
+
+    kind: Literal["none"]
+
+    @property
+    def expected(self) -> float:
+        return 0.0
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return np.zeros(count, np.int64)
+
+
+def _plain_output(value: Any) -> Any:
+    return {"kind": "none"} if value in (0, "0") and not isinstance(value, bool) else plain_number(value)
+
+
 Drawn = Fixed | Uniform | Exponential | Lognormal
 Lengths = Annotated[Annotated[Drawn | Empirical, Field(discriminator="kind")], BeforeValidator(plain_number)]
+OutputLengths = Annotated[
+    Annotated[Drawn | Empirical | NoTokens, Field(discriminator="kind")], BeforeValidator(_plain_output)
+]
 
 
 _SECOND_NS = 1e9

@@ -43,7 +43,7 @@ class PrefixReuse:
                 matching = known is not None
             node = self._add(node, name, tokens) if known is None else known
         # The last token of an output is never computed by the model, so no cache has it.
-        self._longest[node, f"out:{request.id}"] = request.output_len - 1
+        self._longest[node, f"out:{request.id}"] = max(request.output_len - 1, 0)
         return hit
 
     def _add(self, node: int, name: str, tokens: int) -> int:

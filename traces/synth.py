@@ -25,7 +25,7 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.settings import Settings, TerseSettings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.distributions import LATEST_NS, Arrivals, Closed, Empirical, Lengths, Users
+from traces.distributions import LATEST_NS, Arrivals, Closed, Empirical, Lengths, NoTokens, OutputLengths, Users
 
 _CHUNK = 8192
 _OF_A_USER = 16  # number of draws at a time for one user
@@ -100,7 +100,9 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
     duration_s: float | None = Field(None, gt=0, le=1e9, description="seconds during which requests arrive")
     arrivals: Arrivals = Field(description="arrival process")
     prompt: Lengths = Field(description="length of the user's part of a prompt, in tokens")
-    output: Lengths = Field(description="length of the output, in tokens")
+    output: OutputLengths = Field(
+        description="length of the output, in tokens; 0: pooling requests, for embeddings or scores"
+    )
     system_prompts: SystemPrompts | None = Field(None, description="shared system prompts")
     sessions: Sessions | None = Field(None, description="multi-turn conversations")
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="priority of every request")
@@ -178,6 +180,8 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
         for field, lengths in drawn.items():
             if isinstance(lengths, Empirical):
                 raise ValueError(f"{field} cannot be empirical; prompt and output can")
+        if isinstance(self.output, NoTokens) and (self.structured or self.sessions is not None):
+            raise ValueError("sessions and structured need answers; leave them out with output 0")
         return self
 
 
@@ -294,7 +298,7 @@ class _Synthetic:
             while True:
                 rows = prompt_rng.integers(len(prompts), size=chunk)
                 users = np.clip(prompts[rows], prompt.min, prompt.max).tolist()
-                yield from zip(users, np.clip(outputs[rows], output.min, output.max).tolist(), strict=True)
+                yield from zip(users, _clipped_outputs(outputs[rows], output).tolist(), strict=True)
         while True:
             users = self._draw(prompt, 0, prompt_rng, chunk)
             yield from zip(users.tolist(), self._draw(output, 1, output_rng, chunk).tolist(), strict=True)
@@ -302,7 +306,8 @@ class _Synthetic:
     def _draw(self, lengths: Any, column: int, rng: np.random.Generator, chunk: int) -> np.ndarray:
         if isinstance(lengths, Empirical):
             values = self._sizes[lengths.path][column]
-            return np.clip(values[rng.integers(len(values), size=chunk)], lengths.min, lengths.max)
+            drawn = values[rng.integers(len(values), size=chunk)]
+            return _clipped_outputs(drawn, lengths) if column else np.clip(drawn, lengths.min, lengths.max)
         return lengths.draw(rng, chunk)
 
     def _openings(self, length_rng: np.random.Generator) -> Callable[..., Iterator[tuple[Segment, ...]]]:
@@ -341,7 +346,7 @@ class _Synthetic:
             history = histories[speaker] if opening is None else opening
             prompt = (*history, (PRIVATE if spec.sessions is None else f"u{speaker}.{number}", user))
             yield WorkloadRequest(id_, arrival, prompt, output, *labels, f"u{speaker}", number, think_ns)
-            histories[speaker] = (*prompt, (f"out:{id_}", output))
+            histories[speaker] = (*prompt, (f"out:{id_}", output)) if output else prompt
 
     def _user(
         self, users: Users, speaker: int, openings: Callable[..., Iterator[tuple[Segment, ...]]]
@@ -416,7 +421,7 @@ class _Synthetic:
                 labels = spec.priority, spec.tenant, spec.slo_class
                 yield WorkloadRequest(id_, arrival, prompt, output, *labels, f"s{speaker}", number, think_ns)
                 if number + 1 < len(turns) and self._fits(prompt, output, turns[number + 1]):
-                    history = (*prompt, (f"out:{id_}", output))
+                    history = (*prompt, (f"out:{id_}", output)) if output else prompt
                     next_arrival = turns[number + 1].arrival_ns
                     heapq.heappush(pending, (next_arrival, speaker, number + 1, history, turns))
             heapq.heappush(pending, (plan[0].arrival_ns, session, 0, opening, plan))
@@ -438,6 +443,11 @@ def _adapted(requests: Iterator[WorkloadRequest], adapters: Adapters, seed: int)
         has_one, chosen = (int.from_bytes(coin, "big") / 2**64 for coin in (coins[:8], coins[8:]))
         k = min(bisect_right(shares, chosen), adapters.count - 1)
         yield replace(request, adapter=f"adapter{k}") if has_one < adapters.share else request
+
+
+def _clipped_outputs(outputs: np.ndarray, lengths: Empirical) -> np.ndarray:
+    """Return the outputs of a trace's requests, clipped to the bounds that are stated; pooling requests keep 0."""
+    return np.clip(outputs, lengths.min if lengths.min > 1 else 0, lengths.max)
 
 
 def _plans(

@@ -32,6 +32,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -75,13 +76,18 @@ def _known_by(made: Callable[..., Any], settings: _Config) -> _Config:
     return {name: value for name, value in settings.items() if name in names}
 
 
-def scheduler_of(config: _Config, folder: str) -> tuple[Scheduler, int]:
-    """Return vLLM's scheduler, and the number of tokens after a block that the block's hash includes."""
+def scheduler_of(config: _Config, folder: str, pools: bool = False) -> tuple[Scheduler, int]:
+    """Return vLLM's scheduler, and the number of tokens after a block that the block's hash includes.
+
+    `pools` is True for a server of pooling requests, which has another model runner.
+    """
     drafts, overlaps = config.get("speculative"), config.get("async_scheduling", False)
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
     if drafts and overlaps:  # the model runner that supports drafts in the overlapped loop
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-    model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=config["max_model_len"])
+    kind = {"runner": "pooling"} if pools else {}
+    longest = config["max_model_len"]
+    model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float16", max_model_len=longest, **kind)
     caching = config.get("enable_prefix_caching", True)
     cached = {"block_size": config["block_size"], "enable_prefix_caching": caching}
     if "mamba_cache_mode" in config:
@@ -115,6 +121,8 @@ def _drafts(stated: _Config, model: ModelConfig, folder: str) -> SpeculativeConf
 
 
 def _kv(config: _Config, dtype: Any) -> KVCacheConfig:
+    if config.get("kv_reservation") == "none":  # as vLLM does for an encoder, whose layers keep no KV
+        return KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=[])
     shape = {"block_size": config["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": dtype}
     groups = [
         SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
@@ -171,7 +179,8 @@ class _Run:
         self._drafts = config.get("speculative")
         self._overlaps = config.get("async_scheduling", False)
         init_none_hash(sha256)
-        self._scheduler, lookahead = scheduler_of(config, folder)
+        self._pools = not any(request["output_len"] for request in scenario["requests"])
+        self._scheduler, lookahead = scheduler_of(config, folder, self._pools)
         self._hasher = get_request_block_hasher(config["block_size"], sha256, *([lookahead] if lookahead else []))
         requests = sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"]))
         self._to_come = deque(requests)
@@ -190,7 +199,7 @@ class _Run:
         return [
             {
                 "id": int(id),
-                "first_token_ns": self._first_ns[id],
+                "first_token_ns": self._first_ns.get(id),
                 "finish_ns": self._finish_ns[id],
                 "prefix_hit_tokens": self._hit[id],
             }
@@ -222,8 +231,7 @@ class _Run:
             request = Request(
                 request_id=str(given["id"]),
                 prompt_token_ids=[id for segment, count in given["prompt"] for id in self._tokens(segment, 0, count)],
-                sampling_params=_limits(given, self._tokens(f"out:{given['id']}", given["output_len"] - 1, 1)),
-                pooling_params=None,
+                **self._asked(given),
                 block_hasher=self._hasher,
                 priority=given.get("priority", 0),
                 arrival_time=float(given["arrival_ns"]),
@@ -231,6 +239,13 @@ class _Run:
             )
             request.skip_reading_prefix_cache = given.get("skip_cache", False)
             self._scheduler.add_request(request)
+
+    def _asked(self, given: _Config) -> _Config:
+        """Return the parameters of a request: of pooling if it wants no tokens, otherwise of sampling."""
+        if self._pools:
+            return {"sampling_params": None, "pooling_params": PoolingParams(task="embed")}
+        last = self._tokens(f"out:{given['id']}", given["output_len"] - 1, 1)
+        return {"sampling_params": _limits(given, last), "pooling_params": None}
 
     def _plan(self) -> bool:
         """Plan a step, and launch it if it has rows; return True if another step is planned before the next result."""
@@ -269,10 +284,12 @@ class _Run:
         self._now = max(self._now, end)
         sampled: dict[str, list[int]] = {id: [] for id in rows}
         for id in rows:
-            if id in samples and id in self._scheduler.requests:
+            if id in samples and id in self._scheduler.requests and not self._pools:
                 proposed = len(plan.scheduled_spec_decode_tokens.get(id, ()))
                 kept = 1 + (accepted(self._drafts, id, self._produced[id], proposed) if proposed else 0)
                 sampled[id] = self._tokens(f"out:{id}", self._produced[id], kept)
+        pooled = [[0.0] if id in samples else None for id in rows] if self._pools else []
+        here = self._scheduler.requests.keys() & samples if self._pools else set()
         self._scheduler.update_from_output(
             plan,
             ModelRunnerOutput(
@@ -281,9 +298,10 @@ class _Run:
                 sampled_token_ids=list(sampled.values()),
                 logprobs=None,
                 prompt_logprobs_dict={},
-                pooler_output=[],
+                pooler_output=pooled,
             ),
         )
+        self._finish_ns |= dict.fromkeys(here - self._scheduler.requests.keys(), end)
         got = {id: tokens for id, tokens in sampled.items() if tokens}
         for id, tokens in got.items():
             self._first_ns.setdefault(id, end)

@@ -22,6 +22,7 @@ from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, 
 from apiserver.openai_api.api_keys import check_key
 from apiserver.openai_api.connection import expect
 from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
+from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
 from apiserver.openai_api.kv_transfer import KvTransferParams
 from apiserver.openai_api.protocol import (
     ChatRequest,
@@ -79,6 +80,7 @@ class Api:
             [
                 post("/v1/completions", self.completions),
                 post("/v1/chat/completions", self.chat),
+                post("/v1/embeddings", self.embeddings),
                 post("/tokenize", self.tokenize),
                 post("/detokenize", self.detokenize),
                 web.get("/v1/models", self.models),
@@ -180,11 +182,7 @@ class Api:
         about, texts = self._served(body.model)
         prompts, echoes = [], []
         for prompt in body.prompts:
-            if isinstance(prompt, str):
-                tokens = await _apart(request, partial(texts.encode, prompt, body.add_special_tokens))
-            else:
-                _check_vocabulary(prompt, about, "prompt")
-                tokens = prompt
+            tokens = await _tokenised(request, prompt, body.add_special_tokens, about, texts, "prompt")
             prompts.append(_truncated(body, about, tokens))
             if body.echo:
                 echoes.append(prompt if isinstance(prompt, str) else texts.decode(prompt, special=True))
@@ -206,6 +204,34 @@ class Api:
         style = ChatStyle(_wording(body, texts), body.role, body.calls)
         return await self._generate(request, body, asked, style, "chatcmpl")
 
+    async def embeddings(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/embeddings`."""
+        received_ns = monotonic_ns()
+        body = _parsed(await self._read(request), EmbeddingRequest)
+        about, texts = self._served(body.model)
+        asked = []
+        for given in body.prompts:
+            prompt = await _tokenised(request, given, body.add_special_tokens, about, texts, "input")
+            if not 1 <= len(prompt) <= about.max_model_len:
+                what = f"input: has {len(prompt)} tokens; the model takes 1 to {about.max_model_len}"
+                raise Refusal(400, what, "input")
+            asked.append(Add(0, prompt, 0, received_ns, priority=body.priority, tenant=body.user or ""))
+        if not asked:
+            raise Refusal(400, "input is missing; add it", "input")
+        answer_id = _plain_header(request, "X-Request-Id", 128) or f"embd-{uuid4().hex}"
+        with ExitStack() as opened:
+            answers = []
+            for index, one in enumerate(asked):
+                _label(one, request, "embeddings", answer_id, index)
+                answers.append(opened.enter_context(self._engine.open(one)))
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    states = [await pooled(answer) for answer in answers]
+            except TimeoutError:
+                raise timed_out() from None
+            tokens = sum(len(one.prompt) for one in asked)
+            return await write_embeddings(request, answers, states, body.encoding_format, about.model, tokens)
+
     async def _generate(
         self,
         request: web.Request,
@@ -217,8 +243,7 @@ class Api:
     ) -> web.StreamResponse:
         """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text."""
         about, texts = self._served()
-        client_id = _plain_header(request, "X-Request-Id", 128)
-        answer_id = client_id or f"{kind}-{uuid4().hex}"
+        answer_id = _plain_header(request, "X-Request-Id", 128) or f"{kind}-{uuid4().hex}"
         transfer = body.kv_transfer_params or KvTransferParams()
         stream_options = body.stream_options or StreamOptions()
         n = body.n or 1
@@ -226,13 +251,8 @@ class Api:
             choices = []
             for index in range(len(of_prompts) * n):
                 asked = _nth(of_prompts[index // n], index % n)
-                asked.place = request.app[_PLACE]
-                asked.client_id = client_id
-                asked.operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
-                asked.answer_id = f"{answer_id}-{index}" if index else answer_id
-                asked.followed = request.headers.get("X-Journey") == "1"
-                asked.traceparent = _plain_header(request, "traceparent", 512)
-                asked.tracestate = _plain_header(request, "tracestate", 512)
+                operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
+                _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = transfer.source(about, bool(body.stream))
                 choice = Choice(
                     index,
@@ -412,9 +432,29 @@ def _asked(
     )
 
 
+async def _tokenised(
+    request: web.Request, prompt: str | list[int], special: bool, about: About, texts: Texts, field: str
+) -> list[int]:
+    """Return the tokens of a text or of token ids. Raises Refusal for ids beyond the vocabulary."""
+    if isinstance(prompt, str):
+        return await _apart(request, partial(texts.encode, prompt, special))
+    _check_vocabulary(prompt, about, field)
+    return prompt
+
+
 async def _apart(request: web.Request, tokenise: Callable[[], list[int]]) -> list[int]:
     """Return the tokens of a request; a long body is tokenised in a thread, so that other requests do not wait."""
     return await asyncio.to_thread(tokenise) if (request.content_length or _LONG) >= _LONG else tokenise()
+
+
+def _label(asked: Add, request: web.Request, operation: str, answer_id: str, index: int) -> None:
+    """Set what the server knows about the message for answer number `index` to a request over HTTP."""
+    asked.place, asked.operation = request.app[_PLACE], operation
+    asked.client_id = _plain_header(request, "X-Request-Id", 128)
+    asked.answer_id = f"{answer_id}-{index}" if index else answer_id
+    asked.followed = request.headers.get("X-Journey") == "1"
+    asked.traceparent = _plain_header(request, "traceparent", 512)
+    asked.tracestate = _plain_header(request, "tracestate", 512)
 
 
 def _plain_header(request: web.Request, name: str, most: int) -> str:

@@ -56,7 +56,7 @@ def _kind_of(prompt: Any) -> str | None:
 
 
 _Tokens = Annotated[list[Token], Field(min_length=1)]
-_Prompt = Annotated[
+Prompt = Annotated[
     Annotated[str, Tag("as text")]
     | Annotated[_Tokens, Tag("as tokens")]
     | Annotated[list[str], Tag("as texts")]
@@ -71,7 +71,7 @@ def _token_id(text: str) -> str:
     return text
 
 
-def _neutral(*values: Any) -> Any:
+def neutral(*values: Any) -> Any:
     """Return the type of an unsupported field, which accepts only `values`, because these have no effect."""
 
     def check(value: Any) -> Any:
@@ -135,12 +135,12 @@ class Generation(BaseModel):
 
     # Fields without effect here
     spaces_between_special_tokens: StrictBool = True
-    length_penalty: _neutral(1) = 1  # type: ignore[valid-type]
-    use_beam_search: _neutral(False) = False  # type: ignore[valid-type]
+    length_penalty: neutral(1) = 1  # type: ignore[valid-type]
+    use_beam_search: neutral(False) = False  # type: ignore[valid-type]
 
     # Fields that are not supported
-    prompt_logprobs: _neutral(None) = None  # type: ignore[valid-type]
-    logprob_token_ids: _neutral(None, []) = None  # type: ignore[valid-type]
+    prompt_logprobs: neutral(None) = None  # type: ignore[valid-type]
+    logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
 
     @field_validator("stream_options")
     @classmethod
@@ -179,13 +179,13 @@ class Generation(BaseModel):
 class CompletionRequest(Generation):
     """The body of `POST /v1/completions`; `prompt` is a text, a list of token ids, or a list of either kind."""
 
-    prompt: _Prompt | None = None
+    prompt: Prompt | None = None
     echo: StrictBool | None = False
     logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
     add_special_tokens: StrictBool = True
 
-    best_of: _neutral(1, None) = None  # type: ignore[valid-type]
-    suffix: _neutral(None) = None  # type: ignore[valid-type]
+    best_of: neutral(1, None) = None  # type: ignore[valid-type]
+    suffix: neutral(None) = None  # type: ignore[valid-type]
 
     @field_validator("logprobs")
     @classmethod
@@ -275,7 +275,7 @@ class ChatRequest(_Chat, Generation):
     prompt_cache_key: str | None = None
 
     tool_choice: ToolChoice | None = None
-    echo: _neutral(False) = False  # type: ignore[valid-type]
+    echo: neutral(False) = False  # type: ignore[valid-type]
 
     @field_validator("tool_choice")
     @classmethod

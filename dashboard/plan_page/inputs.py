@@ -360,7 +360,8 @@ def _shape(how: str) -> Shape:
     prompt, spread = st.columns(2)
     with prompt:
         mean_in = amount("Prompt (tokens)", "prompt", 1, 1e6, 1000, 100, help="Mean length.")
-        mean_out = amount("Output (tokens)", "output", 1, 1e5, 250, 50, help="Mean length.")
+        help = "Mean length. 0: pooling requests, for embeddings or scores; then bound e2e_ms."
+        mean_out = amount("Output (tokens)", "output", 0, 1e5, 250, 50, help=help)
     with spread:
         help = "Standard deviation of the logarithm of the length. 0: all lengths are equal; 1: a long tail."
         sigma_in = amount("Spread", "prompt_sigma", 0, 3, 1, 0.1, help=help)
@@ -372,13 +373,14 @@ def _shape(how: str) -> Shape:
     if how != "concurrency":
         enough = "0: long enough to fill a fleet with requests."
         minutes = amount("Minutes to simulate", "minutes", 0, 60, 0, 1, help=enough)
+    outputs = {"kind": "lognormal", "mean": mean_out, "sigma": sigma_out, "max": int(30 * mean_out) + 1}
     return Shape(
         title="Shape",
         about="",
         minutes=minutes or None,
         # Lengths are clipped at about thirty times the mean, so that no single request decides the size of the fleet.
         prompt={"kind": "lognormal", "mean": mean_in, "sigma": sigma_in, "max": int(30 * mean_in) + 1},
-        output={"kind": "lognormal", "mean": mean_out, "sigma": sigma_out, "max": int(30 * mean_out) + 1},
+        output=outputs if mean_out else {"kind": "none"},
         system_prompts={"count": 1, "tokens": shared} if shared else None,
     )
 

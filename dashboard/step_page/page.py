@@ -15,7 +15,7 @@ from dashboard.step_page.charts import parts_bar, roofline
 from dashboard.step_page.operation_table import operation_table
 from dashboard.url import choose, in_url, number, usual_first
 from serving.deployments.config import Deployment
-from serving.deployments.engines import defaults_taken, with_engine_defaults
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu, gpus
 from serving.deployments.model_catalogue import models
 from serving.deployments.weight_types import weights_dtype

@@ -16,7 +16,7 @@ from planning.learn.questions import Question
 from planning.learn.twin import ROUTERS, Setting
 from serving.cost_model import CostModel, decode_plans
 from serving.deployments.config import Deployment
-from serving.deployments.engines import with_engine_defaults
+from serving.deployments.engine_defaults import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model

@@ -19,7 +19,7 @@ from planning.request import Request, StatedDeployment
 from planning.traffic import Offered
 from serving.data_file import read_yaml
 from serving.deployments.config import parse
-from serving.deployments.engines import with_engine_defaults
+from serving.deployments.engine_defaults import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.metrics import check_slo

@@ -28,6 +28,7 @@ from planning.costs import base_deployment
 from planning.made_up import assumed
 from planning.measure.real_engine import fitting, load_engines, record_whole
 from planning.plan.candidates import long_enough
+from planning.pooling import check_pooling
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.request import Timing
@@ -179,7 +180,9 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
                 raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
             named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
             base = long_enough(base.model_copy(update=named), everything)
-        sides.append(side_scenarios(workloads, calibration, gpu, side.deployed(base), side.replicas, side.router))
+        deployed = side.deployed(base)
+        check_pooling(everything, (deployed.model,), request.bounds)
+        sides.append(side_scenarios(workloads, calibration, gpu, deployed, side.replicas, side.router))
     return sides
 
 

@@ -49,7 +49,7 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
     """
     named = list(_statistics(pairs))
     serial = pairs.unit_is == "blocks"
-    ratios = [name in LATENCIES or name == "output_throughput" for (name, _), _, _ in named]
+    ratios = [name in LATENCIES or name.endswith("_throughput") for (name, _), _, _ in named]
     changes = differences([(of_a, of_b) for _, of_a, of_b in named], pairs.units, seed, serial, ratios)
     rows = [_row(*name, difference) for (name, _, _), difference in zip(named, changes, strict=True)]
     if serial:
@@ -163,21 +163,28 @@ def _statistics(pairs: PairedRuns) -> Iterator[tuple[tuple[str, str], Statistic,
         left, right = (Jain(_by_unit_and(tenant, len(tenants), side.served, pairs)) for side in sides)
         yield ("jain_fairness", "value"), left, right
     if pairs.unit_is == "runs":
-        a, b = (Ratio(*_tokens_and_seconds(side)) for side in sides)
-        yield ("output_throughput", "value"), a, b
+        a, b = (Ratio(*_tokens_and_seconds(side, _rate(pairs))) for side in sides)
+        yield (_rate(pairs), "value"), a, b
+
+
+def _rate(pairs: PairedRuns) -> str:
+    """Return the name of the throughput that is compared: of prompt tokens, if no request gets any tokens."""
+    outputs = any(run.scalars()["output_throughput"] for side in (pairs.a, pairs.b) for run in side.runs)
+    return "output_throughput" if outputs else "input_throughput"
 
 
 def _throughput(pairs: PairedRuns) -> Row:
     """Return the row of the throughput, without an interval, because a block has no throughput."""
     whole = np.ones((1, pairs.runs), dtype=np.int64)
-    a, b = (float(Ratio(*_tokens_and_seconds(side))(whole)[0]) for side in (pairs.a, pairs.b))
-    return _row("output_throughput", "value", Difference(a, b, math.nan, math.nan))
+    name = _rate(pairs)
+    a, b = (float(Ratio(*_tokens_and_seconds(side, name))(whole)[0]) for side in (pairs.a, pairs.b))
+    return _row(name, "value", Difference(a, b, math.nan, math.nan))
 
 
-def _tokens_and_seconds(side: SideRequests) -> tuple[Floats, Floats]:
-    """Return the output tokens of finished requests and the measurement window in seconds, for each run."""
+def _tokens_and_seconds(side: SideRequests, name: str) -> tuple[Floats, Floats]:
+    """Return the tokens of the throughput `name`, and the measurement window in seconds, for each run."""
     seconds = np.array([run.window_s or 0.0 for run in side.runs])
-    rates = np.array([run.scalars()["output_throughput"] or 0.0 for run in side.runs])
+    rates = np.array([run.scalars()[name] or 0.0 for run in side.runs])
     return rates * seconds, seconds
 
 
@@ -213,6 +220,8 @@ def _tallies(pairs: PairedRuns, threshold: float) -> Iterator[Tally]:
         groups += [(column, str(name), labels == name) for name in names if len(names) > 1]
     for judged in _JUDGED:
         a, b = pairs.a.values(judged), pairs.b.values(judged)
+        if np.isnan(a).all() and np.isnan(b).all() and pairs.a.finished.any():
+            continue  # pooling requests have no first token
         # A request that does not finish has waited for ever.
         longer, shorter = (np.where(np.isnan(v), np.inf, v) for v in (b, a))
         gains, loses = longer < shorter * (1 - threshold), longer > shorter * (1 + threshold)

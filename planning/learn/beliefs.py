@@ -10,7 +10,7 @@ from planning.learn.answers import Answer
 from planning.learn.step_times import CorrectedKernels, LinearPrices
 from planning.learn.twin import Setting, Twin
 from serving.deployments.config import Deployment
-from serving.deployments.engines import with_engine_defaults
+from serving.deployments.engine_defaults import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model

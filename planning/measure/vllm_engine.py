@@ -10,6 +10,7 @@ from shutil import move, rmtree
 from typing import TYPE_CHECKING, cast
 
 from planning.measure.vllm_process import VllmProcess
+from planning.pooling import refuse_pooling
 from realengine.parallel.replica_pipe import About
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError, reason
@@ -65,6 +66,7 @@ class VllmEngine:
         was run.
         """
         out = Path(out)
+        refuse_pooling(workload, "vLLM as the real engine")
         if (out / "runs.parquet").exists() and not overwrite:
             remedy = "holds a recording; replace it with --force, or choose another directory"
             raise UserError("out", str(out), remedy)

@@ -142,7 +142,11 @@ def length_histogram(tokens: Sequence[int]) -> Histogram:
 
     The edges are in tokens, and their logarithms are evenly spaced.
     """
-    edges = np.geomspace(min(tokens), max(tokens) + 1, _BINS + 1)
+    if not max(tokens):  # outputs of pooling requests
+        return Histogram(edges=(0.0, 1.0), percent=(100.0,))
+    edges = np.geomspace(max(min(tokens), 1), max(tokens) + 1, _BINS + 1)
+    if not min(tokens):
+        edges = np.concatenate([[0.0], edges])
     counts, _ = np.histogram(tokens, edges)
     return Histogram(
         edges=tuple(float(f"{edge:.6g}") for edge in edges), percent=tuple((100 * counts / len(tokens)).tolist())

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from planning.deployments import with_settings
 from serving.deployments.config import Deployment
-from serving.deployments.engines import defaults_taken, with_engine_defaults
+from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import kv_capacity

@@ -410,16 +410,19 @@ class PlanDocument(Document):
     def fleets(self, points: Sequence[Point], more: Sequence[tuple[Column, Sequence[Any]]], title: str = "") -> Table:
         """Return a table of fleets with their prices and throughputs, and `more` columns with their cells."""
         more = [*_energy_columns(points), *more]
+        pooling = self.mean_output_tokens == 0
         rows = [
             (
                 _SETTING.sub("\n ", point.called(self.spares)),
-                *(point.gpus, point.usd_per_hour, point.tok_s_user, point.tok_s_gpu, point.usd_per_mtok_out),
+                *(point.gpus, point.usd_per_hour),
+                *((point.usd_per_mtok_total,) if pooling else _per_output_token(point)),
                 point.attainment,
                 *(cells[at] for _, cells in more),
             )
             for at, point in enumerate(points)
         ]
-        return Table((*_COSTS, *(column for column, _ in more)), rows, title)
+        costs = (*_FLEET, *(_OF_PROMPTS if pooling else _OF_OUTPUTS), Column("attain-\nment", SHARE))
+        return Table((*costs, *(column for column, _ in more)), rows, title)
 
     def shown_offers(self) -> Table:
         """Return the fleets that meet the SLOs, the recommended fleet first, with the KV capacity of an engine."""
@@ -477,6 +480,8 @@ def clients_in_words(clients: int, rate: float | None, prompt_tokens: float | No
 def _lengths_in_words(prompt_tokens: float | None, output_tokens: float | None) -> str:
     if prompt_tokens is None or output_tokens is None:
         return ""
+    if not output_tokens:
+        return f"; {shown_number(prompt_tokens)} prompt tokens on average, no output tokens (pooling requests)"
     return f"; {shown_number(prompt_tokens)} prompt and {shown_number(output_tokens)} output tokens on average"
 
 
@@ -493,14 +498,12 @@ class _Fleet(Point):
 ROOM_HELP = "Capacity of one engine's KV memory: in tokens, or in requests of mean length with complete answers."
 _SETTING = re.compile(r" (?=\w+=)")  # the space before a setting in an engine's name; settings go on separate lines
 _ROUND = Form(lambda count: NOTHING if count is None else f"{count:,.0f}", "%.0f")
-_COSTS = (
-    Column("fleet"),
-    Column("GPUs", COUNT),
-    Column("$/h", USD),
+_FLEET = (Column("fleet"), Column("GPUs", COUNT), Column("$/h", USD))
+_OF_PROMPTS = (Column("$/Mtok\nprompt", USD),)
+_OF_OUTPUTS = (
     Column("tok/s\na user", Form(shown_number, "%.0f")),
     Column("tok/s\na GPU", Form(shown_number, "%.0f")),
     Column("$/Mtok\noutput", USD),
-    Column("attain-\nment", SHARE),
 )
 _ENERGY = {
     "power_w": Column("W", Form(shown_number, "%.0f"), "estimated mean power of all GPUs in steady operation", spare=4),
@@ -515,6 +518,10 @@ def _energy_columns(points: Sequence[Point]) -> Iterator[tuple[Column, Sequence[
         cells = [getattr(point, field) for point in points]
         if any(cell is not None for cell in cells):
             yield column, cells
+
+
+def _per_output_token(point: Point) -> tuple[float | None, float | None, float | None]:
+    return point.tok_s_user, point.tok_s_gpu, point.usd_per_mtok_out
 
 
 def _details(plan: PlanDocument) -> Iterator[str]:

@@ -22,6 +22,7 @@ from planning.plan.request import FleetRequest
 from planning.plan.search import Bisection
 from planning.plan.sensitivity import KEEPING_UP
 from planning.plan.trial import FAST, LIKELY, SLOW, Question, Trial, cost_at, simulated
+from planning.pooling import check_pooling
 from planning.progress import Tell, quiet
 from planning.traffic import clients_of
 from planning.workers import Workers
@@ -125,6 +126,9 @@ def most_clients(request: FleetRequest, *, jobs: int | None = None, tell: Tell =
     engines, ruled_out, pricing = priced_candidates(request, workload)
     if not engines:
         raise UserError("gpu", ruled_out[0].name, f"cannot serve: {ruled_out[0].reason}")
+    check_pooling(
+        workload, (engine.deployment.model for engine in engines), (metric for metric, _ in objectives.bounds)
+    )
     question = questioned(request, workload, objectives, pricing)
     tell(f"searching the most clients of {counted(len(engines), 'fleet')}", 0.0)
     with Workers(question, jobs) as workers:

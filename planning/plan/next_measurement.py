@@ -21,7 +21,7 @@ def next_measurement(
     """Return the next run to measure on one replica; None if kernel tables and published runs do not time its steps.
 
     `figures` are those of `replicas` engines on `workload`. A replica with separate prefill and decode engines, or with
-    a draft model, has no answer either.
+    a draft model, has no answer either, nor has a fleet for pooling requests.
     """
     drafts = engine.deployment.scheduler.speculative
     if not isinstance(pricing, KernelPricing) or engine.split or (drafts and drafts.method != "mtp"):
@@ -35,6 +35,8 @@ def next_measurement(
     if learnt is not None and not isinstance(learnt, MeasuredRuns):
         return None
     requests = list(workload.requests)
+    if all(request.pools for request in requests):
+        return None  # the measured runs are of generation
     prompt = round(sum(request.prompt_len for request in requests) / len(requests))
     output = max(round(sum(request.output_len for request in requests) / len(requests)), 2)
     per_replica = figures.steady.output_throughput / replicas

@@ -24,6 +24,7 @@ from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from planning.plan.sentences import first_answer as first_answer_text
 from planning.plan.trial import Pricing, Question, Trials
+from planning.pooling import check_pooling
 from planning.progress import Tell, quiet
 from planning.traffic import looped
 from planning.workers import Answer, Task, Workers
@@ -78,6 +79,9 @@ def plan(
     find_router(request.router)
     workload = request.workload(at_named_rate=True)
     engines, ruled_out, pricing = priced_candidates(request, workload)
+    check_pooling(
+        workload, (engine.deployment.model for engine in engines), (metric for metric, _ in objectives.bounds)
+    )
     question = questioned(request, workload, objectives, pricing)
     requests = question.requests
     if request.asks_energy:

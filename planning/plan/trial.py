@@ -69,6 +69,7 @@ def steady(requests: pa.Table) -> Steady:
     """
     finished = np.asarray(pc.fill_null(pc.equal(requests.column("status"), "finished"), False))
     arrival, scheduled, first_token, finish, prompt, output = (_column(requests, name) for name in _COLUMNS)
+    first_token = np.where(np.isnan(first_token), finish, first_token)  # a pooling request ends with its prompt
     begin, end = float(arrival.min()), float(arrival.max())
     if end <= begin:  # all arrive at once, so the only rate is that at which they finish
         spent_s = (float(finish[finished].max(initial=begin)) - begin) / 1e9
@@ -168,7 +169,7 @@ class Question:
         """Prompt tokens of each request that no cache can have, and output tokens after the first; both ascending."""
         requests = self.workload.requests
         prompts = (sum(tokens for key, tokens in request.prompt if key == PRIVATE) for request in requests)
-        return sorted(prompts), sorted(request.output_len - 1 for request in requests)
+        return sorted(prompts), sorted(max(request.output_len - 1, 0) for request in requests)
 
     def at_scale(self, scale: float) -> Question:
         """Return the question for `scale` times as much traffic."""

@@ -11,11 +11,12 @@ import shlex
 
 from planning.plan.candidates import Engine
 from serving.deployments.config import Deployment
-from serving.deployments.engines import BLOCK_SIZE, UTILIZATION, engine_defaults
+from serving.deployments.engine_defaults import engine_defaults
+from serving.deployments.engines import BLOCK_SIZE, UTILIZATION
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.inter_node import nodes_of
 from serving.deployments.lora import LoraConfig
-from serving.deployments.model_catalogue import find_model, hub_id
+from serving.deployments.model_catalogue import find_model, hub_id, pooling_model
 from serving.errors import UserError
 from serving.speculative import SpeculativeConfig
 
@@ -47,6 +48,8 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
     scheduler = deployment.scheduler
     usual = engine_defaults(deployment, gpu) if gpu else {}
     settings: dict[str, object] = {"dtype": deployment.dtype}
+    if pooling_model(deployment.model) is not None:
+        settings["runner"] = "pooling"
     for name, value, default in (
         ("tensor-parallel-size", deployment.tensor_parallel_size, 1),
         ("pipeline-parallel-size", deployment.pipeline_parallel_size, 1),

@@ -230,6 +230,43 @@ def _ungated(family: str) -> Callable[[dict[str, Any]], Reading]:
     return read
 
 
+def _encoder(family: str, unusable_positions: int = 0) -> Callable[[dict[str, Any]], Reading]:
+    """Return a reader of an encoder with learnt positions, such as BERT (arXiv:1810.04805).
+
+    RoBERTa numbers its positions from 2 on, so that many of them are unusable.
+    """
+
+    def read(config: dict[str, Any]) -> Reading:
+        config |= {
+            **_as_gated(config),
+            **_POOLING,
+            "pooling": config.get("pooling") or "cls",
+            "attention_bias": True,
+            "max_position_embeddings": config["max_position_embeddings"] - unusable_positions,
+        }
+        what = "its MLPs are priced as gated MLPs with as many weights, its learnt positions as rotary embeddings"
+        return Reading(config, family, what)
+
+    return read
+
+
+def _nomic_bert(config: dict[str, Any]) -> Reading:
+    """Read an encoder with rotary embeddings and gated MLPs (arXiv:2402.01613).
+
+    vLLM serves it up to the length that it was trained for, because longer prompts need another rotary embedding.
+    """
+    positions = config["max_position_embeddings"]
+    config |= {
+        **_POOLING,
+        "pooling": config.get("pooling") or "mean",
+        "max_position_embeddings": min(config.get("max_trained_positions") or positions, positions),
+    }
+    return Reading(config, "nomic_bert", "its post-norms are priced as pre-norms")
+
+
+_POOLING = {"is_causal": False, "tie_word_embeddings": True}
+
+
 def _minimax_m3(config: dict[str, Any]) -> Reading:
     freq = config.get("moe_layer_freq")
     dense = [at for at, one in enumerate(freq) if not one] if isinstance(freq, list) else []
@@ -253,6 +290,11 @@ _READERS: dict[str, Callable[[dict[str, Any]], Reading]] = {
     "ApertusForCausalLM": _ungated("apertus"),
     "MiniMaxM3ForCausalLM": _minimax_m3,
     "DeciLMForCausalLM": _deci,
+    **dict.fromkeys(("BertModel", "BertForMaskedLM", "BertForSequenceClassification"), _encoder("bert")),
+    **dict.fromkeys(
+        ("RobertaModel", "XLMRobertaModel", "XLMRobertaForSequenceClassification"), _encoder("xlm_roberta", 2)
+    ),
+    "NomicBertModel": _nomic_bert,
     "Ernie4_5_MoeForCausalLM": lambda config: Reading(config, "ernie4_5_moe", ""),
 }
 _WITH_STATES: Sequence[str] = ("NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3NextForCausalLM")

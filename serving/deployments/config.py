@@ -207,10 +207,11 @@ class SchedulerConfig(TerseSettings):
         1, ge=1, le=1024, description="trtllm: number of data-parallel ranks. Follows from data_parallel_size"
     )
 
-    kv_reservation: Literal["paged", "max_model_len", "max_tokens"] = Field(
+    kv_reservation: Literal["paged", "max_model_len", "max_tokens", "none"] = Field(
         "paged",
         description="KV memory of a request. paged: allocate blocks as the request grows. max_model_len: reserve "
-        "contiguous blocks for max_model_len tokens at admission. max_tokens: the same for prompt and output limit",
+        "contiguous blocks for max_model_len tokens at admission. max_tokens: the same for prompt and output limit. "
+        "none: keep no KV; follows from the model, an encoder",
     )
     kv_reserved_max_tokens: int = Field(
         0,
@@ -249,6 +250,11 @@ class SchedulerConfig(TerseSettings):
         if self.kv_reservation != "paged" and (self.enable_prefix_caching or self.speculative is not None):
             raise ValueError(
                 f"kv_reservation {self.kv_reservation} needs enable_prefix_caching false and no speculative"
+            )
+        if self.kv_reservation == "none" and (self.enable_chunked_prefill or self.long_prefill_token_threshold):
+            raise ValueError(
+                "kv_reservation none needs enable_chunked_prefill false and no long_prefill_token_threshold, because "
+                "an encoder reads a prompt in one step"
             )
         if self.kv_reserved_max_tokens and self.kv_reservation != "max_tokens":
             raise ValueError("kv_reserved_max_tokens needs kv_reservation max_tokens")

@@ -1,12 +1,6 @@
-"""The serving engines: their names and releases, the rules of older releases, and the defaults of their servers.
+"""The serving engines: their names and releases, the rules of older releases, and the steps that run as CUDA graphs.
 
-Step times are corrected by measured runs of the same engine. A default replaces a setting that a command line leaves
-out: the limits of a step and the kind of loop. Defaults depend on the engine and the GPU. vLLM's defaults are those of
-its API server (`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of release 0.33). Larger GPUs get larger
-steps and more requests at once, except the A100, whose throughput falls with larger steps. SGLang chooses its prompt
-chunk size by memory, and divides it by the data-parallel ranks (`ServerArgs`), and TensorRT-LLM has one token budget
-(`max_num_tokens`). Both run at least 2,048 requests at once; here they have vLLM's limit of requests. With a higher
-limit, the memory for sampling would reduce the estimated number of KV blocks.
+Step times are corrected by measured runs of the same engine.
 """
 
 from __future__ import annotations
@@ -24,17 +18,7 @@ _STATED = re.compile(rf"({'|'.join(ENGINES)})( \d+\.\d+(\.\d+)?)?")
 _RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 UTILIZATION = 0.92  # share of GPU memory that vLLM 0.33 uses; 0.9 in earlier versions
 BLOCK_SIZE = 16
-_VLLM = "0.33"  # the release that is assumed if none is stated
-_GIB = 1024**3
-_OVERLAPS_SINCE = (0, 14)  # first release of vLLM whose loop is overlapped by default
-_LARGEST_SINCE = (0, 28)  # first release known to have a larger token budget on GPUs of 160 GiB
 _LARGER_GRAPHS_SINCE = (0, 28)  # first release of vLLM with CUDA graphs of 1,024 tokens on data-center Blackwell
-_DEEPEP_TOKENS = 256  # token budget of a rank that exchanges tokens by low-latency DeepEP
-# (GiB, prompt chunk in tokens on GPUs with less memory than this)
-_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))
-_SGLANG_SINCE_0_5_3 = (60, 4096)
-_SGLANG_LARGEST_CHUNK = 16384
-_TRTLLM_TOKENS = 8192
 # vLLM before 0.33: a request that preempts itself ends the step, a state that is read defers hits, and
 # `prefill_schedule_interval` only spaces the prompts of data-parallel ranks.
 _BEFORE_0_33 = {"self_preemption_ends_step": True, "prefill_schedule_interval": 1, "state_read_defers_hits": True}
@@ -94,62 +78,6 @@ def captured_tokens(deployment: Deployment, gpu: GpuSpec) -> int:
     large = gpu.generation == "Blackwell" and (engine.release is None or engine.release >= _LARGER_GRAPHS_SINCE)
     queries = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)
     return min(2 * scheduler.max_num_seqs * queries, 1024 if large else 512, scheduler.max_num_batched_tokens)
-
-
-def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> Deployment:
-    """Return `deployment` with its engine's defaults on `gpu` for all scheduler settings that it does not state."""
-    stated = deployment.scheduler.model_fields_set
-    settings = engine_defaults(deployment, gpu)
-    return deployment.rescheduled(**{name: value for name, value in settings.items() if name not in stated})
-
-
-def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
-    """Return a list, as text, of the engine's defaults that `deployment` uses on `gpu`; empty if it uses none."""
-    stated = deployment.scheduler.model_fields_set
-    settings = engine_defaults(deployment, gpu)
-    left = [f"{name} {_shown(value)}" for name, value in settings.items() if name not in stated]
-    engine = deployment.engine_name
-    release = str(engine) if engine.version or engine.name != "vllm" else f"vllm {_VLLM}"
-    return f"defaults of {release} on {gpu.name}: {', '.join(left)}" if left else ""
-
-
-def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
-    """Return the engine's default settings on `gpu` by name; they depend on what `deployment` states."""
-    scheduler, engine = deployment.scheduler, deployment.engine_name
-    stated, memory = scheduler.model_fields_set, gpu.memory_bytes / _GIB
-    release = engine.release
-    large = memory >= 70 and "a100" not in gpu.name.lower()
-    seqs, tokens, overlaps = (1024, 8192, True) if large else (256, 2048, True)
-    if engine.name == "sglang":
-        chunks = [pair for pair in _SGLANG_CHUNKS if pair != _SGLANG_SINCE_0_5_3 or _sglang_has_three_chunks(engine)]
-        tokens = next((chunk for below, chunk in chunks if memory < below), _SGLANG_LARGEST_CHUNK)
-        tokens = max(tokens // deployment.data_parallel_size, 1)
-    elif engine.name == "trtllm":
-        tokens = _TRTLLM_TOKENS
-    else:
-        if memory >= 160 and (release is None or release >= _LARGEST_SINCE):
-            tokens = 16384
-        if deployment.all2all_backend == "deepep_low_latency":
-            tokens = _DEEPEP_TOKENS
-        overlaps = release is None or release >= _OVERLAPS_SINCE
-    if not scheduler.enable_chunked_prefill:
-        tokens = max(tokens, scheduler.max_model_len)
-    tokens = min(tokens, (scheduler.max_num_seqs if "max_num_seqs" in stated else seqs) * scheduler.max_model_len)
-    most = scheduler.max_num_batched_tokens if "max_num_batched_tokens" in stated else tokens
-    return {
-        "max_num_seqs": min(seqs, most),
-        "max_num_batched_tokens": tokens,
-        "async_scheduling": overlaps,
-    }
-
-
-def _sglang_has_three_chunks(engine: EngineName) -> bool:
-    """Return whether this release of SGLang has a chunk of its own for GPUs of 35 to 60 GiB: those since 0.5.3."""
-    return engine.numbers is None or engine.numbers >= (0, 5, 3)
-
-
-def _shown(value: bool | int) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:,}"
 
 
 def release_settings(version: str, adapters: bool = False) -> dict[str, Any]:

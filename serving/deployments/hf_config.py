@@ -8,7 +8,7 @@ fields; such a spec says what it approximates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -236,6 +236,8 @@ class _HfConfig(BaseModel, allow_inf_nan=False):
     moe_layer_freq: int = Field(1, ge=1)
     mlp_layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
+    is_causal: bool = True
+    pooling: Literal["", "last", "mean", "cls"] = ""  # of the model's 1_Pooling/config.json
 
 
 def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
@@ -299,6 +301,12 @@ def _spec(config: _HfConfig, name: str, family: str, approximated: str) -> Model
         raise UserError(f"{name}.num_key_value_heads", kv_heads, f"must divide num_attention_heads, which is {heads}")
     latent = _latent(config, name, family) if family in _LATENT or config.kv_lora_rank else None
     head_dim = latent.qk_head_dim if latent else config.head_dim or config.hidden_size // heads
+    if not config.is_causal:
+        approximated = _joined(
+            approximated, "tokens that attend to all others are priced as a causal prompt twice as long"
+        )
+    if config.pooling:
+        approximated = _joined(approximated, "measured runs were of generation, not of pooling")
     tied, quantized = config.tie_word_embeddings, config.quantization_config or {}
     fields: dict[str, Any] = {
         "name": name,
@@ -329,6 +337,8 @@ def _spec(config: _HfConfig, name: str, family: str, approximated: str) -> Model
         "norm_eps": config.rms_norm_eps,
         "bos_id": config.bos_token_id,
         "eos_ids": tuple(id for id in eos_ids if id is not None),
+        "pooling": config.pooling or ("" if config.is_causal else "mean"),
+        "bidirectional": not config.is_causal,
         **checkpoint_fields(config.quantization_config, name),
         "checkpoint_experts": "mxfp4" if "fp4" in (config.expert_dtype, quantized.get("expert_dtype")) else "",
         **(_mixture(config, name, family) if family in _MIXTURES or _foreign_experts(config, family) else {}),
@@ -344,6 +354,10 @@ def _spec(config: _HfConfig, name: str, family: str, approximated: str) -> Model
         kept, name, config.num_hidden_layers, dense, experts, shared, latent is not None, _linear_at(config, family)
     )
     return parse(ModelSpec, fields, where=name)
+
+
+def _joined(*clauses: str) -> str:
+    return "; ".join(filter(None, clauses))
 
 
 def _foreign_experts(config: _HfConfig, family: str) -> bool:

@@ -28,6 +28,7 @@ from serving.deployments.weight_types import (
 )
 from serving.errors import UserError
 
+LEAST_BLOCKS = 2  # the null block and one more
 UTILIZATION = 0.9  # default of most vLLM releases; 0.92 in the latest
 _GIB = 1024**3
 # bytes per logit, measured: float32 logits, sort with 64-bit indices, softmax, cumulative sum, mask
@@ -57,7 +58,7 @@ class KvCapacity(NamedTuple):
         sampler: memory of sampling for `max_num_seqs` rows; a profile run sees the larger of `forward` and `sampler`
         non_torch: memory of libraries, workspaces and communication, and what else the release counts
         graphs: memory set aside for CUDA graphs
-        block: size of one KV block, summed over the layers that share it
+        block: size of one KV block, summed over the layers that share it; 0 if the model keeps no KV
         adapters: memory of the slots for LoRA adapters
         pages: number of blocks that the scheduler counts as one; above 1 only if it treats groups of layers as one
     """
@@ -96,6 +97,8 @@ class KvCapacity(NamedTuple):
         return self._blocks(self.left - spread), self._blocks(self.left + spread)
 
     def _blocks(self, left: int) -> int:
+        if not self.block:  # no request needs one, so the least that a scheduler can have
+            return LEAST_BLOCKS if left >= 0 else 0
         return max(left, 0) // (self.block * self.pages)
 
     def explain(self) -> list[tuple[str, float]]:
@@ -148,7 +151,7 @@ class KvCapacity(NamedTuple):
 
     def check_stated(self, blocks: int) -> None:
         """Raise UserError if the stated number of blocks, `blocks`, exceeds the memory beside weights and adapters."""
-        page = self.block * self.pages
+        page = self.block * self.pages or 1
         most = max(self.total - self.weights - self.adapters, 0) // page
         if blocks > most:
             raise UserError(
@@ -202,7 +205,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
         )
         for stage in range(len(layers))
     ]
-    return min(stages, key=lambda stage: (stage.num_blocks, stage.left / stage.block))
+    return min(stages, key=lambda stage: (stage.num_blocks, stage.left / max(stage.block, 1)))
 
 
 def _adapter_bytes(model: ModelSpec, deployment: Deployment) -> int:
@@ -232,7 +235,8 @@ def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
     """Return the bytes of weights on one device of each pipeline stage, with the table of rotary embeddings.
 
     The embedding is on the first stage; the last norm and the head are on the last stage. If embedding and head are
-    tied, the last stage has a copy of the embedding. Embedding and head stay in `dtype`.
+    tied, the last stage has a copy of the embedding. A model for pooling has no head. Embedding and head stay in
+    `dtype`.
     """
     stages = stage_models(model, deployment.pipeline_parallel_size)
     tp, plain = deployment.tensor_parallel_size, DTYPE_BYTES[deployment.dtype]
@@ -240,7 +244,8 @@ def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
     norm, matrix = model.hidden_size, model.vocab_size * model.hidden_size / tp
     ends = [0.0] * len(stages)
     ends[0] += matrix
-    ends[-1] += norm + (0.0 if model.tied_embeddings and len(stages) == 1 else matrix)
+    headless = model.pooling or (model.tied_embeddings and len(stages) == 1)
+    ends[-1] += norm + (0.0 if headless else matrix)
     return [
         int(_layer_bytes(layers, deployment) + plain * end + rotary) for layers, end in zip(stages, ends, strict=True)
     ]
@@ -323,6 +328,8 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
 
 def _sampler_bytes(model: ModelSpec, deployment: Deployment) -> int:
     config = deployment.scheduler
+    if model.pooling:
+        return 0
     return int(_SAMPLER_BYTES * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size)
 
 
@@ -338,6 +345,8 @@ def _non_torch_bytes(gpu: GpuSpec, deployment: Deployment) -> int:
 
 def _block_layout(model: ModelSpec, deployment: Deployment) -> dict[str, int]:
     """Return `block` and `pages` of `KvCapacity` for the layers of `model`."""
+    if model.bidirectional:
+        return {"block": 0}
     page = page_bytes(model, deployment)
     full = model.full_layers
     if model.linear is not None:

@@ -101,15 +101,17 @@ def states_bytes(deployment: Deployment) -> int:
 
 
 def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
-    """Return `deployment` with the block settings that vLLM uses for a model with constant states.
+    """Return `deployment` with the block settings that vLLM uses for a model with constant states, or for an encoder.
 
-    The deployment of any other model is returned unchanged. The block size becomes a multiple of the stated
-    `block_size`, so large that the KV of a block takes at least the memory of one request's states in a layer. Prefix
-    caching is turned off unless states are cached, too. With compressed attention, the block size becomes a multiple of
-    256 tokens instead, and each request holds additional blocks for its constant part. Raises UserError if the
-    deployment has KV tiers, or states that it caches prefixes where states cannot be cached.
+    The deployment of any other model is returned unchanged. With constant states, the block size becomes a multiple of
+    the stated `block_size`, so large that the KV of a block takes at least the memory of one request's states in a
+    layer. Prefix caching is turned off unless states are cached, too. With compressed attention, the block size becomes
+    a multiple of 256 tokens instead, and each request holds additional blocks for its constant part. Raises UserError
+    if the deployment has KV tiers, or states that it caches prefixes where states cannot be cached.
     """
     config, compressed = deployment.scheduler, isinstance(model.latent, CompressedAttention)
+    if model.whole_prompts:
+        return _in_one_step(model, deployment)
     if not (model.linear or compressed):
         return deployment
     if config.state_blocks:
@@ -159,6 +161,41 @@ def _state_cache(model: ModelSpec, deployment: Deployment) -> dict[str, Any]:
         "num_prefill_checkpoint_blocks": int(model.family in _STATE_SPACES),
         "state_read_defers_hits": engine.release is not None and engine.release < _ONLY_WRITES_DEFER_SINCE,
     }
+
+
+def _in_one_step(model: ModelSpec, deployment: Deployment) -> Deployment:
+    """Return `deployment` for a model that must compute a prompt in one step.
+
+    vLLM splits no prompt and caches no prefix if all tokens attend to one another, or if the result needs hidden states
+    of other tokens than the last (`ModelConfig.is_chunked_prefill_supported` of release 0.32). In the former case the
+    layers keep no KV. Raises UserError for a setting that does not go with this.
+    """
+    config, stated = deployment.scheduler, deployment.scheduler.model_fields_set
+    longest = config.max_model_len
+    if longest > model.max_positions:
+        if "max_model_len" in stated:
+            remedy = f"must be at most {model.max_positions:,}, the positions of {model.name}"
+            raise UserError("scheduler.max_model_len", longest, remedy)
+        longest = model.max_positions
+    if config.max_num_batched_tokens < longest and "max_num_batched_tokens" in stated:
+        remedy = f"must be at least max_model_len {longest:,}, because {model.name} reads a prompt in one step"
+        raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy)
+    for name, value in (
+        ("kv_tiers", deployment.kv_tiers),
+        ("scheduler.speculative", config.speculative),
+        ("scheduler.long_prefill_token_threshold", config.long_prefill_token_threshold),
+    ):
+        if value:
+            shown = value if isinstance(value, int) else "on"
+            raise UserError(name, shown, f"cannot be combined with {model.name}, which reads a prompt in one step")
+    budget = {} if config.max_num_batched_tokens >= longest else {"max_num_batched_tokens": longest}
+    return deployment.rescheduled(
+        **budget,
+        max_model_len=longest,
+        enable_chunked_prefill=False,
+        enable_prefix_caching=False,
+        kv_reservation="none" if model.bidirectional else config.kv_reservation,
+    )
 
 
 def kv_groups(model: ModelSpec, deployment: Deployment) -> tuple[int, ...]:
@@ -221,6 +258,8 @@ def most_sliding_tokens(config: SchedulerConfig) -> int:
 
 def most_held(config: SchedulerConfig, tokens: int) -> int:
     """Return the maximum number of blocks that a request holds at once while it computes `tokens` tokens."""
+    if config.kv_reservation == "none":
+        return 0
     if not config.kv_groups:
         blocks = blocks_for(tokens, config.block_size)
         return blocks + config.state_blocks * max(min(blocks, most_states(config)), 1)
@@ -252,7 +291,12 @@ def for_transfers(config: SchedulerConfig) -> SchedulerConfig:
 
 
 def kv_tokens(config: SchedulerConfig) -> int:
-    """Return the number of tokens that fit into all blocks if every request has the maximum length."""
+    """Return the number of tokens that fit into all blocks if every request has the maximum length.
+
+    Without KV it is the number of tokens of all requests that run at once.
+    """
+    if config.kv_reservation == "none":
+        return config.most_running * config.max_model_len
     if not config.kv_groups and not config.state_blocks:
         return (config.num_blocks - 1) * config.block_size
     longest = config.max_model_len

@@ -49,6 +49,15 @@ def find_model(name_or_path: str) -> ModelSpec:
     raise UserError("model", name_or_path, remedy)
 
 
+def pooling_model(name_or_path: str) -> ModelSpec | None:
+    """Return the model if it is known and has no LM head, so that it answers pooling requests only; otherwise None."""
+    try:
+        model = find_model(name_or_path)
+    except UserError:  # unknown shapes; a user's own cost model may still have times for this model
+        return None
+    return model if model.pooling else None
+
+
 @cache
 def _piped() -> ModelSpec:
     if sys.stdin is None or sys.stdin.isatty():

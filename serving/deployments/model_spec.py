@@ -111,6 +111,14 @@ class ModelSpec(Settings):
     sliding_at: tuple[int, ...] = Field(
         (), description="indices of the layers with the sliding window, from 0; empty: not known"
     )
+    pooling: Literal["", "last", "mean", "cls"] = Field(
+        "",
+        description="hidden states from which a model without an LM head makes its embedding or score: that of the "
+        "last token, the mean of all, or that of the first (cls); empty: the model has an LM head",
+    )
+    bidirectional: bool = Field(
+        False, description="whether tokens attend to all tokens of a prompt, so that no KV is kept: an encoder"
+    )
     draft_layers: int = Field(
         0, ge=0, description="number of layers for multi-token prediction, not counted in `num_layers`"
     )
@@ -159,9 +167,16 @@ class ModelSpec(Settings):
             raise ValueError("linear attention is known only beside layers of full attention with keys and values")
         if bool(self.sliding_window) != bool(self.sliding_layers):
             raise ValueError("sliding_window and sliding_layers need each other; give both or neither")
+        if self.bidirectional and not self.pooling:
+            raise ValueError("bidirectional attention gives no tokens, so pooling must say what the model returns")
         if self.sliding_at and len(self.sliding_at) != self.sliding_layers:
             raise ValueError(f"sliding_at must name {self.sliding_layers} layers, as sliding_layers says")
         return self
+
+    @property
+    def whole_prompts(self) -> bool:
+        """True if a prompt must be computed in one step, because its result needs all hidden states at once."""
+        return self.bidirectional or self.pooling in ("cls", "mean")
 
     @property
     def full_layers(self) -> int:
@@ -235,7 +250,7 @@ class ModelSpec(Settings):
     @property
     def embedding_parameters(self) -> int:
         """The number of weights of the embedding and the head, which are one matrix if they are tied."""
-        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings or self.pooling else 2)
 
     @property
     def parameters(self) -> int:
@@ -265,6 +280,8 @@ class ModelSpec(Settings):
 
         The cache holds keys and values, or latent vectors, which every device holds completely.
         """
+        if self.bidirectional:
+            return 0
         if self.latent is not None:
             return round(self.latent.cache_bytes(dtype_bytes, self.num_layers))
         return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * dtype_bytes

@@ -16,6 +16,7 @@ from serving.kv.content import Content, segment_content
 from serving.kv.contiguous_pool import ContiguousPool
 from serving.kv.external import ExternalKv, KvLoading
 from serving.kv.grouped_pool import GroupedPool
+from serving.kv.no_pool import NoPool
 from serving.kv.state_pool import AlignedStatePool
 from serving.policies.drafts import Drafts
 from serving.request import Request, Status
@@ -54,7 +55,7 @@ class Residents:
         self._lookahead = self.drafts.lookahead if self.drafts else 0
         self._hash_lookahead = config.speculative.num_hash_lookahead_tokens if config.speculative else 0
         # True if a request needs other numbers of blocks than tokens / block size
-        self._particular = self._lookahead or self._grouped is not None
+        self._particular = self._lookahead or self._grouped is not None or config.kv_reservation == "none"
 
     def new_queue(self) -> WaitingQueue:
         """Return a queue in the order in which waiting requests are admitted."""
@@ -77,8 +78,10 @@ class Residents:
 
     def _reason_to_reject(self, request: Request) -> str:
         """Return why the request could never finish, or an empty string."""
-        if request.prompt_len < 1 or request.end_len == request.prompt_len:
-            return "a request needs at least one prompt token and one output token"
+        if request.prompt_len < 1:
+            return "a request needs at least one prompt token"
+        if self.config.kv_reservation == "none" and not request.pools:
+            return "an encoder keeps no KV, so it gives no output tokens; requests must have 0 of them"
         if request.max_len > self.config.max_model_len:
             return (
                 f"{request.prompt_len} prompt + {request.max_len - request.prompt_len} output tokens "
@@ -95,7 +98,7 @@ class Residents:
         """Return the maximum number of KV blocks that `request` will hold at once."""
         if self._contiguous is not None:
             return self._contiguous.reserved(request)
-        tokens = request.max_len - 1  # the last token is never computed
+        tokens = max(request.max_len - 1, request.prompt_len)  # the last output token is never computed
         if self.drafts is not None:
             tokens = self.drafts.slots(min(tokens + self.drafts.tokens, self.config.max_model_len - 1))
         return most_held(self.config, tokens)
@@ -108,6 +111,8 @@ class Residents:
                 end = self.drafts.slots(end)  # type: ignore[union-attr]
             if self._grouped is not None:
                 return self._grouped.lacking(request, end)
+            if self._contiguous is not None:
+                return 0
         return -(-end // self._block_size) - request.block_count
 
     def _fits(self, request: Request, tokens: int, hit: Hit | None, now: int, reserved: int = 0) -> bool:
@@ -164,6 +169,8 @@ class Residents:
 
 def kv_blocks(config: SchedulerConfig, shares_prefixes: bool, content: Content | None) -> KvBlocks:
     """Return the KV pool of an engine. If the engine passes its own `content`, the blocks have identities."""
+    if config.kv_reservation == "none":
+        return NoPool(config)
     if config.kv_reservation != "paged":
         if config.kv_groups or config.state_blocks:
             remedy = "needs a model with full attention in all layers; set it to paged"

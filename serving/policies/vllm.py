@@ -188,7 +188,8 @@ class VllmScheduler(Residents):
             self._interval.planned(plan, self._prefills > 0, self._holds_prompts, self.waiting)
         if self.drafts is not None and self.drafts.varies:
             self.drafts.limit(plan)
-        self._preempted_in_vain = 0 if plan.sampled_rows else self._preempted_in_vain + len(plan.preempted)
+        progress = plan.sampled_rows > 0 or any(row.samples for row in plan.listed)
+        self._preempted_in_vain = 0 if progress else self._preempted_in_vain + len(plan.preempted)
         if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
             remedy = "is too small: requests preempt one another for ever; raise it, or set scheduler_reserve_full_isl"
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
@@ -339,7 +340,7 @@ class VllmScheduler(Residents):
         request.decoding = samples
         if self.drafts is not None:
             request.proposed = self.drafts.acceptance.proposed(request, plan.seq) if samples else 0
-        if samples:
+        if samples and not request.pools:
             request.sampled_in.append((plan.seq, 1))
             if self.service is not None:
                 self.service.sampled(request, 1)
@@ -353,7 +354,7 @@ class VllmScheduler(Residents):
             request.withdraw(row.tokens, row.samples, row.drafts)
             if self._forgets_withdrawn:
                 self.pool.forget(request, row.start)
-            if row.samples:
+            if row.samples and not request.pools:
                 request.sampled_in.pop()
                 if self.service is not None:
                     self.service.sampled(request, -1)

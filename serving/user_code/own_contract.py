@@ -86,7 +86,7 @@ class OwnContract(Contract):
             if end != request.computed or request.pending < 1:
                 what = f"plans {tokens} tokens after {start}, which are not the next of {shown(request)}"
                 self.breach("rows", what, request)
-            if request.block_count * block_size < end:
+            if request.block_count * block_size < end and self.limits.kv_reservation != "none":
                 what = f"computes tokens up to {end} and holds {request.block_count} KV blocks of {block_size}"
                 self.breach("KV", what, request)
 

@@ -32,7 +32,7 @@ from traces.formats.rows import read_head
 COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
 FAMILIES = (
     "plain loop", "overlapped loop", "priorities", "drafts", "drafts by batch size", "sliding windows", "hybrid models",
-    "long-prefill threshold", "watermark", "rarer settings", "adapters",
+    "long-prefill threshold", "watermark", "rarer settings", "adapters", "pooling requests",
 )  # fmt: skip
 
 
@@ -78,6 +78,8 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         config["max_loras"] = chance.choice([1, 1, 2, 3])
         for request in recording["requests"]:
             request["lora"] = chance.choice([0, 1, 2, 3, 4])
+    if family == "pooling requests":
+        recording = pooling(recording, chance)
     return {"name": f"{family} {seed}", **recording}
 
 
@@ -129,6 +131,29 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
         "async_scheduling": overlapped,
     }
     return {"config": config, "cost": COST, "requests": requests}
+
+
+def pooling(recording: dict[str, Any], chance: Random) -> dict[str, Any]:
+    """Return the recording with pooling requests, for a decoder with a prefix cache or for an encoder without KV."""
+    requests = [
+        {
+            **{name: value for name, value in request.items() if name != "max_tokens"},
+            "prompt": [segment for segment in request["prompt"] if not segment[0].startswith("out:")],
+            "output_len": 0,
+        }
+        for request in recording["requests"]
+    ]
+    config = dict(recording["config"])
+    longest = max(sum(tokens for _, tokens in request["prompt"]) for request in requests)
+    config["max_model_len"] = longest + chance.choice([0, 0, 1, 20])
+    need = -(-longest // config["block_size"])
+    config["num_blocks"] = 1 + need + chance.choice([0, 1, need // 2, need, 3 * need])
+    if chance.random() < 0.3:
+        config |= {"kv_reservation": "none", "enable_chunked_prefill": False, "enable_prefix_caching": False}
+        config |= {"num_blocks": 2}
+    if not config["enable_chunked_prefill"]:
+        config["max_num_batched_tokens"] = max(config["max_model_len"], config["max_num_seqs"])
+    return {**recording, "config": config, "requests": requests}
 
 
 def with_windows(config: dict[str, Any], chance: Random) -> dict[str, Any]:

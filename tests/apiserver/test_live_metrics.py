@@ -122,6 +122,9 @@ class Wire:
     def give(self, id, tokens, logprobs=None):
         self.given.setdefault(id, []).extend(tokens)
 
+    def give_pooled(self, id, pooled):
+        self.given[id] = pooled
+
     def end(self, id, finish, reason=""):
         self.ends[id] = finish
 
@@ -320,6 +323,16 @@ def test_cached_prompts_count_when_they_are_admitted():
     assert scraped["prompt_tokens_by_source_total", "source=local_compute"] == 64 + 10
     assert scraped["prompt_tokens_cached_by_source_total", "source=device"] == scraped["prompt_tokens_cached_total"]
     assert scraped["request_success_total"] == 1  # the second goes on
+
+
+def test_an_embedding_counts_its_prompt_and_its_latency_but_no_tokens():
+    served = Served()
+    served.ask(100, 0)
+    served.until_idle()
+    scraped = served.scrape()
+    assert scraped["request_success_total", "finished_reason=stop"] == scraped["e2e_request_latency_seconds_count"] == 1
+    assert scraped["prompt_tokens_total"] == 100 and scraped["generation_tokens_total"] == 0
+    assert scraped["time_to_first_token_seconds_count"] == scraped["request_decode_time_seconds_count"] == 0
 
 
 def test_at_the_end_metrics_agree_with_the_rows():

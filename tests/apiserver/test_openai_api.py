@@ -319,3 +319,29 @@ def test_nobody_gets_token_ids_unasked(server, ask):
     assert all(
         "token_ids" not in choice for event in getattr(server, ask)(stream=True).events for choice in event["choices"]
     )
+
+
+def test_embeddings_have_length_1_and_one_for_each_input(server):
+    asked = {"input": ["Hello", "Hello there", "Hello"]}
+    document = server.ask("POST", "/v1/embeddings", asked).document
+    assert document["object"] == "list" and [one["index"] for one in document["data"]] == [0, 1, 2]
+    for one in document["data"]:
+        assert sum(number * number for number in one["embedding"]) == pytest.approx(1)
+    tokens = [server.ask("POST", "/tokenize", {"prompt": text}).document["count"] for text in asked["input"]]
+    assert document["usage"] == {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "body.input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [999_999]}, "input"),
+        ({"input": "a", "dimensions": 8}, "dimensions"),
+        ({"input": "a", "encoding_format": "int"}, "body.encoding_format"),
+        ({"input": "a", "model": "other"}, "model"),
+    ],
+)
+def test_embeddings_that_cannot_be_made_are_refused_by_field(server, body, param):
+    assert server.ask("POST", "/v1/embeddings", body).error["param"] == param

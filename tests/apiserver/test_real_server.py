@@ -69,6 +69,21 @@ def client(real: Real) -> Iterator[openai.OpenAI]:
         yield client
 
 
+def test_embeddings_are_the_last_hidden_states_of_transformers(real: Real, client: openai.OpenAI) -> None:
+    texts = ["Hello there", "What is the capital of France?"]
+    tokens = [real.texts.encode(text, special=True) for text in texts]
+    for given in (texts, tokens):
+        answer = client.embeddings.create(model=MODEL, input=given, encoding_format="float")
+        packed = client.embeddings.create(model=MODEL, input=given)  # the package asks for base64
+        for prompt, one, other in zip(tokens, answer.data, packed.data, strict=True):
+            with torch.no_grad():
+                state = real.oracle.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+            wanted = torch.nn.functional.normalize(state, dim=0)
+            torch.testing.assert_close(torch.tensor(one.embedding), wanted, atol=1e-5, rtol=1e-4)
+            assert other.embedding == pytest.approx(one.embedding)
+    assert answer.usage.prompt_tokens == sum(map(len, tokens))
+
+
 def test_answers_are_those_of_transformers(real: Real, client: openai.OpenAI) -> None:
     prompt = real.texts.encode("Hello there", special=True)
     wanted = real.continued(prompt, 24)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serving.deployments.config import Deployment, parse
-from serving.deployments.engines import defaults_taken, engine_defaults, with_engine_defaults
+from serving.deployments.engine_defaults import defaults_taken, engine_defaults, with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 

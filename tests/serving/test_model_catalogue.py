@@ -18,6 +18,13 @@ ROUNDED = {  # cards that round more, or count more than a decoder
     "MiniMax-M3": 0.006,  # without what chooses the tokens of its sparse attention
     "Nemotron-H-56B": 0.01,
     "Gemma-4-31B": 0.02,  # two shapes of attention, priced as one
+    # encoders, without their learnt positions and without the layer after the last one
+    "bge-small-en-v1.5": 0.013,
+    "bge-base-en-v1.5": 0.006,
+    "bge-large-en-v1.5": 0.006,
+    "e5-base-v2": 0.006,
+    "e5-large-v2": 0.006,
+    "bge-m3": 0.018,
 }
 # Keys and values: 2 x layers x KV heads x head size x 2 bytes
 KV_BYTES = {"Llama-3.1-8B": 131_072, "CodeLlama-34B": 196_608, "Qwen3-32B": 262_144, "gpt-oss-120b": 73_728}

@@ -82,6 +82,24 @@ def test_simple_json_lines_have_segments(read):
     assert workload.shares_prefixes
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        AZURE.replace(",44", ",0"),
+        MOONCAKE.replace('"output_length": 5', '"output_length": 0'),
+        SIMPLE.replace("20,4", "20,0"),
+        '{"arrival_s": 0, "prompt_tokens": 9, "output_tokens": 0}\n'
+        '{"arrival_s": 1, "prompt_tokens": 2, "output_tokens": 3}',
+    ],
+    ids=["azure", "mooncake", "csv", "json"],
+)
+def test_an_output_of_0_is_a_pooling_request(tmp_path, read, text):
+    requests = list(read(text).requests)
+    assert [request.pools for request in requests] == [True] + [False] * (len(requests) - 1)
+    write_parquet(read(text), tmp_path / "trace.parquet")
+    assert list(read_workload(tmp_path / "trace.parquet").requests) == requests
+
+
 @pytest.mark.parametrize("unit, text", [("s", "0.000000001"), ("ms", "0.000001"), ("ns", "1")])
 def test_times_are_exact(read, unit, text):
     big = read(f"arrival_{unit},prompt_tokens,output_tokens\n{text},1,1\n")
@@ -157,7 +175,8 @@ MISTAKES = {
     "two arrivals": ("arrival_s,arrival_ms,prompt_tokens,output_tokens\n1,1,1,1\n", "exactly one of"),
     "no output": ("arrival_s,prompt_tokens\n1,1\n", ":2: output_tokens: is missing"),
     "negative": (CSV + "0,1,1\n0,-5,1\n", ":3: prompt_tokens: '-5': must be at least 1"),
-    "zero output": (CSV + "0,1,0\n", ":2: output_tokens: '0': must be at least 1"),
+    "negative output": (CSV + "0,1,-1\n", ":2: output_tokens: '-1': must be at least 0"),
+    "a limit on nothing": (JSONL.replace("1}", '0, "max_tokens": 4}'), ":1: max_tokens: 4: is for requests that get"),
     "fraction": (CSV + "0,1.5,1\n", ":2: prompt_tokens: '1.5': must be a whole number"),
     "nan": (CSV + "nan,1,1\n", ":2: arrival_s: 'nan': must be a finite number"),
     "infinite": (CSV + "inf,1,1\n", "must be a finite number"),
@@ -246,7 +265,7 @@ PARQUET_MISTAKES = {
     "unsorted": ({"arrival_ns": [5, 4]}, "row 1: arrival_ns: 4: rows must be sorted"),
     "same id": ({"id": [3, 3]}, "id: 3: appears twice"),
     "negative": ({"arrival_ns": [-1, 4]}, "row 0: arrival_ns: -1: must be at least 0"),
-    "no output": ({"output_len": [1, 0]}, "row 1: output_len: 0"),
+    "negative output": ({"output_len": [1, -1]}, "row 1: output_len: -1: must be at least 0"),
     "huge prompt": ({"prompt": [[("a", 2**40)], [("a", 7)]], "prompt_len": [2**40, 7]}, "row 0: prompt_len: .*at most"),
     "huge output": ({"output_len": [1, 2**31]}, "row 1: output_len: 2147483648: must be at most"),
     "a limit below the output": ({"max_tokens": [None, 2]}, "row 1: max_tokens: 2: must be at least output_len"),

@@ -102,6 +102,7 @@ def _deployed(file: str | None, flags: dict[str, Any], replicas: int | None, rou
 def _send(
     request: Offered, target: BenchTarget, out: str, force: bool, deployment_file: str | None, flags: dict[str, Any]
 ) -> None:
+    from planning.pooling import refuse_pooling
     from planning.progress import counting
     from serving.errors import UserError
     from tokentwin.run_table import print_metrics, print_reasons
@@ -118,6 +119,7 @@ def _send(
         raise UserError(stated.replace("_", "-"), flags[stated], remedy)
     deployment = read_deployment(deployment_file, flags) if deployment_file else None
     workload = request.workload()
+    refuse_pooling(workload, "bench --url")
     with counting("sending", len(list(workload.requests))) as advance:
         status = send(
             workload,

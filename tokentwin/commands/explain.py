@@ -56,7 +56,7 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from calibration.steps.step_cost import Calibration
     from planning.costs import calibration_in
     from serving.deployments.config import Deployment
-    from serving.deployments.engines import defaults_taken, with_engine_defaults
+    from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.errors import UserError
 

@@ -110,7 +110,7 @@ def inspect(
     """
     from serving.deployments.config import Deployment, parse
     from serving.deployments.editions import check_edition
-    from serving.deployments.engines import defaults_taken, with_engine_defaults
+    from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
     from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states

@@ -25,7 +25,7 @@ class AzureReader:
 
     def read(self, path: Path) -> Workload:
         rows = [
-            (row.instant_ns("TIMESTAMP"), row.tokens("ContextTokens"), row.tokens("GeneratedTokens"))
+            (row.instant_ns("TIMESTAMP"), row.tokens("ContextTokens"), row.output_tokens("GeneratedTokens"))
             for row in csv_rows(path, *_COLUMNS)
         ]
         rows.sort(key=lambda row: row[0])

@@ -29,7 +29,7 @@ class MooncakeReader:
 
     def read(self, path: Path) -> Workload:
         rows = [
-            (row.time_ns("timestamp", 1_000_000), tuple(_segments(row)), row.tokens("output_length"))
+            (row.time_ns("timestamp", 1_000_000), tuple(_segments(row)), row.output_tokens("output_length"))
             for row in json_rows(path, *_FIELDS)
         ]
         rows.sort(key=lambda row: row[0])

@@ -264,7 +264,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
         rows = _Rows(path, seen, batch)
         id_, arrival = rows.numbers("id", least=0), rows.numbers("arrival_ns", least=0)
         rows.refuse(arrival > int(LATEST_NS), "arrival_ns", arrival, TOO_LATE)
-        outputs.append(rows.numbers("output_len", least=1, most=LONGEST))
+        outputs.append(rows.numbers("output_len", least=0, most=LONGEST))
         rows.check_max_tokens(outputs[-1])
         rows.numbers("priority", least=-_PRIORITIES, most=_PRIORITIES - 1)
         rows.refuse_nulls("tenant", "slo_class")

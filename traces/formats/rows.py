@@ -62,6 +62,10 @@ class Row:
         """Return a length in tokens, from 1 to `LONGEST`."""
         return self.integer(field, 1, most=LONGEST)
 
+    def output_tokens(self, field: str) -> int:
+        """Return the length of an output, from 0 (a pooling request) to `LONGEST`."""
+        return self.integer(field, 0, most=LONGEST)
+
     def integer(self, field: str, least: int, default: int | None = None, most: int = _LARGEST) -> int:
         """Return an integer from `least` to `most`; `default` if the field is absent or an empty CSV cell."""
         value = self.fields.get(field, "")

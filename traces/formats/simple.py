@@ -1,10 +1,11 @@
 """The simple format, for traces made by hand or by a script: CSV with a header, or JSON lines.
 
 The required fields are one of `arrival_s`, `arrival_ms`, `arrival_ns` and `timestamp`, and `prompt_tokens` and
-`output_tokens`. Optional fields are `id` (default: the index of the line, from 0), `tenant`, `priority`, `slo_class`,
-`adapter` (a LoRA adapter) and `max_tokens` (the limit of an answer that ended earlier with a stop token). JSON lines
-may have `prompt` instead of `prompt_tokens`. It is a list of segments, such as `[["sys0", 400], ["", 35]]`. An empty
-name stands for private tokens, and `["out:12", 80]` stands for the first 80 output tokens of request 12.
+`output_tokens` (0: a pooling request, for an embedding or a score). Optional fields are `id` (default: the index of the
+line, from 0), `tenant`, `priority`, `slo_class`, `adapter` (a LoRA adapter) and `max_tokens` (the limit of an answer
+that ended earlier with a stop token). JSON lines may have `prompt` instead of `prompt_tokens`. It is a list of
+segments, such as `[["sys0", 400], ["", 35]]`. An empty name stands for private tokens, and `["out:12", 80]` stands for
+the first 80 output tokens of request 12.
 
 A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then time
 0.
@@ -86,7 +87,7 @@ def _request(row: Row, number: int) -> WorkloadRequest:
         id=row.integer("id", 0) if "id" in row.fields else number,
         arrival_ns=_arrival_ns(row, arrivals[0]),
         prompt=_prompt(row),
-        output_len=row.tokens("output_tokens"),
+        output_len=row.output_tokens("output_tokens"),
         priority=row.integer("priority", -(2**31), default=0, most=2**31 - 1),
         tenant=row.text("tenant"),
         slo_class=row.text("slo_class"),
@@ -98,8 +99,10 @@ def _request(row: Row, number: int) -> WorkloadRequest:
 def _max_tokens(row: Row) -> int | None:
     if row.fields.get("max_tokens") in (None, ""):
         return None
-    limit = row.tokens("max_tokens")
-    if limit < row.tokens("output_tokens"):
+    limit, outputs = row.tokens("max_tokens"), row.output_tokens("output_tokens")
+    if not outputs:
+        raise row.error("max_tokens", limit, "is for requests that get tokens; leave it out with output_tokens 0")
+    if limit < outputs:
         raise row.error("max_tokens", limit, "must be at least output_tokens")
     return limit
 

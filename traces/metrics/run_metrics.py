@@ -231,13 +231,15 @@ class RunMetrics:
         return (last - first) / 1e9 if last > first else None
 
     def meets_slo(self) -> NDArray[np.bool_]:
-        """Return a mask of the requests that finished and met every bound; a single token meets any bound of TPOT."""
+        """Return a mask of the requests that finished and met every bound.
+
+        A single token meets any bound of TPOT, and a pooling request any bound of a metric of tokens.
+        """
         good = self.finished.copy()
         for name, bound in self.slo.items():
             values = self.values(name)
             met = values <= bound
-            if name == "tpot_ms":
-                met |= np.isnan(values) & (self._request("output_tokens") < 2)
+            met |= np.isnan(values) & (self._request("output_tokens") < (2 if name == "tpot_ms" else 1))
             good &= met
         return good
 
@@ -461,7 +463,7 @@ def _empty_share(requests: dict[str, Floats], config: SchedulerConfig) -> float 
     request that lacks one of them does not count. The result is None if no request has all of them, and for models in
     which some layers do not keep every token.
     """
-    if config.kv_groups or config.state_blocks:
+    if config.kv_groups or config.state_blocks or config.kv_reservation == "none":
         return None
     used = reserved = 0.0
     for first in range(0, len(requests["prompt_tokens"]), _SUMMED):

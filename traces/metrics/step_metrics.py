@@ -119,6 +119,8 @@ class StepWork:
         queries = 1 + drafts / np.maximum(rows, 1)
         seen = (numbers(steps, "decode_context") + rows) * queries
         prompts, pairs = numbers(steps, "prefill_tokens"), numbers(steps, "prefill_pairs")
+        if model.bidirectional:
+            pairs = 2 * pairs - prompts
         attended = model.full_layers * _clipped(model, seen, rows * queries, pairs, prompts)
         if model.sliding_layers:
             window = float(model.sliding_window)
@@ -156,7 +158,8 @@ class StepWork:
         weights += ranks * self._taken("linear in", model.linear_parameters, model.linear_layers)
         dense = model.num_layers - model.moe_layers
         weights += ranks * self._taken("gate and up", model.mlp_parameters(model.intermediate_size), dense)
-        weights += ranks * DTYPE_BYTES[deployment.dtype] * model.vocab_size * model.hidden_size
+        if not model.pooling:  # the LM head; a step reads few rows of the embedding
+            weights += ranks * DTYPE_BYTES[deployment.dtype] * model.vocab_size * model.hidden_size
         if model.moe_layers:
             shared = model.mlp_parameters(model.shared_intermediate_size) if model.shared_intermediate_size else 0
             weights += ranks * self._taken("shared gate and up", shared, model.moe_layers)
