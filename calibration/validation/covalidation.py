@@ -139,12 +139,15 @@ def _check_same(runs: Sequence[Recording], calibration: Calibration) -> None:
 
 
 def _numbers(metrics: RunMetrics) -> dict[tuple[str, str], float]:
+    """Return the figures of a run by metric and statistic, without those that pooling requests do not have."""
     numbers: dict[tuple[str, str], float] = {}
     for name in LATENCIES:
-        summary = metrics.distribution(name).as_dict()
+        if not (distribution := metrics.distribution(name)).count:
+            continue
+        summary = distribution.as_dict()
         numbers.update({(name, stat): float(summary[stat]) for stat in STATISTICS})
     scalars = metrics.scalars()
-    numbers.update({(name, "value"): float(scalars[name]) for name in THROUGHPUTS})
+    numbers.update({(name, "value"): float(scalars[name]) for name in THROUGHPUTS if scalars[name]})
     return numbers
 
 
@@ -154,6 +157,8 @@ def _run_errors(
     repeats = [_numbers(metrics) for metrics in real]
     rows = []
     for key, value in _numbers(simulated).items():
+        if not all(key in repeat for repeat in repeats):
+            continue
         measured = [repeat[key] for repeat in repeats]
         centre = mean(measured)
         floor = 100 * (max(measured) - min(measured)) / centre if len(measured) > 1 else None
@@ -208,7 +213,7 @@ def _covered(numbers: Iterable[tuple[float | None, float | None, float | None]])
 
 def _verdict(rows: Sequence[RunRow], replay: DecisionReplay) -> str:
     """Return the verdict: one sentence with the main errors."""
-    chosen = [next(r for r in rows if (r.metric, r.stat) == (metric, "p50")) for metric in LATENCIES]
+    chosen = [row for metric in LATENCIES for row in rows if (row.metric, row.stat) == (metric, "p50")]
     verdict = _clause([(row, row.error_pct, row.floor_pct) for row in chosen])
     if chosen[0].weather_error_pct is not None:
         same = _clause([(row, row.weather_error_pct, row.weather_floor_pct) for row in chosen])

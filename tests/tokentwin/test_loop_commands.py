@@ -163,6 +163,16 @@ def test_ctrl_c_writes_what_there_is(folder: Path) -> None:
     assert replay_decisions(recording).exact
 
 
+def test_pooling_requests_are_validated_without_figures_of_tokens(folder: Path) -> None:
+    (folder / "pooling.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "0.1,40,0\n0.2,90,0\n" * 4)
+    benched = tokentwin("bench", folder / "pooling.csv", "-o", folder / "pooled", "-d", folder / "deployment.yaml")
+    assert "complete: 8/8" in benched.stdout, benched.stderr
+    done = tokentwin("validate", folder / "pooled", "-c", folder / "calibration", "-o", folder / "pooling-report")
+    assert done.returncode == 0, done.stderr
+    assert "8/8 identical" in done.stdout and "e2e_ms" in done.stdout
+    assert "ttft" not in done.stdout and "nan" not in done.stdout.lower()
+
+
 def test_the_demo_goes_all_the_way(tmp_path: Path) -> None:
     """The README's first command, with a tiny model and a short trace."""
     done = tokentwin("demo", "-o", tmp_path / "demo", "--model", "random:llama", "--minutes", 0.1)
