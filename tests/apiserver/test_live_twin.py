@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
@@ -16,12 +16,14 @@ from apiserver.messages import About, Add
 from apiserver.twin import AnswerLengths, Twin
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
+from serving.deployments.lora import LoraConfig
 from sim.cluster import Cluster
 from sim.live_cluster import LiveCluster
 from sim.run_log import _SERVED_ONLY as SERVED_ONLY
 from sim.run_log import TableSink
 from tests.budget import examples
 from tests.sim.fleet_samples import COST, MS, ROOMY, S
+from tests.sim.test_adapters import Adapted
 from tests.sim.test_fleet_properties import fleets
 from traces.live_recording import LiveRecording, recover
 from traces.recording import JOURNAL, Recording
@@ -48,6 +50,7 @@ class Chat:
     ignore_eos: bool
     priority: int
     user: str
+    adapter: str = ""
 
 
 chats = st.builds(
@@ -154,6 +157,7 @@ class Served:
         prompt = said + [10_000 + 100 * id + at for at in range(chat.own_tokens)]
         stop_ids = [] if chat.ignore_eos else [0]
         asked = Add(id, prompt, chat.output, self.now_ns, 0, stop_ids, priority=chat.priority, tenant=chat.user)
+        asked.adapter = chat.adapter
         self._asked[id] = chat, turn, prompt
         self.ledger.expects(id, asked)
         self.twin.add(id, asked)
@@ -217,6 +221,35 @@ def test_a_recording_of_a_live_twin_simulates_to_the_same_decisions(
     def cluster(kind, sink, **more):
         return kind(deployment, COST, sink, fleet=config, steps=True, tokens=True, **more)
 
+    assert_repeats(cluster, chats, late_ns, speed, cut_after, killed_at)
+
+
+@given(
+    chats=st.lists(st.tuples(chats, st.sampled_from(["", "x", "y", "z"])), min_size=1, max_size=25),
+    slots=st.integers(1, 3),
+    in_host_memory=st.integers(0, 1),
+    blocks=st.sampled_from([42, 2000]),
+    router=st.sampled_from(["round-robin", "adapter-affinity"]),
+    late_ns=st.sampled_from([0, 7 * MS]),
+    speed=st.sampled_from([1.0, 7.3]),
+    killed_at=st.floats(0, 1),
+)
+@examples(1)
+def test_adapters_are_recorded_too(chats, slots, in_host_memory, blocks, router, late_ns, speed, killed_at):
+    # in the overlapped loop, a load delays outputs of the step before it; `token_times_ns` are the ends of steps
+    scheduler = {"num_blocks": blocks, "max_num_seqs": 6, "max_model_len": 600, "async_scheduling": False}
+    lora = LoraConfig(max_loras=slots, max_cpu_loras=slots + in_host_memory)
+    deployment = Deployment(scheduler=SchedulerConfig(**{**ROOMY, **scheduler}), lora=lora)
+    config = parse(FleetConfig, {"pools": [{"replicas": 2}], "router": router}, where="fleet")
+
+    def cluster(kind, sink, **more):
+        return kind(deployment, Adapted(6 * MS, 18_000, 450), sink, fleet=config, steps=True, tokens=True, **more)
+
+    assert_repeats(cluster, [replace(chat, adapter=name) for chat, name in chats], late_ns, speed, None, killed_at)
+
+
+def assert_repeats(cluster, chats, late_ns, speed, cut_after, killed_at):
+    """Serve `chats`, and assert that a simulation of the recording does the same."""
     with tempfile.TemporaryDirectory() as folder:
         served = Served(Path(folder), cluster, chats, late_ns, speed, cut_after)
         recording = Recording.load(folder)
