@@ -173,7 +173,9 @@ class _Attainment:
         self._bounds_ns = {name: bound * 1e6 for name, bound in slo_ms}
         self._ended = self._met = 0
 
-    def note(self, finished: bool, outputs: int, arrival_ns: int, first_token_ns: int | None, end_ns: int) -> None:
+    def note(
+        self, id: int, finished: bool, outputs: int, arrival_ns: int, first_token_ns: int | None, end_ns: int
+    ) -> None:
         self._ended += 1
         if finished and first_token_ns is not None:
             values_ns = {

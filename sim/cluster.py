@@ -40,6 +40,7 @@ from sim.kv_transfers import KvTransfers, exchanged_kv
 from sim.own_process import Controls, own_process
 from sim.replica import Replica
 from sim.router import ROUTERS, OwnRouter, Router, find_router
+from sim.routers.predicted_latency import PredictedLatency
 from sim.run_log import BLOCK, RunLog, RunSink, TokenObserver
 from traces.recording import Recording
 from traces.recording_writer import RecordingWriter
@@ -110,7 +111,10 @@ class Cluster:
             self._api_server.open(gateway.offer)
 
         def routers() -> Router:
-            return router or find_router(config.router.name, **config.router.settings)
+            chosen = router or find_router(config.router.name, **config.router.settings)
+            if isinstance(chosen, PredictedLatency):
+                self._log.observers.append(chosen.ended)
+            return chosen
 
         def decode_routers() -> Router:
             chosen = config.decode_router or config.router
@@ -119,6 +123,7 @@ class Cluster:
         transfers: KvTransfers | None = None
         if config.prefills_apart:
             _check_cuts(pools)
+            _check_learns(config)
             links = config.links or LinksConfig()
             made = self._clock, self._log, links, exchanged_kv(links, pools)
             if config.reserves_first:
@@ -241,6 +246,13 @@ def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router |
     routers = [chosen.name for chosen in (config.router, config.decode_router) if chosen and chosen.name not in ROUTERS]
     given = [router.name] if isinstance(router, OwnRouter) else []
     return ", ".join(dict.fromkeys([*policies, *routers, *given, *config.processes]))
+
+
+def _check_learns(config: FleetConfig) -> None:
+    """Raise UserError if a router that learns whole latencies would see only the prefill or the decode."""
+    for chosen in (config.router, config.decode_router or config.router):
+        if chosen.name == "predicted-latency":
+            raise UserError("fleet.router", chosen.name, "needs pools of role serve; choose another router")
 
 
 def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:

@@ -29,6 +29,7 @@ ROUTERS = {
     "least-requests": "sim.routers.least:LeastOutstandingRequests",
     "least-tokens": "sim.routers.least:LeastOutstandingTokens",
     "kv-aware": "sim.routers.least:LeastKvUse",
+    "predicted-latency": "sim.routers.predicted_latency:PredictedLatency",
     "prefix-affinity": "sim.routers.prefix_affinity:PrefixAffinity",
     "session-sticky": "sim.routers.session_sticky:SessionSticky",
     "adapter-affinity": "sim.routers.adapter_affinity:AdapterAffinity",

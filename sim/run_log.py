@@ -78,9 +78,9 @@ _TOKENS_WIDE = 8
 _NOWHERE = -1  # replica number of a request that is on no replica
 _FINISHED = Status.FINISHED.value
 
-# Arguments: True if the request finished, its number of output tokens, and in nanoseconds its arrival, its first token
-# (None if there is none) and its end.
-Observer = Callable[[bool, int, int, int | None, int], None]
+# Arguments: id of the request, True if it finished, its number of output tokens, and in nanoseconds its arrival, its
+# first token (None if there is none) and its end.
+Observer = Callable[[int, bool, int, int, int | None, int], None]
 
 # Arguments: number of a replica, a step of the replica, the requests that the step has sampled for, and the end of the
 # step in nanoseconds. It is also called when a decode replica plans a request whose KV has come, with an empty step.
@@ -402,7 +402,7 @@ class RunLog:
         if life.arrival_ns >= self.counted_from_ns and request.id >= self.counted_from_id:
             self._add_row(request, life, outputs, now_ns, status, reason)
         for observer in self.observers:
-            observer(finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
+            observer(request.id, finished, outputs, life.arrival_ns, life.first_token_ns, now_ns)
 
     def _add_row(self, request: Request, life: _Life, outputs: int, now_ns: int, status: str, reason: str) -> None:
         arrived = request.arrived

@@ -294,6 +294,8 @@ def real_fleet(deployment: Deployment) -> FleetConfig:
     for name in ("admission", "failures", "autoscaler", "processes"):
         if getattr(fleet, name) != getattr(FleetConfig(), name):
             raise UserError(f"fleet.{name}", None, remedy)
+    if fleet.router.name == "predicted-latency":
+        raise UserError("fleet.router", fleet.router.name, "works only in the simulator; choose another router")
     find_router(fleet.router.name, **fleet.router.settings)
     if deployment.gpu_memory_utilization is not None and deployment.device == "cpu" and pool.replicas > 1:
         shared = "means one engine, and these share their memory; state scheduler.num_blocks instead"

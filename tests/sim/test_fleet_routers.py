@@ -13,8 +13,9 @@ from serving.errors import UserError
 from serving.workload import WorkloadRequest
 from sim.replica import Replica
 from sim.router import ROUTERS, ReplicaSet, find_router
+from sim.routers.predicted_latency import _OnlineLine
 from tests.budget import simulated, within
-from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, poisson
+from tests.sim.fleet_samples import MS, ONE_SLOT, FleetRun, S, poisson
 
 
 def by_replica(run):
@@ -81,6 +82,36 @@ def test_kv_awareness_counts_shares_of_unequal_memories():
     offered = [WorkloadRequest(i, i, (("", 100),), 20) for i in range(40)]
     served = by_replica(FleetRun({"pools": pools, "router": "kv-aware"}, offered))
     assert served == {0: 10, 1: 30}
+
+
+def test_predicted_latency_finds_the_weights_of_loads_and_keeps_its_choices():
+    """Prompts of two lengths, where a long one takes as much time as 40 short ones: requests alone say little."""
+    rng = np.random.default_rng(5)
+    arrivals = np.cumsum(rng.exponential(0.02 * S, 1500)).astype(int).tolist()
+    prompts = np.where(rng.random(1500) < 0.1, 4000, 100).tolist()
+    offered = [WorkloadRequest(i, at, (("", p),), 8) for i, (at, p) in enumerate(zip(arrivals, prompts, strict=True))]
+    cost = TokenCost(MS, 100_000, 0)
+
+    def p90_s(router):
+        run = FleetRun(
+            {"pools": [{"replicas": 4}], "router": router}, offered, cost, num_blocks=20_000, max_model_len=8192
+        )
+        latencies = [row["finish_ns"] - row["arrival_ns"] for row in run.rows]
+        return np.percentile(latencies, 90) / S, [row["replica"] for row in run.rows]
+
+    learnt, chosen = p90_s("predicted-latency")
+    assert learnt < 0.9 * p90_s("round-robin")[0]
+    assert learnt < 1.05 * p90_s("least-requests")[0]
+    assert chosen == p90_s("predicted-latency")[1]
+
+
+def test_online_least_squares_finds_a_line():
+    line, rng = _OnlineLine(), np.random.default_rng(1)
+    for _ in range(400):
+        features = (1.0, *rng.uniform(0, 3, 2).tolist(), 0.0)
+        line.learn(features, 5.0 + 2.0 * features[1] + 7.0 * features[2])
+    assert line.predict((1.0, 2.0, 1.0, 0.0)) == pytest.approx(16.0, rel=1e-3)
+    assert line.predict((-10.0, 0.0, 0.0, 0.0)) == 0.0
 
 
 # Chance
