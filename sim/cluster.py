@@ -111,19 +111,15 @@ class Cluster:
             self._api_server.open(gateway.offer)
 
         def routers() -> Router:
-            chosen = router or find_router(config.router.name, **config.router.settings)
-            if isinstance(chosen, PredictedLatency):
-                self._log.observers.append(chosen.ended)
-            return chosen
+            return self._told_of_ends(router or find_router(config.router.name, **config.router.settings))
 
         def decode_routers() -> Router:
             chosen = config.decode_router or config.router
-            return find_router(chosen.name, **chosen.settings)
+            return self._told_of_ends(find_router(chosen.name, **chosen.settings))
 
         transfers: KvTransfers | None = None
         if config.prefills_apart:
             _check_cuts(pools)
-            _check_learns(config)
             links = config.links or LinksConfig()
             made = self._clock, self._log, links, exchanged_kv(links, pools)
             if config.reserves_first:
@@ -207,6 +203,12 @@ class Cluster:
         for name in config.processes:
             self._clock.start(own_process(name, self._clock, Controls(self._fleet, config)))
 
+    def _told_of_ends(self, router: Router) -> Router:
+        """Let a router that learns latencies observe the ends of requests; return the router."""
+        if isinstance(router, PredictedLatency):
+            self._log.observers.append(router.ended)
+        return router
+
     def _autoscaler(self, pool: int, config: AutoscalerConfig) -> Autoscaler:
         cold_start_s = config.cold_start_s
         if config.weights_gb_s is not None:
@@ -246,13 +248,6 @@ def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router |
     routers = [chosen.name for chosen in (config.router, config.decode_router) if chosen and chosen.name not in ROUTERS]
     given = [router.name] if isinstance(router, OwnRouter) else []
     return ", ".join(dict.fromkeys([*policies, *routers, *given, *config.processes]))
-
-
-def _check_learns(config: FleetConfig) -> None:
-    """Raise UserError if a router that learns whole latencies would see only the prefill or the decode."""
-    for chosen in (config.router, config.decode_router or config.router):
-        if chosen.name == "predicted-latency":
-            raise UserError("fleet.router", chosen.name, "needs pools of role serve; choose another router")
 
 
 def _check_ranks(config: FleetConfig, pools: Sequence[PricedPool]) -> None:
