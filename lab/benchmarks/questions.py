@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import tempfile
 from collections import Counter
@@ -101,6 +102,12 @@ def _predicted(truth: Mapping[str, Any], answers: Mapping[str, Any]) -> Any:
 
 
 def _at(answer: Any, path: str) -> Any:
+    """Return the value at `path` of an answer; of a text, the number that the regular expression `path` captures."""
+    if isinstance(answer, str):
+        found = re.search(path, answer)
+        if found is None:
+            raise ValueError(f"no {path} in {answer}")
+        return float(found[1].replace(",", ""))
     return reduce(lambda part, name: part[int(name) if name.isdigit() else name], path.split("."), answer)
 
 
