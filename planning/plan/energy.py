@@ -135,17 +135,17 @@ def _used(question: Question, engine: Engine, replicas: int) -> Used:
     return Used(joules / ((end - begin) / 1e9), steady(requests).output_throughput)
 
 
-class _Energies(TableSink):
-    """A sink that keeps of each step only its start, and its energy without idle power."""
+class _Energies:
+    """A sink that keeps requests, and of each step only its start, and its energy without idle power."""
 
     def __init__(self, work: StepWork) -> None:
-        super().__init__()
+        self._requests = TableSink()
         self._work = work
         self._starts_ns: list[Any] = []
         self._joules: list[Any] = []
 
     def add_requests(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        super().add_requests(columns)
+        self._requests.add_requests(columns)
         mark(len(next(iter(columns.values()))))
 
     def add_steps(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -158,6 +158,10 @@ class _Energies(TableSink):
         starts, ends = (steps.column(name).to_numpy() for name in ("start_ns", "end_ns"))
         self._starts_ns.append(starts)
         self._joules.append(self._work.joules_beyond_idle(steps, (ends - starts) / 1e9))
+
+    @property
+    def requests(self) -> pa.Table:
+        return self._requests.requests
 
     def joules(self, begin_ns: int, end_ns: int) -> float:
         """Return the energy beyond idle power of the steps that start from `begin_ns` to `end_ns`."""

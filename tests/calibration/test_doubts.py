@@ -12,7 +12,7 @@ from calibration.steps.explanation import explain
 from calibration.steps.external_calibration import blind, expected, predicted_cost
 from calibration.steps.measured_runs import MeasuredRuns
 from serving.deployments.config import Deployment, parse
-from serving.deployments.engines import with_engine_defaults
+from serving.deployments.engine_defaults import with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
 
