@@ -75,9 +75,10 @@ def check_few_enough(request: PlanRequest) -> None:
 def glance(request: PlanRequest, most: int) -> Workload:
     """Return the first requests, up to `most` for a specification; all requests of a trace, which are there already.
 
-    Raises UserError as `check_few_enough` and the readers do.
+    Clients who wait for answers have all their requests, because the first ones are only their warm-up. Raises
+    UserError as `check_few_enough` and the readers do.
     """
     check_few_enough(request)
-    if (request.expected_requests or 0) > most:
+    if (request.expected_requests or 0) > most and request.loop is None:
         request = request.model_copy(update={"limit": most})
     return request.workload(at_named_rate=True)

@@ -262,6 +262,8 @@ def most_held(config: SchedulerConfig, tokens: int) -> int:
         return 0
     if not config.kv_groups:
         blocks = blocks_for(tokens, config.block_size)
+        if not config.state_blocks:
+            return blocks
         return blocks + config.state_blocks * max(min(blocks, most_states(config)), 1)
     sliding = min(tokens, most_sliding_tokens(config))
     return sum(blocks_for(sliding if window else tokens, config.block_size) for window in config.kv_groups)

@@ -32,7 +32,9 @@ class PrefillFirstScheduler(VllmScheduler):
         """
         for request in sorted(self.unsteady.values(), key=by_admission):
             room = max(self.room(plan, budget), 0)
-            tokens = self.chunk(request, request.computed, min(self.wanted(request), room))
+            tokens = min(self.wanted(request), room)
+            if self.aligned is not None:
+                tokens = self.chunk(request, request.computed, tokens)
             if tokens and not decodes(request) and self.lacking_blocks(request, tokens) <= self.pool.free:
                 budget -= self.give(plan, request, tokens)
         return budget

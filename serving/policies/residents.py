@@ -30,6 +30,7 @@ class Residents:
 
     Attributes:
         drafts: the drafts of speculative decoding; None without it
+        aligned: the pool, if it caches the states of prefixes, so that chunks end with blocks; else None
         kv_loading: the loading of KV from outside the engine; None if there is none
     """
 
@@ -46,7 +47,7 @@ class Residents:
         if config.speculative is not None:
             self.drafts = Drafts(config.speculative, config.max_model_len, config.async_scheduling)
         self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
-        self._aligned = self.pool if isinstance(self.pool, AlignedStatePool) else None
+        self.aligned = self.pool if isinstance(self.pool, AlignedStatePool) else None
         self._contiguous = self.pool if isinstance(self.pool, ContiguousPool) else None
         self._block_size = config.block_size
         self._state_blocks = config.state_blocks
@@ -98,7 +99,9 @@ class Residents:
         """Return the maximum number of KV blocks that `request` will hold at once."""
         if self._contiguous is not None:
             return self._contiguous.reserved(request)
-        tokens = max(request.max_len - 1, request.prompt_len)  # the last output token is never computed
+        tokens = request.max_len - 1  # the last output token is never computed
+        if tokens < request.prompt_len:
+            tokens = request.prompt_len
         if self.drafts is not None:
             tokens = self.drafts.slots(min(tokens + self.drafts.tokens, self.config.max_model_len - 1))
         return most_held(self.config, tokens)
@@ -139,7 +142,7 @@ class Residents:
         if self._contiguous is not None:
             remedy = "cannot be combined with KV from outside; set it to paged"
             raise UserError("scheduler.kv_reservation", self.config.kv_reservation, remedy)
-        if self._aligned is not None:
+        if self.aligned is not None:
             remedy = "cannot be combined with KV from outside, because the model has constant states; set it to false"
             raise UserError("scheduler.enable_prefix_caching", True, remedy)
         if self.config.max_loras:

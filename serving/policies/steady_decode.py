@@ -82,7 +82,8 @@ class SteadyDecode:
                 break
             if tokens > left - slots:
                 tokens = left - slots
-            tokens = rules.chunk(request, request.computed, tokens)
+            if rules.aligned is not None:
+                tokens = rules.chunk(request, request.computed, tokens)
             if not tokens:
                 continue
             left -= tokens + slots

@@ -170,8 +170,8 @@ class VllmScheduler(Residents):
     def schedule(self) -> StepPlan:
         lag = len(self._in_flight)
         self._plans += 1
-        if self._aligned is not None:
-            self._aligned.new_step()
+        if self.aligned is not None:
+            self.aligned.new_step()
         if (lag and not self._overlaps) or self._stagger > 1:
             self._steady.pipeline()
             self._steps_overlap = True
@@ -251,7 +251,9 @@ class VllmScheduler(Residents):
                 break
             if request.id not in self.running:  # preempted for a request before it
                 continue
-            tokens = self.chunk(request, request.computed, min(self.wanted(request), room))
+            tokens = min(self.wanted(request), room)
+            if self.aligned is not None:
+                tokens = self.chunk(request, request.computed, tokens)
             if not tokens:
                 continue
             if self._grouped is not None:
@@ -296,11 +298,10 @@ class VllmScheduler(Residents):
     def chunk(self, request: Request, start: int, tokens: int) -> int:
         """Return how many of the `tokens` tokens from token `start` on a step may compute.
 
-        All of them, unless the states of prefixes are cached. Then a chunk of known tokens ends where a state can be
-        cached, at the end of a block (vLLM's `_mamba_block_aligned_split`).
+        The states of prefixes are cached, so a chunk of known tokens ends where a state can be cached, at the end of a
+        block (vLLM's `_mamba_block_aligned_split`).
         """
-        if self._aligned is None:
-            return tokens
+        assert self.aligned is not None
         size, known = self._block_size, request.known
         prefill_end = max(request.prompt_len, known - 1)
         if start >= prefill_end:
@@ -311,11 +312,11 @@ class VllmScheduler(Residents):
             if block_end > start or size <= self._longest_chunk:  # otherwise no step can compute a whole block
                 end = block_end
         stops = [(start // size + 1) * size] if start % size else []
-        if not (end >= prefill_end and self._aligned.can_write_within(start, end, prefill_end)):
+        if not (end >= prefill_end and self.aligned.can_write_within(start, end, prefill_end)):
             stops.append(
                 (known - 1) // size * size
             )  # the last state that a request with the same tokens can start from
-        junction = self._aligned.junction(request)
+        junction = self.aligned.junction(request)
         if start < junction < end:
             stops.append(start + (junction - start) // size * size)
         return max(min([stop for stop in stops if start < stop < end], default=end) - start, 0)
@@ -471,7 +472,9 @@ class VllmScheduler(Residents):
                         loading.load(request, hit, loadable)
                     return 0
                 computed += loadable
-        tokens = self.chunk(request, computed, self._first_tokens(request, computed, budget))
+        tokens = self._first_tokens(request, computed, budget)
+        if self.aligned is not None:
+            tokens = self.chunk(request, computed, tokens)
         if not tokens:
             return 0
         slots = computed + tokens if self.drafts is None else self.drafts.slots(computed + tokens)

@@ -617,6 +617,15 @@ def test_of_much_traffic_the_first_requests_are_looked_at(made: list[int]) -> No
     first = plan_tasks.glance(of_many(97_200), 1_000).requests
     assert len(list(first)) == 1_000 and len(made) < 10_000
     assert len(list(plan_tasks.glance(of_many(600), 1_000).requests)) == 600
+    users = PlanRequest.model_validate(
+        {
+            "traffic": shapes()["chat"].awaited(users=500),
+            "model": "Llama-3.1-8B",
+            "gpus": ("H100",),
+            "slos": ("ttft_ms p99<=1000",),
+        }
+    )
+    assert len(plan_tasks.glance(users, 1_000).requests) > 5_000  # the first 1,000 would be the warm-up alone
 
 
 @pytest.mark.parametrize("rate", ["10000", "27"])
