@@ -93,7 +93,7 @@ def _likeliest_blocks(twin: Twin, answer: Answer) -> Twin:
     seen = answer.most_tokens // (twin.setting.replicas * twin.setting.block_size)
     low = max(_blocks_of(twin, max(running // 2, 1), first.prompt_len), seen)
     high = max(_blocks_of(twin, running + 2, first.prompt_len + first.output_len), low)
-    if answer.waited and twin.setting.policy == "vllm":  # for blocks of its prompt; other engines reserve more
+    if answer.waited and twin.setting.policy != "trtllm":  # for blocks of its prompt; TensorRT-LLM reserves more
         high = min(high, max(low + _blocks_of(twin, 1, first.prompt_len + first.output_len), low))
     for _ in range(_NARROWED):
         values = [int(value) for value in np.unique(np.linspace(low, high, _BETWEEN + 1).round())]
