@@ -36,7 +36,7 @@ def energy_bands(metrics: RunMetrics, gpu: GpuSpec) -> dict[str, dict[str, Facto
     return bands
 
 
-def told(gpu: GpuSpec) -> str:
+def energy_note(gpu: GpuSpec) -> str:
     """Return a sentence about the trust in figures of power and energy on a GPU."""
     about = "power is estimated from the FLOPs and bytes of steps"
     if _fitted(gpu):

@@ -16,7 +16,7 @@ from calibration.steps.step_trust import recorded_beyond
 from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import Band, bands
 from planning.capacity import Capacity, capacity
-from planning.energy import energy_bands, told
+from planning.energy import energy_bands, energy_note
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
@@ -58,10 +58,10 @@ class SimulatedRun(Answer):
     adapters: str = ""
 
     @property
-    def power_told(self) -> str:
+    def power_note(self) -> str:
         """A sentence about the trust in figures of power and energy; empty if there are none."""
         gpu = gpus().get(notes_of(self.recording.run).get("gpu", ""))
-        return told(gpu) if gpu and self.metrics.scalars()["power_w"] is not None else ""
+        return energy_note(gpu) if gpu and self.metrics.scalars()["power_w"] is not None else ""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -78,8 +78,8 @@ class SimulatedRun(Answer):
         if self.adapters:
             yield Line(self.adapters)
         yield Line(f"{self.trust.level}: {self.trust.reason}")
-        if self.power_told:
-            yield Line(self.power_told)
+        if self.power_note:
+            yield Line(self.power_note)
         if self.seen_by:
             yield Line(self.seen_by)
         yield from map(Line, self.defaults)

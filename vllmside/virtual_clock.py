@@ -76,7 +76,7 @@ def _known_by(made: Callable[..., Any], settings: _Config) -> _Config:
     return {name: value for name, value in settings.items() if name in names}
 
 
-def scheduler_of(config: _Config, folder: str, pools: bool = False) -> tuple[Scheduler, int]:
+def make_scheduler(config: _Config, folder: str, pools: bool = False) -> tuple[Scheduler, int]:
     """Return vLLM's scheduler, and the number of tokens after a block that the block's hash includes.
 
     `pools` is True for a server of pooling requests, which has another model runner.
@@ -180,7 +180,7 @@ class _Run:
         self._overlaps = config.get("async_scheduling", False)
         init_none_hash(sha256)
         self._pools = not any(request["output_len"] for request in scenario["requests"])
-        self._scheduler, lookahead = scheduler_of(config, folder, self._pools)
+        self._scheduler, lookahead = make_scheduler(config, folder, self._pools)
         self._hasher = get_request_block_hasher(config["block_size"], sha256, *([lookahead] if lookahead else []))
         requests = sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"]))
         self._to_come = deque(requests)

@@ -48,7 +48,7 @@ class Choice:
         text = self.echo
         async for output in self.answer:
             if output.finish in ("refused", "crashed"):
-                raise refusal_of(output)
+                raise refusal_for(output)
             piece = self._piece(output)
             self.usage.completion_tokens += len(piece.tokens)
             if self.all_of_it:
@@ -116,7 +116,7 @@ async def _next(source: AsyncIterator[Piece]) -> Piece | None:
     return await anext(source, None)
 
 
-def refusal_of(output: Output) -> Refusal:
+def refusal_for(output: Output) -> Refusal:
     """Return the refusal that a client gets for an output whose `finish` is `refused` or `crashed`."""
     if output.status:
         return Refusal(output.status, output.reason, retry_after_s=1)

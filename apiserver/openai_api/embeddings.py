@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from apiserver.engine_client import Answer
-from apiserver.openai_api.delivery import Cut, refusal_of
+from apiserver.openai_api.delivery import Cut, refusal_for
 from apiserver.openai_api.protocol import Prompt, neutral
 from apiserver.openai_api.refusal import Refusal
 
@@ -47,7 +47,7 @@ async def pooled(answer: Answer) -> list[float]:
     state: list[float] | None = None
     async for output in answer:
         if output.finish in ("refused", "crashed"):
-            raise refusal_of(output)
+            raise refusal_for(output)
         if output.finish == "cut":
             raise Cut
         state = output.pooled

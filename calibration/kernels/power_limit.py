@@ -44,7 +44,7 @@ def limited(kernels: KernelTimes, limit_w: float | None) -> KernelTimes:
 
     Raises UserError for a limit that the GPU cannot have.
     """
-    power = None if limit_w is None else GpuPower.of(kernels.gpu, limit_w)
+    power = None if limit_w is None else GpuPower.from_gpu(kernels.gpu, limit_w)
     if power is None or power.limit_w == power.board_w:
         return kernels
     return LimitedKernels(kernels.gpu, kernels, power)

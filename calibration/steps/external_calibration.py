@@ -324,7 +324,7 @@ def predicted_cost(
     return known.cost(model, deployment, times)
 
 
-def doubts_of(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> list[Doubt]:
+def blind_doubts(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> list[Doubt]:
     """Return what neither published runs nor a user's `measured` runs cover of `deployment` on `gpu`."""
     model, spec = find_model(deployment.model), find_gpu(gpu)
     evidence = measured.evidence if measured else bundled_evidence()
@@ -333,7 +333,7 @@ def doubts_of(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = 
 
 
 def expected(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> ExternalCalibration:
-    """Return the blind calibration of `deployment` on `gpu`, with what no measured run covers (`doubts_of`).
+    """Return the blind calibration of `deployment` on `gpu`, with what no measured run covers (`blind_doubts`).
 
     A user's `measured` runs join the bundled evidence. Weights of few bits may be slower than wider ones if runs of
     this engine on this generation of GPUs had them: what they taught replaces the assumption that they are not.
@@ -345,7 +345,7 @@ def expected(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = N
         calibration = replace(calibration, correction=replace(calibration.correction, wider={}))
     decode, prompts = calibration.step_interval
     reasons = []
-    for doubt in doubts_of(gpu, deployment, measured):
+    for doubt in blind_doubts(gpu, deployment, measured):
         decode, prompts = widened(decode, *doubt.of_decode), widened(prompts, *doubt.of_prompts)
         reasons.append(doubt.why)
     types = untaught_types(evidence, origin).values()

@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 
+from serving.deployments.config import merged
 from tokentwin.cli import cli
 
 _QUESTIONS = Path(__file__).with_name("questions.yaml")
@@ -63,18 +64,9 @@ def _run(run: Mapping[str, Any], question: Mapping[str, Any], folder: Path) -> A
     files = {}
     for name in ("traffic", "deployment"):
         files[name] = folder / f"{name}.yaml"
-        files[name].write_text(yaml.safe_dump(_merged(question.get(name, {}), run.get(name, {}))), encoding="utf-8")
+        files[name].write_text(yaml.safe_dump(merged(question.get(name, {}), run.get(name, {}))), encoding="utf-8")
     command = run["command"].format(**files, out=folder / "out")
     return CliRunner().invoke(cli, shlex.split(command))
-
-
-def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the values of `more`, mappings within them likewise."""
-    merged = dict(base)
-    for name, value in more.items():
-        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
-        merged[name] = _merged(merged[name], value) if both else value
-    return merged
 
 
 def _miss(truth: Mapping[str, Any], answers: Mapping[str, Any]) -> Miss | None:
@@ -104,10 +96,10 @@ def _predicted(truth: Mapping[str, Any], answers: Mapping[str, Any]) -> Any:
 def _at(answer: Any, path: str) -> Any:
     """Return the value at `path` of an answer; of a text, the number that the regular expression `path` captures."""
     if isinstance(answer, str):
-        found = re.search(path, answer)
-        if found is None:
+        match = re.search(path, answer)
+        if match is None:
             raise ValueError(f"no {path} in {answer}")
-        return float(found[1].replace(",", ""))
+        return float(match[1].replace(",", ""))
     return reduce(lambda part, name: part[int(name) if name.isdigit() else name], path.split("."), answer)
 
 

@@ -75,26 +75,26 @@ def _errors(measured: NDArray[np.float64], predicted: NDArray[np.float64]) -> tu
 
 
 def _power_table(runs: Sequence[PublishedRun], used: NDArray[np.float64]) -> tuple[list[str], list[list[str]]]:
-    measured, models, gpus = shares(runs), _of(runs, "model"), _of(runs, "gpu")
+    measured, models, gpus = shares(runs), _column(runs, "model"), _column(runs, "gpu")
     own, left_model, left_gpu = (np.empty(len(runs)) for _ in range(3))
     for gpu in dict.fromkeys(gpus.tolist()):
-        of = gpus == gpu
-        own[of] = modelled(used[of], FITTED[find_gpu(gpu).generation])
-        left_gpu[of] = modelled(used[of], fit([run for run in runs if run.gpu != gpu]))
-        for model in dict.fromkeys(models[of].tolist()):
-            one = of & (models == model)
+        chosen = gpus == gpu
+        own[chosen] = modelled(used[chosen], FITTED[find_gpu(gpu).generation])
+        left_gpu[chosen] = modelled(used[chosen], fit([run for run in runs if run.gpu != gpu]))
+        for model in dict.fromkeys(models[chosen].tolist()):
+            one = chosen & (models == model)
             left_model[one] = modelled(used[one], fit([run for run in runs if run.gpu == gpu and run.model != model]))
     rows = []
     for name in [*dict.fromkeys(gpus.tolist()), "all"]:
-        of = (gpus == name) | (name == "all")
-        errors = (_errors(measured[of], predicted[of]) for predicted in (own, left_model, left_gpu))
-        rows.append([name, f"{of.sum()}", *(text for error, _, band in errors for text in (error, band))])
+        chosen = (gpus == name) | (name == "all")
+        errors = (_errors(measured[chosen], predicted[chosen]) for predicted in (own, left_model, left_gpu))
+        rows.append([name, f"{chosen.sum()}", *(text for error, _, band in errors for text in (error, band))])
     parts = ("fitted", "model left out", "GPU left out")
     heads = (f"{part}: {what}" for part in parts for what in ("median error", "90 % of measured / predicted"))
     return ["GPU", "runs", *heads], rows
 
 
-def _of(runs: Sequence[PublishedRun], name: str) -> NDArray[np.str_]:
+def _column(runs: Sequence[PublishedRun], name: str) -> NDArray[np.str_]:
     return np.array([getattr(run, name) for run in runs])
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from planning.energy import energy_factors, power_factors, told
+from planning.energy import energy_factors, energy_note, power_factors
 from planning.plan.candidates import Engine
 from planning.plan.document import Energy
 from planning.plan.frontier import Point
@@ -46,7 +46,7 @@ class Used(NamedTuple):
     output_throughput: float
 
 
-def work_of(engine: Engine) -> StepWork | None:
+def engine_step_work(engine: Engine) -> StepWork | None:
     """Return the work of a step of one engine; None if the power of its GPU is not known."""
     gpu = engine.gpu_spec
     work = None if gpu is None else StepWork.on(engine.deployment, gpu)
@@ -56,7 +56,7 @@ def work_of(engine: Engine) -> StepWork | None:
 def check_power_known(engines: Sequence[Engine]) -> None:
     """Raise UserError if the power of a candidate is not known."""
     for engine in engines:
-        if work_of(engine) is None:
+        if engine_step_work(engine) is None:
             remedy = "has no known utilisation or power; leave --energy, --pue and --grid-gco2-per-kwh out"
             raise UserError("energy", engine.name, remedy)
 
@@ -71,8 +71,8 @@ def with_energy(workers: Workers[Question], plan: Plan, engines: Sequence[Engine
     known = dict(zip(fleets, used, strict=True))
 
     def point(one: Point) -> Point:
-        found = known.get((one.engine, one.replicas))
-        return one if found is None else one.model_copy(update=_figures(named[one.engine], one.gpus, found, site))
+        use = known.get((one.engine, one.replicas))
+        return one if use is None else one.model_copy(update=_figures(named[one.engine], one.gpus, use, site))
 
     def points(many: Sequence[Point]) -> tuple[Point, ...]:
         return tuple(map(point, many))
@@ -98,13 +98,13 @@ def energy_section(point: Point, engine: Engine, site: Site) -> Energy | None:
         joules_per_token_interval=(low * point.joules_per_token, high * point.joules_per_token),
         co2_g_per_mtok_out=point.co2_g_per_mtok_out,
         pue=site.pue,
-        reason=told(gpu),
+        reason=energy_note(gpu),
     )
 
 
 def _figures(engine: Engine, gpus: int, used: Used, site: Site) -> dict[str, float | None]:
     """Return the figures of a `Point` with `gpus` GPUs, spares included."""
-    work = work_of(engine)
+    work = engine_step_work(engine)
     assert work is not None and work.power is not None
     watts = site.pue * (gpus * work.power.idle_w + used.beyond_idle_w)
     joules = watts / used.output_throughput if used.output_throughput else None
@@ -114,7 +114,7 @@ def _figures(engine: Engine, gpus: int, used: Used, site: Site) -> dict[str, flo
 
 def _used(question: Question, engine: Engine, replicas: int) -> Used:
     """Simulate a fleet and return what it uses in steady operation."""
-    work = work_of(engine)
+    work = engine_step_work(engine)
     assert work is not None
     sink = _Energies(work)
     Cluster(

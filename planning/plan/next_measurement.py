@@ -27,7 +27,7 @@ def next_measurement(
     if not isinstance(pricing, KernelPricing) or engine.split or (drafts and drafts.method != "mtp"):
         return None
     from calibration.steps.evidence import bundled_evidence
-    from calibration.steps.external_calibration import doubts_of
+    from calibration.steps.external_calibration import blind_doubts
     from calibration.steps.interval import widened
     from calibration.validation.external.next_run import next_run
 
@@ -44,7 +44,7 @@ def next_measurement(
     evidence = learnt.evidence if learnt else bundled_evidence()
     best = next_run(evidence, engine.gpu, engine.deployment, prompt, output, running)
     tpot, ttft = best.tpot[0], best.ttft[0]
-    for doubt in doubts_of(engine.gpu, engine.deployment, learnt):  # a run of this deployment ends them
+    for doubt in blind_doubts(engine.gpu, engine.deployment, learnt):  # a run of this deployment ends them
         tpot, ttft = widened(tpot, *doubt.of_decode), widened(ttft, *doubt.of_prompts)
     options = {
         "--model": hub_id(engine.deployment.model),

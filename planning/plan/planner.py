@@ -108,10 +108,10 @@ def plan(
             request.as_json(),
             lambda stage, share: pace.expect(stage, _CURVES * (1 - share)),
         )
-        best, told = answer.recommendation, document.recommendation
-        if request.asks_energy and best and told:
+        best, shown = answer.recommendation, document.recommendation
+        if request.asks_energy and best and shown:
             section = energy_section(best.offer.point, best.offer.engine, site)
-            document = document.model_copy(update={"recommendation": told.model_copy(update={"energy": section})})
+            document = document.model_copy(update={"recommendation": shown.model_copy(update={"energy": section})})
         return document.model_copy(update={"assumed": assumed(request.traffic)})
 
 

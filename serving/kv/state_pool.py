@@ -161,9 +161,9 @@ class AlignedStatePool(GroupedPool):
                     continue
                 for place, run in enumerate(table.runs):
                     if run.node is None and any(begin <= run.first < end for begin, end in kept):
-                        table.runs[place] = found = _registered(request, tree, run)
+                        table.runs[place] = new = _registered(request, tree, run)
                         if not group:
-                            self._written.add((found.node, found.first))
+                            self._written.add((new.node, new.first))
             request.hashed = full
             self.version += 1
         if self._read_defers:
@@ -207,7 +207,7 @@ class AlignedStatePool(GroupedPool):
 
 
 def _registered(request: Request, tree: PrefixTree, run: Run) -> Run:
-    """Let `run`, of one block that `request` holds, be found in `tree` from now on; return the run that replaces it."""
+    """Register `run`, which is one block of `request`, in `tree`; return the run that replaces it."""
     table = BlockTable()
     table.registered = run.first
     table.blocks = [0] * run.first + run.ids

@@ -21,7 +21,7 @@ ENERGY = ("power_w", "energy_kwh", "joules_per_token", "tokens_per_joule", "co2_
 
 
 def power(gpu: str, limit_w: float | None = None) -> GpuPower:
-    found = GpuPower.of(find_gpu(gpu), limit_w)
+    found = GpuPower.from_gpu(find_gpu(gpu), limit_w)
     assert found is not None
     return found
 
@@ -54,11 +54,11 @@ def test_a_limit_slows_what_computing_bounds_and_hardly_what_memory_bounds() -> 
 def test_a_limit_that_the_gpu_cannot_have_is_refused() -> None:
     for watts in (900.0, 100.0):
         with pytest.raises(UserError, match=r"power_limit_w.*must be from 280 to 700 on H100"):
-            GpuPower.of(find_gpu("H100"), watts)
+            GpuPower.from_gpu(find_gpu("H100"), watts)
     unknown = GpuSpec(**{**find_gpu("H100").model_dump(), "name": "mine", "power_w": None})
-    assert GpuPower.of(unknown) is None
+    assert GpuPower.from_gpu(unknown) is None
     with pytest.raises(UserError, match=r"needs the power of mine; add power_w"):
-        GpuPower.of(unknown, 300.0)
+        GpuPower.from_gpu(unknown, 300.0)
 
 
 def energies(steps: int, replicas: int = 1, deployment: Deployment = LLAMA, **site: float) -> dict[str, Any]:

@@ -113,8 +113,8 @@ def simulate(
         more["assumed"] = said
     if done.seen_by:
         more["seen_by"] = done.seen_by
-    if done.power_told:
-        more["power"] = done.power_told
+    if done.power_note:
+        more["power"] = done.power_note
     if done.adapters:
         more["adapters"] = done.adapters
     print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **more)
@@ -122,7 +122,7 @@ def simulate(
         print_reasons(done.recording)
         print_tiers(done.metrics)
         trust = f"{done.trust.level}: {done.trust.reason}"
-        lines = (said, done.adapters, trust, done.power_told, done.seen_by, *done.defaults)
+        lines = (said, done.adapters, trust, done.power_note, done.seen_by, *done.defaults)
         click.echo("\n".join(filter(None, lines)))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from serving.workload import Workload
 from traces.distributions import LONGEST
-from traces.formats.conversation_text import BLOCK_TOKENS, ConversationText, Encode, encoder, text_of
+from traces.formats.conversation_text import BLOCK_TOKENS, ConversationText, Encode, content_text, encoder
 from traces.formats.rows import Row, json_objects
 from traces.formats.sessions import Assumed, Session, Turn, workload_of_sessions
 
@@ -73,7 +73,7 @@ def _payloads(row: Row, encode: Encode) -> list[Turn]:
             text.add(json.dumps(tools, default=str))
         own = text.length  # the definitions of tools
         for message in messages:
-            text.add(text_of(payload, "messages", _inner(payload, "messages", message).fields.get("content")))
+            text.add(content_text(payload, "messages", _inner(payload, "messages", message).fields.get("content")))
         if text.length == own:
             raise payload.error("messages", None, "must have a text")
         limits = (name for name in _LIMITS if payload.fields.get(name) is not None)
@@ -94,11 +94,12 @@ def _inner(row: Row, field: str, item: Any) -> Row:
 def _text(turn: Row) -> str:
     """Return the text of a turn: `text`, or all of `texts`, which are strings or `{"contents": [...]}`."""
     if "text" in turn.fields or "texts" not in turn.fields:
-        return text_of(turn, "text", turn.fields.get("text"))
+        return content_text(turn, "text", turn.fields.get("text"))
     texts: list[str] = []
     for item in turn.items("texts"):
         contents = item.get("contents") if isinstance(item, Mapping) else item
-        texts += [text_of(turn, "texts", text) for text in (contents if isinstance(contents, list) else [contents])]
+        parts = contents if isinstance(contents, list) else [contents]
+        texts += [content_text(turn, "texts", text) for text in parts]
     return "\n".join(texts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.formats.rows import csv_rows, workload_of
+from traces.formats.rows import csv_rows, named_workload
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -33,4 +33,4 @@ class AzureReader:
             WorkloadRequest(id_, time_ns - rows[0][0], ((PRIVATE, prompt),), output)
             for id_, (time_ns, prompt, output) in enumerate(rows)
         ]
-        return workload_of(path, requests)
+        return named_workload(path, requests)

@@ -54,7 +54,7 @@ class ConversationText:
         return Turn(output, self.length, arrival_ns=arrival_ns, think_ns=think_ns, keys=tuple(self._keys))
 
 
-def text_of(row: Row, field: str, content: Any) -> str:
+def content_text(row: Row, field: str, content: Any) -> str:
     """Return a message's text: a string, or a list of parts of which those of type `text` count; None is empty."""
     if content is None:
         return ""

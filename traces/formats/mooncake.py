@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.formats.rows import Row, json_rows, workload_of
+from traces.formats.rows import Row, json_rows, named_workload
 
 BLOCK_TOKENS = 512
 
@@ -33,7 +33,7 @@ class MooncakeReader:
             for row in json_rows(path, *_FIELDS)
         ]
         rows.sort(key=lambda row: row[0])
-        return workload_of(path, [WorkloadRequest(id_, *row) for id_, row in enumerate(rows)])
+        return named_workload(path, [WorkloadRequest(id_, *row) for id_, row in enumerate(rows)])
 
 
 def _segments(row: Row) -> Iterator[Segment]:

@@ -273,7 +273,7 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path}:{line + 1}", None, f"cannot be read: {reason(error)}") from None
 
 
-def workload_of(path: Path, requests: list[WorkloadRequest]) -> Workload:
+def named_workload(path: Path, requests: list[WorkloadRequest]) -> Workload:
     """Return the workload of a trace's sorted requests, named after the file. Raises UserError if there are none."""
     if not requests:
         raise UserError("trace", str(path), "holds no requests")

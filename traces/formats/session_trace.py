@@ -33,13 +33,13 @@ class SessionTraceReader:
         self.name = name
         self._texts = texts
         self._opens = opens.encode()
-        self._marks = [[mark.encode() for mark in all_of] for all_of in marks]
+        self._marks = [[mark.encode() for mark in texts] for texts in marks]
         self._module = module
 
     def matches(self, head: bytes) -> bool:
         """Return True if a file that begins with `head` is in the format."""
         first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-        return first in self._opens and any(all(mark in head for mark in all_of) for all_of in self._marks)
+        return first in self._opens and any(all(mark in head for mark in texts) for texts in self._marks)
 
     def read(self, path: Path, assumed: Assumed | None = None) -> Workload:
         """Return the workload; `assumed` is what the file does not state. Raises UserError for an invalid file."""

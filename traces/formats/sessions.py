@@ -23,7 +23,7 @@ from serving.errors import UserError
 from serving.settings import Settings
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.distributions import LATEST_NS, LONGEST, Constant, Drawn, Exponential, Gamma, Poisson, Ramp, plain_number
-from traces.formats.rows import workload_of
+from traces.formats.rows import named_workload
 from traces.shared_prefixes import SharedPrefixes
 
 _LOG = logging.getLogger("tokentwin")
@@ -150,7 +150,7 @@ def workload_of_sessions(
             raise UserError("trace", str(path), f"has a conversation of more than {LONGEST:,} tokens ({session.name})")
         requests.append(request)
         last[number] = request, turn
-    workload = workload_of(path, requests)
+    workload = named_workload(path, requests)
     for caution in (*cautions, *drawn.cautions):  # at the end, so that an error is the only line
         _LOG.warning("%s: %s", path.name, caution)
     return workload

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from serving.workload import Workload
-from traces.formats.conversation_text import BLOCK_TOKENS, ConversationText, Encode, encoder, text_of
+from traces.formats.conversation_text import BLOCK_TOKENS, ConversationText, Encode, content_text, encoder
 from traces.formats.rows import Row, json_objects
 from traces.formats.sessions import Assumed, Session, Turn, workload_of_sessions
 
@@ -75,7 +75,7 @@ def _messages(row: Row) -> Iterator[_Message]:
         message = Row(row.path, row.line, item, typed=True)
         speaker, content = (next((n for n in names if n in item), names[0]) for names in (_SPEAKERS, _TEXTS))
         answers = message.text(speaker).lower() in _ANSWERS
-        yield _Message(answers, text_of(message, content, item.get(content)), _time_ns(message))
+        yield _Message(answers, content_text(message, content, item.get(content)), _time_ns(message))
 
 
 def _time_ns(row: Row) -> int | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.distributions import LONGEST
-from traces.formats.rows import Row, csv_rows, json_rows, workload_of
+from traces.formats.rows import Row, csv_rows, json_rows, named_workload
 
 _TIMESTAMP = "timestamp"
 _ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1, _TIMESTAMP: 1_000_000_000}
@@ -64,7 +64,7 @@ def _workload(path: Path, rows: Iterable[Row]) -> Workload:
     # The lines need not be sorted, because scripts merge logs. Requests with equal arrivals are ordered by id.
     requests.sort(key=lambda request: (request.arrival_ns, request.id))
     _check_outputs(requests, where)
-    return workload_of(path, requests)
+    return named_workload(path, requests)
 
 
 def _from_first_timestamp(requests: list[WorkloadRequest], where: dict[int, Row]) -> list[WorkloadRequest]:

@@ -56,7 +56,7 @@ class GpuPower:
     coefficients: Coefficients = OTHERS
 
     @classmethod
-    def of(cls, gpu: GpuSpec, limit_w: float | None = None) -> GpuPower | None:
+    def from_gpu(cls, gpu: GpuSpec, limit_w: float | None = None) -> GpuPower | None:
         """Return the power of `gpu` with a power limit; None if its board's limit is not known.
 
         Raises UserError for a limit that the GPU cannot have, or on a GPU whose board's limit is not known.

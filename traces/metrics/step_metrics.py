@@ -80,7 +80,7 @@ class StepWork:
         self.gpus = deployment.gpus
         self.flop_per_s = deployment.gpus * gpu.flop_per_s(weights_dtype(model, deployment))
         self.bytes_per_s = deployment.gpus * gpu.memory_bytes_per_s
-        self.power = GpuPower.of(gpu, deployment.power_limit_w)
+        self.power = GpuPower.from_gpu(gpu, deployment.power_limit_w)
         self._flop_per_s_in_16_bits = deployment.gpus * gpu.bf16_flop_per_s
 
     @classmethod
