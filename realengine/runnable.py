@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
 from realengine.models.mlp import MIXTURE_FAMILIES, SHARING_FAMILIES
 from realengine.models.weight_loader import QUANTIZATIONS
 from realengine.parallel.tensor_parallel import shard_spec
@@ -59,9 +61,10 @@ def check_deployment(deployment: Deployment, spec: ModelSpec) -> Deployment:
     """
     scheduler = deployment.scheduler
     for name in _SIMULATED:
-        if getattr(deployment, name) != Deployment.model_fields[name].default:
+        value = getattr(deployment, name)
+        if value != Deployment.model_fields[name].default:
             remedy = "works only in the simulator; leave it out for the real engine"
-            raise UserError(name, getattr(deployment, name), remedy)
+            raise UserError(name, "stated" if isinstance(value, BaseModel) else value, remedy)
     if deployment.kv_tiers is not None and len(tiers := deployment.kv_tiers.tiers) > 1:
         remedy = "real engines have one tier, the host's memory; leave the others out"
         raise UserError("kv_tiers.tiers", ", ".join(tier.name for tier in tiers), remedy)
