@@ -115,6 +115,13 @@ def test_the_next_run_says_what_it_would_bring(tmp_path: Path) -> None:
     assert second.tpot[0][1] / second.tpot[1][1] < first.tpot[0][1] / first.tpot[1][1]
 
 
+def test_the_next_run_may_be_of_a_pipeline() -> None:
+    """The scheduler of a pipeline waits some plans between two decodes; its steps are counted all the same."""
+    staged = SERVER.model_copy(update={"pipeline_parallel_size": 2}).rescheduled(async_scheduling=True)
+    run = next_run(bundled_evidence(), "H100", staged, 1000, 100, 16)
+    assert run.tpot[1][1] < run.tpot[0][1] and run.ttft[1][1] < run.ttft[0][1]
+
+
 def test_a_calibration_from_runs_is_kept_in_a_file(tmp_path: Path) -> None:
     learnt = learnt_from_runs([as_measured(tmp_path, [(1000, 100, 4)], 0.2)], SERVER, "H100", "today")
     learnt.save(tmp_path / "kept")

@@ -83,6 +83,8 @@ def test_from_users_to_the_most_that_a_fleet_bears(server, page):
     page.goto(f"{server}/?model=Llama-3.1-8B&gpus=H100&tp=1&{shape}")
     page.get_by_role("button", name="Find the fleet").wait_for()
     page.get_by_role("radio", name="Users").click()
+    page.get_by_role("spinbutton", name="Replicas", exact=True).wait_for()  # the last input that depends on the choice
+    settle(page)
     for name, value in (("Users", "8"), ("Think time (s)", "2"), ("Replicas", "1")):
         field = page.get_by_role("spinbutton", name=name, exact=True)
         field.fill(value)

@@ -95,7 +95,8 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     """Return the steps with which an engine of `deployment` serves `workload`, a closed loop without shared prefixes.
 
     With drafts, every step gives a request the average number of tokens, and the simulated KV grows by one token a
-    step. Raises UserError if the engine would reject requests.
+    step. A pipeline runs a step in all of its stages before it begins the next. Raises UserError if the engine would
+    reject requests.
     """
     if workload.concurrency is None or not is_plain_loop(workload):
         raise ValueError("only the steps of a closed loop do not depend on how long they take")
@@ -108,7 +109,12 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
     plain = Deployment(policy=deployment.policy).model_copy(
         update={
             "scheduler": deployment.staged_settings.model_copy(
-                update={"num_blocks": min(scheduler.num_blocks, enough), "speculative": None, "max_loras": None}
+                update={
+                    "num_blocks": min(scheduler.num_blocks, enough),
+                    "speculative": None,
+                    "max_loras": None,
+                    "decode_stagger": 1,
+                }
             )
         }
     )
