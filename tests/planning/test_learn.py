@@ -259,6 +259,7 @@ def test_an_honest_server_is_not_suspected(lone, repeated) -> None:
         ("buffers tokens", lambda id, times: times[np.minimum(np.arange(len(times)) // 4 * 4 + 3, len(times) - 1)]),
         ("in one piece", lambda id, times: times[-1:]),
         ("different GPUs", lambda id, times: times[0] + (times - times[0]) * (1 + id % 2)),
+        ("changed its speed", lambda id, times: times[0] + (times - times[0]) * (1 + (id < 7))),
     ],
 )
 def test_a_server_that_is_not_one_engine_is_named(what: str, how: Any, lone, repeated) -> None:
