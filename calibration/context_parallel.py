@@ -1,9 +1,9 @@
 """Context parallelism as operations: the share of one device in a step, and the exchanges that sharing tokens needs.
 
-Prefill context parallelism (`prefill_context_parallel_size`, p groups) is that of vLLM 0.32 (`PCPManager`). A chunk of a
-prompt is cut into 2p pieces. Group r computes pieces r and 2p - 1 - r, so all groups have equally many query-key pairs.
-Each layer gathers the keys and values of all new tokens on all groups, which therefore all keep the whole KV. Decode
-rows are divided, too, and hidden states are gathered before sampling.
+Prefill context parallelism (`prefill_context_parallel_size`, p groups) is that of vLLM 0.32 (`PCPManager`). A chunk of
+a prompt is cut into 2p pieces. Group r computes pieces r and 2p - 1 - r, so all groups have equally many query-key
+pairs. Each layer gathers the keys and values of all new tokens on all groups, which therefore all keep the whole KV.
+Decode rows are divided, too, and hidden states are gathered before sampling.
 
 Decode context parallelism (`decode_context_parallel_size`, d devices) divides the KV of each position range among d
 devices of a tensor-parallel group, which would otherwise hold copies. Queries are gathered on all d devices, each
@@ -22,6 +22,7 @@ from calibration.operations import Amount, Collective, Operation, StepSizes
 from serving.deployments.config import Deployment
 from serving.deployments.inter_node import Group, context_group, kv_group
 from serving.deployments.model_spec import ModelSpec
+
 
 @dataclass(frozen=True)
 class DecodeExchange(Collective):

@@ -3,7 +3,8 @@
 The width of a band is learnt from measured runs (`evidence`). They say nothing of four things, for which reports of
 others show larger errors: releases of an engine before the first on a generation of GPUs or after the last that was
 measured, weights of few bits on a generation of GPUs or in such an old release, layers that are divided over several
-nodes, and context parallelism. Each widens the band, and the answer says why. The reports are listed, with our prediction beside each, in lab/results/steps.md ("Beyond the measured runs").
+nodes, and context parallelism. Each widens the band, and the answer says why. The reports are listed, with our
+prediction beside each, in lab/results/steps.md ("Beyond the measured runs").
 """
 
 from __future__ import annotations
@@ -231,9 +232,7 @@ def _of_precision(
         times = shares()
         of_weights = times[:, [PLACE[part] for part in parts]].sum(axis=1) / times.sum(axis=1)
         reaches = (_WIDER_SLOWER, _WIDER_FASTER) if family in old else (_PRECISION_SLOWER, _PRECISION_FASTER)
-        decode, prompts = (
-            Reach(*(log1p(share * expm1(reach)) for reach in reaches)) for share in of_weights.tolist()
-        )
+        decode, prompts = (Reach(*(log1p(share * expm1(reach)) for reach in reaches)) for share in of_weights.tolist())
         why = f"no measured run has {what} in {dtype} on {origin.generation} GPUs"
         if family in old:
             why = f"{what} in {dtype} are priced as 16 bits, because reports of old releases show no gain"

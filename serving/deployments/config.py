@@ -357,15 +357,15 @@ class Deployment(TerseSettings):
         1,
         ge=1,
         le=64,
-        description="number of tensor-parallel groups that share the tokens of each prompt; every group has all weights "
-        "but experts, and all KV; simulator only",
+        description="number of tensor-parallel groups that share the tokens of each prompt; every group has all KV "
+        "and all weights but experts; simulator only",
     )
     decode_context_parallel_size: int = Field(
         1,
         ge=1,
         le=64,
-        description="number of devices of a tensor-parallel group that share the tokens of each KV block, of which they "
-        "would otherwise hold copies; simulator only",
+        description="number of devices of a tensor-parallel group that share the tokens of each KV block, instead of "
+        "holding copies; simulator only",
     )
     enable_expert_parallel: bool = Field(
         False, description="give each device some complete experts, instead of a slice of every expert"
@@ -488,7 +488,9 @@ class Deployment(TerseSettings):
                 remedy = f"cannot be combined with {other}; leave one of them out"
                 raise UserError("prefill_context_parallel_size", pcp, remedy)
         if "block_size" in self.scheduler.model_fields_set and self.scheduler.block_size % dcp:
-            remedy = f"must be a multiple of decode_context_parallel_size {dcp}, because it counts the tokens of all ranks"
+            remedy = (
+                f"must be a multiple of decode_context_parallel_size {dcp}, because it counts the tokens of all ranks"
+            )
             raise UserError("scheduler.block_size", self.scheduler.block_size, remedy)
         return self
 

@@ -1,4 +1,4 @@
-"""Which models can share the tokens of prompts (prefill context parallelism) or of KV blocks (decode context parallelism).
+"""Which models can share the tokens of prompts (prefill) or of KV blocks (decode): context parallelism.
 
 The rules for KV blocks are those of vLLM 0.32 (`ModelConfig.verify_with_parallel_config`). vLLM itself shares prompts
 only of models with latent attention, vLLM-Ascend and SGLang also of others.
