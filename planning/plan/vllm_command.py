@@ -45,6 +45,9 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         raise UserError("quantization", deployment.quantization, remedy)
     if (nodes := nodes_of(deployment)) > 1:
         raise UserError("nodes", nodes, "need a command each; start vLLM by its guide to parallelism and scaling")
+    if (groups := deployment.prefill_context_parallel_size) > 1 and not _is_latent(deployment):
+        remedy = "needs latent attention in vLLM; start an engine that can do so with other models by its own guide"
+        raise UserError("prefill_context_parallel_size", groups, remedy)
     scheduler = deployment.scheduler
     usual = engine_defaults(deployment, gpu) if gpu else {}
     settings: dict[str, object] = {"dtype": deployment.dtype}
@@ -98,6 +101,14 @@ def _adapters(lora: LoraConfig | None) -> list[str]:
     if lora.max_cpu_loras is not None:
         words += ["--max-cpu-loras", str(lora.max_cpu_loras)]
     return [*words, "--lora-target-modules", *lora.target_modules] if lora.target_modules else words
+
+
+def _is_latent(deployment: Deployment) -> bool:
+    """Return whether the model is in the catalogue and has latent attention."""
+    try:
+        return find_model(deployment.model).latent is not None
+    except UserError:
+        return False
 
 
 def _longest(deployment: Deployment) -> int | None:
