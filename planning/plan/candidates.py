@@ -27,7 +27,14 @@ from serving.workload import Workload
 
 _SEARCHED = 5  # maximum number of engines of a replica in the search, prefill and decode together
 _ROUND = 1024  # the length of the longest request is rounded up to a multiple of this number of tokens
-_NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # parts of an engine's name
+_SIZES = {  # the sizes in an engine's name, with their short names
+    "tensor_parallel_size": "TP",
+    "prefill_context_parallel_size": "PCP",
+    "decode_context_parallel_size": "DCP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "DP",
+}
+_NAMED = (*_SIZES, "policy")  # parts of an engine's name
 
 
 class Split(NamedTuple):
@@ -106,12 +113,11 @@ class Engine:
     @property
     def name(self) -> str:
         """A short name, unique among the candidates."""
-        tp, pp, dp, policy = (getattr(self.deployment, field) for field in _NAMED)
-        stages = f" PP{pp}" if pp > 1 else ""
-        copies = f" DP{dp}" if dp > 1 else ""
+        sizes = {short: getattr(self.deployment, field) for field, short in _SIZES.items()}
+        shown = [f"{short}{size}" for short, size in sizes.items() if size > 1 or short == "TP"]
         split = [self.split.name] if self.split else []
-        others = [policy] if policy != "vllm" else []
-        return " ".join([f"TP{tp}{stages}{copies}", self.gpu, *split, *others, *self.varied])
+        others = [self.deployment.policy] if self.deployment.policy != "vllm" else []
+        return " ".join([*shown, self.gpu, *split, *others, *self.varied])
 
     def fleet(self, replicas: int, router: str) -> FleetConfig:
         """Return a fleet of `replicas` replicas behind a router."""
