@@ -127,8 +127,13 @@ def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:
 
 
 def with_session_ends(workload: Workload) -> Workload:
-    """Return `workload`, with its requests in a list, in which the last turn of each session ends the session."""
+    """Return `workload`, with its requests in a list, in which the last turn of each session ends the session.
+
+    A workload that says itself where sessions end stays as it is.
+    """
     requests = list(workload.requests)
+    if any(request.ends_session for request in requests):
+        return replace(workload, requests=requests)
     last = {request.session: request.id for request in requests if request.session}
     ended = [replace(r, ends_session=True) if last.get(r.session) == r.id else r for r in requests]
     return replace(workload, requests=ended)

@@ -66,9 +66,13 @@ def _compared(first: MixedFleet | None, wins: bool) -> Iterator[str]:
         yield f"No mixed fleet keeps the SLOs with the accepted risk{at_best}."
         return
     if first.change is not None:
-        pays = "costs" if wins else "does not pay: it costs"
         more = shown_change(100 * first.change, 0)
-        yield f"The best mix, {first.name}, {pays} {more} against the best single kind on demand."
+        less = (
+            ""
+            if wins or first.change >= 0 or first.holds is None
+            else (f", but its SLOs hold in only {percent(first.holds)} of cases, so it is worth less")
+        )
+        yield f"The best mix, {first.name}, costs {more} against the best single kind on demand{less}."
     if first.interruptions is not None:
         gone = shown_share(first.without_spot or 0.0, 1)
         yield (

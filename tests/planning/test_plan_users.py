@@ -139,6 +139,6 @@ def test_mid_session_starts_are_not_held_against_a_fleet_that_forgets_nothing() 
 
 def test_a_limit_counts_for_the_stated_clients_and_grows_with_them() -> None:
     spec = users(40)
-    limited = replace(asked(spec), workload=looped(spec, limit=60), requests=60, limit=60)
-    assert [limited.for_clients(number).requests for number in (20, 40, 80)] == [30, 60, 120]
-    assert limited.at_scale(1.5).for_clients(20).requests == 30
+    limited = replace(asked(spec), workload=looped(spec, limit=400), requests=400, limit=400)
+    assert [limited.for_clients(number).requests for number in (20, 40, 80)] == [200, 400, 800]
+    assert limited.at_scale(1.5).for_clients(20).requests == 200
