@@ -43,7 +43,7 @@ def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     for name, values in (request.vary or {}).items():
         shown = (value if isinstance(value, str) else json.dumps(value) for value in values)
         words += ["--vary", f"{name}={','.join(shown)}"]
-    for option, prices in (("--price", request.prices), ("--spot", request.spot)):
+    for option, prices in (("--price", request.prices), ("--spot", request.spot or {})):
         words += [word for gpu, usd in prices.items() for word in (option, f"{gpu}={usd!r}")]
     if "deployment" in said:
         files[_DEPLOYMENT] = yaml.safe_dump(said["deployment"], sort_keys=False)

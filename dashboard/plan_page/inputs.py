@@ -483,9 +483,9 @@ def _spot(chosen: list[str]) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "interruptions_per_hour": amount("Interruptions", "taken", 0, 3600, 0.1, 0.1, help=help)
         }
-        for name, label in (("notice_s", "Notice (s)"), ("restart_s", "Restart (s)")):
+        for name, label, default in (("notice_s", "Notice (s)", 120), ("restart_s", "Restart (s)", 180)):
             help = str(usual[name].description)
-            fields[name] = amount(label, name, 0, 1e6, usual[name].default, 10, help=help[0].upper() + help[1:])
+            fields[name] = amount(label, name, 0, 1e6, default, 10, help=help[0].upper() + help[1:])
     return fields | {"spot": {name: usd for name, usd in prices.items() if usd}}
 
 

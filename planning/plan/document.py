@@ -456,8 +456,8 @@ class PlanDocument(Document):
         best = self.recommendation
         rows: list[tuple[Any, ...]] = []
         if best is not None:
-            known = (NOTHING, _held(best.holds), best.attainment, None, None)
-            rows.append((best.called(self.spares), best.gpus, best.usd_per_hour, *known))
+            single = (NOTHING, _held(best.holds), best.attainment, None, None)
+            rows.append((best.called(self.spares), best.gpus, best.usd_per_hour, *single))
         for mix in self.mixes:
             change = NOTHING if mix.change is None else shown_change(100 * mix.change, 0)
             known = (change, _held(mix.holds), mix.attainment, mix.if_interrupted, mix.without_spot)

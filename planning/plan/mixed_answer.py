@@ -32,7 +32,9 @@ def with_mixed_fleets(
         sized = mixes(workers, engines, lengths, limits.most)
         found += [_of_kinds(one, question, limits.spares, dearest) for one in sized]
     if request.spot:
-        spot = Spot(request.spot, request.interruptions_per_hour or 0.0, request.notice_s, request.restart_s)
+        said = {name: getattr(request, name) for name in ("notice_s", "restart_s")}
+        times = {name: seconds for name, seconds in said.items() if seconds is not None}
+        spot = Spot(request.spot, request.interruptions_per_hour or 0.0, **times)
         offers = [plan.recommendation.offer, *plan.runners_up] if plan.recommendation else []
         fewest = [(offer.engine, offer.trial.replicas) for offer in offers]
         fleets = spot_fleets(workers, fewest, spot, limits.most, limits.spares)
@@ -59,7 +61,7 @@ def _worth(fleet: MixedFleet | Offered, by_gpus: bool) -> float:
 def _compared(first: MixedFleet | None, wins: bool) -> Iterator[str]:
     """Yield how the best mixed fleet compares with the best fleet of a single kind."""
     if first is None:
-        yield "No mixed fleet keeps the SLOs with the accepted risk, or one kind is the cheapest for all requests."
+        yield "No mixed fleet of those that were tried keeps the SLOs with the accepted risk."
         return
     if not first.met:
         at_best = "" if first.holds is None else f": {first.name} does so in {percent(first.holds)} of cases"

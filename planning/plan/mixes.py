@@ -1,10 +1,11 @@
 """Fleets of two kinds of engines: one serves the prompts up to a length, the other the longer ones.
 
 The kinds are sized apart first. Prompts up to the length are one traffic, longer ones another, and for each the search
-finds the cheapest kind and its fewest replicas. Then whole fleets with about these numbers are simulated, the cheapest
-first, until one meets the objectives with the accepted risk on all requests together. All kinds are assumed to be
-slower or faster than predicted together. The idea to serve each size of request where it is cheapest is that of Mélange
-(https://arxiv.org/abs/2404.14527), which solves an integer program over measured throughputs instead of simulating.
+finds the two cheapest kinds and their fewest replicas. Then whole fleets of the two cheapest pairs of different kinds,
+with about these numbers, are simulated, the cheapest first, until one meets the objectives with the accepted risk on
+all requests together. All kinds are assumed to be slower or faster than predicted together. The idea to serve each size
+of request where it is cheapest is that of Mélange (https://arxiv.org/abs/2404.14527), which solves an integer program
+over measured throughputs instead of simulating.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from traces.reshape import only
 
 SEARCHED = (50, 75, 90)  # percentiles of the prompt's length at which `search` divides the traffic
 _FEWEST = 20  # minimum number of requests on each side
+_KINDS, _PAIRS = 2, 2  # numbers of kinds for each side, and of pairs of kinds, that are tried
 _ROUNDING = 1e-9
 
 
@@ -100,9 +102,10 @@ def changes(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     result = {}
     for name, value in other.items():
         known = base.get(name)
-        if value != known:
-            nested = isinstance(value, dict) and isinstance(known, dict)
-            result[name] = changes(known, value) if nested else value
+        if isinstance(value, dict) and isinstance(known, dict) and value != known:
+            result[name] = changes(known, value)
+        elif value != known:
+            result[name] = value
     return result
 
 
@@ -134,12 +137,13 @@ def mixes(workers: Workers[Question], engines: Sequence[Engine], lengths: Sequen
 
 
 def _sized(question: Question, engines: Sequence[Engine], at: int, most: int) -> SizedMix | None:
-    """Return the cheapest mix that divides the prompts at one length; None if one kind is the cheapest for both."""
-    (short, low), (long, high) = (_fewest(question, longer, at, engines, most) for longer in (False, True))
-    if short is None or long is None or short.name == long.name:
-        return None
+    """Return the cheapest mix that divides the prompts at one length; None if no mix meets the objectives."""
+    shorts, longs = (_fewest(question, longer, at, engines, most) for longer in (False, True))
+    pairs = [(short, long) for short, long in product(shorts, longs) if short[0].name != long[0].name]
+    pairs.sort(key=lambda pair: sum(replicas * engine.weight for engine, replicas in pair))
     tried = [
         Mix((SizedPool(short, some, at), SizedPool(long, others)))
+        for (short, low), (long, high) in pairs[:_PAIRS]
         for some, others in product(_around(low, most), _around(high, most))
     ]
     for mix in sorted(tried, key=lambda mix: mix.weight):
@@ -180,18 +184,18 @@ def _part(question: Question, longer: bool, at: int, all_misses: bool) -> Questi
 
 def _fewest(
     question: Question, longer: bool, at: int, engines: Sequence[Engine], most: int
-) -> tuple[Engine | None, int]:
-    """Return the cheapest kind for a part of the traffic, and its fewest replicas; None if no kind can serve it.
+) -> list[tuple[Engine, int]]:
+    """Return the cheapest kinds for a part of the traffic, each with its fewest replicas; empty if none can serve it.
 
     If no kind meets the objectives for this part alone, the part may have all misses of the whole fleet.
     """
     for all_misses in (False, True):
         with Workers(_part(question, longer, at, all_misses), jobs=1) as workers:
-            searched = search(workers, engines, most, keep=1, near=1.0)
+            searched = search(workers, engines, most, keep=_KINDS)
         sized = [(entry.engine, entry.replicas) for entry in searched if entry.replicas is not None]
         if sized:
-            return min(sized, key=lambda one: (one[1] * one[0].weight, one[1] * one[0].usd_per_hour))
-    return None, 0
+            return sorted(sized, key=lambda one: (one[1] * one[0].weight, one[1] * one[0].usd_per_hour))[:_KINDS]
+    return []
 
 
 Intervals = dict[str, StepInterval]  # the interval of step times by engine, if it depends on which steps were timed

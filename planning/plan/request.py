@@ -45,22 +45,25 @@ class PlanRequest(Offered):
         description="also try fleets of two kinds of engines, one for prompts up to this many tokens and one for "
         "longer ones, such as 1000,4000. search: lengths that 50, 75 and 90 % of the prompts do not exceed",
     )
-    spot: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
-        {},
+    spot: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] | None = Field(
+        None,
         description="also try spot GPUs at this price in dollars per GPU-hour, alone or beside GPUs on demand, e.g. "
         "H100=1.2; needs --interruptions-per-hour",
     )
     interruptions_per_hour: float | None = Field(
         None, ge=0, le=3600, description="mean number of interruptions of a spot replica per hour"
     )
-    notice_s: float = Field(
-        120.0, ge=0, le=1e6, description="seconds from the notice of an interruption until the spot replica is lost"
+    notice_s: float | None = Field(
+        None,
+        ge=0,
+        le=1e6,
+        description="seconds from the notice of an interruption until the spot replica is lost; by default 120",
     )
-    restart_s: float = Field(
-        180.0, ge=0, le=1e6, description="seconds from that notice until another spot replica is ready"
+    restart_s: float | None = Field(
+        None, ge=0, le=1e6, description="seconds from that notice until another spot replica is ready; by default 180"
     )
-    rank_by: Literal["price", "gpus"] = Field(
-        "price", description="what the fleet shall have little of: its price, or its number of GPUs"
+    rank_by: Literal["price", "gpus"] | None = Field(
+        None, description="price: the cheapest fleet (default); gpus: the fleet with the fewest GPUs"
     )
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {},
@@ -124,16 +127,19 @@ class PlanRequest(Offered):
     def _spot_goes_together(self) -> PlanRequest:
         if self.spot and self.interruptions_per_hour is None:
             raise UserError("interruptions-per-hour", None, "is missing; state how often a spot replica is interrupted")
-        if not self.spot and self.interruptions_per_hour is not None:
-            raise UserError("interruptions-per-hour", self.interruptions_per_hour, "needs --spot GPU=DOLLARS")
-        for name in self.spot:
+        for field in ("interruptions_per_hour", "notice_s", "restart_s"):
+            if not self.spot and getattr(self, field) is not None:
+                raise UserError(field.replace("_", "-"), getattr(self, field), "needs --spot GPU=DOLLARS")
+        for name in self.spot or ():
             if name not in (self.gpus or (name,)):
                 known = ", ".join(self.gpus or ())
                 raise UserError("spot", name, f"is not the GPU of any candidate; choose from {known}")
         if self.spot and self.rank_by == "gpus":
             raise UserError("rank-by", "gpus", "cannot be combined with --spot, which saves no GPUs; leave one out")
         if self.spot and set(self.splits or ("none",)) != {"none"}:
-            raise UserError("spot", ", ".join(self.spot), "cannot be combined with --split; leave one of them out")
+            raise UserError(
+                "spot", ", ".join(self.spot or ()), "cannot be combined with --split; leave one of them out"
+            )
         return self
 
     @field_validator("deployment")

@@ -2,11 +2,11 @@
 
 Interruptions of replicas are assumed to be independent, at a constant rate. So the number of interruptions that concern
 some traffic, during it or as long before it as a restart takes, has a Poisson distribution. For each number of replicas
-the traffic is simulated with no, one and two interruptions, spread evenly over its time; more count as a broken SLO.
-The probability that all objectives hold is the mean over these numbers. In a simulation, an interrupted replica gets no
-new requests from the notice on, loses its unfinished requests at the end of the notice, and has a successor after the
-restart. Replicas on demand and spot replicas are equally fast, so only the price and the number of interruptions depend
-on how many there are of each.
+the traffic is simulated with no, one and two interruptions, early, in the middle and late in equal parts of its time;
+more count as a broken SLO. The probability that all objectives hold is the mean over these numbers. In a simulation, an
+interrupted replica gets no new requests from the notice on, loses its unfinished requests at the end of the notice, and
+has a successor after the restart. Replicas on demand and spot replicas are equally fast, so only the price and the
+number of interruptions depend on how many there are of each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from statistics import fmean
 from typing import NamedTuple
 
 from planning.plan.candidates import Engine
@@ -23,6 +24,7 @@ from planning.plan.trial import LIKELY, Figures, Question, at_share
 from planning.workers import Workers
 from serving.deployments.fleet import FailuresConfig, FleetConfig, Interruptions, PoolConfig, RouterConfig
 
+_PLACES = (1 / 6, 1 / 2, 5 / 6)  # places of interruptions within equal parts of the time, each as likely
 _MOST = 2  # maximum number of interruptions that are simulated
 _MORE = 3  # numbers of replicas that are tried, from the fewest without interruptions up
 _RARE = 0.005  # probability below which so many interruptions are not simulated, and count as a broken SLO
@@ -34,8 +36,8 @@ class Spot(NamedTuple):
 
     usd_per_gpu_hour: Mapping[str, float]
     per_hour: float
-    notice_s: float
-    restart_s: float
+    notice_s: float = 120.0
+    restart_s: float = 180.0
 
     def interruptions(self, seconds: float, replicas: int) -> float:
         """Return the expected number of interruptions of `replicas` that concern traffic of so many seconds."""
@@ -134,20 +136,21 @@ def _of(question: Question, engine: Engine, replicas: int, spot: Spot, spares: i
     seconds = (question.requests - 1) / rate if rate else figures.e2e_p99_s
     draws = [holding(question, engine, replicas, draw=draw) for draw in range(len(question.draws))]
     expected = spot.interruptions(seconds, replicas)
-    holds = [(engine, holding(question, engine, replicas))]
-    known, attained = holds[0][1] is not None, figures.attainment
+    planned = holding(question, engine, replicas)
+    met = float(at_share(question, engine, replicas, LIKELY).met)
+    probabilities, attained = [met if planned is None else planned], figures.attainment
     for count in range(1, _MOST + 1):
-        if count > 1 and _at_least(count, expected) < _RARE:
+        if (count > 1 and _at_least(count, expected) < _RARE) or not probabilities[-1]:
             break
-        of = _interrupted(engine, spot, seconds, count)
-        holds.append((of, holding(question, of, replicas)))
-        if count == 1:
-            seen = at_share(question, of, replicas, LIKELY, to_the_end=True).figures
-            assert seen is not None
-            attained = seen.attainment
-        if holds[-1][1] == 0:
-            break
-    probabilities = [float(at_share(question, of, replicas, LIKELY).met) if p is None else p for of, p in holds]
+        held = []
+        for place in _PLACES:
+            of = _interrupted(engine, spot, [seconds * (at + place) / count for at in range(count)])
+            trial = at_share(question, of, replicas, LIKELY, to_the_end=True)
+            known = holding(question, of, replicas)
+            held.append(float(trial.met) if known is None else known)
+            if count == 1 and place == _PLACES[1] and trial.figures is not None:
+                attained = trial.figures.attainment
+        probabilities.append(fmean(held))
     first = probabilities[0]
     others = [p for p in draws if p is not None]
     elsewhere = (first + sum(others)) / (1 + len(others)) / first if first else 1.0
@@ -158,14 +161,14 @@ def _of(question: Question, engine: Engine, replicas: int, spot: Spot, spares: i
         usd = (replicas - spots + spares) * engine.usd_per_hour
         usd += spots * engine.gpus * spot.usd_per_gpu_hour[engine.gpu]
         likely = min(elsewhere, 1.0) * chance
-        made.append(SpotFleet(engine, replicas - spots, spots, usd, likely, known, figures, mean, attained))
+        on_demand, sure = replicas - spots, planned is not None
+        made.append(SpotFleet(engine, on_demand, spots, usd, likely, sure, figures, mean, attained))
     return made
 
 
-def _interrupted(engine: Engine, spot: Spot, seconds: float, count: int) -> Interrupted:
-    times = [round(seconds * (at + 1) / (count + 1), 3) for at in range(count)]
+def _interrupted(engine: Engine, spot: Spot, times: Sequence[float]) -> Interrupted:
     own = {one.name: getattr(engine, one.name) for one in fields(engine)}
-    return Interrupted(**own, failures=spot.settings(times))
+    return Interrupted(**own, failures=spot.settings([round(time, 3) for time in times]))
 
 
 def _poisson(count: int, mean: float) -> float:

@@ -2,18 +2,18 @@
 
 import math
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from planning.plan import planner
+from planning.plan.answer import plan_document
+from planning.plan.mixed_answer import with_mixed_fleets
 from planning.plan.mixes import Mix, SizedPool, lengths_to_try, mixes
+from planning.plan.plan import Limits, make_plan
 from planning.plan.request import PlanRequest
 from planning.plan.spot import Spot, spot_fleets
 from planning.plan.trial import LIKELY, simulated_fleet, try_fleet
-from planning.priced_scenario import price_scenario
 from planning.workers import Workers
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
@@ -21,7 +21,6 @@ from serving.workload import PRIVATE, Workload, WorkloadRequest
 from sim.fleet import PricedPool
 from tests.planning.plan_samples import engine, question
 from tokentwin.cli import cli
-from traces.synth import parse_spec
 
 SLOS = ("ttft_ms p95<=150", "tpot_ms p95<=60")
 CHEAP, FAST = engine(usd=1.0), engine("fast", usd=5.0)
@@ -63,10 +62,10 @@ def test_the_cheapest_mix_is_that_of_trying_every_one() -> None:
     assert not try_fleet(asked, CHEAP, 16).met
 
 
-def test_one_kind_that_is_best_for_all_lengths_makes_no_mix() -> None:
+def test_one_kind_makes_no_mix() -> None:
     asked = question("tpot_ms p95<=60", workload=chats_and_documents())
     with Workers(asked, 1) as workers:
-        assert mixes(workers, [CHEAP, engine("fast", usd=30.0)], [AT], most=16) == []
+        assert mixes(workers, [CHEAP], [AT], most=16) == []
 
 
 def test_traffic_is_divided_where_both_sides_have_requests() -> None:
@@ -101,7 +100,7 @@ def test_spot_gpus_that_are_never_interrupted_are_only_cheaper() -> None:
 
 def test_more_interruptions_hold_less_often_and_cost_more() -> None:
     usd, before = 0.0, 1.0
-    for per_hour in (0.0, 60.0, 600.0):
+    for per_hour in (60.0, 600.0):
         found, fewest = sized_with(per_hour)
         assert found.usd_per_hour >= usd or found.holds < 0.9
         usd = found.usd_per_hour
@@ -116,33 +115,38 @@ def plan(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["plan", *map(str, arguments), "--jobs", "1"], standalone_mode=False)
 
 
-def test_the_answer_compares_them_and_gives_fleets_to_simulate(tmp_path: Path) -> None:
-    traffic = {
-        "requests": 70,
-        "arrivals": {"kind": "poisson", "rate": 12},
-        "prompt": {"kind": "lognormal", "mean": 900, "sigma": 1.3, "max": 7000},
-        "output": {"kind": "exponential", "mean": 60, "max": 200},
-    }
+def test_the_answer_compares_them_with_the_best_single_kind() -> None:
+    asked = question(*SLOS, workload=chats_and_documents())
     request = PlanRequest(
-        traffic=parse_spec(traffic),
-        gpus=("H100", "L40S"),
-        slos=("ttft_ms p95<=600", "tpot_ms p95<=60"),
-        mix=("300",),
-        spot={"L40S": 0.3},
-        interruptions_per_hour=0.5,
+        traffic="made-up.csv",
+        gpus=("slow", "fast"),
+        slos=SLOS,
+        mix=(str(AT),),
+        spot={"fast": 1.0},
+        interruptions_per_hour=1.0,
+        restart_s=5.0,
     )
-    answer = planner.plan(request, jobs=1, surroundings=False)
+    with Workers(asked, 1) as workers:
+        plan = make_plan(workers, [CHEAP, FAST], [], Limits(most=16))
+        bare = plan_document(None, plan, [CHEAP, FAST], {})
+        answer = with_mixed_fleets(bare, workers, plan, [CHEAP, FAST], request)
     best = answer.recommendation
-    assert best is not None and answer.mixes and answer.mixed and answer.table("mixes").num_rows == len(answer.mixes)
+    assert best is not None and best == bare.recommendation
+    assert [mix.pools[-1].spot for mix in answer.mixes] == [True, False]  # spot GPUs cost a fifth here
     for mix in answer.mixes:
         assert mix.usd_per_hour == pytest.approx(sum(pool.usd_per_hour for pool in mix.pools))
+        assert mix.usd_per_hour < best.usd_per_hour
         assert mix.change == pytest.approx(mix.usd_per_hour / best.usd_per_hour - 1)
-        deployment = parse(Deployment, mix.deployment, where="mix")
-        scenario = price_scenario(request.workload(), None, "L40S", deployment)
-        assert scenario.gpus == mix.gpus
-        prices = {pool.name: scenario.usd_per_gpu_hour[pool.name] or 0.0 for pool in scenario.fleet.pools}
-        bill = sum(p.deployment.gpus * p.config.replicas * prices[p.config.name] for p in scenario.all_pools)
-        assert bill == pytest.approx(mix.usd_per_hour)
+        assert parse(Deployment, mix.deployment, where="mix").fleet is not None
+    spot, kinds = answer.mixes
+    assert spot.interruptions == pytest.approx(spot.pools[-1].replicas / 3600 * (5 + 200 / 80), rel=0.2)
+    assert answer.answer.startswith(f"{spot.name} = ") and bare.answer in answer.answer
+    assert (
+        kinds.name
+        == f"{kinds.pools[0].replicas} x TP1 slow up to 400 prompt tokens + {kinds.pools[1].replicas} x TP1 fast"
+    )
+    assert answer.table("mixes").column("fleet").to_pylist() == [spot.name, kinds.name]
+    assert len(answer.shown_mixes().rows) == 3
 
 
 @pytest.mark.parametrize(
@@ -158,6 +162,6 @@ def test_the_answer_compares_them_and_gives_fleets_to_simulate(tmp_path: Path) -
         (("--spot", "H100=1", "--interruptions-per-hour", "1", "--replicas", "2"), "spot"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, options: tuple[str, ...], names: str) -> None:
+def test_a_mistake_is_one_line(options: tuple[str, ...], names: str) -> None:
     result = plan("--prompt", 100, "--output", 10, "--rate", 2, "--gpu", "H100", "--slo", "ttft_ms p95<=600", *options)
     assert isinstance(result.exception, UserError) and result.exception.field == names

@@ -38,8 +38,8 @@ def sessions() -> Workload:
 
 def test_a_recorded_run_is_decided_again(tmp_path: Path) -> None:
     save("llama", tmp_path / "model")
-    settings = {"max_model_len": 128, "block_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 64, "num_blocks": 50}
-    scheduler = SchedulerConfig.model_validate({**settings, "kv_eviction": "session"})
+    settings = {"max_model_len": 128, "block_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 64}
+    scheduler = SchedulerConfig.model_validate({**settings, "num_blocks": 50, "kv_eviction": "session"})
     deployment = Deployment(model=str(tmp_path / "model"), dtype="float32", scheduler=scheduler)
     engine = Engine(deployment, load_model_files(str(tmp_path / "model"), Path()), None)
     record(sessions(), engine, tmp_path / "run")
