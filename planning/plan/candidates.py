@@ -80,6 +80,7 @@ class Engine:
         varied: texts of the settings in which candidates differ, except those that the name has anyway
         split: number of prefill and decode engines in a replica; requests of all replicas share them
         defaults: text that lists the settings left to the engine, and their values
+        counts_gpus: whether the plan wants few GPUs instead of a low price
     """
 
     gpu: str
@@ -88,6 +89,7 @@ class Engine:
     varied: tuple[str, ...] = ()
     split: Split | None = None
     defaults: str = ""
+    counts_gpus: bool = False
 
     @property
     def gpu_spec(self) -> GpuSpec | None:
@@ -109,6 +111,11 @@ class Engine:
     @property
     def usd_per_hour(self) -> float:
         return self.gpus * self.usd_per_gpu_hour
+
+    @property
+    def weight(self) -> float:
+        """What a plan wants little of: dollars an hour, or GPUs."""
+        return float(self.gpus) if self.counts_gpus else self.usd_per_hour
 
     @property
     def name(self) -> str:

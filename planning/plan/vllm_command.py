@@ -43,6 +43,9 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
     if deployment.quantization in _STORED and deployment.quantization != _stored(deployment):
         remedy = "cannot be made from 16-bit weights by vLLM; name a checkpoint in GPTQ or AWQ as the model"
         raise UserError("quantization", deployment.quantization, remedy)
+    if deployment.scheduler.kv_eviction != "lru":
+        remedy = "does not exist in vLLM; it runs on our own engine"
+        raise UserError("scheduler.kv_eviction", deployment.scheduler.kv_eviction, remedy)
     if (nodes := nodes_of(deployment)) > 1:
         raise UserError("nodes", nodes, "need a command each; start vLLM by its guide to parallelism and scaling")
     if (groups := deployment.prefill_context_parallel_size) > 1 and not _is_latent(deployment):

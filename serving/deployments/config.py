@@ -40,7 +40,7 @@ class SchedulerConfig(TerseSettings):
         "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
-        "state_read_defers_hits", "max_loras", "adapter_slots_by_step",
+        "state_read_defers_hits", "max_loras", "adapter_slots_by_step", "kv_eviction",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
@@ -213,6 +213,11 @@ class SchedulerConfig(TerseSettings):
         "contiguous blocks for max_model_len tokens at admission. max_tokens: the same for prompt and output limit. "
         "none: keep no KV; follows from the model, an encoder",
     )
+    kv_eviction: Literal["lru", "session"] = Field(
+        "lru",
+        description="free cached blocks that are evicted first. lru: the least recently used. session: first blocks of "
+        "ended sessions and of requests without a session, then blocks of sessions whose next turn is expected",
+    )
     kv_reserved_max_tokens: int = Field(
         0,
         ge=0,
@@ -258,6 +263,14 @@ class SchedulerConfig(TerseSettings):
             )
         if self.kv_reserved_max_tokens and self.kv_reservation != "max_tokens":
             raise ValueError("kv_reserved_max_tokens needs kv_reservation max_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _sessions_have_blocks_to_keep(self) -> SchedulerConfig:
+        if self.kv_eviction == "session" and (self.kv_groups or self.state_blocks or not self.enable_prefix_caching):
+            raise ValueError(
+                "kv_eviction session needs enable_prefix_caching and a model with full attention in all layers"
+            )
         return self
 
     @model_validator(mode="after")
