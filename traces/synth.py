@@ -239,7 +239,9 @@ def synthesise(spec: SynthSpec) -> Workload:
         requests=_Synthetic(spec, sizes),
         name=spec.name,
         concurrency=spec.arrivals.concurrency if isinstance(spec.arrivals, Closed) else None,
-        shares_prefixes=spec.system_prompts is not None or spec.sessions is not None,
+        shares_prefixes=spec.system_prompts is not None
+        or spec.sessions is not None
+        or (spec.images is not None and spec.images.distinct is not None),
         warm_up_ns=round(spec.counted_from_s * 1e9),
         warm_up_requests=spec.warm_up_requests or 0,
         until_ns=round((spec.duration_s or 0.0) * 1e9) if ends else None,
