@@ -256,7 +256,7 @@ def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
     ]
     for name, absent in _LATER.items():
         column = batch.column(name).to_pylist() if name in batch.schema.names else [absent] * batch.num_rows
-        fields.append([items_of(items) for items in column] if name == "items" else column)
+        fields.append([*map(items_of, column)] if name == "items" else column)
     for row, (id_, arrival, output, *more) in enumerate(zip(*fields, strict=True)):
         yield WorkloadRequest(id_, arrival, tuple(segments[offsets[row] : offsets[row + 1]]), output, *more)
 
