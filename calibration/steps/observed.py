@@ -164,7 +164,8 @@ class ObservedOperations(_Observed):
         self._count_noted()
         if self.adapters is not None:
             return Trust(EXTRAPOLATED, adapter_fit.SAID)
-        if self.encoder is not None and self.pure.deployment.multimodal.encoder_us_per_token is None:
+        multimodal = self.pure.deployment.multimodal
+        if self.encoder is not None and multimodal is not None and multimodal.encoder_us_per_token is None:
             return Trust(EXTRAPOLATED, vision_tower.SAID)
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
         steps += [self._prompt_step(*kind) for kind in self._kinds()]
