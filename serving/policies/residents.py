@@ -108,8 +108,8 @@ class Residents:
             return "has images, video or audio, and the deployment reads none; set multimodal in it"
         if most > self.encoding.longest_item:
             return f"has an item of {most} tokens; multimodal.max_item_tokens allows {self.encoding.longest_item}"
-        longest = self.config.long_prefill_token_threshold or self.config.most_step_tokens
-        if self.config.disable_chunked_mm_input and most > longest:
+        whole = self.config.disable_chunked_mm_input and not self.config.encoder_holds_queue
+        if whole and most > (longest := self.config.most_step_tokens):
             return f"has an item of {most} tokens, more than {longest} in a step; leave disable_chunked_mm_input out"
         return ""
 

@@ -194,6 +194,8 @@ class VllmScheduler(Residents):
             self._interval.planned(plan, self._prefills > 0, self._holds_prompts, self.waiting)
         if self.drafts is not None and self.drafts.varies:
             self.drafts.limit(plan)
+        if self.encoding is not None and not (plan.tokens or plan.preempted or lag):
+            self._must_not_wait_for_encoder()
         progress = plan.sampled_rows > 0 or any(row.samples for row in plan.listed)
         self._preempted_in_vain = 0 if progress else self._preempted_in_vain + len(plan.preempted)
         if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
@@ -206,6 +208,13 @@ class VllmScheduler(Residents):
             if self._stagger > 1:
                 self._stagger_decodes(plan)
         return plan
+
+    def _must_not_wait_for_encoder(self) -> None:
+        """Raise UserError if requests wait for images that no step can encode, as they would in vLLM, for ever."""
+        assert self.encoding is not None
+        if (self.running or self.encoding.passed_over) and self.kv_loading is None:
+            remedy = "is less than an image has, and disable_chunked_mm_input forbids to split it; raise it"
+            raise UserError("scheduler.long_prefill_token_threshold", self._long_prefill, remedy)
 
     def _hold_adapters(self, plan: StepPlan) -> None:
         """Note the adapters of the complete `plan`. Raises UserError if there are more than slots.
@@ -578,11 +587,11 @@ class VllmScheduler(Residents):
         if not (rows or stopped):
             return []
         ended = []
+        encoding = self.encoding
         for request, _, tokens, samples, drafts in rows:
             if request.ended:
                 continue
             fresh = not request.stale
-            encoding = self.encoding if request.arrived.items else None
             if encoding is not None and self._overlaps:
                 encoding.passed(request, request.computed - request.placeholders)
             accepted = self._accepted(plan, request, drafts) if drafts else 0

@@ -144,3 +144,11 @@ def test_the_cache_never_holds_more_than_it_has_room_for():
             assert sum(tokens for (name, tokens) in held if (name, tokens) not in idle) + item.tokens > 100
             continue
         held[content].add(request.id)
+
+
+def test_an_image_that_no_step_can_encode_whole_is_an_error():
+    """vLLM 0.33 waits for ever: two requests with the threshold, but a single request is not held to it."""
+    settings = {"multimodal": {"encoder_us_per_token": 1.0, "disable_chunked_mm_input": True}}
+    assert simulated([with_image(0)], long_prefill_token_threshold=64, **settings)[0][0]["status"] == "finished"
+    with pytest.raises(UserError, match=r"long_prefill_token_threshold: 64: is less than an image has"):
+        simulated([with_image(0), with_image(1)], long_prefill_token_threshold=64, **settings)
