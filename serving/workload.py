@@ -10,14 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 Segment = tuple[str, int]
 Name = str | bytes | int
 Span = tuple[Name, int, int]  # (name, first position, end position) in a sequence
 
 PRIVATE = ""
+
+
+class Item(NamedTuple):
+    """An image, a video or a clip of audio in a prompt.
+
+    It takes the `tokens` placeholder tokens from token `offset` of the prompt on, as many as an encoder makes
+    embeddings of it. Items with one `content` and one number of tokens are equal; an empty `content` equals no other.
+    An encoder reads a video's `frames` apart from one another, for Qwen's models a frame being two pictures.
+    """
+
+    offset: int
+    tokens: int
+    content: str = ""
+    kind: str = "image"
+    frames: int = 1
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.tokens
+
+
 STOPPED = "a stop string ended it"  # reason of a request that finished at its `stop_ns`
 
 
@@ -41,7 +63,8 @@ class WorkloadRequest:
     `skip_reading_prefix_cache` the engine computes the whole prompt, as it must if log-probabilities of the prompt are
     wanted. `drafted` holds the recorded drafts, if they are known: it maps the number of output tokens so far to the
     draft proposed there, with True for each of its tokens that is accepted. `adapter` names the LoRA adapter that
-    answers the request, empty for the base model. Requests with different adapters share no KV.
+    answers the request, empty for the base model. Requests with different adapters share no KV. `items` are the images,
+    videos and audio in the prompt, in order and apart from one another.
     """
 
     id: int
@@ -62,6 +85,7 @@ class WorkloadRequest:
     max_tokens: int | None = None
     adapter: str = ""
     ends_session: bool = False
+    items: tuple[Item, ...] = ()
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
@@ -73,6 +97,11 @@ class WorkloadRequest:
         """The request's id and labels, as columns of the dataset `requests` of a recording."""
         known = {name: getattr(self, name) for name in ("tenant", "slo_class", "session", "turn", "priority")}
         return {"request_id": self.id, **known}
+
+    @property
+    def content(self) -> tuple[Segment, ...]:
+        """The prompt with names that tell items apart: segments are cut at items, unless they are private."""
+        return _cut_at_items(self.prompt, self.items) if self.items else self.prompt
 
     @property
     def pools(self) -> bool:
@@ -160,9 +189,9 @@ def common_prefix(requests: Iterable[WorkloadRequest]) -> int:
     """
     rest = iter(requests)
     first = next(rest, None)
-    common, alone = () if first is None else first.prompt, True
+    common, alone = () if first is None else first.content, True
     for request in rest:
-        common, alone = _common_start(common, request.prompt), False
+        common, alone = _common_start(common, request.content), False
         if not common or request.skip_reading_prefix_cache or (first and request.adapter != first.adapter):
             return 0
     return 0 if alone or first is None or first.skip_reading_prefix_cache else sum(tokens for _, tokens in common)
@@ -178,6 +207,29 @@ def _common_start(one: tuple[Segment, ...], other: tuple[Segment, ...]) -> tuple
         if tokens != count:
             break
     return tuple(same)
+
+
+def _cut_at_items(prompt: tuple[Segment, ...], items: tuple[Item, ...]) -> tuple[Segment, ...]:
+    """Return the segments of `prompt`, cut where items begin and end.
+
+    The name of a part says where it begins in its segment, and of which item it is a part. As in vLLM, whose keys of
+    blocks include items and where they begin, tokens under an item are equal only if the item is.
+    """
+    parts: list[Segment] = []
+    begin = 0
+    for name, tokens in prompt:
+        end = begin + tokens
+        within = [item for item in items if item.offset < end and item.end > begin] if name != PRIVATE else []
+        edges = {begin, end} | {edge for item in within for edge in (item.offset, item.end) if begin < edge < end}
+        ordered = sorted(edges)
+        for at, until in pairwise(ordered):
+            own = next((item for item in within if item.offset <= at < item.end), None)
+            label = f"\0{at - begin}:{name}" if at > begin else name
+            if own is not None:
+                label = f"\0{own.content}:{own.tokens}:{at - own.offset}{label}" if own.content else PRIVATE
+            parts.append((label, until - at))
+        begin = end
+    return tuple(parts)
 
 
 def prompt_of(*parts: Segment) -> tuple[Segment, ...]:

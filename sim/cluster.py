@@ -31,6 +31,7 @@ from sim.adapter_slots import AdapterUse
 from sim.api_server import ApiServer
 from sim.autoscaler import Autoscaler, autoscaling
 from sim.clock import VirtualClock
+from sim.encoder import EncoderUse
 from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools
 from sim.gateway import Arrivals, Gateway
@@ -48,13 +49,14 @@ from traces.recording_writer import RecordingWriter
 
 @dataclass(frozen=True)
 class Simulated:
-    """The totals of a simulation. Its rows are in the sink. `adapters` is None if no replica serves LoRA adapters."""
+    """The totals of a simulation. Its rows are in the sink. `adapters` and `encoder` are None if no replica has any."""
 
     duration_ns: int
     finished: int
     steps: int
     output_tokens: int
     adapters: AdapterUse | None = None
+    encoder: EncoderUse | None = None
 
 
 class Cluster:
@@ -227,7 +229,9 @@ class Cluster:
         steps = self._log.steps + sum(replica.steps_in_flight for replica in self.replicas)
         uses = [replica.adapters.use for replica in self.replicas if replica.adapters is not None]
         adapters = AdapterUse(*map(sum, zip(*uses, strict=True))) if uses else None
-        return Simulated(self._clock.now_ns, self._log.finished, steps, self._log.output_tokens, adapters)
+        encoded = [replica.encoder.use for replica in self.replicas if replica.encoder is not None]
+        encoder = EncoderUse(*map(sum, zip(*encoded, strict=True))) if encoded else None
+        return Simulated(self._clock.now_ns, self._log.finished, steps, self._log.output_tokens, adapters, encoder)
 
     def _left(self, request: WorkloadRequest) -> None:
         assert self._arrivals is not None

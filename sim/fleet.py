@@ -21,6 +21,7 @@ from serving.deployments.config import Deployment, pool_deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig, routed_pools
 from serving.deployments.inter_node import nodes_of
 from serving.deployments.kv_layout import for_transfers
+from serving.encoder_times import EncoderTimes, StatedEncoderTimes, encoder_times
 from serving.errors import UserError
 from serving.request import Request
 from serving.scheduler import Scheduler, find_policy
@@ -28,6 +29,7 @@ from serving.user_code.own_contract import contract_with
 from serving.workload import WorkloadRequest
 from sim.adapter_slots import AdapterSlots
 from sim.clock import VirtualClock
+from sim.encoder import Encoder
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
 from sim.links import SharedNetwork
@@ -81,6 +83,24 @@ def adapted(pool: PricedPool, scheduler: Scheduler) -> AdapterTimes:
     times = adapter_times(pool.cost)
     if times is None:
         raise UserError("lora", "on", "needs the kernel tables of a GPU; simulate with --gpu, or leave it out")
+    return times.scaled(1 / pool.config.speed)
+
+
+def encoder_of(pool: PricedPool, scheduler: Scheduler) -> EncoderTimes:
+    """Return the times of the encoder of the pool's replicas, as stated or as its cost model knows them.
+
+    Raises UserError if neither does, or if its policy does not know of items.
+    """
+    multimodal = pool.deployment.multimodal
+    if not hasattr(scheduler, "encoding"):
+        remedy = "knows no items to encode; derive it from VllmScheduler, or leave multimodal out"
+        raise UserError("policy", pool.deployment.policy, remedy)
+    if multimodal is not None and multimodal.encoder_us_per_token is not None:
+        return StatedEncoderTimes(1000 * multimodal.encoder_us_per_token)
+    times = encoder_times(pool.cost)
+    if times is None:
+        remedy = f"is not known for {pool.deployment.model} here; name a tower, or set encoder_us_per_token"
+        raise UserError("multimodal.tower", None, remedy)
     return times.scaled(1 / pool.config.speed)
 
 
@@ -308,6 +328,8 @@ class Fleet:
                 replica.share(SharedNetwork(self._transfers.links, index, networked(self.pools[pool])))
         if deployment.lora is not None:
             replica.adapters = AdapterSlots(adapted(self.pools[pool], scheduler), deployment.lora)
+        if deployment.multimodal is not None:
+            replica.encoder = Encoder(encoder_of(self.pools[pool], scheduler))
         if deployment.kv_tiers is not None:
             add_tiers(self._clock, self._log, replica, deployment)
         life = Life(replica, pool, *self._place(pool, after), self._clock.now_ns)

@@ -22,6 +22,7 @@ from serving.answers.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
 from traces.metrics.run_metrics import SERVED_METRICS, serving_ns, unserved_ns
+from traces.recording import notes_of
 
 _QUEUE_STEPS = 3  # a wait of this many steps is queueing; a shorter one is the wait for the next step
 _SPIKE = 10.0  # p99 over p50 of TTFT: exponential waits give 6.6, log-normal prompts with sigma 1 give 10.2
@@ -154,6 +155,18 @@ def _no_slots(e: Evidence) -> Finding | None:
         share,
         f"in {shown_share(share)} of the time requests wait while places and KV memory are free; requests with "
         f"{len(adapters):,} adapters share {lora.max_loras:,} slots (lora.max_loras)",
+    )
+
+
+def _encoding(e: Evidence) -> Finding | None:
+    use = notes_of(e.run).get("encoder")
+    share = min(use["encoding_ns"] / max(float(e.step_ns.sum()), 1.0), 1.0) if use and e.has_steps else 0.0
+    if use is None or share < SHARE:
+        return None
+    return Finding(
+        share,
+        f"steps encode images, videos or audio in {shown_share(share)} of their time: {use['items']:,} items with "
+        f"{use['tokens']:,} tokens",
     )
 
 
@@ -296,6 +309,7 @@ _LOOKS: dict[str, Look] = {
     "slow KV tiers": _tier_reads,
     "max_num_seqs reached": _no_places,
     "adapter slots taken": _no_slots,
+    "images take the device": _encoding,
     "bursty arrivals": _bursts,
     "uneven replicas": _uneven_replicas,
     "tail spikes": _tail,

@@ -51,7 +51,7 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
     if (groups := deployment.prefill_context_parallel_size) > 1 and not _is_latent(deployment):
         remedy = "needs latent attention in vLLM; start an engine that can do so with other models by its own guide"
         raise UserError("prefill_context_parallel_size", groups, remedy)
-    scheduler = deployment.scheduler
+    scheduler, multimodal = deployment.scheduler, deployment.multimodal
     usual = engine_defaults(deployment, gpu) if gpu else {}
     settings: dict[str, object] = {"dtype": deployment.dtype}
     if pooling_model(deployment.model) is not None:
@@ -82,6 +82,8 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         settings["num-gpu-blocks-override"] = scheduler.num_blocks
     elif deployment.gpu_memory_utilization != UTILIZATION:
         settings["gpu-memory-utilization"] = deployment.gpu_memory_utilization
+    if multimodal is not None and multimodal.mm_encoder_tp_mode != "weights":
+        settings["mm-encoder-tp-mode"] = multimodal.mm_encoder_tp_mode
     if scheduler.speculative is not None:
         settings["speculative-config"] = _speculative(scheduler.speculative)
     switches = [
@@ -91,6 +93,7 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         "" if scheduler.enable_prefix_caching else "--no-enable-prefix-caching",
         "" if scheduler.async_scheduling else "--no-async-scheduling",
         "--long-prefill-token-threshold-adaptive" if scheduler.long_prefill_token_threshold_adaptive else "",
+        "--disable-chunked-mm-input" if multimodal and multimodal.disable_chunked_mm_input else "",
     ]
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     return [*words, *filter(None, switches), *_adapters(deployment.lora)]

@@ -21,6 +21,7 @@ from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.deployments.lora import LoraConfig
+from serving.deployments.multimodal import MultimodalConfig, encoder_settings
 from serving.errors import UserError
 from serving.settings import TerseSettings, remedy
 from serving.speculative import SpeculativeConfig
@@ -40,7 +41,8 @@ class SchedulerConfig(TerseSettings):
         "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
-        "state_read_defers_hits", "max_loras", "adapter_slots_by_step", "kv_eviction",
+        "state_read_defers_hits", "max_loras", "adapter_slots_by_step", "kv_eviction", "max_num_encoder_input_tokens",
+        "encoder_cache_size", "disable_chunked_mm_input", "encoder_holds_queue",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
@@ -149,6 +151,25 @@ class SchedulerConfig(TerseSettings):
         False,
         description="running requests without tokens in a step leave their adapter's slot to others, as in vLLM up to "
         "0.32; false: they keep it, as in vLLM 0.33",
+    )
+    max_num_encoder_input_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="maximum number of embeddings of images, videos and audio that one step encodes. Follows from "
+        "multimodal; null: requests have none",
+    )
+    encoder_cache_size: int | None = Field(
+        None,
+        ge=1,
+        description="embeddings in the encoder cache. Follows from multimodal; null: max_num_encoder_input_tokens",
+    )
+    disable_chunked_mm_input: bool = Field(
+        False, description="compute the placeholder tokens of an image, a video or audio in one step, or begin none"
+    )
+    encoder_holds_queue: bool = Field(
+        False,
+        description="a waiting request whose image cannot be encoded now holds back those behind it, and "
+        "disable_chunked_mm_input may split an item at which a step begins, as in vLLM up to 0.32; false: as in 0.33",
     )
     speculative: SpeculativeConfig | None = Field(None, description="speculative decoding (docs/speculative.md)")
     sarathi_token_budget: int = Field(
@@ -321,7 +342,7 @@ class Deployment(TerseSettings):
 
     seldom_set = (
         "engine", "inter_node", "all2all_backend", "fusion", "max_cudagraph_capture_size", "power_limit_w", "lora",
-        "prefill_context_parallel_size", "decode_context_parallel_size",
+        "prefill_context_parallel_size", "decode_context_parallel_size", "multimodal",
     )  # fmt: skip
 
     model: str = Field(
@@ -432,6 +453,9 @@ class Deployment(TerseSettings):
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV blocks (docs/kv-tiers.md)")
     lora: LoraConfig | None = Field(None, description="LoRA adapters (docs/lora.md); simulator only")
+    multimodal: MultimodalConfig | None = Field(
+        None, description="images, videos and audio in requests (docs/multimodal.md); simulator only"
+    )
     inter_node: InterNodeConfig | None = Field(
         None,
         description="nodes and their links, for engines on several nodes (docs/parallelism.md); simulator only",
@@ -492,6 +516,7 @@ class Deployment(TerseSettings):
             for other, given in (
                 ("scheduler.speculative", self.scheduler.speculative is not None),
                 ("lora", self.lora is not None),
+                ("multimodal", self.multimodal is not None),
             ):
                 if given:
                     raise UserError(name, size, f"cannot be combined with {other}; leave one of them out")
@@ -505,6 +530,13 @@ class Deployment(TerseSettings):
                 f"must be a multiple of decode_context_parallel_size {dcp}, because it counts the tokens of all ranks"
             )
             raise UserError("scheduler.block_size", self.scheduler.block_size, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _the_encoder_is_on_one_stage(self) -> Deployment:
+        for name in ("pipeline_parallel_size", "data_parallel_size"):
+            if self.multimodal is not None and (size := getattr(self, name)) > 1:
+                raise UserError(name, size, "cannot be combined with multimodal; leave one of them out")
         return self
 
     @model_validator(mode="after")
@@ -577,8 +609,15 @@ class Deployment(TerseSettings):
 
     @property
     def staged_settings(self) -> SchedulerConfig:
-        """The scheduler's settings with the pipeline's decode stagger, the data-parallel ranks and adapter slots."""
+        """The scheduler's settings with those that follow from others.
+
+        They are the pipeline's decode stagger, the data-parallel ranks, adapter slots, and the encoder's budget and
+        cache.
+        """
         scheduler = self.scheduler
+        if self.multimodal is not None:
+            encoder = encoder_settings(self.model, self.multimodal, scheduler.max_num_batched_tokens)
+            scheduler = scheduler.model_copy(update=encoder)
         if self.lora is not None:
             scheduler = scheduler.model_copy(update={"max_loras": self.lora.max_loras})
         if scheduler.decode_stagger != self.decode_stagger:

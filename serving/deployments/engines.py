@@ -86,12 +86,13 @@ def captured_tokens(deployment: Deployment, gpu: GpuSpec) -> int:
     return min(2 * scheduler.max_num_seqs * queries, 1024 if large else 512, scheduler.max_num_batched_tokens)
 
 
-def release_settings(version: str, adapters: bool = False) -> dict[str, Any]:
-    """Return the settings of vLLM release `version`, e.g. 0.32.0 or 0.32.0+cpu, with or without LoRA adapters.
+def release_settings(version: str, adapters: bool = False, images: bool = False) -> dict[str, Any]:
+    """Return the settings of vLLM release `version`, e.g. 0.32.0 or 0.32.0+cpu, for `adapters` or `images` if asked.
 
     Raises ValueError for other text.
     """
     major, minor, *_ = version.split(".")
     if (int(major), int(minor)) >= (0, 33):
         return {}
-    return _BEFORE_0_33 | ({"adapter_slots_by_step": True} if adapters else {})
+    of_adapters = {"adapter_slots_by_step": True} if adapters else {}
+    return {**_BEFORE_0_33, **of_adapters, **({"encoder_holds_queue": True} if images else {})}
