@@ -82,8 +82,12 @@ def json_grammar(schema: dict[str, Any]) -> str:
     It allows no white space that JSON does not need, because a model could write white space for ever. Raises UserError
     for a schema that it cannot express.
     """
-    written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
-    return _valid("json_schema", json.dumps(schema), written)
+    given = json.dumps(schema)
+    try:
+        written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
+    except ValueError:  # a number of hundreds of digits
+        raise _refused("json_schema", given, "has a value that no grammar can express") from None
+    return _valid("json_schema", given, written)
 
 
 def regex_grammar(pattern: str) -> str:
@@ -94,9 +98,12 @@ def regex_grammar(pattern: str) -> str:
 def _valid(field: str, given: str, written: str) -> str:
     if wrong := _library().LLMatcher.validate_grammar(written):
         reasons = [line.removeprefix("error: ") for line in wrong.splitlines() if line.startswith("error: ")]
-        shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}..."
-        raise UserError(field, shown, f"cannot be kept to: {(reasons or wrong.splitlines())[0]}")
+        raise _refused(field, given, f"cannot be kept to: {(reasons or wrong.splitlines())[0]}")
     return str(written)
+
+
+def _refused(field: str, given: str, remedy: str) -> UserError:
+    return UserError(field, given if len(given) <= _SHOWN else f"{given[:_SHOWN]}...", remedy)
 
 
 def _library() -> Any:

@@ -23,6 +23,7 @@ from apiserver.openai_api.api_keys import check_key
 from apiserver.openai_api.connection import expect
 from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
+from apiserver.openai_api.grammar_writer import GrammarWriter
 from apiserver.openai_api.kv_transfer import KvTransferParams
 from apiserver.openai_api.protocol import (
     ChatRequest,
@@ -69,12 +70,14 @@ class Api:
         self._deadline_s = deadline_s
         self._body_s = body_s
         self._keys = keys
+        self._grammars = GrammarWriter()
         self._created = int(time())
 
     def application(self, body_limit: int, place: int | None = None) -> web.Application:
         """Return the application for a port that serves every replica, or only the replica at `place`."""
         app = web.Application(middlewares=[refusals, self._keyed], client_max_size=body_limit)
         app[_PLACE] = place
+        app.on_cleanup.append(self._ended)
         post = partial(web.post, expect_handler=expect)
         app.add_routes(
             [
@@ -94,6 +97,9 @@ class Api:
             ]
         )
         return app
+
+    async def _ended(self, app: web.Application) -> None:
+        await self._grammars.close()
 
     @web.middleware
     async def _keyed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -189,7 +195,8 @@ class Api:
         if not prompts:
             raise Refusal(400, "prompt is missing; add it", "prompt")
         rules = _rules(body, about, texts)
-        asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS, rules) for prompt in prompts]
+        form = rules, await self._grammars.write(body.constraint)
+        asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS, *form) for prompt in prompts]
         return await self._generate(request, body, asked, CompletionStyle(_wording(body, texts)), "cmpl", echoes)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -198,7 +205,8 @@ class Api:
         body = _parsed(await self._read(request), ChatRequest)
         about, texts = self._served(body.model)
         prompt = _truncated(body, about, await _apart(request, partial(texts.chat, **body.for_template())))
-        asked = [_asked(body, about, prompt, received_ns, None, _rules(body, about, texts))]
+        form = _rules(body, about, texts), await self._grammars.write(body.constraint)
+        asked = [_asked(body, about, prompt, received_ns, None, *form)]
         if about.twin and body.calls is not None:
             raise Refusal(400, "tool_choice: a twin's words call no tool; leave it out, or take auto", "tool_choice")
         style = ChatStyle(_wording(body, texts), body.role, body.calls)
@@ -393,6 +401,7 @@ def _asked(
     received_ns: int,
     otherwise: int | None,
     rules: LogitRules | None,
+    grammar: str,
 ) -> Add:
     """Return the request as a message for the engine process. Raises Refusal if its limits cannot be met."""
     room = about.max_model_len - len(prompt)
@@ -426,7 +435,7 @@ def _asked(
         logprobs=body.alternatives,
         priority=body.priority,
         tenant=body.user or "",
-        grammar=body.grammar,
+        grammar=grammar,
         rules=rules,
         adapter=body.model if body.model in about.adapters else "",
     )

@@ -27,8 +27,9 @@ def check_key(authorization: str, keys: Sequence[bytes]) -> None:
     """Raise Refusal unless the header `Authorization` has one of `keys`. The comparison takes constant time."""
     from apiserver.openai_api.refusal import Refusal  # imported here, because the supervisor does not load aiohttp
 
-    given = authorization.removeprefix("Bearer ").encode(errors="surrogateescape")
-    if not sum([hmac.compare_digest(given, key) for key in keys]):
+    scheme, _, given = authorization.partition(" ")
+    key = (given if scheme.lower() == "bearer" else authorization).encode(errors="surrogateescape")
+    if not sum([hmac.compare_digest(key, known) for known in keys]):
         raise Refusal(401, "this server wants a key: send the header `Authorization: Bearer KEY`")
 
 

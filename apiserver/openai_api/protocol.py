@@ -23,9 +23,10 @@ from pydantic import (
     model_validator,
 )
 
+from apiserver.openai_api.grammar_writer import Constraint
 from apiserver.openai_api.kv_transfer import KvTransferParams
 from apiserver.openai_api.structured import ResponseFormat, StructuredOutputs
-from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_grammar, parameters_of
+from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema, parameters_of
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -156,14 +157,11 @@ class Generation(BaseModel):
         return self
 
     @property
-    def grammar(self) -> str:
-        """The constraint on the answer, as `realengine.grammar` writes it; empty for any text.
-
-        Raises UserError for a schema or an expression that is not supported.
-        """
+    def constraint(self) -> Constraint:
+        """The constraint on the answer; empty for any text."""
         if self.structured_outputs is not None:
-            return self.structured_outputs.grammar
-        return "" if self.response_format is None else self.response_format.grammar
+            return self.structured_outputs.constraint
+        return {} if self.response_format is None else self.response_format.constraint
 
     @property
     def limit(self) -> int | None:
@@ -304,10 +302,11 @@ class ChatRequest(_Chat, Generation):
         return Calls(None) if self.tool_choice == "required" else None
 
     @property
-    def grammar(self) -> str:
+    def constraint(self) -> Constraint:
         if (calls := self.calls) is not None:
-            return call_grammar(parameters_of(self.tools or []), calls.name, self.parallel_tool_calls is False)
-        return super().grammar
+            known = parameters_of(self.tools or [])
+            return {"json": call_schema(known, calls.name, self.parallel_tool_calls is False)}
+        return super().constraint
 
     @property
     def role(self) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
-from realengine.grammar import ANY_OBJECT, json_grammar, regex_grammar
+from apiserver.openai_api.grammar_writer import Constraint
+from realengine.grammar import ANY_OBJECT
 
 
 class JsonSchema(BaseModel):
@@ -34,14 +35,11 @@ class ResponseFormat(BaseModel):
         return self
 
     @property
-    def grammar(self) -> str:
-        """The constraint as `realengine.grammar` writes it; empty for any text.
-
-        Raises UserError if it is not supported.
-        """
+    def constraint(self) -> Constraint:
+        """The constraint on the answer; empty for any text."""
         if self.type == "text":
-            return ""
-        return json_grammar(ANY_OBJECT if self.json_schema is None else self.json_schema.described)
+            return {}
+        return {"json": ANY_OBJECT if self.json_schema is None else self.json_schema.described}
 
 
 class StructuredOutputs(BaseModel):
@@ -59,8 +57,8 @@ class StructuredOutputs(BaseModel):
         return self
 
     @property
-    def grammar(self) -> str:
-        """The constraint in the form of `realengine.grammar`. Raises UserError if it is not supported."""
+    def constraint(self) -> Constraint:
+        """The constraint on the answer."""
         if self.by_schema is not None:
-            return json_grammar(self.by_schema)
-        return regex_grammar(self.regex or "|".join(map(re.escape, self.choice or ())))
+            return {"json": self.by_schema}
+        return {"regex": self.regex or "|".join(map(re.escape, self.choice or ()))}
