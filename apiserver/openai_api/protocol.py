@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    FailFast,
     Field,
     RootModel,
     StrictBool,
@@ -32,6 +33,9 @@ _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 _MOST_LOGPROBS = 20  # maximum number of alternatives returned with a token: OpenAI's limit, and vLLM's default
 _MOST_CHOICES = 128
+_MOST_BIASED = 1024
+_MOST_METADATA = 16  # OpenAI's limit
+_MOST_FIELDS = 256  # fields of a body, unknown ones included: an error for each of a million would take gigabytes
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -56,12 +60,12 @@ def _kind_of(prompt: Any) -> str | None:
     return "as lists of tokens" if isinstance(first, list) else "as tokens"
 
 
-_Tokens = Annotated[list[Token], Field(min_length=1)]
+_Tokens = Annotated[list[Token], Field(min_length=1), FailFast()]
 Prompt = Annotated[
     Annotated[str, Tag("as text")]
     | Annotated[_Tokens, Tag("as tokens")]
-    | Annotated[list[str], Tag("as texts")]
-    | Annotated[list[_Tokens], Tag("as lists of tokens")],
+    | Annotated[list[str], FailFast(), Tag("as texts")]
+    | Annotated[list[_Tokens], FailFast(), Tag("as lists of tokens")],
     Discriminator(_kind_of, "prompt_type", "must be a string or a list"),
 ]
 
@@ -115,7 +119,9 @@ class Generation(BaseModel):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
-    logit_bias: dict[Annotated[str, AfterValidator(_token_id)], Number] | None = None
+    logit_bias: (
+        Annotated[dict[Annotated[str, AfterValidator(_token_id)], Number], Field(max_length=_MOST_BIASED)] | None
+    ) = None
     bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=128)] | None = None
     allowed_token_ids: _Tokens | None = None
     response_format: ResponseFormat | None = None
@@ -217,7 +223,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], FailFast()] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it, with its content as one text."""
@@ -230,8 +236,8 @@ class ChatMessage(BaseModel):
 class _Chat(BaseModel):
     """Messages, and the options for turning them into a prompt with the model's chat template."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
+    tools: Annotated[list[dict[str, Any]], FailFast()] | None = None
     add_generation_prompt: StrictBool = True
     continue_final_message: StrictBool = False
     add_special_tokens: StrictBool = False
@@ -266,7 +272,7 @@ class ChatRequest(_Chat, Generation):
     parallel_tool_calls: StrictBool | None = True
     reasoning_effort: str | None = None
     include_reasoning: StrictBool = True
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MOST_METADATA)] | None = None
     store: StrictBool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -358,4 +364,4 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
-    tokens: list[Token]
+    tokens: Annotated[list[Token], FailFast()]
