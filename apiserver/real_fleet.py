@@ -189,7 +189,7 @@ class RealFleet:
             if output.pooled is not None:
                 self._exchange.give_pooled(output.id, output.pooled)
             if output.finish:
-                self._exchange.end(output.id, output.finish, output.reason)
+                self._exchange.end(output.id, output.finish, output.reason, output.status)
                 self._ended(engine, answer)
         self._exchange.flush(message.due_ns)
 

@@ -50,6 +50,14 @@ class Grammar:
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
 
+    @property
+    def failed(self) -> bool:
+        """Whether the grammar gave up: a mask or a token took more work than llguidance allows.
+
+        From then on it allows only the end of the answer.
+        """
+        return bool(self._matcher.is_error())
+
     def advance(self, tokens: list[int]) -> int:
         """Advance by as many of `tokens` as the grammar allows, and return their number; `take_back` undoes this."""
         return int(self._matcher.try_consume_tokens(tokens))

@@ -1,8 +1,7 @@
 """The grammars of structured answers, written and checked in a process of their own.
 
 A schema of a few hundred bytes can take a minute. The process is killed when a grammar takes too long, or when its
-client leaves, so that no other request waits for it. `python -m apiserver.openai_api.grammar_writer` is that process: a
-constraint on each line of its input, and a grammar or an error on each line of its output, all in JSON.
+client leaves, so that no other request waits for it.
 """
 
 from __future__ import annotations
@@ -11,20 +10,26 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
 from typing import Any
 
 from apiserver.openai_api.refusal import Refusal
-from realengine.grammar import json_grammar, regex_grammar
 from serving.errors import UserError
 
 _LONGEST = 1 << 26  # bytes in a line between the processes
 _KEPT = 64  # number of grammars that are kept for requests with the same constraint
 _MOST_WAITING = 64
-_WRITERS: dict[str, Callable[[Any], str]] = {"json": json_grammar, "regex": regex_grammar}
+_MOST_CHARACTERS = 1 << 18  # of a constraint
 
 Constraint = dict[str, Any]
 """What an answer must follow: `{"json": schema}` or `{"regex": pattern}`; empty for any text."""
+
+
+def as_text(constraint: Constraint) -> str:
+    """Return the constraint as JSON; empty for any text. Raises UserError if it is too long."""
+    asked = json.dumps(constraint) if constraint else ""
+    if len(asked) > _MOST_CHARACTERS:
+        raise UserError("structured output", None, f"has more than {_MOST_CHARACTERS} characters; simplify it")
+    return asked
 
 
 class GrammarWriter:
@@ -37,14 +42,13 @@ class GrammarWriter:
         self._process: Process | None = None
         self._kept: dict[str, str] = {}
 
-    async def write(self, constraint: Constraint) -> str:
-        """Return the grammar of answers that follow `constraint`, for `realengine.grammar`; empty for any text.
+    async def write(self, asked: str) -> str:
+        """Return the grammar of a constraint `as_text`, for `realengine.grammar`; empty for any text.
 
         Raises UserError if the constraint is not supported, or takes too long, and Refusal if too many wait.
         """
-        if not constraint:
+        if not asked:
             return ""
-        asked = json.dumps(constraint)
         if asked not in self._kept:
             if self._waiting == _MOST_WAITING:
                 raise Refusal(503, "too many new schemas wait to be compiled", retry_after_s=1)
@@ -71,7 +75,7 @@ class GrammarWriter:
         answer = None
         try:
             if self._process is None:
-                command = sys.executable, "-m", "apiserver.openai_api.grammar_writer"
+                command = sys.executable, "-m", "apiserver.openai_api.grammar_process"
                 self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LONGEST)
                 await self._process.stdout.readline()  # type: ignore[union-attr]  # it is ready
             async with asyncio.timeout(self._within_s):
@@ -86,23 +90,3 @@ class GrammarWriter:
         if "error" in answer:
             raise UserError(*answer["error"])
         return str(answer["grammar"])
-
-
-def _answer(line: str) -> dict[str, Any]:
-    """Return the grammar of the constraint in `line`, or the arguments of the UserError that refuses it."""
-    ((kind, given),) = json.loads(line).items()
-    try:
-        return {"grammar": _WRITERS[kind](given)}
-    except UserError as error:
-        return {"error": [error.field, error.value, error.remedy]}
-
-
-def main() -> None:
-    """Answer the lines of the input until it ends."""
-    print(flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_answer(line)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

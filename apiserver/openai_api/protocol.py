@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
-    FailFast,
     Field,
     RootModel,
     StrictBool,
@@ -26,6 +24,7 @@ from pydantic import (
 
 from apiserver.openai_api.grammar_writer import Constraint
 from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.limited import Limited, at_most
 from apiserver.openai_api.structured import ResponseFormat, StructuredOutputs
 from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema, parameters_of
 
@@ -34,16 +33,21 @@ _INT64 = 2**63 - 1
 _MOST_LOGPROBS = 20  # maximum number of alternatives returned with a token: OpenAI's limit, and vLLM's default
 _MOST_CHOICES = 128
 _MOST_BIASED = 1024
+_MOST_ALLOWED = 4096  # token ids in `allowed_token_ids`
+_MOST_DETOKENISED = 1 << 18
 _MOST_METADATA = 16  # OpenAI's limit
-_MOST_FIELDS = 256  # fields of a body, unknown ones included: an error for each of a million would take gigabytes
+_MOST_MESSAGES = 1 << 14
+_MOST_TOOLS = 1024
+_MOST_PROMPTS = 4096
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Label = Annotated[str, Field(max_length=1024)]
 _Penalty = Annotated[Number, Field(ge=-2, le=2)]
 _Truncation = Annotated[int, Field(strict=True, ge=-1, le=_INT32)]
 _Stops = Annotated[
     list[Annotated[str, Field(strict=True, min_length=1, max_length=1024)]],
-    Field(max_length=16),
+    Field(max_length=16, fail_fast=True),
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given or []),
 ]
 
@@ -60,12 +64,12 @@ def _kind_of(prompt: Any) -> str | None:
     return "as lists of tokens" if isinstance(first, list) else "as tokens"
 
 
-_Tokens = Annotated[list[Token], Field(min_length=1), FailFast()]
+_Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("as text")]
     | Annotated[_Tokens, Tag("as tokens")]
-    | Annotated[list[str], FailFast(), Tag("as texts")]
-    | Annotated[list[_Tokens], FailFast(), Tag("as lists of tokens")],
+    | Annotated[list[str], Field(max_length=_MOST_PROMPTS, fail_fast=True), Tag("as texts")]
+    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS, fail_fast=True), Tag("as lists of tokens")],
     Discriminator(_kind_of, "prompt_type", "must be a string or a list"),
 ]
 
@@ -87,18 +91,21 @@ def neutral(*values: Any) -> Any:
     return Annotated[Any, BeforeValidator(check)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Limited):
     """The field `stream_options` of a request."""
 
-    model_config = ConfigDict(extra="forbid")
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False  # vLLM's option, which GuideLLM sets: usage so far in each chunk
 
 
-class Generation(BaseModel):
-    """The fields that both endpoints have, with OpenAI's and vLLM's names."""
+_INPUT = {
+    *("prompt", "messages", "tools", "chat_template_kwargs", "metadata", "logit_bias", "bad_words"),
+    *("allowed_token_ids", "response_format", "structured_outputs"),
+}
 
-    model_config = ConfigDict(extra="forbid")
+
+class Generation(Limited):
+    """The fields that both endpoints have, with OpenAI's and vLLM's names."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
@@ -119,17 +126,18 @@ class Generation(BaseModel):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
-    logit_bias: (
-        Annotated[dict[Annotated[str, AfterValidator(_token_id)], Number], Field(max_length=_MOST_BIASED)] | None
+    logit_bias: Annotated[dict[Annotated[str, AfterValidator(_token_id)], Number], at_most(_MOST_BIASED)] | None = None
+    bad_words: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=128, fail_fast=True)]
+        | None
     ) = None
-    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=128)] | None = None
-    allowed_token_ids: _Tokens | None = None
+    allowed_token_ids: Annotated[_Tokens, Field(max_length=_MOST_ALLOWED)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
     # The end of an answer, and the form of its text
-    stop: _Stops = []
-    stop_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
+    stop: _Stops = Field(default_factory=list)
+    stop_token_ids: Annotated[list[Token], Field(max_length=128, fail_fast=True)] | None = None
     include_stop_str_in_output: StrictBool = False
     ignore_eos: StrictBool = False
     skip_special_tokens: StrictBool = True
@@ -179,6 +187,11 @@ class Generation(BaseModel):
         """The number of alternatives returned with each output token; None if no log-probabilities are wanted."""
         raise NotImplementedError
 
+    def drop_input(self) -> None:
+        """Drop the fields that can be long, and that only the prompt and the constraint needed."""
+        for name in _INPUT & type(self).model_fields.keys():
+            setattr(self, name, None)
+
 
 class CompletionRequest(Generation):
     """The body of `POST /v1/completions`; `prompt` is a text, a list of token ids, or a list of either kind."""
@@ -210,20 +223,19 @@ class CompletionRequest(Generation):
         return self.logprobs
 
 
-class Part(BaseModel):
+class Part(Limited):
     """A part of a message's content; only text is supported."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Limited):
     """One message of a conversation; extra fields go to the model's chat template."""
 
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | Annotated[list[Part], FailFast()] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it, with its content as one text."""
@@ -233,11 +245,11 @@ class ChatMessage(BaseModel):
         return {**(self.model_extra or {}), "role": role, "content": text}
 
 
-class _Chat(BaseModel):
+class _Chat(Limited):
     """Messages, and the options for turning them into a prompt with the model's chat template."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
-    tools: Annotated[list[dict[str, Any]], FailFast()] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: StrictBool = True
     continue_final_message: StrictBool = False
     add_special_tokens: StrictBool = False
@@ -270,13 +282,13 @@ class ChatRequest(_Chat, Generation):
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
 
     parallel_tool_calls: StrictBool | None = True
-    reasoning_effort: str | None = None
+    reasoning_effort: _Label | None = None
     include_reasoning: StrictBool = True
-    metadata: Annotated[dict[str, str], Field(max_length=_MOST_METADATA)] | None = None
+    metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
     store: StrictBool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    service_tier: _Label | None = None
+    safety_identifier: _Label | None = None
+    prompt_cache_key: _Label | None = None
 
     tool_choice: ToolChoice | None = None
     echo: neutral(False) = False  # type: ignore[valid-type]
@@ -328,10 +340,9 @@ class ChatRequest(_Chat, Generation):
         return self.top_logprobs or 0 if self.logprobs else None
 
 
-class TokenizeText(BaseModel):
+class TokenizeText(Limited):
     """The body of `POST /tokenize` for a text."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
     prompt: str
     add_special_tokens: StrictBool = True
@@ -341,7 +352,6 @@ class TokenizeText(BaseModel):
 class TokenizeChat(_Chat):
     """The body of `POST /tokenize` for a chat."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
     return_token_strs: StrictBool | None = False
 
@@ -359,9 +369,8 @@ class TokenizeRequest(RootModel[TokenizeText | TokenizeChat]):
     ]
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Limited):
     """The body of `POST /detokenize`."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
-    tokens: Annotated[list[Token], FailFast()]
+    tokens: Annotated[list[Token], Field(max_length=_MOST_DETOKENISED, fail_fast=True)]

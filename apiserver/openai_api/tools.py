@@ -13,20 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict
-
+from apiserver.openai_api.limited import Limited
 from realengine.grammar import ANY_OBJECT
 
 
-class _Name(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Name(Limited):
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Limited):
     """The tool that must be called."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["function"] = "function"
     function: _Name
 

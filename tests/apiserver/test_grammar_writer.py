@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from apiserver.openai_api.grammar_writer import GrammarWriter
+from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
 from apiserver.openai_api.refusal import Refusal
 from realengine.grammar import json_grammar, regex_grammar
 from serving.errors import UserError
@@ -22,7 +22,7 @@ def written(*constraints: Any, within_s: float = 30.0) -> list[Any]:
 
     async def write() -> list[Any]:
         writer = GrammarWriter(within_s)
-        answers = await asyncio.gather(*map(writer.write, constraints), return_exceptions=True)
+        answers = await asyncio.gather(*map(writer.write, map(as_text, constraints)), return_exceptions=True)
         await writer.close()
         return answers
 
@@ -51,12 +51,12 @@ def test_a_grammar_that_takes_too_long_ends_with_its_process() -> None:
 
     async def write() -> None:
         writer = GrammarWriter()
-        await writer.write({"json": SCHEMA})
+        await writer.write(as_text({"json": SCHEMA}))
         process, writer._within_s = writer._process, 0.0
         with pytest.raises(UserError, match="takes more than 0 s"):
-            await writer.write({"regex": "a"})
+            await writer.write(as_text({"regex": "a"}))
         writer._within_s = 30.0
-        assert await writer.write({"regex": "a"}) == regex_grammar("a")
+        assert await writer.write(as_text({"regex": "a"})) == regex_grammar("a")
         assert process is not None and process is not writer._process and await process.wait() < 0
         await writer.close()
 
@@ -66,15 +66,15 @@ def test_a_grammar_that_takes_too_long_ends_with_its_process() -> None:
 def test_a_client_that_leaves_ends_the_process_of_its_grammar() -> None:
     async def write() -> None:
         writer = GrammarWriter(30.0)
-        await writer.write({"json": SCHEMA})
+        await writer.write(as_text({"json": SCHEMA}))
         process = writer._process
-        left = asyncio.create_task(writer.write({"regex": "b"}))
+        left = asyncio.create_task(writer.write(as_text({"regex": "b"})))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         left.cancel()
         await asyncio.gather(left, return_exceptions=True)
         assert process is not None and await process.wait() < 0
-        assert await writer.write({"regex": "b"}) == regex_grammar("b")
+        assert await writer.write(as_text({"regex": "b"})) == regex_grammar("b")
         await writer.close()
 
     asyncio.run(write())
