@@ -146,6 +146,16 @@ class Late(Message):
     sum_s: float
 
 
+class Pulse(Message):
+    """A question whether the engine process still runs; `Alive` answers it."""
+
+
+class Alive(Message):
+    """The answer of an engine process that runs; `well` is False if one of its engines was stopped."""
+
+    well: bool
+
+
 class Scrape(Message):
     """A request for the metrics of all replicas or of one; a `Reply` with the same id answers it."""
 
@@ -198,8 +208,8 @@ class Drain(Message):
     """A message from the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Late | Scrape | Follow
-From = About | Outputs | Reply | Drain
+To = Hello | Add | Abort | Delivered | Late | Pulse | Scrape | Follow
+From = About | Outputs | Alive | Reply | Drain
 
 encode = msgspec.msgpack.Encoder().encode
 read_request = msgspec.msgpack.Decoder(To).decode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from time import monotonic_ns, time
@@ -17,7 +17,7 @@ from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
 from apiserver.messages import About, Add
 from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
-from apiserver.openai_api.api_keys import check_key
+from apiserver.openai_api.api_keys import check_host, check_key
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
 from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
@@ -41,7 +41,7 @@ from serving.errors import UserError
 from serving.version import __version__
 
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
-_OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key
+_OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key, and no name of the host
 _MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a prompt of the model is not longer
 _MOST_ANSWERS = 4096  # maximum number of answers to one request: vLLM has no such limit
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
@@ -52,7 +52,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Api:
     """The HTTP handlers, which pass requests to `engine`; `texts` returns the tokenizer of the served model.
 
-    A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them.
+    A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
+    `hosts` are given, it must call the server by one of these names.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Api:
         bodies: Bodies,
         deadline_s: float,
         keys: Sequence[bytes] = (),
+        hosts: Collection[str] = (),
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -69,12 +71,13 @@ class Api:
         self._deadline_s = deadline_s
         self._bodies = bodies
         self._keys = keys
+        self._hosts = hosts
         self._grammars = GrammarWriter()
         self._created = int(time())
 
     def application(self, place: int | None = None) -> web.Application:
         """Return the application for a port that serves every replica, or only the replica at `place`."""
-        app = web.Application(middlewares=[refusals, self._keyed])
+        app = web.Application(middlewares=[refusals, self._guarded])
         app[_PLACE] = place
         app.on_cleanup.append(self._ended)
         post = partial(web.post, expect_handler=expect)
@@ -102,17 +105,19 @@ class Api:
         self._bodies.close()
 
     @web.middleware
-    async def _keyed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._keys and request.path not in _OPEN:
-            check_key(request.headers.get("Authorization", ""), self._keys)
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in _OPEN:
+            if self._hosts:
+                check_host(request.host, self._hosts)
+            if self._keys:
+                check_key(request.headers.get("Authorization", ""), self._keys)
         return await handler(request)
 
     # Endpoints for operators
 
     async def health(self, request: web.Request) -> web.Response:
-        """Answer 200 if this process runs and, on a port of one replica, if the replica is alive."""
-        if request.app[_PLACE] is not None:
-            self._engine.replica(request.app[_PLACE])
+        """Answer 200 if the engine process runs and, on a port of one replica, if the replica is alive, else 503."""
+        self._engine.replica(request.app[_PLACE])
         return web.Response()
 
     async def ready(self, request: web.Request) -> web.Response:

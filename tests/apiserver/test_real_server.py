@@ -220,8 +220,12 @@ def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(re
     assert len(kv_batches(real.replays)) == before + len(batches)  # what is known is not stored again
 
     (router,) = real.server.processes()["engine"]
-    for engine in Path(f"/proc/{router}/task/{router}/children").read_text().split():
-        os.kill(int(engine), signal.SIGKILL)
+    engines = [int(engine) for engine in Path(f"/proc/{router}/task/{router}/children").read_text().split()]
+    for number, health in ((signal.SIGSTOP, 503), (signal.SIGCONT, 200)):
+        os.kill(engines[-1], number)
+        until(lambda health=health: real.server.ask("GET", "/health").status == health)
+    for engine in engines:
+        os.kill(engine, signal.SIGKILL)
     until(lambda: real.server.ask("GET", "/ready").status == 503)
     until(lambda: real.server.ask("GET", "/ready").status == 200)
     assert kv_batches(real.replays) == [(f"kv of {MODEL}", 0, [{"type": "AllBlocksCleared"}])]
