@@ -301,7 +301,8 @@ class Api:
     ) -> web.StreamResponse:
         """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text."""
         about, texts = self._served()
-        answer_id = _plain_header(request, "X-Request-Id", 128) or f"{style.id_prefix}-{uuid4().hex}"
+        given_id = _plain_header(request, "X-Request-Id", 128) or body.request_id
+        answer_id = given_id or f"{style.id_prefix}-{uuid4().hex}"
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         transfer = body.kv_transfer_params or KvTransferParams()
         source = transfer.source(about, bool(body.stream))

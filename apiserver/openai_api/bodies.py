@@ -10,8 +10,9 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import TypeVar
 
 from aiohttp import web
@@ -24,6 +25,7 @@ _LONG = 1 << 14  # bytes from which a body counts, waits for its turn, and is to
 _VERY_LONG = 1 << 17
 _LONG_AT_A_TIME = 2
 _VERY_LONG_AT_A_TIME = 1
+_MOST_VALUES = 1 << 19  # numbers, texts and so on in a body, counted by its commas
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -35,17 +37,22 @@ class Given:
         self._data = data
         self._threads = threads
         self._is_long = len(data) >= _LONG
+        self.parsed_s = 0.0  # seconds in which nothing else ran
 
     def parse(self, kind: type[Kind]) -> Kind:
         """Parse the body, and drop its bytes. Raises Refusal if it is not valid."""
         data, self._data = self._data, bytearray()
+        if data.count(b",") > _MOST_VALUES:
+            raise Refusal(413, f"the body has more than {_MOST_VALUES} commas; send less")
         gc.disable()  # a search for cycles in a million new objects takes seconds
+        began_s = monotonic()
         try:
             return kind.model_validate_json(data)
         except ValidationError as error:
             raise invalid(error) from None
         finally:
             gc.enable()
+            self.parsed_s = monotonic() - began_s
 
     async def apart(self, tokenise: Callable[[], list[int]]) -> list[int]:
         """Return the tokens of the body; a long body is tokenised in a thread, so that other requests do not wait.
@@ -98,10 +105,16 @@ class Bodies:
         mine = _Unfinished(asyncio.timeout(self._within_s))
         try:
             given = Given(data := await self._read(request, mine), self._threads)
-            turn = self._turn(len(data))
+            turns = self._turns(len(data))
             del data
-            async with turn:
+            if turns is None:
                 yield given
+                return
+            await turns.acquire()
+            try:
+                yield given
+            finally:  # others may run for as long as they had to wait
+                asyncio.get_running_loop().call_later(given.parsed_s, turns.release)
         finally:
             self._left += mine.counted
 
@@ -141,9 +154,9 @@ class Bodies:
                 raise _no_memory()
             longest.deadline.reschedule(asyncio.get_running_loop().time())
 
-    def _turn(self, size: int) -> AbstractAsyncContextManager[None]:
+    def _turns(self, size: int) -> asyncio.Semaphore | None:
         if size < _LONG:
-            return nullcontext()
+            return None
         return self._very_long if size >= _VERY_LONG else self._long
 
 

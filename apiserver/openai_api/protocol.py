@@ -99,7 +99,7 @@ class StreamOptions(Limited):
 
 
 _INPUT = {
-    *("prompt", "messages", "tools", "chat_template_kwargs", "metadata", "logit_bias", "bad_words"),
+    *("prompt", "messages", "tools", "documents", "chat_template_kwargs", "metadata", "logit_bias", "bad_words"),
     *("allowed_token_ids", "response_format", "structured_outputs"),
 }
 
@@ -114,6 +114,7 @@ class Generation(Limited):
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
+    request_id: Annotated[str, Field(pattern=r"^[ -~]{0,128}$")] = ""
     priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
     kv_transfer_params: KvTransferParams | None = None
 
@@ -149,6 +150,8 @@ class Generation(Limited):
     truncation_side: Literal["left", "right"] | None = None
 
     # Fields without effect here
+    session_id: _Label | None = None
+    return_token_offsets: StrictBool | None = False  # vLLM ignores it at these endpoints, too
     spaces_between_special_tokens: StrictBool = True
     length_penalty: neutral(1) = 1  # type: ignore[valid-type]
     use_beam_search: neutral(False) = False  # type: ignore[valid-type]
@@ -156,6 +159,16 @@ class Generation(Limited):
     # Fields that are not supported
     prompt_logprobs: neutral(None) = None  # type: ignore[valid-type]
     logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
+    cache_salt: neutral(None) = None  # type: ignore[valid-type]
+    ec_transfer_params: neutral(None, {}) = None  # type: ignore[valid-type]
+    mm_payload: neutral("tensors") = "tensors"  # type: ignore[valid-type]
+    repetition_detection: neutral(None) = None  # type: ignore[valid-type]
+    return_mm_kwargs: neutral(None, False) = None  # type: ignore[valid-type]
+    routed_experts_prompt_start: neutral(0) = 0  # type: ignore[valid-type]
+    stream_interval: neutral(None, 1) = None  # type: ignore[valid-type]
+    thinking_token_budget: neutral(None) = None  # type: ignore[valid-type]
+    vllm_xargs: neutral(None, {}) = None  # type: ignore[valid-type]
+    watermarking: neutral(None, False) = None  # type: ignore[valid-type]
 
     @field_validator("stream_options")
     @classmethod
@@ -202,6 +215,7 @@ class CompletionRequest(Generation):
     add_special_tokens: StrictBool = True
 
     best_of: neutral(1, None) = None  # type: ignore[valid-type]
+    prompt_embeds: neutral(None) = None  # type: ignore[valid-type]
     suffix: neutral(None) = None  # type: ignore[valid-type]
 
     @field_validator("logprobs")
@@ -254,6 +268,11 @@ class _Chat(Limited):
     continue_final_message: StrictBool = False
     add_special_tokens: StrictBool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, str]], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    reasoning_effort: _Label | None = None
+    chat_template: neutral(None) = None  # type: ignore[valid-type]
+    media_io_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
+    mm_processor_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
 
     @field_validator("continue_final_message")
     @classmethod
@@ -263,14 +282,16 @@ class _Chat(Limited):
         return goes_on
 
     def for_template(self) -> dict[str, Any]:
-        """Return the arguments of `Texts.chat`."""
+        """Return the arguments of `Texts.chat_text`; as in vLLM, the template also gets two fields of the body."""
+        given = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        of_body = {name: value for name, value in given.items() if value is not None}
         return {
             "messages": [message.for_template() for message in self.messages],
             "tools": self.tools,
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
             "special": self.add_special_tokens,
-            "more": self.chat_template_kwargs,
+            "more": {**(self.chat_template_kwargs or {}), **of_body},
         }
 
 
@@ -282,7 +303,6 @@ class ChatRequest(_Chat, Generation):
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
 
     parallel_tool_calls: StrictBool | None = True
-    reasoning_effort: _Label | None = None
     include_reasoning: StrictBool = True
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
     store: StrictBool | None = None
@@ -292,6 +312,7 @@ class ChatRequest(_Chat, Generation):
 
     tool_choice: ToolChoice | None = None
     echo: neutral(False) = False  # type: ignore[valid-type]
+    return_prompt_text: neutral(None, False) = None  # type: ignore[valid-type]
 
     @field_validator("tool_choice")
     @classmethod

@@ -90,11 +90,11 @@ def served(client: Callable[[int], Awaitable[None]], within_s: float = 60.0, lim
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def sends(port: int, length: int, sent: int) -> Ends:
-    """Send the first `sent` bytes of a body of `length`."""
+async def sends(port: int, length: int, path: str, sent: bytes) -> Ends:
+    """Send the beginning of a body of `length`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
-    writer.write(head.encode() + b" " * sent)
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    writer.write(head.encode() + sent)
     await writer.drain()
     return reader, writer
 
@@ -107,10 +107,10 @@ def test_the_longest_unfinished_body_gives_way(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bodies, "_BUDGET", 0)  # so that four of the longest bodies are the budget
 
     async def client(port: int) -> None:
-        long = [await sends(port, 1 << 20, size) for size in (1_000_000, 1_040_000, 1_020_000, 1_010_000)]
-        short = await sends(port, 100, 100)
+        long = [await sends(port, 1 << 20, "/", b" " * size) for size in (1_000_000, 1_040_000, 1_020_000, 1_010_000)]
+        short = await sends(port, 100, "/", b" " * 100)
         assert await status(short) == 200
-        other = await sends(port, 500_000, 500_000)
+        other = await sends(port, 500_000, "/", b" " * (500_000))
         assert await status(other) == 200, "a shorter body is taken"
         assert await status(long[1]) == 503, "the longest gave way"
         for at, size in ((0, 1_000_000), (2, 1_020_000), (3, 1_010_000)):
@@ -124,7 +124,7 @@ def test_the_longest_unfinished_body_gives_way(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_body_that_is_too_long_or_too_slow_is_refused() -> None:
     async def client(port: int) -> None:
-        long, slow = await sends(port, 2 << 20, (1 << 20) + 1), await sends(port, 100, 99)
+        long, slow = await sends(port, 2 << 20, "/", b" " * ((1 << 20) + 1)), await sends(port, 100, "/", b" " * 99)
         assert (await status(long), await status(slow)) == (413, 408)
         for _, writer in (long, slow):
             writer.close()

@@ -142,7 +142,7 @@ def test_keys_and_tls(tmp_path):
         shown = {"Authorization": "bearer secret-one"}
         for host, status in (("a.example:80", 200), ("b.example", 400), ("127.0.0.1.b.example", 400), ("[::1", 400)):
             assert server.ask("GET", "/v1/models", None, Host=host, **shown).status == status
-            assert server.ask("GET", "/health", None, Host=host).status == (200 if host != "[::1" else 400)
+            assert server.ask("GET", "/health", None, Host=host).status == 200, "a probe may call it by its address"
         assert server.ask("GET", "/ready").status == server.ask("GET", "/metrics").status == 200
         assert b" 200 " not in server.raw(b"GET / HTTP/1.1\r\n\r\n")
         assert "secret" not in server.said
@@ -150,6 +150,7 @@ def test_keys_and_tls(tmp_path):
 
 def test_an_engine_process_that_dies_comes_back_and_ends_at_once_when_asked_twice(tmp_path):
     with serving(tmp_path, *TWIN, "-o", tmp_path / "out") as server:
+        one_that_is_stopped_is_noticed(server)
         with Stream(server) as stream:
             assert len(stream.words(2)) == 2
             server.process.send_signal(signal.SIGSTOP)  # so that nothing is started again before it was looked at
@@ -160,7 +161,6 @@ def test_an_engine_process_that_dies_comes_back_and_ends_at_once_when_asked_twic
             assert server.ask("GET", "/ready").status == server.complete().status == 503
             server.process.send_signal(signal.SIGCONT)
         soon(lambda: server.ask("GET", "/ready").status == 200)
-        one_that_is_stopped_is_noticed(server)
         asked_twice_it_ends_at_once(server)
     for name, status in (("out", "interrupted"), ("out-2", "complete")):  # nothing that was recorded is lost
         recording = Recording.load(tmp_path / name)
@@ -177,7 +177,6 @@ def one_that_is_stopped_is_noticed(server):
     assert server.complete().status == 503
     os.kill(engine, signal.SIGCONT)
     soon(lambda: server.ask("GET", "/health").status == 200)
-    assert answered(server)
 
 
 def asked_twice_it_ends_at_once(server):
