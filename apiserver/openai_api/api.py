@@ -492,11 +492,14 @@ def _plain_header(request: web.Request, name: str, most: int) -> str:
 
 @web.middleware
 async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every exception of a handler into OpenAI's error document."""
+    """Turn every exception of a handler into OpenAI's error document.
+
+    No variable outlives its `except`: an exception holds the frames of its traceback, and with them a parsed body.
+    """
     try:
         return await handler(request)
     except Refusal as error:
-        refusal = error
+        return answer_to(error)
     except Cut:
         if request.transport is not None:
             request.transport.abort()
@@ -506,13 +509,12 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
     except ConnectionError:
         raise  # the client is gone
     except UserError as error:
-        refusal = Refusal(400, f"{error.field}: {error.remedy}", error.field)
+        return answer_to(Refusal(400, f"{error.field}: {error.remedy}", error.field))
     except web.HTTPException as error:
-        refusal = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
+        return answer_to(Refusal(error.status, f"{request.method} {request.path}: {error.reason}"))
     except Exception:
         LOG.exception("a request failed")
-        refusal = Refusal(500, "the server has made a mistake; its log says more")
-    return answer_to(refusal)
+        return answer_to(Refusal(500, "the server has made a mistake; its log says more"))
 
 
 def texts_of(about: About) -> Texts:

@@ -36,7 +36,7 @@ _MOST_BIASED = 1024
 _MOST_ALLOWED = 4096  # token ids in `allowed_token_ids`
 _MOST_DETOKENISED = 1 << 18
 _MOST_METADATA = 16  # OpenAI's limit
-_MOST_MESSAGES = 1 << 14
+_MOST_MESSAGES = 1 << 14  # also parts of a message
 _MOST_TOOLS = 1024
 _MOST_PROMPTS = 4096
 
@@ -249,7 +249,7 @@ class ChatMessage(Limited):
 
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[Part], Field(max_length=_MOST_MESSAGES, fail_fast=True)] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it, with its content as one text."""

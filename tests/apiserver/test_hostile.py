@@ -25,8 +25,10 @@ SAID = '{"messages":[{"role":"user","content":"a"}],'
 
 
 def listed(begin: str, item: str, end: str) -> bytes:
-    """Return a body of 4 MB, in which `item` is repeated."""
-    return (begin + ",".join([item] * ((SIZE - len(begin) - len(end)) // (len(item) + 1))) + end).encode()
+    """Return a body of 4 MB, in which `item` is repeated as often as a body may have commas."""
+    times = min((SIZE - len(begin) - len(end)) // (len(item) + 1), 520_000 // (1 + item.count(",")))
+    padding = " " * (SIZE - len(begin) - len(end) - times * (len(item) + 1))
+    return (begin + padding + ",".join([item] * times) + end).encode()
 
 
 def fields(begin: str, value: str, end: str) -> bytes:
@@ -44,6 +46,7 @@ def schema(number: int) -> dict[str, Any]:
 
 def hostile(number: int) -> Iterator[tuple[str, bytes]]:
     """Yield the paths and bodies of hostile requests; some are new for each `number`."""
+    yield COMPLETE, b'{"prompt":[' + b"1," * (SIZE // 2 - 10) + b"1]}"
     yield COMPLETE, listed('{"prompt":[1,', "null", "]}")
     yield COMPLETE, listed('{"prompt":["a",', "0", "]}")
     yield COMPLETE, listed('{"prompt":[', "[1]", "]}")
