@@ -9,7 +9,7 @@ no request shares tokens, the simulator counts blocks instead of identifying the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -32,7 +32,8 @@ class WorkloadRequest:
 
     `session` names the conversation, empty if there is none, and `turn` is the request's turn in it, from 0. A turn
     with a `think_ns` comes this time after the end of the previous turn, but not before its `arrival_ns`. A turn
-    without one comes at `arrival_ns`, even if the previous turn is not answered. At `cancel_ns` since the start of the
+    without one comes at `arrival_ns`, even if the previous turn is not answered. With `ends_session` the client says
+    that no turn follows (`with_session_ends`). At `cancel_ns` since the start of the
     workload the client hangs up, if the request has not ended. At `stop_ns` a stop string ends the answer.
 
     The answer of a `structured` request follows a grammar, so each of its tokens needs a mask. Compiling the grammar
@@ -60,6 +61,7 @@ class WorkloadRequest:
     grammar_compile_ns: int = 0
     max_tokens: int | None = None
     adapter: str = ""
+    ends_session: bool = False
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
@@ -122,6 +124,19 @@ def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:
         if was != is_now:
             return f"came with {name} {was}, which is {is_now} now"
     return ""
+
+
+def with_session_ends(workload: Workload) -> Workload:
+    """Return `workload`, with its requests in a list, in which the last turn of each session ends the session.
+
+    A workload that says itself where sessions end stays as it is.
+    """
+    requests = list(workload.requests)
+    if any(request.ends_session for request in requests):
+        return replace(workload, requests=requests)
+    last = {request.session: request.id for request in requests if request.session}
+    ended = [replace(r, ends_session=True) if last.get(r.session) == r.id else r for r in requests]
+    return replace(workload, requests=ended)
 
 
 def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:

@@ -26,7 +26,7 @@ from serving.kv.external import ExternalKv
 from serving.scheduler import POLICIES
 from serving.user_code.call_limit import watching
 from serving.user_code.plugins import Replaced, functions_of, replaced
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Workload, WorkloadRequest, with_session_ends
 from sim.adapter_slots import AdapterUse
 from sim.api_server import ApiServer
 from sim.autoscaler import Autoscaler, autoscaling
@@ -175,6 +175,8 @@ class Cluster:
         """
         self._log.counted_from_ns = workload.warm_up_ns
         self._log.counted_from_id = workload.warm_up_requests
+        if any(pool.deployment.scheduler.kv_eviction == "session" for pool in self._fleet.pools):
+            workload = with_session_ends(workload)
         self._begin()
         send = self._gateway.offer if self._api_server is None else self._api_server.send
         self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), send)

@@ -8,6 +8,7 @@ share follows from the numbers of its evidence. The counterfactuals in `diagnosi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,6 +66,9 @@ def _turned_away(e: Evidence) -> Finding | None:
     return Finding(share, f"{shown} of {total:,}")
 
 
+_PLURALS = {"crash": "crashes", "interruption": "interruptions"}
+
+
 def _failures(e: Evidence) -> Finding | None:
     """Return a symptom of the pool that failures hit hardest, by its time without replicas or its lost replica time."""
     replica_lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
@@ -72,14 +76,15 @@ def _failures(e: Evidence) -> Finding | None:
     pools = sorted({life["pool"] for life in replica_lives})
     for pool in pools:
         mine = [life for life in replica_lives if life["pool"] == pool]
-        crashes = sum(life["ended_by"] == "crash" for life in mine)
+        losses = Counter(life["ended_by"] for life in mine if life["ended_by"] in ("crash", "interruption"))
         first = sum(life["ready_ns"] == 0 for life in mine)
         none, ready = (time(mine, duration_ns) / duration_ns for time in (unserved_ns, serving_ns))
         lost = max(none, 1 - ready / first if first else 0.0)
-        if crashes and lost > worst and (none >= _FEW or lost >= SHARE):
+        if losses and lost > worst and (none >= _FEW or lost >= SHARE):
             outage = f", and none for {shown_share(none, 1)} of the run" if none else ""
             where = f" in the pool {pool}" if len(pools) > 1 else ""
-            text = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {shown_number(ready)} replicas were"
+            named = [f"{n:,} {_PLURALS[cause] if n > 1 else cause}" for cause, n in sorted(losses.items())]
+            text = f"{' and '.join(named)}{where}; {shown_number(ready)} replicas were"
             worst, evidence = lost, f"{text} ready on average, {first:,} at the start{outage}"
     return Finding(worst, evidence) if evidence else None
 

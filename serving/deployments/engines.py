@@ -18,6 +18,7 @@ _STATED = re.compile(rf"({'|'.join(ENGINES)})( \d+\.\d+(\.\d+)?)?")
 _RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 UTILIZATION = 0.92  # share of GPU memory that vLLM 0.33 uses; 0.9 in earlier versions
 BLOCK_SIZE = 16
+_PROMPTS_CAPTURED_SINCE = (0, 8)  # first release of vLLM with the V1 engine by default
 _LARGER_GRAPHS_SINCE = (0, 28)  # first release of vLLM with CUDA graphs of 1,024 tokens on data-center Blackwell
 # vLLM before 0.33: a request that preempts itself ends the step, a state that is read defers hits, and
 # `prefill_schedule_interval` only spaces the prompts of data-parallel ranks.
@@ -62,6 +63,11 @@ def check_engine(stated: str | None) -> str | None:
     return stated
 
 
+def captures_prompts(engine: EngineName) -> bool:
+    """Return whether an engine runs steps with prompts as CUDA graphs: vLLM, but not its V0 engine."""
+    return engine.name == "vllm" and (engine.release is None or engine.release >= _PROMPTS_CAPTURED_SINCE)
+
+
 def captured_tokens(deployment: Deployment, gpu: GpuSpec) -> int:
     """Return the number of tokens of the largest step with prompts that runs as a CUDA graph.
 
@@ -73,7 +79,7 @@ def captured_tokens(deployment: Deployment, gpu: GpuSpec) -> int:
         return 0
     if stated is not None:
         return stated
-    if engine.name != "vllm":
+    if not captures_prompts(engine):
         return 0
     large = gpu.generation == "Blackwell" and (engine.release is None or engine.release >= _LARGER_GRAPHS_SINCE)
     queries = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)

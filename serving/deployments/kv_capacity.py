@@ -228,7 +228,7 @@ def engine_weight_bytes(deployment: Deployment) -> int:
     Raises UserError if the deployment's model is not known.
     """
     stages = stage_weight_bytes(find_model(deployment.model), deployment)
-    return deployment.tensor_parallel_size * sum(stages)
+    return deployment.tensor_parallel_size * deployment.prefill_context_parallel_size * sum(stages)
 
 
 def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
@@ -255,7 +255,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     """Return the bytes of the weights of all layers, on one device.
 
     Norms and routers stay in `dtype`. KV projections are repeated if there are fewer KV heads than devices. Experts are
-    spread over the whole data-parallel group.
+    spread over all tensor-parallel groups of a stage.
     """
     tp, hidden = deployment.tensor_parallel_size, model.hidden_size
     plain, sparse = DTYPE_BYTES[deployment.dtype], model.moe_layers
@@ -276,7 +276,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     # decode needs the expansion matrices in 16 bits, so quantised weights have a second copy
     if model.latent is not None:
         own, shared = model.attention_parameters, model.latent.shared_parameters(hidden)
-        quantised = [part for part in stored(model, deployment, "qkv", model.num_layers) if part.width != plain]
+        quantised = [part for part in stored(model, deployment, "qkv", model.kv_layers) if part.width != plain]
         copies = sum(part.layers for part in quantised)
         expanding = plain * copies * model.latent.expansion_parameters(model.num_heads) / tp
     out = model.attention_out_parameters
@@ -290,7 +290,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
         + plain * (2 * hidden * model.num_layers + model.plain_parameters)
         + taken(
             "experts",
-            model.num_experts * model.expert_parameters * padded / (tp * deployment.data_parallel_size),
+            model.num_experts * model.expert_parameters * padded / deployment.expert_gpus,
             sparse,
         )
         + plain * model.router_parameters * sparse
@@ -307,7 +307,8 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
     attention holds Q, K, V and its output.
     """
     tp, tokens = deployment.tensor_parallel_size, deployment.scheduler.max_num_batched_tokens
-    ranks = deployment.data_parallel_size
+    tokens = -(-tokens // deployment.prefill_context_parallel_size)
+    ranks = deployment.expert_gpus // tp
     widths = [2 * (model.num_heads + model.num_kv_heads) * model.head_dim / tp]
     if model.latent is not None:
         widths = [2 * model.num_heads * (model.head_dim + model.latent.v_head_dim) / tp]

@@ -269,6 +269,18 @@ def test_a_policy_that_vllm_lacks_has_no_such_command() -> None:
         vllm_command(Deployment(policy="sjf"))
 
 
+def test_context_parallelism_is_vllm_s_where_it_has_it() -> None:
+    shared = {"tensor_parallel_size": 4, "scheduler": {"block_size": 64}}
+    both = ("prefill_context_parallel_size", 2), ("decode_context_parallel_size", 4)
+    for name, size in both:
+        stated = Deployment.model_validate({"model": "DeepSeek-V3", **shared, name: size})
+        words = vllm_command(stated).split()
+        assert words[words.index(f"--{name.replace('_', '-')}") + 1] == str(size)
+        assert ("--block-size" in words) == (name == "prefill_context_parallel_size")
+    with pytest.raises(UserError, match="needs latent attention in vLLM"):
+        vllm_command(Deployment(model="Llama-3.1-8B", prefill_context_parallel_size=2))
+
+
 def test_four_bits_have_a_command_only_where_a_checkpoint_has_them() -> None:
     with pytest.raises(UserError, match=r"int4.*name a checkpoint in GPTQ or AWQ"):
         vllm_command(Deployment(model="Llama-3.1-70B", quantization="int4"))
