@@ -357,7 +357,7 @@ class _Run:
             limits = SamplingParams(
                 max_new_tokens=most,
                 stop_token_ids=last if most > given["output_len"] else None,
-                ignore_eos=given.get("ignore_eos", False),
+                ignore_eos="max_tokens" not in given,  # a stated length, as benchmarks ask for
             )
             limits.normalize(None)
             request = Req(

@@ -17,22 +17,21 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     recording = random_recording(chance, "fcfs", overlapped, sharing=True)
     given, requests = recording["config"], recording["requests"]
     size = chance.choice([1, 1, 1, 2, 4, 16, 64])
-    if family == "long":
+    if family in ("long", "tight"):
         requests = longer(requests, chance)
     for request in requests:
-        if "max_tokens" not in request and chance.random() < 0.5:
+        if "max_tokens" not in request and chance.random() < (0.9 if family == "tight" else 0.5):
             request["max_tokens"] = request["output_len"] + chance.choice([0, 0, 1, 5, 40])
-        if request.get("max_tokens", request["output_len"]) == request["output_len"] and chance.random() < 0.5:
-            request["ignore_eos"] = True
     longest = max(sum(n for _, n in r["prompt"]) + r.get("max_tokens", r["output_len"]) for r in requests)
+    whole = sum(tokens for request in requests for _, tokens in request["prompt"]) + longest
     need = -(-longest // size) + 3
-    room = [0, 1, need // 2, need] if family == "tight" else [need // 2, need, 3 * need, 8 * need]
+    room = [0, 1, need // 4, need // 2] if family == "tight" else [need // 2, need, 3 * need, 8 * need]
     chunk = size * chance.choice([1, 2, 5]) + chance.choice([0, 0, 1, 3])
-    seats = chance.choice([1, 2, 4, 16, 16])
+    seats = chance.choice([4, 16] if family == "tight" else [1, 2, 4, 16, 16])
     chunked = family == "mixed chunks" or chance.random() < 0.8
     config = {
         "max_num_seqs": seats,
-        "max_num_batched_tokens": max(chunk + chance.choice([0, 16, 40]), seats + size) if chunked else longest + 20,
+        "max_num_batched_tokens": max(chunk + chance.choice([0, 16, 40]), seats + size) if chunked else whole,
         "max_model_len": longest + chance.choice([0, 0, 1, 20]),
         "block_size": size,
         "num_blocks": 1 + need + chance.choice(room),
@@ -41,7 +40,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         "async_scheduling": overlapped,
         "max_prefill_tokens": chance.choice([16384, 16384, 40, longest]),
         "schedule_policy": "lpm" if family == "longest prefix" else chance.choice(["fcfs", "fcfs", "lpm"]),
-        "schedule_conservativeness": chance.choice([1.0, 1.0, 0.3, 0.1]),
+        "schedule_conservativeness": chance.choice([0.3, 0.1, 0.02] if family == "tight" else [1.0, 1.0, 0.3, 0.1]),
     }
     if family == "mixed chunks":
         config["enable_mixed_chunk"] = True
