@@ -37,7 +37,7 @@ class SchedulerConfig(TerseSettings):
         "kv_groups", "state_blocks", "mamba_cache_mode", "num_prefill_checkpoint_blocks",
         "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
         "static_timeout_ms", "scheduler_recv_interval", "schedule_policy", "schedule_conservativeness",
-        "max_prefill_tokens", "enable_mixed_chunk", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+        "max_prefill_tokens", "enable_mixed_chunk", "sglang_outline", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
         "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
@@ -201,6 +201,11 @@ class SchedulerConfig(TerseSettings):
     )
     enable_mixed_chunk: bool = Field(
         False, description="sglang: compute prompts and decodes in one step (needs enable_chunked_prefill)"
+    )
+    sglang_outline: bool = Field(
+        False,
+        description="sglang: only outline SGLang's rules, on vLLM's blocks. Follows from the deployment: true with "
+        "pipeline stages or KV from outside the engine",
     )
     batch_wait_timeout_iters: int = Field(
         0,
@@ -542,6 +547,8 @@ class Deployment(TerseSettings):
             scheduler = scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
         if scheduler.attention_dp_timeout_iters and self.data_parallel_size > 1:
             scheduler = scheduler.model_copy(update={"attention_dp_ranks": self.data_parallel_size})
+        if self.policy == "sglang" and (self.pipeline_parallel_size > 1 or self.kv_tiers is not None):
+            scheduler = scheduler.model_copy(update={"sglang_outline": True})
         return scheduler
 
     def rescheduled(self, **changes: Any) -> Deployment:

@@ -1,4 +1,4 @@
-"""The `sglang` policy: SGLang's defaults that differ from vLLM's, modelled on its `Scheduler` and `PrefillAdder`.
+"""An outline of SGLang's rules on vLLM's blocks, for what `sglang_scheduler.py` does not cover.
 
 Prompts and decodes never share a step (no `--enable-mixed-chunk`), and prompts come first. The scheduler looks for new
 requests after every step with prompts, when nothing runs, and otherwise once in `scheduler_recv_interval` decode steps
@@ -17,7 +17,7 @@ from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 
 
-class SglangScheduler(PrefillFirstScheduler):
+class SglangOutline(PrefillFirstScheduler):
     """A scheduler with prefill first, which looks for new requests only at intervals."""
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:

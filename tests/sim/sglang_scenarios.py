@@ -17,15 +17,19 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     recording = random_recording(chance, "fcfs", overlapped, sharing=True)
     given, requests = recording["config"], recording["requests"]
     size = chance.choice([1, 1, 1, 2, 4, 16, 64])
-    if family in ("long", "tight"):
+    if family == "long":
         requests = longer(requests, chance)
+    if family == "tight":
+        for request in requests:
+            request |= {"output_len": chance.randint(1, 150)}
+            request.pop("max_tokens", None)
     for request in requests:
         if "max_tokens" not in request and chance.random() < (0.9 if family == "tight" else 0.5):
             request["max_tokens"] = request["output_len"] + chance.choice([0, 0, 1, 5, 40])
     longest = max(sum(n for _, n in r["prompt"]) + r.get("max_tokens", r["output_len"]) for r in requests)
-    whole = sum(tokens for request in requests for _, tokens in request["prompt"]) + longest
+    whole = sum(tokens for request in requests for _, tokens in request["prompt"]) + longest + 20
     need = -(-longest // size) + 3
-    room = [0, 1, need // 4, need // 2] if family == "tight" else [need // 2, need, 3 * need, 8 * need]
+    room = [need // 8, need // 2, need] if family == "tight" else [need // 2, need, 3 * need, 8 * need]
     chunk = size * chance.choice([1, 2, 5]) + chance.choice([0, 0, 1, 3])
     seats = chance.choice([4, 16] if family == "tight" else [1, 2, 4, 16, 16])
     chunked = family == "mixed chunks" or chance.random() < 0.8
