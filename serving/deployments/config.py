@@ -547,7 +547,7 @@ class Deployment(TerseSettings):
             scheduler = scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
         if scheduler.attention_dp_timeout_iters and self.data_parallel_size > 1:
             scheduler = scheduler.model_copy(update={"attention_dp_ranks": self.data_parallel_size})
-        if self.policy == "sglang" and (self.pipeline_parallel_size > 1 or self.kv_tiers is not None):
+        if "sglang" in self.policy and (self.pipeline_parallel_size > 1 or self.kv_tiers is not None):
             scheduler = scheduler.model_copy(update={"sglang_outline": True})
         return scheduler
 
