@@ -96,7 +96,9 @@ class PrefillBudget:
             needed += min(request.max_len - request.known, _MOST_OUTPUT) * part
         self._reserved = mixed + needed  # tokens that requests of this step and running requests will take
         self._taken = mixed  # tokens that requests of this step take at once
-        self._needs: list[tuple[float, int]] | None = None  # of requests with a stated length; see `_fits_without_cache`
+        self._needs: list[tuple[float, int]] | None = (
+            None  # of requests with a stated length; see `_fits_without_cache`
+        )
         self._added: list[Request] = []
 
     def verdict(self) -> Verdict:
@@ -193,9 +195,7 @@ class PrefillBudget:
             return
         assert self._needs is not None
         place = len(self._needs)
-        if in_order:  # as SGLang inserts: before the first that needs as much, or before the last
-            place = 0
-            for place, (other, _) in enumerate(self._needs):
-                if output <= other:
-                    break
+        if in_order:  # as SGLang inserts: before the first that needs as much, or else before the last
+            as_much = [number for number, (other, _) in enumerate(self._needs) if output <= other]
+            place = as_much[0] if as_much else max(place - 1, 0)
         self._needs.insert(place, (output, request.known))

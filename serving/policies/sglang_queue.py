@@ -1,4 +1,4 @@
-"""The queue of SGLang's waiting requests, and its order: the setting `schedule_policy`, as in SGLang's `SchedulePolicy`.
+"""The queue of SGLang's waiting requests, and its order: the setting `schedule_policy`, as in `SchedulePolicy`.
 
 Requests are sorted just before a step may admit some. `fcfs` keeps the order of arrival, `lpm` puts the longest cached
 prefix first, `dfs-weight` walks the cached prefixes depth first, `lof` puts the largest output limit first. A retracted

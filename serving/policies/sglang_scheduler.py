@@ -5,7 +5,7 @@ admitted while their tokens, and the output that running requests are expected t
 run out later, requests are retracted, those with the fewest output tokens first.
 
 This file follows `Scheduler.get_next_batch_to_run` and the processing of results. `sglang_budget.py` counts what one
-step may still admit (`PrefillAdder`), `sglang_queue.py` orders the queue (`SchedulePolicy`), and `serving/kv/radix_*.py`
+step may still admit (`PrefillAdder`), `sglang_queue.py` orders the queue (`SchedulePolicy`), `serving/kv/radix_*.py`
 keep the pages. `tests/sim/live_sglang.py` records SGLang's own decisions, and `tokentwin conformance` compares.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
+
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
@@ -30,19 +31,15 @@ _RECEIVES = 1000  # weight of a step with prompts on the way to `scheduler_recv_
 
 
 class SglangScheduler(Residents):
-    """SGLang's scheduler.
-
-    Attributes:
-        waiting: requests that are not admitted, in SGLang's order; retracted requests join at the end
-    """
-
-    pool: RadixPool  # type: ignore[assignment]
-    waiting: SglangQueue  # type: ignore[assignment]
+    """SGLang's scheduler. Retracted requests join the end of its queue."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config, shares_prefixes=False)
         caches = config.enable_prefix_caching
-        self.pool = RadixPool(config, SegmentContent(config.block_size) if caches else None)
+        self._pages = RadixPool(config, SegmentContent(config.block_size) if caches else None)
+        self.pool = self._pages
+        self._queue = SglangQueue(config)
+        self.waiting = self._queue
         self.decodes = DecodeSet(config.block_size)
         self._unsteady: dict[int, Request] = {}  # running requests outside the decode set
         self._batch: dict[int, Request] = {}  # requests that decode, in SGLang's order
@@ -67,9 +64,6 @@ class SglangScheduler(Residents):
             remedy = f"must be larger than max_num_seqs {config.max_num_seqs} with enable_mixed_chunk; raise it"
             raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy)
 
-    def new_queue(self) -> SglangQueue:
-        return SglangQueue(self.config)
-
     def connect(self, external: ExternalKv) -> None:
         raise UserError("policy", "sglang", "cannot load KV from outside the engine; choose another policy")
 
@@ -79,7 +73,7 @@ class SglangScheduler(Residents):
         if reason := super()._reason_to_reject(request):
             return reason
         page = self._block_size
-        room = (self.pool.total - -(-request.prompt_len // page) - 1) * page - 1
+        room = (self._pages.total - -(-request.prompt_len // page) - 1) * page - 1
         limit = request.max_len - request.prompt_len
         if room < limit and self._cuts and room > 0:
             request.max_len = request.prompt_len + room
@@ -104,8 +98,8 @@ class SglangScheduler(Residents):
             if request is self._chunked:
                 self._chunked = None
             if keep:
-                self.pool.checkpoint(request, min(request.computed, request.known))
-            self.pool.drop(request)
+                self._pages.checkpoint(request, min(request.computed, request.known))
+            self._pages.drop(request)
         else:
             self.waiting.remove(request)
         request.status = status
@@ -121,7 +115,7 @@ class SglangScheduler(Residents):
             self._ratio.reset()
         chunked = self._chunked
         if chunked is not None and not self._stashed:
-            self.pool.checkpoint(chunked, chunked.computed)
+            self._pages.checkpoint(chunked, chunked.computed)
             self._stashed = True
         self._merge_last()
         if not self._prefill(plan) and self._batch:
@@ -134,11 +128,11 @@ class SglangScheduler(Residents):
         """Take new requests into the queue, at once or when the steps since the last time add up."""
         if self._recv_interval > 1:
             self._counter += _RECEIVES if self._last is not None else 1
-            idle = not self._in_flight and not self.running and not len(self.waiting.seen)
+            idle = not self._in_flight and not self.running and not len(self._queue.seen)
             if self._counter < self._recv_interval and not idle:
                 return
             self._counter = 0
-        self.waiting.look()
+        self._queue.look()
 
     def _merge_last(self) -> None:
         """Let the requests of a step with prompts decode from now on, apart from one with more prompt to come."""
@@ -148,9 +142,7 @@ class SglangScheduler(Residents):
         stay = [
             request
             for request in last
-            if not request.ended
-            and request.status is Status.RUNNING
-            and request is not self._chunked
+            if not request.ended and request.status is Status.RUNNING and request is not self._chunked
         ]
         if len(stay) < len(last) or (stay and not self._batch):
             self._full = False
@@ -171,7 +163,7 @@ class SglangScheduler(Residents):
 
     def _prefill(self, plan: StepPlan) -> bool:
         """Plan prompts; return False if there is nothing to plan."""
-        batch, chunked, waiting = self._batch, self._chunked, self.waiting
+        batch, chunked, waiting = self._batch, self._chunked, self._queue
         if not batch:
             self._full = False
         if chunked is None:
@@ -180,9 +172,9 @@ class SglangScheduler(Residents):
             if self._seats() <= 0:
                 self._full = True
                 return False
-        waiting.sort(self.pool)
+        waiting.sort(self._pages)
         mixed = len(batch) if self._mixes else 0
-        budget = PrefillBudget(self.pool, self.config, self._ratio.now, batch.values(), mixed)
+        budget = PrefillBudget(self._pages, self.config, self._ratio.now, batch.values(), mixed)
         rows: list[tuple[Request, int]] = []
         if chunked is not None:
             tokens, ends = budget.go_on(chunked)
@@ -228,7 +220,7 @@ class SglangScheduler(Residents):
 
     def _admit(self, plan: StepPlan, request: Request, admission: Admission) -> None:
         cached = admission.node.end
-        self.pool.hold(request, admission.node)
+        self._pages.hold(request, admission.node)
         request.count_cached(cached)
         if request.first_hit is None:
             request.first_hit = cached
@@ -243,10 +235,10 @@ class SglangScheduler(Residents):
     def _take_pages(self, rows: list[tuple[Request, int]]) -> None:
         """Take pages for prompts. SGLang frees room for one more page per request than it may need."""
         page, tokens = self._block_size, sum(count for _, count in rows)
-        self.pool.make_room(-(-(tokens + (len(rows) * page if page > 1 else 0)) // page))
+        self._pages.make_room(-(-(tokens + (len(rows) * page if page > 1 else 0)) // page))
         for request, count in rows:
-            self.pool.extend(request, request.computed + count)
-        if self.pool.available < 0:
+            self._pages.extend(request, request.computed + count)
+        if self._pages.available < 0:
             remedy = "is too small: SGLang stops here, because a prompt that it admitted finds no page; raise it"
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
 
@@ -254,7 +246,7 @@ class SglangScheduler(Residents):
         """Let decodes share the step of prompts if there are pages for all of them; return those that do."""
         self._leave_finishing()
         requests = list(self._batch.values())
-        if not requests or not self.pool.make_room(self._new_pages(requests)):
+        if not requests or not self._pages.make_room(self._new_pages(requests)):
             return []
         self._decode_pages(requests)
         for request in requests:
@@ -288,13 +280,13 @@ class SglangScheduler(Residents):
 
     def _decode_pages(self, requests: Collection[Request]) -> None:
         if self._block_size > 1:
-            self.pool.make_room(len(requests))
+            self._pages.make_room(len(requests))
         for request in requests:
-            self.pool.extend(request, request.computed + 1)
+            self._pages.extend(request, request.computed + 1)
 
     def _decode(self, plan: StepPlan) -> None:
         finishing = self._leave_finishing()
-        batch, decodes, pool = self._batch, self.decodes, self.pool
+        batch, decodes, pool = self._batch, self.decodes, self._pages
         if not batch:
             return
         members = len(decodes.members)
@@ -321,7 +313,7 @@ class SglangScheduler(Residents):
 
         Raises UserError if not even one request can decode, where SGLang would abort it.
         """
-        batch, pool = self._batch, self.pool
+        batch, pool = self._batch, self._pages
         kept = sorted(batch.values(), key=lambda request: (request.outputs, -request.prompt_len), reverse=True)
         retracted: list[Request] = []
         while len(kept) > 1 and not (retracted and pool.make_room(self._new_pages(kept))):
@@ -342,7 +334,7 @@ class SglangScheduler(Residents):
         self._order(kept)
         self._ratio.estimate(kept)
         for request in retracted:
-            self.waiting.put_back(request)
+            self._queue.put_back(request)
         plan.preempted += tuple(retracted)
 
     # Rows
@@ -367,7 +359,7 @@ class SglangScheduler(Residents):
     def _tick(self, plan: StepPlan) -> None:
         decodes = self.decodes
         plan.add_decodes(len(decodes.members), decodes.context, decodes.squares)
-        self.pool.available -= len(decodes.at_block_start())
+        self._pages.available -= len(decodes.at_block_start())
         decodes.lag = plan.lag
         leaving = decodes.tick()
         plan.clock = decodes.clock
@@ -418,7 +410,7 @@ class SglangScheduler(Residents):
                 finished.append(request)
                 self._end(request, Status.FINISHED)
             elif number < prompts:
-                self.pool.checkpoint(request, start + tokens)
+                self._pages.checkpoint(request, start + tokens)
         if stopped:
             members = decodes.members
             for request in [members[id] for id in stopped if id in members and members[id].joined < plan.clock]:
@@ -437,14 +429,14 @@ class SglangScheduler(Residents):
             return 0
         if in_flight and in_flight[0].rows_outside_decodes():
             return 0
-        if self.waiting.seen and not self._full:
+        if self._queue.seen and not self._full:
             return 0
         steps = decodes.steps_to_exit() - len(in_flight)
-        if self.waiting.unseen:
+        if self._queue.unseen:
             if self._recv_interval == 1:
                 return 0
             steps = min(steps, self._recv_interval - self._counter - 1)
-        free = self.pool.free
+        free = self._pages.free
         while steps > 0 and decodes.block_starts(steps) > free:
             steps //= 2
         return max(steps, 0)
@@ -453,7 +445,7 @@ class SglangScheduler(Residents):
         decodes = self.decodes
         last = steps == decodes.steps_to_exit()
         quiet = steps - last
-        self.pool.take_for(decodes, quiet, lag=len(self._in_flight))
+        self._pages.take_for(decodes, quiet, lag=len(self._in_flight))
         decodes.skip(quiet)
         self._planned += quiet
         for plan in self._in_flight:
@@ -470,5 +462,4 @@ class SglangScheduler(Residents):
         for request in self.running.values():
             if request.decodes is not None:
                 request.block_count = -(-request.computed // self._block_size)
-        self.pool.check(self.running.values())
-
+        self._pages.check(self.running.values())

@@ -15,12 +15,13 @@ import importlib.machinery
 import json
 import os
 import sys
+import tempfile
 import types
 from array import array
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 # Packages that SGLang imports and this program never calls. Only those that are not installed are replaced.
 _STUBS = {
@@ -72,7 +73,7 @@ def _any_schema(*_: Any) -> Any:
 
 class _Stub(types.ModuleType):
     __version__ = "0.0.0"
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -192,7 +193,7 @@ class _Scheduler(scheduler.Scheduler):  # type: ignore[misc]
         self.spec_algorithm = SpeculativeAlgorithm.from_string(None)
         self.disaggregation_mode = DisaggregationMode.NULL
         self._without_other_features()
-        self.init_running_status_of_batches()
+        self._without_batches()
         self.policy = SchedulePolicy(
             self.schedule_policy, self.tree_cache, False, self.enable_priority_scheduling, True
         )
@@ -228,7 +229,7 @@ class _Scheduler(scheduler.Scheduler):  # type: ignore[misc]
             abort_request=nothing,
         )
 
-    def init_running_status_of_batches(self) -> None:
+    def _without_batches(self) -> None:
         self.waiting_queue: list[Req] = []
         self.running_batch = ScheduleBatch(reqs=[], batch_is_full=False)
         self.last_batch: ScheduleBatch | None = None
@@ -427,7 +428,11 @@ def prepare(folder: str) -> None:
     """Publish SGLang's default settings, and replace what only a device needs. `folder` is for a model's config."""
     Path(folder, "config.json").write_text(json.dumps(_MODEL))
     arguments = ServerArgs(
-        model_path=folder, device="cpu", skip_tokenizer_init=True, attention_backend="torch_native", disable_radix_cache=False
+        model_path=folder,
+        device="cpu",
+        skip_tokenizer_init=True,
+        attention_backend="torch_native",
+        disable_radix_cache=False,
     )
     publish(arguments, role="scheduler")
     schedule_batch.SamplingBatchInfo.from_schedule_batch = lambda *_: _NoSampling()
@@ -435,8 +440,6 @@ def prepare(folder: str) -> None:
 
 
 def main() -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         prepare(folder)
         for path in map(Path, sys.argv[1:]):
@@ -444,10 +447,6 @@ def main() -> None:
             try:
                 recording = record(scenario)
             except Exception as error:  # SGLang refuses the scenario or is stuck: the error is stored
-                if os.environ.get("SHOW_ERRORS", "1"):
-                    import traceback
-
-                    traceback.print_exc()
                 recording = scenario | {"sglang": sglang.__version__, "stuck": repr(error)}
             with gzip.open(path.with_suffix(".rec.json.gz"), "wt") as file:
                 json.dump(recording, file, separators=(",", ":"))
