@@ -27,15 +27,15 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         if "max_tokens" not in request and chance.random() < (0.9 if family == "tight" else 0.5):
             request["max_tokens"] = request["output_len"] + chance.choice([0, 0, 1, 5, 40])
     longest = max(sum(n for _, n in r["prompt"]) + r.get("max_tokens", r["output_len"]) for r in requests)
-    whole = sum(tokens for request in requests for _, tokens in request["prompt"]) + longest + 20
+    whole = sum(tokens + size for request in requests for _, tokens in request["prompt"]) + longest + 20
     need = -(-longest // size) + 3
     room = [need // 8, need // 2, need] if family == "tight" else [need // 2, need, 3 * need, 8 * need]
-    chunk = size * chance.choice([1, 2, 5]) + chance.choice([0, 0, 1, 3])
+    chunk = size * chance.choice([1, 2, 5]) + chance.choice([0, 1, 3, 16, 40])
     seats = chance.choice([4, 16] if family == "tight" else [1, 2, 4, 16, 16])
     chunked = family == "mixed chunks" or chance.random() < 0.8
     config = {
         "max_num_seqs": seats,
-        "max_num_batched_tokens": max(chunk + chance.choice([0, 16, 40]), seats + size) if chunked else whole,
+        "max_num_batched_tokens": -(-max(chunk, seats + size) // size) * size if chunked else whole,
         "max_model_len": longest + chance.choice([0, 0, 1, 20]),
         "block_size": size,
         "num_blocks": 1 + need + chance.choice(room),
