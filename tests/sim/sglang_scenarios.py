@@ -7,7 +7,16 @@ from typing import Any
 
 from sim.checks.live_conformance import COST, random_recording
 
-FAMILIES = ("plain loop", "overlapped loop", "longest prefix", "no radix cache", "tight", "mixed chunks", "long")
+FAMILIES = (
+    "plain loop",
+    "overlapped loop",
+    "longest prefix",
+    "no radix cache",
+    "tight",
+    "mixed chunks",
+    "long",
+    "other orders",
+)
 
 
 def scenario(family: str, seed: int) -> dict[str, Any]:
@@ -50,6 +59,10 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         config["enable_mixed_chunk"] = True
     if family == "no radix cache":
         config["schedule_policy"] = "fcfs"
+    if family == "other orders":
+        config["schedule_policy"] = chance.choice(["lof", "dfs-weight", "fcfs"])
+        config["policy"] = "priority" if config["schedule_policy"] != "dfs-weight" and chance.random() < 0.5 else "fcfs"
+        config["scheduler_recv_interval"] = chance.choice([1, 2, 5, 9])
     assert given["policy"] == "fcfs"
     return {"name": f"{family} {seed}", "config": config, "cost": COST, "requests": requests}
 

@@ -79,7 +79,9 @@ def test_every_recording_of_sglang_is_reproduced(path):
 def test_the_recordings_of_sglang_cover_retraction_shared_prefixes_and_its_settings():
     recordings = [json.loads(gzip.decompress(path.read_bytes())) for path in SGLANG]
     assert {recording["config"]["block_size"] for recording in recordings} >= {1, 16, 64}
-    assert {recording["config"]["schedule_policy"] for recording in recordings} == {"fcfs", "lpm"}
+    assert {recording["config"]["schedule_policy"] for recording in recordings} == {
+        "fcfs", "lpm", "lof", "dfs-weight",
+    }  # fmt: skip
     for overlaps in (False, True):
         of_loop = [recording for recording in recordings if recording["config"]["async_scheduling"] == overlaps]
         assert sum(len(step["pre"]) for recording in of_loop for step in recording["steps"]) > 3
