@@ -128,7 +128,7 @@ class RadixPool:
     def register_decodes(self, decodes: DecodeSet, lag: int) -> None:
         decodes.lag = lag
 
-    # The rest of the protocol of KV memory, for those who only count blocks
+    # The rest of the protocol of KV memory. SGLang's scheduler uses `hold`, `checkpoint` and `drop` instead.
 
     def settled(self, request: Request) -> bool:
         return False
