@@ -39,7 +39,7 @@ demo: setup
 #               process of their own (tests/fast_lane.py says which, and how to measure them again)
 #   test        for every merge: everything that must hold, with a compiled core if there is a C compiler
 #   test-pure   the fast lane of scheduler, simulator and engine, and what counts calls, without a compiled core
-#   test-long   before a release: property searches twenty times as deep and drawn anew, statistical tests whole, soaks,
+#   test-long   before a release: property searches a hundred times as deep and drawn anew, statistical tests whole, soaks,
 #               every kernel compiled for a GPU, the GPU suite dry,
 #               and clients of others (tests marked `deep`)
 # How much a property is searched is a hypothesis profile (tests/budget.py), never a number of a test's own.

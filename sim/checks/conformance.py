@@ -63,9 +63,15 @@ def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[in
     hits: dict[int, int] = {}
     if (outside := recording.outside) is not None:
         cluster.connect(lambda clock, replica: RecordedConnector(clock, replica, outside, hits))
+    encodes = recording.deployment.scheduler.max_num_encoder_input_tokens is not None
+    encoded: list[dict[str, list[int]]] = []
+    if encodes:
+        cluster.replicas[0].on_planned = lambda plan, _: encoded.append(
+            {str(id): items for id, items in plan.encoded.items()}
+        )
     cluster.run(workload)
     steps = []
-    for row in sink.steps.to_pylist():
+    for number, row in enumerate(sink.steps.to_pylist()):
         step = {
             "t": row["plan_ns"],
             "dt": row["end_ns"] - row["start_ns"],
@@ -74,6 +80,8 @@ def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[in
         }
         if recording.deployment.scheduler.async_scheduling or recording.deployment.pipeline_parallel_size > 1:
             step["s"] = row["start_ns"]
+        if encodes:
+            step["enc"] = encoded[number]
         if row["end_ns"] <= recording.ends_ns:
             steps.append(step)
     results = {}

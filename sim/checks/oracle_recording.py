@@ -20,7 +20,7 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.request import Request
 from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest, shares_prefixes
+from serving.workload import Item, Workload, WorkloadRequest, shares_prefixes
 from sim.clock import TRANSFER_ENDS, VirtualClock
 from sim.replica import Replica
 from traces.formats.rows import read_head
@@ -111,6 +111,10 @@ def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str
     return {"prompt": tuple(segments)}
 
 
+def _encoding(encoder: Sequence[int]) -> dict[str, Any]:
+    return {"max_num_encoder_input_tokens": encoder[0], "encoder_cache_size": encoder[1]}
+
+
 # Keys of `config` that are not settings of a scheduler, with functions that return the settings for their values.
 _CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "speculative": _drafting,
@@ -118,6 +122,7 @@ _CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "pp": lambda stages: {},  # number of pipeline stages, which is a setting of the deployment and not of the scheduler
     "v2": lambda runs: {},  # vLLM's V2 model runner, which stages need in the overlapped loop
     "connector": lambda connector: {},  # see `_outside`
+    "encoder": _encoding,  # tokens that a step may encode, and size of the encoder cache
 }
 
 # Keys of each row of `requests`, with functions of value and row that return fields of a `WorkloadRequest`.
@@ -133,12 +138,13 @@ _REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "skip_cache": lambda skips, row: {"skip_reading_prefix_cache": skips},
     "salt": lambda salt, row: {},  # see `_prompt`
     "lora": lambda number, row: {"adapter": f"lora {number}"} if number else {},  # 0: the base model
+    "mm": lambda items, row: {"items": tuple(Item(*item) for item in items)},
     "ext": lambda tokens, row: {},  # see `_outside`
     "ext_fails": lambda fails, row: {},  # see `_outside`
 }
 
 # Keys of each row of `steps` and `results`: those that are compared, and those that follow from them.
-_STEP = {"t", "dt", "n", "pre", "s"}
+_STEP = {"t", "dt", "n", "pre", "s", "enc"}
 _STEP_NOT_COMPARED = {"drafts", "got", "waste"}
 _RESULT = {"id", "first_token_ns", "finish_ns", "prefix_hit_tokens", "tokens"}
 _RESULT_NOT_COMPARED = {"finish"}

@@ -170,8 +170,6 @@ def unknown(recording, *way):
         (("config", "colour"), r"config\.colour"),
         (("requests", 3, "colour"), r"requests\[3\]\.colour"),
         (("steps", 5, "colour"), r"steps\[5\]\.colour"),
-        (("config", "encoder"), r"config\.encoder"),
-        (("requests", 0, "mm"), r"requests\[0\]\.mm"),
         (("results", 2, "colour"), r"results\[2\]\.colour"),
         (("cost", "colour"), "colour"),
     ],
