@@ -316,6 +316,8 @@ class Fleet:
         settings = deployment.staged_settings
         if self._transfers is not None:
             settings = for_transfers(settings)
+            if "sglang" in deployment.policy:
+                settings = settings.model_copy(update={"sglang_outline": True})
         scheduler = self._policies[pool](settings, shares_prefixes=shares)
         policy = contract_with(deployment.policy, scheduler, settings, by_segments=True)
         self._log.started(index, settings)

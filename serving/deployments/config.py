@@ -37,7 +37,9 @@ class SchedulerConfig(TerseSettings):
     seldom_set = (
         "kv_groups", "state_blocks", "mamba_cache_mode", "num_prefill_checkpoint_blocks",
         "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
-        "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+        "static_timeout_ms", "scheduler_recv_interval", "schedule_policy", "schedule_conservativeness",
+        "max_prefill_tokens", "enable_mixed_chunk", "sglang_outline",
+        "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
         "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
@@ -204,6 +206,28 @@ class SchedulerConfig(TerseSettings):
         ge=1,
         le=1_000_000,
         description="sglang: number of decode steps between two checks for new requests",
+    )
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof"] = Field(
+        "fcfs",
+        description="sglang: order of waiting requests. lpm: longest cached prefix first; dfs-weight: by cached "
+        "prefix, depth first; lof: largest output limit first",
+    )
+    schedule_conservativeness: float = Field(
+        1.0,
+        ge=0.0,
+        le=100.0,
+        description="sglang: factor of the output that is reserved for running requests before others are admitted",
+    )
+    max_prefill_tokens: int = Field(
+        16384, ge=1, le=100_000_000, description="sglang: maximum number of prompt tokens in one step"
+    )
+    enable_mixed_chunk: bool = Field(
+        False, description="sglang: compute prompts and decodes in one step (needs enable_chunked_prefill)"
+    )
+    sglang_outline: bool = Field(
+        False,
+        description="sglang: only outline SGLang's rules, on vLLM's blocks. Follows from the deployment: true with "
+        "pipeline stages or KV from outside the engine",
     )
     batch_wait_timeout_iters: int = Field(
         0,
@@ -624,6 +648,8 @@ class Deployment(TerseSettings):
             scheduler = scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
         if scheduler.attention_dp_timeout_iters and self.data_parallel_size > 1:
             scheduler = scheduler.model_copy(update={"attention_dp_ranks": self.data_parallel_size})
+        if "sglang" in self.policy and (self.pipeline_parallel_size > 1 or self.kv_tiers is not None):
+            scheduler = scheduler.model_copy(update={"sglang_outline": True})
         return scheduler
 
     def rescheduled(self, **changes: Any) -> Deployment:
