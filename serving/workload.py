@@ -84,8 +84,8 @@ class WorkloadRequest:
     grammar_compile_ns: int = 0
     max_tokens: int | None = None
     adapter: str = ""
-    ends_session: bool = False
     items: tuple[Item, ...] = ()
+    ends_session: bool = False
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
