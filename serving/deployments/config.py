@@ -403,7 +403,7 @@ class Deployment(TerseSettings):
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV blocks (docs/kv-tiers.md)")
-    lora: LoraConfig | None = Field(None, description="LoRA adapters (docs/lora.md); simulator only")
+    lora: LoraConfig | None = Field(None, description="LoRA adapters (docs/lora.md)")
     inter_node: InterNodeConfig | None = Field(
         None,
         description="nodes and their links, for engines on several nodes (docs/parallelism.md); simulator only",
@@ -544,6 +544,7 @@ class Deployment(TerseSettings):
                 "scheduler": SchedulerConfig(**kept, speculative=speculative and speculative.timing()),
                 "fleet": None,
                 "kv_tiers": None,
+                "lora": self.lora and self.lora.timing(),
             }
         )
 
