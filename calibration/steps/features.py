@@ -59,6 +59,10 @@ ADAPTER_FEATURES = {
     "adapted_tokens": "tokens with a LoRA adapter",
 }
 """The features that a step with LoRA adapters has in addition; the simulator adds their times to the others."""
+ADAPTER_CPU_FEATURES = {
+    "adapter_loads": "LoRA adapters loaded from disk",
+    "adapter_copies": "LoRA adapters copied into a slot",
+}
 FEATURES = STEP_FEATURES | DRAFT_FEATURES | TOKEN_FEATURES | ADAPTER_FEATURES
 CPU_FEATURES = {
     "plan": "every step",

@@ -268,10 +268,10 @@ class ObservedPrices(_Observed):
         if known.untaught:
             return Trust(EXTRAPOLATED, known.untaught)
         if (lora := self.pure.deployment.lora) is not None:
-            most = min(lora.max_loras, self.pure.deployment.scheduler.max_num_seqs)
-            if most > known.most_adapters:
+            slots = min(lora.max_loras, self.pure.deployment.scheduler.max_num_seqs)
+            if slots > known.most_adapters:
                 measured = f"calibration {known.id} measured at most {known.most_adapters:.0f}"
-                return Trust(EXTRAPOLATED, f"a step may have {most} LoRA adapters, and {measured}")
+                return Trust(EXTRAPOLATED, f"a step may have {slots} LoRA adapters, and {measured}")
         launching, rest = (f"launches take {known.launches}; ", "the rest") if self.pure.launching else ("", "it")
         if share <= NEGLIGIBLE_STEPS and (server := known.hardware.get("learnt")):
             return Trust(INTERPOLATED, f"clients of a server saw steps of these sizes ({server}, {known.created})")

@@ -18,6 +18,8 @@ from pydantic import Field
 from calibration.step_operations import step_operations
 from calibration.steps.calibration_file import checked, read, save
 from calibration.steps.features import (
+    ADAPTER_CPU_FEATURES,
+    ADAPTER_FEATURES,
     CPU_FEATURES,
     DRAFT_FEATURES,
     TOKEN_FEATURES,
@@ -119,6 +121,13 @@ class Calibration:
         prices = step["adapted"], 0, step["adapters"], step["adapted_tokens"]
         more = cpu.get("adapter_copies", 0), cpu.get("adapter_loads", 0)
         return AdapterTimes(*(ps / 1000 for ps in (*prices, *more)))
+
+    @property
+    def priced(self) -> tuple[tuple[str, dict[str, str], Mapping[str, int]], ...]:
+        """The parts of a step's time, `step` and `cpu`: the meaning and the price of each feature."""
+        step = self.features | {name: said for name, said in ADAPTER_FEATURES.items() if name in self.step_prices_ps}
+        cpu = CPU_FEATURES | {name: said for name, said in ADAPTER_CPU_FEATURES.items() if name in self.cpu_prices_ps}
+        return ("step", step, self.step_prices_ps), ("cpu", cpu, self.cpu_prices_ps)
 
     @property
     def most_adapters(self) -> float:

@@ -99,6 +99,7 @@ def test_known_times_of_adapters_are_recovered_beside_those_of_the_model() -> No
     steps = steps.set_column(at, fields, pa.array([row if row["adapters"] else None for row in its], fields.type))
     calibration = fitted(MeasuredSteps([steps]))
     assert calibration.adapters == pytest.approx((5e6, 0, 1e6, 2e4, 5e5, 3e6), rel=0.02)
+    assert {"adapted", "adapter_loads"} <= {name for _, meanings, _ in calibration.priced for name in meanings}
     assert calibration.most_adapters == 3 and StepCost(calibration).scaled(2).adapters.load_ns == pytest.approx(6e6)
     np.testing.assert_allclose([calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES], CPU_NS, rtol=1e-2)
     prompt = StepPlan.from_amounts(prefill_rows=1, prefill_tokens=50, prefill_pairs=1275, sampled_rows=1)
