@@ -39,7 +39,7 @@ class Admitted(NamedTuple):
     Attributes:
         prompt_tokens: number of prompt tokens
         hit_tokens: number of prompt tokens that were cached at the first admission
-        preemptions: number of earlier preemptions
+        preemptions: number of earlier preemptions; in the overlapped loop, at the end of the step
     """
 
     id: int

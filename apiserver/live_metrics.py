@@ -106,9 +106,9 @@ class LiveMetrics:
     def _admitted(self, engine: Series, admitted: Admitted) -> None:
         if (life := self._lives.get(admitted.id)) is None:
             return
-        if admitted.preemptions:
-            life.preempted += 1
-            engine.inc("vllm:num_preemptions")
+        if admitted.preemptions > life.preempted:  # the overlapped loop may have preempted it since it was admitted
+            engine.inc("vllm:num_preemptions", admitted.preemptions - life.preempted)
+            life.preempted = admitted.preemptions
         if life.admitted is None:
             life.admitted = admitted
             engine.inc("vllm:prefix_cache_queries", admitted.prompt_tokens)

@@ -8,7 +8,7 @@ from pathlib import Path
 import streamlit as st
 from PIL import Image, ImageDraw
 
-from dashboard.pages import pages
+from dashboard.pages import first_page, pages
 from dashboard.palette import REAL, SIMULATED
 
 
@@ -24,4 +24,8 @@ def _icon() -> Image.Image:
 st.set_page_config(page_title="tokentwin", page_icon=_icon(), layout="wide")
 # Streamlit leaves 96 px above a page's first line; its own bar takes 60 of them.
 st.html("<style>[data-testid=stMainBlockContainer] { padding-top: 4.5rem }</style>")
-st.navigation(pages(Path(sys.argv[1])), position="top").run()
+runs = Path(sys.argv[1])
+page = st.navigation(pages(runs), position="top")
+if first := first_page(page, runs):
+    st.switch_page(first)
+page.run()

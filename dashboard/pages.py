@@ -9,26 +9,31 @@ from typing import Any
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
+from dashboard.library import RECORDING, find
+from planning.jobs.job import finished
+
 PAGES = {  # title and icon of each page by the name of its folder
     "plan": ("Plan", "dns"),
-    "frontier": ("Frontier", "scatter_plot"),
     "policy_lab": ("Policy lab", "compare_arrows"),
     "run": ("Run", "timeline"),
     "live": ("Live", "monitor_heart"),
-    "step": ("Step", "layers"),
-    "your_server": ("Your server", "fingerprint"),
-    "trust": ("Trust", "balance"),
-    "claims": ("Claims", "fact_check"),
-    "calibration": ("Calibration", "tune"),
     "sweeps": ("Sweeps", "table_chart"),
+    "trust": ("Trust", "balance"),
+    "your_server": ("Your server", "fingerprint"),
+    "step": ("Step", "layers"),
+    "calibration": ("Calibration", "tune"),
+    "claims": ("Claims", "fact_check"),
     "glossary": ("Glossary", "menu_book"),
+    "frontier": ("Frontier", "scatter_plot"),
 }
+_TOP = ("plan", "policy_lab", "run", "live", "sweeps", "trust")  # pages in the bar
+_UNLISTED = ("frontier",)  # the Plan page leads to it
 _LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims", "your_server", "trust"}  # pages that link to other pages
 _OF_NO_RUNS = {"live", "step", "glossary"}
 
 
-def pages(runs: Path) -> list[StreamlitPage]:
-    """Return the pages over the directory `runs`; Streamlit needs new page objects for each drawing."""
+def pages(runs: Path) -> dict[str, list[StreamlitPage]]:
+    """Return the pages over the directory `runs` by section of the menu; each drawing needs new page objects."""
     ways: dict[str, StreamlitPage] = {}  # complete when a page is drawn
 
     def page(name: str, **how: Any) -> StreamlitPage:
@@ -42,9 +47,27 @@ def pages(runs: Path) -> list[StreamlitPage]:
         return st.Page(lambda: import_page(name).show(*given), title=title, icon=f":material/{icon}:", **how)
 
     # Streamlit serves the first page only at `/`. A hidden copy serves it at its name, as other pages are served.
-    shown = [page("plan", url_path="", default=True), page("plan", visibility="hidden"), *map(page, list(PAGES)[1:])]
-    ways |= {page.title: page for page in reversed(shown)}
-    return shown
+    unlisted = [page(name, visibility="hidden") for name in ("plan", *_UNLISTED)]
+    top = [page("plan", url_path="", default=True), *map(page, _TOP[1:]), *unlisted]
+    evidence = [page(name) for name in PAGES if name not in (*_TOP, *_UNLISTED)]
+    ways |= {page.title: page for page in reversed([*top, *evidence])}
+    return {"": top, "Evidence": evidence}
+
+
+def first_page(page: StreamlitPage, runs: Path) -> StreamlitPage | None:
+    """Return the page that a tab shows first in place of `page`; None for `page` itself.
+
+    A tab that is opened without a link shows the results under `runs` if there is no plan among them: a validation, or
+    else the newest recording.
+    """
+    new = "visited" not in st.session_state
+    st.session_state["visited"] = True
+    if not new or page.url_path or st.query_params or not find(runs, RECORDING):
+        return None
+    if finished(runs / "jobs", import_module("dashboard.plan_page.tasks").PLAN):
+        return None
+    name = "trust" if find(runs, import_page("trust").REPORT) else "run"
+    return next(one for one in pages(runs)[""] if one.url_path == name)
 
 
 def import_page(name: str) -> Any:

@@ -31,6 +31,7 @@ from serving.errors import UserError
 
 Ways = Mapping[str, StreamlitPage]  # the pages of the dashboard by title; empty if a page is drawn alone
 _NAME = re.compile(r"[0-9a-f]{16}")
+_RUN_OF_A_FLEET = re.compile(r"jobs/([0-9a-f]{16})/run")
 TO_COMPARE = "planned_to_compare"  # key of `st.session_state`: the plan whose policies are to be compared at once
 
 
@@ -96,11 +97,6 @@ def _kept(runs: Path, name: str) -> Planned | None:
     return None
 
 
-def looked_at(runs: Path) -> Planned:
-    """Return the plan that this tab looked at last; the bundled plan if there is none."""
-    return _kept(runs, st.session_state.get(LOOKED_AT, EXAMPLE)) or _bundled()
-
-
 def planned(runs: Path) -> Planned | None:
     """Return the plan that the link names or that this tab viewed last, and keep it in the link; None without one."""
     said = named("plan")
@@ -120,6 +116,26 @@ def planned(runs: Path) -> Planned | None:
     return plan
 
 
+def planned_or_bundled(runs: Path) -> Planned | None:
+    """Return the plan as `planned` does, or the bundled one if the link names none; None if the named one is absent."""
+    return planned(runs) or (None if named("plan") else _bundled())
+
+
+def plan_settings(runs: Path, recording: str) -> Mapping[str, Any] | None:
+    """Return the settings of the plan that has the recorded fleet; None if the recording is of no plan."""
+    job = _RUN_OF_A_FLEET.fullmatch(recording)
+    request = read_json(runs / "jobs" / job[1] / "request.json") if job else None
+    settings = request.get("settings") if isinstance(request, dict) else None
+    plan = settings.get("plan") if isinstance(settings, dict) else None
+    return plan if isinstance(plan, dict) else None
+
+
+def plan_with(runs: Path, settings: Mapping[str, Any]) -> Planned | None:
+    """Return the plan with these settings, computed here or bundled; None if there is no answer."""
+    bundled = _bundled()
+    return bundled if settings == bundled.settings else _kept(runs, Job(runs / "jobs", PLAN, settings).id)
+
+
 def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
     """Draw one line: what was planned, and links to the pages that it leads to from the page `here`."""
     best = plan and plan.answer.recommendation
@@ -127,7 +143,8 @@ def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
         return
     said = (fleet_name(best, plan.answer.spares), plan.model, plan.traffic, ", ".join(plan.answer.objectives))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.markdown(f"Planned: **{literal(said[0])}** · {' · '.join(map(literal, said[1:]))}", width="content")
+        whose = "The bundled example" if plan.name == EXAMPLE else "Planned"
+        st.markdown(f"{whose}: **{literal(said[0])}** · {' · '.join(map(literal, said[1:]))}", width="content")
         go_on(runs, plan, ways, here)
 
 
@@ -142,6 +159,8 @@ def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
     if lab and st.button("Compare policies on this plan", icon=":material/compare_arrows:", type="tertiary"):
         st.session_state[TO_COMPARE] = plan.name
         st.switch_page(lab, query_params={**query, "offered": "plan"})
+    if here != "Trust" and "Trust" in ways:
+        st.page_link(ways["Trust"], label="Can you trust it?", icon=":material/balance:", query_params=query)
     job = plan.fleet_job(runs, best)
     if here not in ("Run", "Plan") and "Run" in ways and job.status.state == "done":
         run = {**query, "run": f"jobs/{job.id}/run"}

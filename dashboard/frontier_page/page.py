@@ -21,6 +21,7 @@ from dashboard.plan_page.words import (
     every_fleet,
     plan_name,
     ranked,
+    slos_of,
     trust,
     trust_in,
 )
@@ -38,6 +39,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     top = st.container()
     with titled("All fleets of a plan", (1, 1)):
         name = choose("Plan", list(by_name), "plan", show=lambda name: plan_name(*by_name[name][1:]), lasting=False)
+        keep("plan", name)  # always, because the first plan of another server or tab is another plan
     planned = by_name[name]
     with top:
         strip(runs, planned, ways, "Frontier")
@@ -82,7 +84,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
     rated = trust(point)
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")
-        verdict = ":blue-badge[meets the SLOs]" if point.met else ":gray-badge[breaks the SLOs]"
+        verdict = f":{'blue' if point.met else 'gray'}-badge[SLOs {slos_of(point)}]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"**{literal(point.called(planned.answer.spares))}** {verdict}", width="content")
         price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per Mtok output"

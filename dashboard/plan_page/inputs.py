@@ -50,7 +50,8 @@ MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
 SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
 _SLOS = (
     "One SLO on each line, as for `tokentwin plan --slo`. `ttft_ms p99<=500`: 99 % of the requests have a TTFT of at "
-    "most 500 ms. `tpot_ms<=50` with `attainment>=0.99`: 99 % of the requests meet all bounds that have no percentile. "
+    "most 500 ms; `TTFT p99 < 0.5 s` is the same. `tpot_ms<=50` with `attainment>=0.99`: 99 % of the requests meet all "
+    "bounds that have no percentile. "
     "You can bound ttft_ms, tpot_ms, e2e_ms, queue_ms, prefill_ms and decode_ms."
 )
 RATE = 20.0

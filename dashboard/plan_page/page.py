@@ -16,12 +16,13 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
+from calibration.trust import EXTRAPOLATED, Trust, least_certain
 from dashboard import blocks
 from dashboard.blocks import mistake
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
 from dashboard.fleet_run import run_of
-from dashboard.job_view import offer
+from dashboard.job_view import follow, offer, start
 from dashboard.kept_inputs import Incomplete
 from dashboard.library import stamp
 from dashboard.plan_page import charts as plan_charts
@@ -34,8 +35,8 @@ from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.planned import Planned, Ways, go_on
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.sheet import show as show_report
-from dashboard.shown import literal, sentence
-from dashboard.trust_page.results import error_line, newest_external
+from dashboard.shown import literal, prose, sentence
+from dashboard.trust_page.results import External, error_line, newest_external
 from dashboard.url import in_url
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
@@ -83,6 +84,8 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         key = f"{job.directory} {stamp(job.directory)}" if computed else EXAMPLE
         plan = Planned(st.session_state[LOOKED_AT], settings, _read(key, answer))
         drawn = _figures(key, plan.answer)
+        if not computed:
+            _example(job)
         _answer(plan, drawn, runs, ways)
         show_traffic(blocks, plan.answer.traffic, drawn["lengths"])
     else:
@@ -90,6 +93,15 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         requests, about, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
         _unanswered(job, requests, request)
         show_traffic(blocks, about, plan_charts.lengths(lengths))
+
+
+def _example(job: Job) -> None:
+    """Say that the answer is bundled, and draw a button that computes it on this server."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        example = "This is the **bundled example**. Change the inputs to plan your own fleet, or compute it here."
+        st.caption(f":material/inventory_2: {example}", width="content")
+        if not follow(job).active and st.button("Make it mine", key="mine", type="tertiary", icon=":material/person:"):
+            start(job)
 
 
 def _borne(runs: Path, request: FleetRequest) -> None:
@@ -120,7 +132,8 @@ def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
 
 def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
     st.title("Which fleet?", anchor=False)
-    estimates_table(*_estimates(job.id, request))
+    if not job.document(COARSE):  # a first answer is simulated, and makes the estimates useless
+        estimates_table(*_estimates(job.id, request))
     candidates = request.combinations
     why = (
         f"There is no answer for these inputs yet. Simulating {counted(candidates, 'candidate')} with "
@@ -150,15 +163,18 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         downloads(answer, "plan")
         show_others(blocks, answer)
         return
+    published = _published(runs)
     st.title(words.fleet_name(best, answer.spares), anchor=False)
-    st.markdown(f"**{risk(best.choices)}**")
+    asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
+    st.markdown(f"**{risk(best.choices)}** For {asked}.")
     with st.container(horizontal=True, vertical_alignment="center"):
-        blocks.badge(words.trust(best.trust))
+        blocks.badge(_trust(published, answer.gpu_of(best), words.trust(best.trust)))
         run = st.container(width="content")
         downloads(answer, "plan")
         go_on(runs, plan, ways, "Plan")
     run_of(runs, plan, best, ways, run, "Simulate it and open its run")
-    _published_error(runs, answer.gpu_of(best))
+    if published and (error := error_line(published, answer.gpu_of(best))):
+        st.caption(f"{literal(error)} [See Trust](trust?plan={plan.name})")
     if answer.too_short:
         most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."
         blocks.warning(sentence(answer.too_short) + (most if answer.requests == MOST_REQUESTS else ""))
@@ -167,11 +183,18 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     show_others(blocks, answer)
 
 
-def _published_error(runs: Path, gpu: str) -> None:
-    """Draw the error of predictions for published runs; nothing if the results are damaged (see the Trust page)."""
+def _published(runs: Path) -> External | None:
+    """Return the errors of predictions for published runs; None if the results are damaged (see the Trust page)."""
     with suppress(UserError):
-        if error := error_line(newest_external(runs), gpu):
-            st.caption(f"{literal(error)} [See Trust](trust)")
+        return newest_external(runs)
+    return None
+
+
+def _trust(published: External | None, gpu: str, predicted: Trust) -> Trust:
+    """Return the trust in a fleet on `gpu`: without a published run on this GPU it is at most extrapolated."""
+    if published is None or published.on_gpu(gpu) is not None:
+        return predicted
+    return least_certain((predicted, Trust(EXTRAPOLATED, f"no published run on {gpu} was compared with predictions")))
 
 
 def _choices(answer: PlanDocument) -> None:
@@ -181,9 +204,10 @@ def _choices(answer: PlanDocument) -> None:
         with place.container(border=True, height="stretch"):
             st.markdown(f"**{choice.gpus:,} GPUs** {name}" + (" :blue-badge[recommended]" if taken else ""))
             holds = "an unknown share" if choice.holds is None else percent(choice.holds)
+            broken = f"{literal(choice.broken_if_slow)} would break: " if choice.broken_if_slow else ""
             st.caption(
-                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. If steps are slow, "
-                f"{shown_share(choice.if_slow, 1)} of the requests keep them."
+                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. If steps are slow, {broken}"
+                f"{shown_share(choice.if_slow, 1)} of the requests keep the SLOs."
             )
 
 

@@ -138,11 +138,18 @@ def every_fleet(answer: PlanDocument, recommended: int | None) -> Table:
     points = answer.points
     order, frontier = ranked(points, recommended), {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
     more: list[tuple[Column, Sequence[Any]]] = [
-        (Column("SLOs"), ["met" if points[at].met else "broken" for at in order]),
+        (Column("SLOs"), [slos_of(points[at]) for at in order]),
         (Column("on a frontier"), [at in frontier for at in order]),
         (Column("trust"), [trust(points[at]).level for at in order]),
     ]
     return answer.fleets([points[at] for at in order], more)
+
+
+def slos_of(point: Point) -> str:
+    """Return whether a fleet meets the SLOs."""
+    if point.met:
+        return "met"
+    return "broken if steps are slow" if point.met_as_predicted else "broken"
 
 
 def ranked(points: Sequence[Point], recommended: int | None) -> list[int]:

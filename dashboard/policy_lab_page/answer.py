@@ -24,6 +24,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     to.text(sentence(answer.basis), soft=True)
     show(to, answer.cautions())
     to.text(CANARY if answer.disturbed else "", soft=True)
+    to.table(answer.shown_tallies())
     to.figure(lab_charts.cdfs(answer.cdfs, names, colours), "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
     left, right = to.beside(2)
     with left:

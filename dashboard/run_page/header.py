@@ -19,6 +19,7 @@ from dashboard.shown import capitalised, literal, sentence
 from planning.exports.recorded_run import RecordedRun
 from planning.run_report import RequestEndings
 from serving.answers.figures import shown_share
+from serving.errors import UserError
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording, notes_of
@@ -47,9 +48,10 @@ def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> 
         badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
     title = _title(name, recording)
     st.title(literal(title), anchor=False)
+    served = literal(_served(recording))
     workload = f"{literal(run['workload'])} · " if run["workload"] else ""
     engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
-    facts = f"{badges} {workload}{outcome.text} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
+    facts = f"{badges} **{served}** · {workload}{outcome.text} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
     st.markdown(facts, help=_backlog(metrics))
     if run["status"] == "complete":
         downloads(RecordedRun(recording, title, runs), name)
@@ -61,6 +63,16 @@ def _title(name: str, recording: Recording) -> str:
     if not _OF_A_FLEET.fullmatch(name) or not isinstance(gpu, str):
         return name
     return f"{recording.run['replicas']} x TP{recorded_deployment(recording).tensor_parallel_size} {gpu}"
+
+
+def _served(recording: Recording) -> str:
+    """Return the model and the device of the run; `an unknown model` if the recording has no readable deployment."""
+    try:
+        deployment = recorded_deployment(recording)
+    except (UserError, ValueError):
+        return "an unknown model"
+    gpu = notes_of(recording.run).get("gpu")
+    return f"{deployment.model} on {gpu if isinstance(gpu, str) else deployment.device.upper()}"
 
 
 def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:

@@ -6,6 +6,7 @@ drawn. The page opens on bundled recordings if there are no others.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,12 +18,12 @@ from dashboard.blocks import mistake
 from dashboard.bundled import DEMO, bundled_recordings
 from dashboard.library import RECORDING, calibrations, find
 from dashboard.loading import open_run, prefetch
-from dashboard.planned import Ways, planned, strip
+from dashboard.planned import Planned, Ways, plan_settings, plan_with, planned, strip
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
 from dashboard.run_page.request_table import request_table
-from dashboard.run_page.slo_lines import slo_lines, slos_of
+from dashboard.run_page.slo_lines import slo_lines
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
 from dashboard.run_page.words import disturbance, show_metrics, show_origin
@@ -37,14 +38,19 @@ _VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": 
 
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """Draw the page, over the recordings under `runs`, or over the bundled ones if there are none."""
-    plan = planned(runs)
-    strip(runs, plan, ways, "Run")
+    """Draw the page, over the recordings under `runs`, or over the bundled ones if there are none.
+
+    Only a recorded fleet of a plan is judged by SLOs, by those of its own plan.
+    """
+    top, plan = st.container(), planned(runs)
     own = find(runs, RECORDING, named("run"))
     recordings = own or bundled_recordings()
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with chooser:
-        name = choose("Recording", list(recordings), "run", lasting=False)
+        name = choose("Recording", _in_order(runs, recordings, plan), "run", lasting=False)
+    settings = plan_settings(runs, name)
+    with top:
+        strip(runs, plan_with(runs, settings) if settings else None, ways, "Run")
     try:
         recording, metrics = open_run(recordings[name])
         if sum(recording.group_rows("steps")) > _LONG:
@@ -53,9 +59,16 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
             header(recording, metrics, name, runs)
         if not own:
             _bundled(runs)
-        _body(recording, metrics, runs, slos_of(runs, name, plan))
+        _body(recording, metrics, runs, tuple(settings["slos"]) if settings else ())
     except UserError as error:
         mistake(error, runs)
+
+
+def _in_order(runs: Path, recordings: Iterable[str], plan: Planned | None) -> list[str]:
+    """Return the names of the recordings, the fleet that the plan recommends first."""
+    best = plan.answer.recommendation if plan else None
+    first = f"jobs/{plan.fleet_job(runs, best).id}/run" if plan and best else ""
+    return sorted(recordings, key=lambda name: name != first)
 
 
 def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str, ...]) -> None:

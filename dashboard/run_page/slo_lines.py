@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,31 +10,19 @@ import streamlit as st
 
 from calibration.trust import trust_in_run
 from dashboard.blocks import BARE, figure
-from dashboard.bundled import bundled_recordings
 from dashboard.cdf_panels import Line, axis_ms, cdf_panels
 from dashboard.palette import ALARM, run_colour
-from dashboard.planned import Planned
 from dashboard.shown import literal
-from planning.jobs.files import read_json
 from planning.plan.objectives import Objective, Objectives, parse_objectives
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.tables import ecdf
 
 _HEIGHT = 230
-_OF_A_PLAN = re.compile(r"jobs/([0-9a-f]{16})/run")
-_HELP = "A latency meets its SLO if, at the SLO's percentile, its curve is left of the dashed line. The SLOs come from "
-"the plan above."
-
-
-def slos_of(runs: Path, name: str, plan: Planned | None) -> tuple[str, ...]:
-    """Return the SLOs of the plan that has the recorded fleet `name`, else of `plan`; none for bundled recordings."""
-    if job := _OF_A_PLAN.fullmatch(name):
-        request = read_json(runs / "jobs" / job[1] / "request.json")
-        settings = request.get("settings") if isinstance(request, dict) else None
-        if isinstance(settings, dict) and "plan" in settings:
-            return tuple(settings["plan"]["slos"])
-    return tuple(plan.settings["slos"]) if plan is not None and name not in bundled_recordings() else ()
+_HELP = (
+    "A latency meets its SLO if, at the SLO's percentile, its curve is left of the dashed line. The SLOs come from the "
+    "plan above."
+)
 
 
 def slo_lines(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) -> None:

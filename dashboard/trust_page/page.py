@@ -20,7 +20,7 @@ from dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import BY_FILES, open_run
-from dashboard.planned import Ways, looked_at
+from dashboard.planned import Planned, Ways, planned_or_bundled, strip
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, when
 from dashboard.trust_page.answer import (
@@ -59,23 +59,26 @@ _VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "Measured ste
 _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (
-    "This verdict is about the plan that you opened last. The evidence is published runs, each predicted without its "
-    "own measurements. Yes means that the runs with the same GPU and model, and half to twice the concurrent requests "
-    "per replica, lie in their 90 % bands, with median errors of at most 25 %."
+    "This verdict is about the plan above. The evidence is published runs, each predicted without its own "
+    "measurements. Yes means that runs with the same GPU, model, weights and tensor parallelism, and half to twice the "
+    "concurrent requests per replica, state the figures of your SLOs, lie in their 90 % bands, and have median errors "
+    "of at most 25 %."
 )
 
 
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """Draw the page, over the reports under `runs`, or over the bundled ones if there are none."""
+    plan = planned_or_bundled(runs)
+    strip(runs, plan, ways, "Trust")
     own = find(runs, REPORT, named("report"))
     reports = own or {BUNDLED: DEMO / "validation", BUNDLED_VLLM: DEMO_ON_VLLM / "validation"}
     with titled("Can you trust the numbers?"):
         name = choose("Validation report", list(reports), "report", lasting=False)
     _changed_servers(runs, ways)
     external = _newest(newest_external, runs)
-    if external is not None:
-        _own_question(runs, external)
+    if external is not None and plan is not None:
+        _own_question(plan, external)
     try:
         report = load_report(reports[name])
     except UserError as error:
@@ -147,9 +150,9 @@ def _changed_servers(runs: Path, ways: Ways) -> None:
             st.page_link(server, label=label, icon=":material/fingerprint:", query_params={"server": name})
 
 
-def _own_question(runs: Path, external: External) -> None:
-    """Draw a verdict on the plan that this tab viewed last, or on the bundled plan."""
-    question = question_of(looked_at(runs).answer)
+def _own_question(plan: Planned, external: External) -> None:
+    """Draw a verdict on the plan."""
+    question = question_of(plan.answer)
     if question is None:
         return
     verdict = judged(question, external)

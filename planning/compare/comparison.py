@@ -8,7 +8,7 @@ however many numbers are compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from planning.compare.document import (
 )
 from planning.compare.paired_runs import PairedRuns, SideRequests
 from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
-from serving.answers.figures import shown_change
+from serving.answers.figures import shown_change, shown_share
 from serving.metrics import metric
 from traces.tables import PERCENTILES, ecdf
 
@@ -38,6 +38,7 @@ LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _JUDGED = ("ttft_ms", "e2e_ms")  # the latencies by which a request wins or loses
 _RANKS = tuple(rank for rank in PERCENTILES if rank != 95)
 _BEYOND = 10  # number of requests that must lie beyond a percentile for it to be compared
+_MANY_LOST = 0.01  # share of requests
 _NAMED = 3  # maximum number of differences that a verdict names for a side
 _POINTS = 240  # maximum number of points of a distribution that is drawn
 
@@ -54,16 +55,17 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
     rows = [_row(*name, difference) for (name, _, _), difference in zip(named, changes, strict=True)]
     if serial:
         rows.append(_throughput(pairs))
+    tallies = tuple(_tallies(pairs, threshold))
     return Compared(
-        verdict=verdict(rows, pairs.bounds),
-        winner=winner(rows, pairs.bounds),
+        verdict=verdict(rows, tallies),
+        winner=winner(rows),
         difference=any(row.better for row in rows),
         requests=len(pairs.unit),
         runs=pairs.runs,
         units=Units(of=pairs.unit_is, count=pairs.units, carry_over=any(difference.carried for difference in changes)),
         rows=tuple(rows),
         threshold=threshold,
-        tallies=tuple(_tallies(pairs, threshold)),
+        tallies=tallies,
         cdfs=Cdfs(a=_curves(pairs.a), b=_curves(pairs.b)),
         tenants=tuple(_tenants(pairs)),
         a=a,
@@ -71,8 +73,11 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
     )
 
 
-def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
-    """Return the claims in one sentence that begins with the better side. `bounded` are the metrics with an SLO."""
+def verdict(rows: Sequence[Row], tallies: Sequence[Tally] = ()) -> str:
+    """Return the claims in one sentence that begins with the better side, and names what it loses.
+
+    Of several groups in `tallies`, the sentence names the one that loses most.
+    """
     claims = [row for row in rows if row.better]
     if not claims:
         if all(row.a == row.b and row.a is not None for row in rows):
@@ -86,45 +91,48 @@ def verdict(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
         low, high = 100 * widest.low / whole, 100 * widest.high / whole
         between = f"{shown_change(low, unit='')} and {change_of(widest.metric, high)}"
         return f"no difference can be claimed: the largest, {_in_words(widest)}, lies between {between}"
-    side = winner(rows, bounded)
-    counted = [row for row in rows if row.low is not None]
-    by_side = {side: [row for row in claims if row.better == side] for side in "BA"}
-    parts = {
-        side: f"{len(rows)} of {len(counted)} metrics ({_most_of(rows)})" for side, rows in by_side.items() if rows
-    }
-    left = len(counted) - len(claims)
-    unclear = f"; {left} may be chance" if left else ""
-    if any(_lost(rows).values()):
-        unclear += "; latencies cover only requests that finish"
+    side = winner(rows)
+    parts = {side: _most_of([row for row in claims if row.better == side]) for side in "BA"}
+    more = f"; {hit}" if (hit := _hit_most(tallies)) else ""
+    if any(row.metric == "finished" for row in claims):
+        more += "; latencies cover only requests that finish"
     if not side:
-        weighed = ", if metrics with an SLO count twice" if bounded else ""
-        return (
-            f"neither side is better overall{weighed}: B is better in {parts['B']} and worse in {parts['A']}{unclear}"
-        )
+        return f"neither side is better overall: B is better in {parts['B']}, and worse in {parts['A']}{more}"
     loser = "A" if side == "B" else "B"
     lead, but = ("better", "worse") if side == "B" else ("worse", "better")
-    rest = f"; {but} in {parts[loser]}" if loser in parts else ""
-    return f"B is {lead}: {parts[side]}{rest}{unclear}"
+    rest = f", but {but} in {parts[loser]}" if parts[loser] else ""
+    return f"B is {lead}: {parts[side]}{rest}{more}"
 
 
-def winner(rows: Sequence[Row], bounded: Collection[str] = ()) -> str:
-    """Return the side that is better in at least two thirds of the claimed differences, or an empty string.
+def winner(rows: Sequence[Row]) -> str:
+    """Return the side that is better overall, or an empty string.
 
-    A difference counts twice if its metric is bounded by an SLO, is the attainment, or is the share of finished
-    requests. A latency covers finished requests only. If a side lost so many requests that they reach a percentile, its
-    gain at this percentile counts as a loss.
+    The first of these metrics that claims a difference decides: the attainment; the share of finished requests, if a
+    side finishes at least 1 % fewer; E2E; all metrics. The side is better if it wins every claim of the metric.
+    Differences are not counted, because most metrics of a run depend on each other.
     """
-    twice, lost, wins = {*bounded, *SHARES}, _lost(rows), {"A": 0, "B": 0}
-    for row in rows:
-        side = row.better
-        if side and row.metric in LATENCIES and lost[side]:
-            if row.stat == "mean":
-                continue
-            if 100 * lost[side] >= 100 - float(row.stat.removeprefix("p")):
-                side = "A" if side == "B" else "B"
-        if side:
-            wins[side] += 1 + (row.metric in twice)
-    return next((side for side, other in ("AB", "BA") if wins[side] and wins[side] >= 2 * wins[other]), "")
+    claims = [row for row in rows if row.better]
+    for decide in (
+        lambda row: row.metric == "slo_attainment",
+        lambda row: row.metric == "finished" and abs(row.b - row.a) >= _MANY_LOST,
+        lambda row: row.metric in ("e2e_ms", "finished"),
+        lambda row: True,
+    ):
+        if sides := {row.better for row in claims if decide(row)}:
+            return sides.pop() if len(sides) == 1 else ""
+    return ""
+
+
+def _hit_most(tallies: Sequence[Tally]) -> str:
+    """Return a clause about the group of which the largest share of requests loses; empty without groups or losers."""
+    groups = [tally for tally in tallies if tally.by != "all" and tally.lose > tally.gain]
+    if not groups:
+        return ""
+    worst = max(groups, key=lambda tally: tally.lose / (tally.gain + tally.lose + tally.same))
+    share = shown_share(worst.lose / (worst.gain + worst.lose + worst.same))
+    kind = {"tenant": "tenant", "slo_class": "class"}[worst.by]
+    label = metric(worst.metric).label
+    return f"{kind} {worst.group or '(none)'} loses most: {share} of its requests have a longer {label} with B"
 
 
 def _lost(rows: Sequence[Row]) -> dict[str, float]:
@@ -134,8 +142,9 @@ def _lost(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _most_of(rows: Sequence[Row]) -> str:
-    """Return the largest differences in words, one for each metric."""
-    by_metric = {row.metric: row for row in sorted(rows, key=lambda row: abs(row.percent or 0.0))}
+    """Return the largest differences in words, one for each metric; the attainment comes first."""
+    order = sorted(rows, key=lambda row: (row.metric == "slo_attainment", abs(row.percent or 0.0)))
+    by_metric = {row.metric: row for row in order}
     return ", ".join([_in_words(row) for row in reversed(by_metric.values())][:_NAMED])
 
 
@@ -223,12 +232,13 @@ def _tallies(pairs: PairedRuns, threshold: float) -> Iterator[Tally]:
         if np.isnan(a).all() and np.isnan(b).all() and pairs.a.finished.any():
             continue  # pooling requests have no first token
         # A request that does not finish has waited for ever.
-        longer, shorter = (np.where(np.isnan(v), np.inf, v) for v in (b, a))
-        gains, loses = longer < shorter * (1 - threshold), longer > shorter * (1 + threshold)
+        whole_a, whole_b = (np.where(np.isnan(v), np.inf, v) for v in (a, b))
+        gains, loses = whole_b < whole_a * (1 - threshold), whole_b > whole_a * (1 + threshold)
         both = ~np.isnan(a) & ~np.isnan(b)
         for kind, group, members in groups:
             gain, lose, count = (int((mask & members).sum()) for mask in (gains, loses, members))
             mean_a, mean_b = (float(v[both & members].mean()) if (both & members).any() else None for v in (a, b))
+            rank = next((rank for rank in reversed(_RANKS) if count * (100 - rank) >= 100 * _BEYOND), None)
             yield Tally(
                 metric=judged,
                 by=kind,
@@ -238,7 +248,16 @@ def _tallies(pairs: PairedRuns, threshold: float) -> Iterator[Tally]:
                 same=count - gain - lose,
                 mean_a=mean_a,
                 mean_b=mean_b,
+                tail=f"p{rank}" if rank else "",
+                tail_a=_percentile(whole_a[members], rank),
+                tail_b=_percentile(whole_b[members], rank),
+                attainment_a=float(pairs.a.good[members].mean()) if pairs.bounds else None,
+                attainment_b=float(pairs.b.good[members].mean()) if pairs.bounds else None,
             )
+
+
+def _percentile(values: Floats, rank: float | None) -> float | None:
+    return None if rank is None else float(np.percentile(values, rank, method="inverted_cdf"))
 
 
 def _curves(side: SideRequests) -> Curves:

@@ -56,6 +56,11 @@ class Tally(Part):
     same: int = fact("requests that neither gain nor lose", "requests")
     mean_a: Number = fact("mean on side A, of the requests that finished on both", "ms")
     mean_b: Number = fact("mean on side B, of the same requests", "ms")
+    tail: str = fact("the highest percentile with ten requests of the group beyond it; else empty", default="")
+    tail_a: Number = fact("the percentile `tail` on side A; null if an unfinished request has it", "ms", default=None)
+    tail_b: Number = fact("the percentile `tail` on side B; null if an unfinished request has it", "ms", default=None)
+    attainment_a: Number = fact("share that meets the SLOs on side A; null without SLOs", "fraction", default=None)
+    attainment_b: Number = fact("share that meets the SLOs on side B; null without SLOs", "fraction", default=None)
 
 
 class Curve(Part):
@@ -188,13 +193,18 @@ class Compared(Part):
         return Table(columns, rows)
 
     def shown_tallies(self) -> Table:
-        """Return winners and losers among the requests, by group."""
-        numbers = (*(Column(name, COUNT) for name in _TALLIED), Column("mean A", NUMBER), Column("mean B", NUMBER))
+        """Return the attainment, the tail, and winners and losers among the requests, by group."""
+        pairs = [Column(f"{name} {side}", NUMBER) for name in ("mean", "tail") for side in "AB"]
+        bounded = any(tally.attainment_a is not None for tally in self.tallies)
+        shares = [Column(f"within\nSLOs {side}", FIGURE) for side in "AB"] if bounded else []
         rows = []
         for tally in self.tallies:
             members = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
-            rows.append((tally.metric, members, tally.gain, tally.lose, tally.same, tally.mean_a, tally.mean_b))
-        return Table((Column("metric"), Column("of"), *numbers), rows)
+            kept = [shown_share(share, 1) for share in (tally.attainment_a, tally.attainment_b)] if bounded else []
+            counts, means = (tally.gain, tally.lose, tally.same), (tally.mean_a, tally.mean_b)
+            rows.append((tally.metric, members, *kept, *counts, *means, tally.tail_a, tally.tail_b, tally.tail))
+        columns = (Column("metric"), Column("of"), *shares, *(Column(name, COUNT) for name in _TALLIED), *pairs)
+        return Table((*columns, Column("tail")), rows)
 
     @property
     def basis(self) -> str:

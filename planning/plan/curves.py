@@ -64,6 +64,7 @@ def fleet_point(question: Question, engine: Engine, replicas: int) -> FleetPoint
         attainment=likely.attainment,
         if_slow=slow.attainment,
         if_fast=fast.attainment,
+        broken_if_slow=" and ".join(question.objectives.seen_broken(slow.observed, slow.broken)),
         tok_s_user_if_slow=slow.tok_s_user,
         tok_s_user_if_fast=fast.tok_s_user,
         **likely.trust._asdict(),

@@ -62,6 +62,7 @@ class FleetPoint(Part):
         "share of the requests within every bound, at the slow end of the 90 % interval of step times", "fraction"
     )
     if_fast: float = fact("the same at the fast end", "fraction")
+    broken_if_slow: str = fact("the SLOs that break at the slow end, with the observed values; else empty", default="")
     tok_s_user_if_slow: Number = fact("output tokens/s of the median user at the slow end", "tokens/s", default=None)
     tok_s_user_if_fast: Number = fact("the same at the fast end", "tokens/s", default=None)
     level: str = fact("trust in the fleet's step times", default="")

@@ -49,7 +49,8 @@ class Point(Fleet):
     joules_per_token: Number = fact("that power over output tokens/s", "J", default=None)
     co2_g_per_mtok_out: Number = fact("carbon of that energy, if the grid's is stated", "gCO2/Mtok", default=None)
     attainment: float = fact("share of the requests within every bound", "fraction")
-    met: bool = fact("whether every SLO is met")
+    met: bool = fact("whether every SLO is met, also with steps as slow as the accepted risk demands")
+    met_as_predicted: bool = fact("whether every SLO is met with steps as predicted", default=False)
     level: str = fact("how far its step times can be trusted: validated, interpolated, extrapolated", default="")
     reason: str = fact("reason of the level", default="")
 
@@ -73,6 +74,7 @@ def point(engine: Engine, trial: Trial, spares: int = 0) -> Point:
         usd_per_mtok_total=_per_million(usd, output + figures.steady.input_throughput),
         attainment=figures.attainment,
         met=trial.met,
+        met_as_predicted=trial.met or trial.late is not None,
         **figures.trust._asdict(),
     )
 

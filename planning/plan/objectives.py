@@ -20,7 +20,9 @@ from serving.metrics import check_slo
 from traces.metrics.run_metrics import RunMetrics
 
 _FORM = "must be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
-_BOUND = re.compile(r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=\s*(?P<bound>\S+)")
+_BOUND = re.compile(
+    r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=?\s*(?P<bound>\S+?)\s*(?P<unit>ms|s)?"
+)
 _ATTAINMENT = re.compile(r"attainment\s*>=\s*(?P<share>\S+)")
 
 _ENDLESS = re.compile(r"[eE][+-]?\d{4}")  # exponents of numbers with too many digits to compute
@@ -67,6 +69,10 @@ class Objective:
         ordered = np.sort(values[~np.isnan(values)])
         return float(ordered[max(math.ceil(self.share * len(ordered)), 1) - 1]) if len(ordered) else math.nan
 
+    def is_broken_by(self, observed: float) -> bool:
+        """Return True if the observed attainment, or the observed percentile in ms, breaks the objective."""
+        return observed < self.share if self.attainment else observed > self.bounds[0][1]
+
     def excess(self, observed: float) -> float:
         """Return the factor by which `observed` exceeds the bound.
 
@@ -107,9 +113,20 @@ class Objectives:
         ]
         return ", ".join([f"attainment {shown_share(observed, 2)}", *culprits])
 
+    def seen_broken(self, observed: Sequence[float], broken: Sequence[float]) -> list[str]:
+        """Return each broken objective with its observed value; the arguments are in the order of the objectives."""
+        return [
+            f"{objective.text} ({self.seen(objective, value, broken)})"
+            for objective, value in zip(self.slos, observed, strict=True)
+            if objective.is_broken_by(value)
+        ]
+
 
 def parse_objectives(texts: Sequence[str]) -> Objectives:
-    """Parse objectives as written on the command line. Raises a UserError that names the wrong objective."""
+    """Parse objectives as written on the command line. Raises a UserError that names the wrong objective.
+
+    Bounds are in milliseconds without a unit, or with the unit `ms` or `s`: `TTFT p99 < 1.5 s`.
+    """
     percentiles: list[Objective] = []
     shares: list[tuple[str, Fraction]] = []
     bounds: dict[str, float] = {}
@@ -118,11 +135,12 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
         if match := _ATTAINMENT.fullmatch(text):
             shares.append((text, _fraction(text, match["share"], most=1)))
             continue
-        match = _BOUND.fullmatch(text)
+        match = _BOUND.fullmatch(text.lower())
         if match is None:
             raise UserError("slo", text, _FORM)
         metric = match["metric"] if match["metric"].endswith("_ms") else f"{match['metric']}_ms"
-        bound = check_slo({metric: float(_fraction(text, match["bound"]))})[metric]
+        in_ms = _fraction(text, match["bound"]) * (1000 if match["unit"] == "s" else 1)
+        bound = check_slo({metric: float(in_ms)})[metric]
         if bound < _SHORTEST_MS and metric != "queue_ms":
             remedy = f"is below {_SHORTEST_MS} ms, which no GPU can meet; bounds are in milliseconds"
             raise UserError("slo", text, remedy)

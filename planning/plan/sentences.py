@@ -15,7 +15,6 @@ from serving.answers.figures import counted, shown_change, shown_number, shown_s
 if TYPE_CHECKING:
     from planning.plan.first_answer import FirstAnswer
 
-from planning.plan.objectives import Objective
 from planning.plan.plan import Plan, Recommendation
 from planning.plan.sensitivity import KEEPING_UP
 
@@ -37,14 +36,15 @@ def first_answer(answer: FirstAnswer | None) -> str:
 
 
 def risk(by_risk: Choices | None) -> str:
-    """Return a text like `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them`."""
+    """Return a text like `The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep the SLOs`."""
     holds = None if by_risk is None else by_risk.recommended.holds
     if by_risk is None or holds is None:
         return "The probability that the SLOs hold is unknown."
     chosen, whole = by_risk.recommended, by_risk.whole_interval
-    slow = f"If steps are slow, {shown_share(chosen.if_slow, 1)} of the requests keep them"
+    broken = f"{chosen.broken_if_slow} would break: " if chosen.broken_if_slow else ""
+    slow = f"If steps are slow, {broken}{shown_share(chosen.if_slow, 1)} of the requests keep the SLOs"
     if whole is None:
-        slow += ", and no number of GPUs holds the SLOs"
+        slow += ", and no number of GPUs holds them"
     elif whole.replicas <= chosen.replicas:
         slow = "They hold even if steps are slow"
     return f"The SLOs hold in {percent(holds)} of cases. {slow}."
@@ -112,12 +112,7 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     if best.fewer.met:
         fewer = counted(best.fewer.replicas, "replica")
         return f"{fewer} would meet the SLOs less probably, which outweighs the lower price"
-    objectives = plan.question.objectives
-    broken = [
-        f"{objective.text} ({objectives.seen(objective, value, figures.broken)})"
-        for objective, value in zip(objectives.slos, figures.observed, strict=True)
-        if _breaks(objective, value)
-    ]
+    broken = plan.question.objectives.seen_broken(figures.observed, figures.broken)
     if not figures.steady.keeps_up:
         broken.append(f"{KEEPING_UP} ({shown_number(figures.steady.piling_up_per_s)} more requests wait every second)")
     attained = f"attainment {shown_share(figures.attainment, 1)}"
@@ -147,7 +142,3 @@ def span_s(plan: Plan) -> float:
     """Return the seconds from the first arrival to the last."""
     requests = list(plan.question.workload.requests)
     return (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9
-
-
-def _breaks(objective: Objective, value: float) -> bool:
-    return value < objective.share if objective.attainment else value > objective.bounds[0][1]

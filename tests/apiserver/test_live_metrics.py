@@ -413,6 +413,15 @@ def test_a_row_may_come_before_its_last_step():
     assert not metrics._lives
 
 
+def test_a_preemption_is_counted_once_though_it_may_come_before_the_end_of_the_step_that_admitted():
+    """The overlapped loop plans a step, which may preempt, before it reports the end of the step before."""
+    metrics = LiveMetrics("a-model", LONGEST)
+    metrics.expects(0, 0)
+    for number in range(2):
+        metrics.step(StepEnd(0, number * MS, 1, 0, 0, 0.1, 8, 0, [], [Admitted(0, 8, 0, 1)], ()))
+    assert Scraped(metrics.text([one_replica()], records=False))["num_preemptions_total"] == 1
+
+
 def test_requests_that_are_refused_are_counted_as_vllm_does():
     served = Served({"admission": {"max_queued": 2}}, max_num_seqs=1)
     for _ in range(5):

@@ -106,15 +106,19 @@ def test_a_damaged_recording_is_one_line(tmp_path, samples, file):
 # The app and the command
 
 
-def test_the_app_opens_on_a_plan(samples, monkeypatch):
+@pytest.mark.parametrize(("kept", "title"), [("", "GPUs"), ("real-1", "real-1"), ("*", "Can you trust the numbers?")])
+def test_the_app_opens_on_what_there_is(samples, monkeypatch, tmp_path, kept, title):
+    """On a plan, or without one on a validation or a recording of the user's own."""
     from pathlib import Path
 
     import dashboard
 
-    monkeypatch.setattr(sys, "argv", ["app.py", str(samples)])
+    for path in samples.glob(kept) if kept else ():
+        shutil.copytree(path, tmp_path / path.name)
+    monkeypatch.setattr(sys, "argv", ["app.py", str(tmp_path)])
     app = AppTest.from_file(str(Path(dashboard.__file__).parent / "app.py"), default_timeout=300).run()
     assert not app.exception
-    assert "GPUs" in app.title[0].value
+    assert title in app.title[0].value
 
 
 def test_the_command_refuses_what_cannot_work(tmp_path):

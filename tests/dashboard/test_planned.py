@@ -13,8 +13,8 @@ from dashboard.plan_page.estimates import estimates
 from dashboard.plan_page.inputs import plan_request
 from dashboard.plan_page.tasks import PLAN, glance
 from dashboard.plan_page.words import EXAMPLE
-from dashboard.planned import TO_COMPARE, Planned
-from dashboard.run_page.slo_lines import slo_figure, slos_of
+from dashboard.planned import TO_COMPARE, Planned, plan_settings
+from dashboard.run_page.slo_lines import slo_figure
 from dashboard.uploads import keep_trace, trace_name, trace_path
 from planning.compare.request import CompareRequest
 from planning.jobs.files import write_json
@@ -69,10 +69,11 @@ def test_a_run_of_a_planned_fleet_is_held_against_the_slos_of_its_plan(tmp_path:
     directory.mkdir(parents=True)
     (directory / "run").symlink_to(RUN_SAMPLE)
     write_json(directory / "request.json", {"task": "x", "settings": {"plan": {"slos": slos}}})
-    assert slos_of(tmp_path, "jobs/0123456789abcdef/run", None) == tuple(slos)
+    settings = plan_settings(tmp_path, "jobs/0123456789abcdef/run")
+    assert settings is not None and settings["slos"] == slos
     drawn = slo_figure(metrics, parse_objectives(slos), "#000000")
     assert sorted(shape.x0 for shape in drawn.layout.shapes) == [0.5, round(ttft * 2)]
-    assert slos_of(tmp_path, "mine", None) == ()
+    assert plan_settings(tmp_path, "mine") is None
 
 
 def test_a_link_to_what_this_server_has_not_says_who_must_do_what(tmp_path: Path) -> None:

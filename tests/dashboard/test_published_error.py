@@ -11,6 +11,7 @@ pytest.importorskip("streamlit")
 
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.trust_page.results import EXTERNAL, error_line, load_external
+from tests.dashboard.badges import page_badges
 from tests.dashboard.test_plan import plan, shown
 
 
@@ -28,7 +29,7 @@ def test_the_plan_says_how_far_off_predictions_of_published_engines_are(tmp_path
     covered = sum(row["covered"] for row in rows) / len(rows)
     page = shown(plan(tmp_path)).replace("\N{NO-BREAK SPACE}", " ")
     assert "published runs on H100" in page and f"is {ttft:.1f} % for TTFT and {tpot:.1f} % for TPOT" in page
-    assert f"{100 * covered:.0f} % of the measured values" in page and "(trust)" in page
+    assert f"{100 * covered:.0f} % of the measured values" in page and "(trust?plan=example)" in page
 
 
 def test_ones_own_results_come_first_and_damaged_ones_are_left_to_the_trust_page(tmp_path: Path, content) -> None:
@@ -36,6 +37,11 @@ def test_ones_own_results_come_first_and_damaged_ones_are_left_to_the_trust_page
         row["blind_error_pct"] = -7.0
     (tmp_path / EXTERNAL).write_text(json.dumps(content))
     assert "7.0\N{NO-BREAK SPACE}% for TTFT" in shown(plan(tmp_path))
+    assert page_badges(plan(tmp_path))[0].level == "interpolated"
+    for case in content["cases"]:
+        case["gpu"] = "B300"
+    (tmp_path / EXTERNAL).write_text(json.dumps(content))
+    assert page_badges(plan(tmp_path))[0].level == "extrapolated", "no run on this GPU was measured"
     (tmp_path / EXTERNAL).write_text("{")
     assert "published runs" not in shown(plan(tmp_path))
 

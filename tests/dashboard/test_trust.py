@@ -436,50 +436,44 @@ def test_corrupt_results_of_choices_are_one_line(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "model", "at_a_time", "error", "answer", "says"),
+    ("asked", "error", "answer", "says"),
     [
         (
-            "H100",
-            "Llama-3.1-70B",
-            14.0,
+            {},
             8.0,
             "Yes",
-            "2 measured runs are of Llama-3.1-70B on H100 with about 14 requests",
+            "2 measured runs are on H100, of Llama-3.1-70B, with weights in FP8, with TP4, with about 14 ",
         ),
-        ("H100", "Llama-3.1-70B", 14.0, 60.0, "Partly", "The predictions of these runs have large errors."),
-        ("H100", "Llama-3.1-70B", 500.0, 8.0, "Partly", "none is with about 500 requests at a time"),
-        (
-            "H100",
-            "Mixtral-8x7B",
-            14.0,
-            8.0,
-            "Partly",
-            "none is of Mixtral-8x7B. The nearest run is one of vLLM, TP4",
-        ),
-        ("B300", "Llama-3.1-70B", 14.0, 8.0, "No", "There is no measured run on B300"),
+        ({}, 60.0, "No", "The predictions of these runs have large errors."),
+        ({"at_a_time": 500.0}, 8.0, "Partly", "but none is with about 500 requests at a time per replica."),
+        ({"model": "Mixtral-8x7B"}, 8.0, "Partly", "but none is of Mixtral-8x7B. The nearest run is one of vLLM, TP4"),
+        ({"weights": "bf16", "shards": 8}, 8.0, "Partly", "but none is with weights in BF16 or is with TP8."),
+        ({"figures": ("ttft_ms.p99", "tpot_ms.mean")}, 8.0, "Partly", "but none states TTFT p99."),
+        ({"gpu": "B300"}, 8.0, "No", "There is no measured run on B300"),
     ],
 )
-def test_trust_answers_the_planners_own_question(gpu, model, at_a_time, error, answer, says):
+def test_trust_answers_the_planners_own_question(asked, error, answer, says):
     """Planted: two runs of one model on one GPU, with 8 and 16 requests at a time, and so large an error."""
     rows = [
-        {"run": f"llama_3_1_70b_vllm_agg_1024x128_c{load}_tp4_0", "figure": f"{metric}.mean", "measured": 100.0}
-        | {"blind": 100.0 + error, "low": 50.0, "high": 200.0, "blind_error_pct": error, "covered": True}
+        {"run": f"llama_3_1_70b_vllm_fp8_agg_1024x128_c{load}_tp4_0", "figure": f"{metric}.mean", "measured": 100.0}
+        | {"blind": 100.0 + error, "low": 50.0, "high": 200.0, "blind_error_pct": error, "covered": error < 50}
         for load in (8, 16)
         for metric in ("ttft_ms", "tpot_ms")
     ]
     source = {"name": "planted", "title": "Planted", "source": "here", "engine": "vLLM", "gpu": "H100"}
     case = results.Source(**source, trust="interpolated", why="it is", rows=rows)
-    verdict = judged(Question(gpu, model, at_a_time), External(cases=[case]))
+    question = Question("H100", "Llama-3.1-70B", 14.0, "fp8", 4, ("ttft_ms.mean",))._replace(**asked)
+    verdict = judged(question, External(cases=[case]))
     assert verdict.answer == answer and says in verdict.why
     if answer == "Yes":
-        assert "TP4, 16 requests at a time" in verdict.why
+        assert "TP4, weights in FP8, 16 requests at a time" in verdict.why
         assert verdict.figures["TTFT error"] == "8 %" and verdict.figures["in their 90 % band"] == "100 %"
 
 
 def test_trust_opens_on_the_question_of_the_plan_and_folds_the_ladder(samples):
     app = trust(samples)
     shown = text(app)
-    question = "Yes, for Llama-3.1-70B on H100"
+    question = "Partly, for Llama-3.1-70B on H100"  # published runs have weights in FP8, and state only means
     assert question in shown and shown.index(question) < shown.index("TTFT p50 -3.1 % (floor 2.4 %)")
     ladder = next(expander for expander in app.expander if expander.label.startswith("Seven checks"))
     assert not ladder.proto.expanded and "called a rung" in ladder.caption[0].value

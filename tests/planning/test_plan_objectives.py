@@ -36,10 +36,15 @@ def test_objectives_are_read_as_written() -> None:
     assert found.slos[3].bounds == found.bounds
 
 
+@pytest.mark.parametrize("text", ["TTFT p99 < 1.5 s", "ttft_ms p99<=1.5s", "ttft P99 <= 1500ms", "TTFT p99<=1500"])
+def test_bounds_may_have_a_unit(text: str) -> None:
+    assert parse_objectives([text]).bounds == (("ttft_ms", 1500.0),)
+
+
 @pytest.mark.parametrize(
     ("texts", "names"),
     [
-        (["ttft_ms p99<500"], "must be like"),
+        (["ttft_ms p99>500"], "must be like"),
         (["fast p99<=5"], "fast_ms"),
         (["ttft_ms p0<=5"], "above 0"),
         (["ttft_ms p99<=1e999"], "at most 1,000,000,000,000"),

@@ -86,9 +86,9 @@ def test_the_choice_in_words() -> None:
         "12 GPUs would be enough if steps were as predicted, and 20 for the complete 90 % interval of step times."
     )
     found = Choices(as_predicted=few, recommended=some, whole_interval=many)
-    assert risk(found) == "The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep them."
+    assert risk(found) == "The SLOs hold in 92 % of cases. If steps are slow, 97.0 % of the requests keep the SLOs."
     hopeless = Choices(as_predicted=few, recommended=few, whole_interval=None)
-    assert risk(hopeless).endswith("22.5 % of the requests keep them, and no number of GPUs holds the SLOs.")
+    assert risk(hopeless).endswith("22.5 % of the requests keep the SLOs, and no number of GPUs holds them.")
     assert choices(hopeless) == "No fewer would be enough if steps were as predicted."
     assert risk(Choices(as_predicted=few, recommended=some, whole_interval=some)).endswith("even if steps are slow.")
     assert "unknown" in risk(None)
@@ -101,7 +101,9 @@ def test_a_fleet_that_collapses_at_the_slow_end_is_not_told_as_sure() -> None:
     assert best is not None and best.choices is not None
     chosen = best.choices.recommended
     assert chosen.attainment > 0.9 > 0.5 > chosen.if_slow
-    assert f"If steps are slow, {100 * chosen.if_slow:.1f} % of the requests keep them" in document.answer
+    broken = f"{UNSURE.objectives.slos[0].text} ("
+    assert chosen.broken_if_slow.startswith(broken) and f"If steps are slow, {broken}" in document.answer
+    assert f" would break: {100 * chosen.if_slow:.1f} % of the requests keep the SLOs" in document.answer
 
 
 def test_what_misses_by_less_than_step_times_are_uncertain_is_borderline() -> None:
