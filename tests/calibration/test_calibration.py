@@ -102,6 +102,8 @@ def test_known_times_of_adapters_are_recovered_beside_those_of_the_model() -> No
     assert {"adapted", "adapter_loads"} <= {name for _, meanings, _ in calibration.priced for name in meanings}
     assert calibration.most_adapters == 3 and StepCost(calibration).scaled(2).adapters.load_ns == pytest.approx(6e6)
     np.testing.assert_allclose([calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES], CPU_NS, rtol=1e-2)
+    more = Deployment(scheduler=CONFIG, lora={"max_loras": 4})
+    assert "at most 3" in ObservedPrices(StepCost(calibration, more)).trust().reason
     prompt = StepPlan.from_amounts(prefill_rows=1, prefill_tokens=50, prefill_pairs=1275, sampled_rows=1)
     assert StepCost(calibration).step_ns(prompt) == pytest.approx(KnownCost(0.0).step_ns(prompt), rel=0.02)
 
