@@ -152,7 +152,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def glossary() -> str:
-    """Return the glossary in Markdown: definitions, statistics, and the names in other tools."""
+    """Return the glossary in Markdown: definitions, rules, and the names in other tools."""
     lines = [
         "# Metrics",
         "",
@@ -176,26 +176,20 @@ def glossary() -> str:
         "## Rules",
         "",
         "- **Measurement window**: first intended arrival to last finish. Throughputs are totals divided by this",
-        "  window. A plan states throughputs and costs in [steady operation](plan.md#steady-operation) instead.",
+        "  window (in a plan: in [steady operation](plan.md#steady-operation)).",
         "- **Latencies** are those of finished requests. Rejected, aborted and unfinished requests count only in the",
         "  denominator of SLO attainment.",
-        "- **Percentiles** are exact order statistics by nearest rank: of n sorted values, p*q* is the value number",
-        "  ceil(q n / 100). A percentile is always a value that occurred.",
+        "- **Percentiles** are by nearest rank: of n sorted values, p*q* is the value number ceil(q n / 100), a value",
+        "  that occurred. The standard deviation `std` is that of the population.",
         "- **SLO**: a request with fewer than two output tokens meets a TPOT bound.",
-        "- **Saturation**: the first quarter of the arrival period, in which an empty system fills, is left out. The",
-        "  rest is divided into sixteen equal bins. A line is fitted to the number of outstanding requests in each",
-        "  bin. Its slope gets a Student's t interval. Lag-1 autocorrelation, corrected for its bias, lowers the",
-        "  degrees of freedom. A verdict needs 20 requests.",
-        "",
-        "## Statistics",
-        "",
-        "; ".join(f"`{name}`: {text}" for name, text in STATISTICS.items()) + ".",
+        "- **Saturation**: the first quarter of the arrival period, in which an empty system fills, is left out. A",
+        "  line is fitted to the number of outstanding requests in sixteen equal bins of the rest. Its slope gets a",
+        "  Student's t interval, corrected for lag-1 autocorrelation. A verdict needs 20 requests.",
         "",
         "## Names elsewhere",
         "",
-        "All names in a line mean the same metric. Prometheus has seconds, or counters for rates and ratios. Some",
-        "tools use our words for other metrics: AIPerf's and GuideLLM's *inter-token latency* is our TPOT, and",
-        "GuideLLM's *time per output token* is our inclusive TPOT.",
+        "Prometheus has seconds, or counters for rates and ratios. Some words mean other metrics: AIPerf's and",
+        "GuideLLM's *inter-token latency* is our TPOT, GuideLLM's *time per output token* our inclusive TPOT.",
         "",
     ]
     for m in METRICS.values():

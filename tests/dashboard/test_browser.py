@@ -10,7 +10,7 @@ THEMES = ("light", "dark")
 # What is to be seen on a page, how many plots it has at least, and how many marks in them. Pages that open on the
 # newest of what there is are told what to show: other tests leave plans and runs.
 PAGES = {
-    "": ("Why not", 5, 50),
+    "plan": ("Why not", 5, 50),
     "frontier?plan=example": ("The cost of speed", 2, 20),
     "policy-lab": ("Winners and losers", 4, 40),
     "run?run=real-1": ("Four lifecycles", 6, 60),

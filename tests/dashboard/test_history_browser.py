@@ -49,8 +49,8 @@ def test_back_and_forward_are_the_pages_as_they_were(server, page):
     page.goto(f"{server}/?rate=25")
     assert rate(page, "25") == "25"
     set_rate(page, "26")
-    page.get_by_role("link", name="Frontier", exact=True).click()
-    page.get_by_text("The cost of speed").wait_for()
+    page.get_by_role("link", name="Policy lab", exact=True).click()
+    page.get_by_text("Is B better than A?").wait_for()
     idle(page)
     page.go_back()
     assert rate(page, "26") == "26"
@@ -61,11 +61,11 @@ def test_back_and_forward_are_the_pages_as_they_were(server, page):
     page.go_forward()
     assert rate(page, "26") == "26"
     page.go_forward()
-    page.get_by_text("The cost of speed").wait_for()
+    page.get_by_text("Is B better than A?").wait_for()
 
 
 def test_a_change_of_several_kinds_of_input_is_one_step_each(server, page):
-    page.goto(server)
+    page.goto(f"{server}/plan")
     rate(page, "20")
     steps = page.evaluate("history.length")
     set_rate(page, "21")
@@ -119,7 +119,8 @@ def test_the_first_page_is_found_by_its_name_as_well_and_is_as_it_was_left(serve
     assert rate(page, "34") == "34"
     page.wait_for_url("**/plan?rate=34")
     idle(page)
-    page.get_by_role("link", name="Glossary").click()
+    page.get_by_text("Evidence", exact=True).first.click()
+    page.get_by_text("Glossary", exact=True).first.click()
     page.get_by_role("heading", name="Glossary").wait_for()
     idle(page)
     page.wait_for_url("**/glossary")
@@ -130,7 +131,7 @@ def test_the_first_page_is_found_by_its_name_as_well_and_is_as_it_was_left(serve
 
 @pytest.mark.deep
 def test_the_frontier_is_that_of_the_plan_and_its_fleets_can_be_chosen_in_turn(server, page):
-    page.goto(server)
+    page.goto(f"{server}/plan")
     page.get_by_role("link", name="See the frontier").click()
     page.wait_for_url("**/frontier?plan=example")
     idle(page)

@@ -79,7 +79,7 @@ def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(server, pa
 
 @pytest.mark.deep
 def test_shape_and_preset_in_quick_turns(server, page):
-    page.goto(server)
+    page.goto(f"{server}/plan")
     page.get_by_label("Peak req/s").first.wait_for()
     for turn in range(4):
         page.get_by_role("radio", name=("Shape", "Preset")[turn % 2]).first.click()
