@@ -226,7 +226,8 @@ class Packed(NamedTuple):
 
 def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles) -> Packed:
     """Pack `rows`; `tiles` makes a kernel's work list from `(row, query tokens, context)` of the prefill rows."""
-    ordered, numbers, decode_rows = _in_order(rows, null_seat)
+    adapted = any(row.slot is not None for row in rows)
+    ordered, numbers, decode_rows = _in_order(rows, null_seat, adapted)
     lens = np.array([len(row.tokens) for row in ordered], dtype=np.int32)
     context = lens + np.array([row.start for row in ordered], dtype=np.int32)
     query_start = np.cumsum(lens, dtype=np.int32) - lens
@@ -270,20 +271,22 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
         changes=step_changes([sample.changes for sample in samples]),
         pooled=tuple(number for number, sample in enumerate(samples) if ordered[sample.row].pools),
         generates=any(row.draws and not row.pools for row in rows) or not any(row.pools for row in rows),
-        segments=_segments(ordered, query_start),
+        segments=_segments(ordered, query_start) if adapted else (),
     )
     return Packed(step, [numbers[sample.row] if ordered[sample.row].draws else None for sample in samples])
 
 
-def _in_order(rows: Sequence[RowInput], null_seat: int) -> tuple[list[RowInput], list[int | None], int]:
+def _in_order(rows: Sequence[RowInput], null_seat: int, adapted: bool) -> tuple[list[RowInput], list[int | None], int]:
     """Return the rows in the step's order: decode rows, dummy rows up to a bucket, prefill rows.
+
+    If any row is `adapted`, decode rows of one LoRA adapter are neighbours, and so are its prefill rows.
 
     The second result is the index of each row in `rows` (None for a dummy), and the third is the number of rows before
     the prefill rows.
     """
     decodes = [number for number, row in enumerate(rows) if len(row.tokens) == 1]
     prompts = [number for number, row in enumerate(rows) if len(row.tokens) > 1]
-    if any(row.slot is not None for row in rows):  # those of one adapter become neighbours
+    if adapted:
         for kind in (decodes, prompts):
             kind.sort(key=lambda number: -1 if (slot := rows[number].slot) is None else slot)
     null = np.zeros(1, dtype=np.int32)
