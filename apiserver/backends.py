@@ -178,12 +178,16 @@ def make_real(
 
     fleet = real_fleet(with_fleet(deployment, settings.replicas, settings.router))
     replicas, kv, origin_ns = fleet.pools[0].replicas, settings.kv_events, monotonic_ns()
+    if settings.adapters and deployment.lora is None:
+        raise UserError("lora_modules", settings.lora_modules, "needs slots; add the section lora to the deployment")
+    if deployment.lora is not None and kv is not None:
+        raise UserError("kv_events", kv.endpoint, "cannot be combined with lora; leave one of them out")
     alone, name = deployment.model_copy(update={"fleet": None}), _model_name(settings, deployment)
     gpus = gpus_of(deployment, replicas) if replicas > 1 else [None]
     publishers = [] if kv is None else _publishers(settings, kv, name, replicas, poller)
 
     def start(number: int, again: bool) -> ReplicaProcess:
-        serve = partial(_serve_engine, alone, name, kv, again or place.again, origin_ns)
+        serve = partial(_serve_engine, alone, name, settings.adapters, kv, again or place.again, origin_ns)
         return ReplicaProcess(number, serve, gpus[number], alone.tensor_parallel_size > 1)
 
     router = find_router(fleet.router.name, **fleet.router.settings)

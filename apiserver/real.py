@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from time import perf_counter_ns, time
@@ -36,6 +36,7 @@ from serving.workload import STOPPED
 def serve_engine(
     deployment: Deployment,
     name: str,
+    adapters: Sequence[str],
     kv_events: KvEventSettings | None,
     begun_again: bool,
     origin_ns: int,
@@ -44,18 +45,20 @@ def serve_engine(
 ) -> None:
     """Load an engine and run requests until `End`; the model's name is `name`, and the run began at `origin_ns`.
 
+    `adapters` are the names of LoRA adapters that clients may ask for; without any, those in the deployment's folder.
     If the engine was `begun_again` (restarted), its first KV event states that its cache is empty. Raises UserError if
     the engine cannot be loaded, or if KV events are wanted but it has no prefix cache.
     """
     log_to_stderr()
     engine = load_engine(deployment, LOG.info)
     try:
+        served = _adapters(engine, adapters)
         events = None if kv_events is None else _followed(engine, kv_events, begun_again)
         with suppress(UserError):
             engine.grammars  # noqa: B018 - made now, because it takes a second in which nothing else can run
         engine.watch_speed()
         requests = Requests(engine, events, inbox, pipe.send, origin_ns)
-        requests.serve(_about(engine, name))
+        requests.serve(_about(engine, name, served))
     finally:
         engine.close()
 
@@ -71,7 +74,18 @@ def _followed(engine: Engine, settings: KvEventSettings, begun_again: bool) -> K
     return events
 
 
-def _about(engine: Engine, name: str) -> About:
+def _adapters(engine: Engine, named: Sequence[str]) -> list[str]:
+    """Return the names of the adapters to serve. Raises UserError if none is known, or if one cannot run."""
+    if engine.adapters is None:
+        return []
+    names = list(named) or engine.adapters.names
+    if not names:
+        raise UserError("lora_modules", None, "is missing; name the adapters that clients may ask for")
+    engine.check_adapters(names)
+    return names
+
+
+def _about(engine: Engine, name: str, adapters: list[str]) -> About:
     spec, folder, deployment = engine.spec, engine.folder, engine.deployment
     return About(
         name,
@@ -91,6 +105,7 @@ def _about(engine: Engine, name: str) -> About:
             "block_size": deployment.scheduler.block_size,
             "notes": json.dumps({"served": {}, **engine.notes}),
         },
+        adapters=adapters,
         embedding_size=spec.hidden_size,
     )
 

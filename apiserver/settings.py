@@ -13,7 +13,7 @@ from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
 from traces.distributions import Lengths
 
-_OF_A_TWIN = ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica", "kv_links", "lora_modules")
+_OF_A_TWIN = ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica", "kv_links")
 _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
 
 
@@ -107,7 +107,9 @@ class ServeSettings(Request):
         description="number of tokens of the twin's answers, or in JSON a distribution as in a trace's specification",
     )
     lora_modules: str = Field(
-        "", description="names of the twin's LoRA adapters, apart by commas; clients give one as the model"
+        "",
+        description="names of LoRA adapters, apart by commas; clients give one as the model. By default those in the "
+        "folder lora.adapters",
     )
     kv_events: Annotated[KvEventSettings | None, BeforeValidator(_endpoint_alone)] = Field(
         None,

@@ -128,7 +128,7 @@ class ModelDrafter:
         self._block_size, self._null_seat = config.block_size, config.max_num_seqs
         tokens = config.max_num_batched_tokens + config.max_num_seqs  # sampled tokens are also processed
         own = deployment.rescheduled(speculative=None, async_scheduling=False, max_num_batched_tokens=tokens)
-        changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1}
+        changes = {"model": config.speculative.model, "quantization": "none", "tensor_parallel_size": 1, "lora": None}
         self.runner = ModelRunner(own.model_copy(update=changes), files)
         self._number = ""  # name of the uniform number that draws a draft token; empty for the target's number
         if config.speculative.draft_sample_method == "probabilistic":

@@ -8,16 +8,18 @@ simulator's times are compared with them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, reduce
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
+from realengine.adapters import Adapters
 from realengine.devices.memory import KvBudget
 from realengine.drafters import Drafter, find_drafter, propose
 from realengine.grammar import GrammarCompiler, Grammars
 from realengine.host_tier import HostTier
+from realengine.models.adapter_files import AdapterFiles
 from realengine.models.weights import ModelFiles
 from realengine.parallel.ranks import Ranks
 from realengine.runnable import check_deployment
@@ -48,8 +50,8 @@ class Engine:
 
     The attribute `deployment` is the deployment that runs; `limit` can lower its settings. If `gpu_memory_utilization`
     was set, `num_blocks` is the number of blocks that fits, and `memory_report` explains it. `draft` is the files of
-    the draft model, if there is one. Raises UserError when the deployment asks for something that the model or the
-    machine cannot do.
+    the draft model, if there is one. `adapters` are the LoRA adapters; None without the setting `lora`. Raises
+    UserError when the deployment asks for something that the model or the machine cannot do.
 
     After an error in `launch` or `finish` a plan was made but not run, so the requests are lost. From then on both
     methods raise UserError until `reset` is called. If ranks were also lost, only `close` is possible.
@@ -68,7 +70,11 @@ class Engine:
         self.memory_report = ""
         self._drafter: Drafter | None = None
         self.tier: HostTier | None = None
+        self.adapters: Adapters | None = None
         try:
+            if deployment.lora is not None and self.runner.slots is not None:
+                files_of_adapters = AdapterFiles(deployment.lora, files.spec)
+                self.adapters = Adapters(deployment.lora, files_of_adapters, self.runner.slots)
             self._drafter = find_drafter(deployment, files.spec, draft)
             if self._drafter is not None and self._drafter.runner is not None:
                 self._runners.append(self._drafter.runner)
@@ -145,8 +151,13 @@ class Engine:
         self._host_free_ns: int | None = None
         self._hold = Hold()
         content = TokenContent(self.sequences, self._config.block_size)
-        name, settings = self.deployment.policy, self.deployment.scheduler
+        name, settings = self.deployment.policy, self.deployment.staged_settings
         self.scheduler = find_policy(name)(settings, content=content)
+        if self.adapters is not None:
+            self.adapters.reset()
+            if not hasattr(self.scheduler, "adapters"):
+                remedy = "knows no slots for adapters; derive it from VllmScheduler, or leave lora out"
+                raise UserError("policy", name, remedy)
         self._seating = Seating(self._config, block_tables(self.scheduler.pool))
         self._policy = contract_with(name, self.scheduler, settings)
         if (tiers := self.deployment.kv_tiers) is not None:
@@ -188,8 +199,10 @@ class Engine:
         """Queue a request with token ids `prompt`; `tokens` are further arguments of `TokenSequence`.
 
         A `structured` request comes with a `grammar`, as `realengine.grammar` writes it, and waits until that is
-        compiled.
+        compiled. Raises UserError for a LoRA adapter that does not exist or that the engine cannot run.
         """
+        if arrived.adapter:
+            self.check_adapters([arrived.adapter])
         grammars = self.grammars if grammar else None
         request = self._policy.add(arrived)
         if request.status is not Status.REJECTED:
@@ -198,6 +211,14 @@ class Engine:
                 self._compiler.compile(request, grammars, grammar)
             self._demand.wait(request)
         return request
+
+    def check_adapters(self, names: Iterable[str]) -> None:
+        """Raise UserError for the first of the LoRA adapters `names` that does not exist or that cannot run.
+
+        An engine without the setting `lora` rejects requests with adapters, so it checks nothing.
+        """
+        if self.adapters is not None:
+            self.adapters.check(names)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -331,12 +352,17 @@ class Engine:
         flight.mask_ns = perf_counter_ns() - masking_ns if flight.plan.masked_rows else 0
         seated = zip(rows, sequences, masks, strict=True)
         inputs = [self._seating.row(row, sequence, mask) for row, sequence, mask in seated]
+        if self.adapters is not None and flight.plan.adapters:
+            flight.adapters = self.adapters.ready(flight.plan.adapters)
+            slots = [flight.adapters.slots.get(row.request.arrived.adapter) for row in rows]
+            inputs = [given._replace(slot=slot) for given, slot in zip(inputs, slots, strict=True)]
         inputs += self._seating.padding(flight.plan)
         packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
         flight.prepared_ns = perf_counter_ns()
         flight.prepare_ns = flight.prepared_ns - began_ns
         flight.sampled_rows = packed.sample_rows
-        flight.launched = self.runner.launch(packed.step)
+        copies = () if flight.adapters is None else flight.adapters.copies
+        flight.launched = self.runner.launch(packed.step._replace(copies=copies) if copies else packed.step)
         flight.launch_ns = perf_counter_ns() - flight.prepared_ns if self.runner.device.asynchronous else 0
 
     def _plan(self) -> StepPlan:

@@ -11,7 +11,7 @@ Nothing here needs torch, so that vLLM can be recorded where torch is not instal
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -40,6 +40,11 @@ def named_segments(request: WorkloadRequest) -> list[Segment]:
         (name if name != PRIVATE else f"\0{request.id}.{number}", count)
         for number, (name, count) in enumerate(request.prompt)
     ]
+
+
+def adapters_of(requests: Iterable[WorkloadRequest]) -> list[str]:
+    """Return the names of the LoRA adapters that `requests` have."""
+    return sorted({request.adapter for request in requests} - {""})
 
 
 class SegmentTokens:

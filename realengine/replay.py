@@ -24,7 +24,7 @@ from realengine.devices.machine import describe
 from realengine.engine import Engine
 from realengine.grammar import ENDLESS_OBJECTS, json_grammar
 from realengine.loop import drive
-from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, run_columns
+from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, adapters_of, run_columns
 from realengine.run_recorder import RunRecorder
 from realengine.sequence import TokenSequence
 from realengine.step import Step
@@ -65,6 +65,7 @@ def record(
     was recorded until then.
     """
     requests = list(workload.requests)
+    engine.check_adapters(adapters_of(requests))
     offered = replace(workload, requests=requests)
     if engine.deployment.scheduler.kv_eviction == "session":
         offered = with_session_ends(offered)

@@ -156,6 +156,7 @@ class RunRecorder:
             "masked_rows": plan.masked_rows or None,
             "mask_ns": step.mask_ns or None,
             **_tier_columns(step.tier, origin),
+            "adapters": _adapter_numbers(step),
             **({} if step.expert_tokens is None else _expert_columns(step.expert_tokens)),
             **_row_drafts(step),
         }
@@ -255,6 +256,14 @@ def _expert_columns(expert_tokens: NDArray[np.int32]) -> dict[str, Any]:
         "expert_imbalance": list(expert_imbalance(expert_tokens).items()),
         "expert_tokens": expert_tokens.sum(axis=0).tolist(),
     }
+
+
+def _adapter_numbers(step: Step) -> dict[str, int] | None:
+    its = step.adapters
+    if its is None:
+        return None
+    loads = {"loads": its.loads, "load_ns": its.load_ns, "copies": len(its.copies), "copy_ns": step.copy_ns}
+    return {"adapters": len(its.slots), "tokens": its.tokens, **loads}
 
 
 def _row_drafts(step: Step) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from realengine.models.weight_loader import QUANTIZATIONS
 from realengine.parallel.tensor_parallel import shard_spec
 from serving.deployments.config import Deployment
 from serving.deployments.kv_layout import kv_groups, stating_kv_groups
+from serving.deployments.lora import LoraConfig, adapted_linears
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -16,7 +17,7 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_FAMILIES)
 _STORED = ("none", "fp8", "fp8_block", "int4", "int8")
 _SIMULATED = (
     "pipeline_parallel_size", "data_parallel_size", "all2all_backend", "expert_imbalance", "inter_node", "fusion",
-    "engine", "max_cudagraph_capture_size", "power_limit_w", "lora", "prefill_context_parallel_size",
+    "engine", "max_cudagraph_capture_size", "power_limit_w", "prefill_context_parallel_size",
     "decode_context_parallel_size", "multimodal",
 )  # fmt: skip
 
@@ -72,6 +73,8 @@ def check_deployment(deployment: Deployment, spec: ModelSpec) -> Deployment:
     if deployment.fleet is not None:
         replicas = sum(pool.replicas for pool in deployment.fleet.pools)
         raise UserError("fleet", replicas, "is several engines, and this runs one; leave it out, or run bench")
+    if deployment.lora is not None:
+        _check_adapters(deployment, deployment.lora, spec)
     if scheduler.state_blocks:
         remedy = "is for models with constant states, which only the simulator runs; leave it out"
         raise UserError("scheduler.state_blocks", scheduler.state_blocks, remedy)
@@ -97,3 +100,21 @@ def check_deployment(deployment: Deployment, spec: ModelSpec) -> Deployment:
         remedy = f"must be at most {spec.max_positions}, the positions of {spec.name}"
         raise UserError("scheduler.max_model_len", scheduler.max_model_len, remedy)
     return stating_kv_groups(deployment, kv_groups(spec, deployment))
+
+
+def _check_adapters(deployment: Deployment, lora: LoraConfig, spec: ModelSpec) -> None:
+    """Raise UserError for the first setting that does not go together with `lora`."""
+    adapted_linears(spec, lora, 1)  # raises for models with parts that no adapter here changes
+    if lora.adapters is None:
+        remedy = "is missing; name the folder of the adapters' folders, or random:RANK"
+        raise UserError("lora.adapters", None, remedy)
+    if lora.load_ms is not None:
+        raise UserError("lora.load_ms", lora.load_ms, "is measured on the real engine; leave it out")
+    for name, value in (("tensor_parallel_size", deployment.tensor_parallel_size), ("kv_tiers", deployment.kv_tiers)):
+        if value not in (1, None):
+            shown = value if isinstance(value, int) else "stated"
+            raise UserError(name, shown, "cannot be combined with lora on the real engine; leave one of them out")
+    stored = spec.checkpoint_quantization if deployment.quantization == "none" else deployment.quantization
+    if stored.startswith("fp8"):
+        remedy = f"cannot be {stored} with lora on the real engine; choose 16 bits, int8 or int4, or leave lora out"
+        raise UserError("quantization", stored, remedy)

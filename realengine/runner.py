@@ -24,6 +24,7 @@ from realengine.devices.memory import KvBudget, memory_for
 from realengine.devices.speed import Speed
 from realengine.host_tier import Copy, HostMemory
 from realengine.models.layer_ops import LayerOps
+from realengine.models.lora_slots import LoraSlots
 from realengine.models.model import Model
 from realengine.models.weights import ModelFiles
 from realengine.parallel.tensor_parallel import COLLECTIVES, Collective, own_experts, shard_spec, shard_state
@@ -35,6 +36,7 @@ from serving.answers.figures import shown_gib
 from serving.cost_model import DECODE_BUCKETS, padded
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.kv_layout import layers_of_a_group
+from serving.deployments.lora import adapter_elements
 from serving.deployments.weight_types import GROUP_SIZE, weight_width
 from serving.errors import UserError
 
@@ -72,12 +74,13 @@ class ModelRunner:
         self._times: OpTimes | None = None  # times of the step that the device is running
         mixed = self.attention.capturable == "always" and self.device.torch_device.type == "cuda"
         self._graphs = StepGraphs(self.device, mixed)
-        need, free = self._weight_bytes(files), self.device.memory().free
+        need, free = self._weight_bytes(files) + self._slot_bytes(), self.device.memory().free
         if need > free:  # checked now, because on the CPU the process would be killed in the middle of loading
             remedy = f"has {shown_gib(need)} of weights, but only {shown_gib(free)} of memory are free"
             raise UserError("model", deployment.model, remedy)
         with self._memory_for("weights"), torch.inference_mode(), self.device.current():
             where = self.device.torch_device
+            self.slots = None if deployment.lora is None else LoraSlots(deployment.lora, self._dtype, where)
             state = shard_state(files.weights(self._dtype, where), rank, size, self._own)
             self.model = Model(
                 self.spec,
@@ -89,6 +92,7 @@ class ModelRunner:
                 quantization=deployment.quantization,
                 collective=self._collective,
                 own=self._own,
+                slots=self.slots,
             )
             del state
             self._last_tokens = torch.zeros(self._config.max_num_seqs + 1, dtype=torch.int32, device=where)
@@ -128,6 +132,10 @@ class ModelRunner:
         if not self._in_triton:
             wide += spec.moe_layers * spec.num_experts * spec.expert_parameters
         return int((spec.parameters - wide) * weight_width(kept, spec, self.deployment)) + wide * size
+
+    def _slot_bytes(self) -> int:
+        lora = self.deployment.lora
+        return 0 if lora is None else lora.max_loras * adapter_elements(self.spec, lora, 1) * self._dtype.itemsize
 
     @property
     def _in_triton(self) -> bool:
@@ -238,7 +246,7 @@ class ModelRunner:
         """
         host = self._host[self._launches % _HOST_BUFFERS]
         self._launches += 1
-        graph = self._graphs.layout_for(step.layout) if self._captures else None
+        graph = self._graphs.layout_for(step.layout) if self._captures and not step.segments else None
         launched = Launched(step.layout, host.tokens, graph is not None, host.expert_tokens)
         if graph is not None:
             step = pad(step, graph)
@@ -254,6 +262,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(self, step: StepInput, graph: Layout | None, host: _HostBuffer, launched: Launched) -> None:
         """Do the work of a step that was submitted to the device; `graph` is the layout of its graph, if it has one."""
+        if self.slots is not None:
+            self._fill_slots(self.slots, step, launched)
         self._mark(launched)
         size, samples = len(step.packed), launched.layout.samples
         self._buffer[:size].copy_(host.step[:size], non_blocking=True)
@@ -277,10 +287,20 @@ class ModelRunner:
         if host.expert_tokens is not None and self.model.expert_tokens is not None:
             host.expert_tokens.copy_(self.model.expert_tokens, non_blocking=True)
         self._mark(launched)
+        if self.slots is not None:
+            self.slots.segments = ()
         if self._speed is not None:
             after = self._speed()
             launched.speed = _mean(self._speed_before, after)
             self._speed_before = after
+
+    def _fill_slots(self, slots: LoraSlots, step: StepInput, launched: Launched) -> None:
+        slots.segments = step.segments
+        if step.copies:
+            began = self.device.mark()
+            for slot, adapter in step.copies:
+                slots.fill(slot, adapter)
+            launched.copying = began, self.device.mark()
 
     def _sample(self, step: StepInput, batch: Batch, own: torch.Tensor, host: _HostBuffer, launched: Launched) -> None:
         """Sample from the model's `own` logits after this step's changes, and copy the tokens to the host."""
@@ -308,17 +328,18 @@ class ModelRunner:
             tokens = torch.where(tokens < 0, self._last_tokens[(-1 - tokens).clamp(min=0).long()], tokens)
         return self.model.forward(tokens, batch, self.kv, self._times)
 
-    def dummy_step(self, sizes: list[int], draw: bool = False) -> int:
+    def dummy_step(self, sizes: list[int], draw: bool = False, slot: int | None = None) -> int:
         """Run one step with a row of the dummy request for each number of tokens in `sizes`; return its time in ns.
 
-        All rows use the null block. If `draw`, their tokens are drawn; otherwise sampling is greedy.
+        All rows use the null block, and the LoRA adapter in `slot` if it is given. If `draw`, their tokens are drawn;
+        otherwise sampling is greedy.
         """
         how = ((1.0, 50, 0.9, 0.5) if draw else None,)
         most = max(sizes)
         blocks = np.zeros(-(-most // self._config.block_size), dtype=np.int32)
         others = (blocks,) * (len(self._config.kv_groups) - 1)
         seat = self._config.max_num_seqs
-        rows = [RowInput([0] * size, 0, blocks, seat, how, other_blocks=others) for size in sizes]
+        rows = [RowInput([0] * size, 0, blocks, seat, how, other_blocks=others, slot=slot) for size in sizes]
         step = pack(rows, self._config.block_size, self._config.max_num_seqs, self.attention.tiles).step
         began = perf_counter_ns()
         self.launch(step).wait()
@@ -349,6 +370,9 @@ class ModelRunner:
         on_cuda = self.device.torch_device.type == "cuda"
         for rows in (self.buckets()[-1], 1) if on_cuda else (1,):
             self.dummy_step([1] * rows, draw=True)
+        if self.slots is not None:
+            for sizes in [[1] * rows for rows in reversed(self.buckets())] + self.warm_up_sizes():
+                self.dummy_step(sizes, slot=0)
 
     def _mixed_steps(self) -> list[list[int]]:
         """Return the row sizes of each mixed step to capture as a graph, the largest step first."""

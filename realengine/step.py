@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realengine.adapters import StepAdapters
 from realengine.devices.device import Mark, OpTimes, Pending
 from realengine.logit_rules import Logprob
 from realengine.sampling import TokenLogprobs
@@ -29,6 +30,7 @@ class Launched:
         speed: mean of the device's speed before and after the step; None if speed is not measured
         logits: `[S, vocab]` logits after masks and changes, valid from `wait` to the next step; None unless they are
             kept
+        copying: marks before and after the copies of LoRA adapters into slots; None without a copy
         pooled: by sample, final hidden state `[hidden]` in float32 on the host, of each pooling request; valid after
             `wait`
     """
@@ -42,6 +44,7 @@ class Launched:
         self.speed: float | None = None
         self.logits: torch.Tensor | None = None
         self.token_logprobs: TokenLogprobs | None = None
+        self.copying: tuple[Mark, Mark] | None = None
         self.pooled: dict[int, torch.Tensor] = {}
         self._tokens = tokens
         self._expert_tokens = expert_tokens
@@ -91,6 +94,11 @@ class Launched:
         """CPU time of the thread that computed the step; None if no CPU thread did, or if steps are not timed."""
         began, *_, ended = (mark.thread_ns for mark in self.marks) if self.marks else (None, None)
         return None if began is None or ended is None else ended - began
+
+    @property
+    def copy_ns(self) -> int:
+        """Device time, before `start_ns`, of copies of LoRA adapters into slots."""
+        return 0 if self.copying is None else self.copying[1].ns() - self.copying[0].ns()
 
     def _passed(self, mark: int) -> int:
         return self.marks[mark].ns() if self.marks else self._seen_ns
@@ -173,6 +181,7 @@ class Step:
         host_ns: host time for this step since the host was last free, which the overlapped loop hides; None in the
             plain loop
         tier: events of the KV tier until this step was launched; None without a tier
+        adapters: the step's LoRA adapters; None if it has none. Their `load_ns` is part of `prepare_ns`
 
     Known once it has `ended`:
         sampled: requests that got tokens, one entry for each token
@@ -181,6 +190,7 @@ class Step:
         proposed: number of new draft tokens, by id of each request that got a token and goes on; None without drafts
         draft_ns: time, at the end of the step, for proposing the next drafts; None without drafts. In the overlapped
             loop it includes verification and the making of the next step's tensors
+        copy_ns: device time, before `start_ns`, of copies of LoRA adapters into slots
 
     Other fields are as in `Launched`, but `end_ns` and `thread_ns` include the time of drafting.
     """
@@ -200,6 +210,7 @@ class Step:
     host_ns: int | None = None
     mask_ns: int = 0
     tier: TierEvents | None = None
+    adapters: StepAdapters | None = None
 
     sampled: list[Request] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
@@ -207,6 +218,7 @@ class Step:
     finished: list[Request] = field(default_factory=list)
     proposed: Mapping[int, int] | None = None
     draft_ns: int | None = None
+    copy_ns: int = 0
     start_ns: int = 0
     computed_ns: int = 0
     end_ns: int = 0
@@ -227,7 +239,7 @@ class Step:
         self.end_ns = launched.end_ns + (draft_ns or 0)
         self.op_ns, self.graph, self.speed = launched.op_ns, launched.graph, launched.speed
         self.thread_ns = None if launched.thread_ns is None else launched.thread_ns + draft_thread_ns
-        self.expert_tokens = launched.expert_tokens
+        self.expert_tokens, self.copy_ns = launched.expert_tokens, launched.copy_ns
         return self
 
     @property

@@ -21,6 +21,7 @@ from realengine.logit_rules import LogitChanges, StepChanges, step_changes
 from serving.cost_model import padded
 
 Ints = NDArray[np.int32]
+HostAdapter = Sequence[torch.Tensor]  # a LoRA adapter in host memory, as `realengine.models.lora_slots` copies it
 
 _ALIGN = 4  # 16 bytes: kernels are compiled for aligned pointers
 
@@ -68,6 +69,14 @@ class Layout(NamedTuple):
 
 def _group_field(name: str, group: int) -> str:
     return f"{name} {group}" if group else name
+
+
+class Segment(NamedTuple):
+    """The tokens `first` to `end - 1` of a step, whose LoRA adapter is in `slot`."""
+
+    slot: int
+    first: int
+    end: int
 
 
 class Batch(NamedTuple):
@@ -164,7 +173,8 @@ class StepInput(NamedTuple):
     `logprobs` is the maximum number of alternatives that a request wants with each token's logprob; None if no request
     wants logprobs. `masks` is None if no sample has a mask. `changes` is None if no logits are changed. `pooled` are
     the samples of pooling requests, whose hidden states are the result; if `generates` is False, no other sample
-    belongs to a request.
+    belongs to a request. `segments` are the tokens of each LoRA adapter, and `copies` the adapters to copy into slots
+    before the step.
     """
 
     layout: Layout
@@ -175,6 +185,8 @@ class StepInput(NamedTuple):
     changes: StepChanges | None = None
     pooled: tuple[int, ...] = ()
     generates: bool = True
+    segments: tuple[Segment, ...] = ()
+    copies: tuple[tuple[int, HostAdapter], ...] = ()
 
 
 class RowInput(NamedTuple):
@@ -186,7 +198,7 @@ class RowInput(NamedTuple):
     alternatives wanted with each logprob; None if no logprobs are wanted. `masks`, as rows of `TokenMasks.bits`, belong
     to the first of these samples; there are none if any token is allowed. `changes` belong to all of these samples;
     there are none if their logits do not change. With `pools`, the hidden state of the last token is the result, and
-    nothing is sampled.
+    nothing is sampled. `slot` is the slot of the row's LoRA adapter; None for the base model.
     """
 
     tokens: Sequence[int]
@@ -199,6 +211,7 @@ class RowInput(NamedTuple):
     changes: tuple[LogitChanges, ...] = ()
     other_blocks: tuple[Ints, ...] = ()
     pools: bool = False
+    slot: int | None = None
 
 
 Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
@@ -213,7 +226,8 @@ class Packed(NamedTuple):
 
 def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles) -> Packed:
     """Pack `rows`; `tiles` makes a kernel's work list from `(row, query tokens, context)` of the prefill rows."""
-    ordered, numbers, decode_rows = _in_order(rows, null_seat)
+    adapted = any(row.slot is not None for row in rows)
+    ordered, numbers, decode_rows = _in_order(rows, null_seat, adapted)
     lens = np.array([len(row.tokens) for row in ordered], dtype=np.int32)
     context = lens + np.array([row.start for row in ordered], dtype=np.int32)
     query_start = np.cumsum(lens, dtype=np.int32) - lens
@@ -257,24 +271,42 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
         changes=step_changes([sample.changes for sample in samples]),
         pooled=tuple(number for number, sample in enumerate(samples) if ordered[sample.row].pools),
         generates=any(row.draws and not row.pools for row in rows) or not any(row.pools for row in rows),
+        segments=_segments(ordered, query_start) if adapted else (),
     )
     return Packed(step, [numbers[sample.row] if ordered[sample.row].draws else None for sample in samples])
 
 
-def _in_order(rows: Sequence[RowInput], null_seat: int) -> tuple[list[RowInput], list[int | None], int]:
+def _in_order(rows: Sequence[RowInput], null_seat: int, adapted: bool) -> tuple[list[RowInput], list[int | None], int]:
     """Return the rows in the step's order: decode rows, dummy rows up to a bucket, prefill rows.
+
+    If any row is `adapted`, decode rows of one LoRA adapter are neighbours, and so are its prefill rows.
 
     The second result is the index of each row in `rows` (None for a dummy), and the third is the number of rows before
     the prefill rows.
     """
     decodes = [number for number, row in enumerate(rows) if len(row.tokens) == 1]
     prompts = [number for number, row in enumerate(rows) if len(row.tokens) > 1]
+    if adapted:
+        for kind in (decodes, prompts):
+            kind.sort(key=lambda number: -1 if (slot := rows[number].slot) is None else slot)
     null = np.zeros(1, dtype=np.int32)
     dummy = RowInput((0,), 0, null, null_seat, (), other_blocks=(null,) * len(rows[0].other_blocks))
     dummies = padded(len(decodes)) - len(decodes)
     numbers: list[int | None] = [*decodes, *[None] * dummies, *prompts]
     ordered = [dummy if number is None else rows[number] for number in numbers]
     return ordered, numbers, len(decodes) + dummies
+
+
+def _segments(ordered: Sequence[RowInput], query_start: Ints) -> tuple[Segment, ...]:
+    """Return the tokens of each LoRA adapter; neighbouring rows with one adapter are one segment."""
+    segments: list[Segment] = []
+    for row, start in zip(ordered, query_start.tolist(), strict=True):
+        if row.slot is None:
+            continue
+        joins = segments and (segments[-1].slot, segments[-1].end) == (row.slot, start)
+        first = segments.pop().first if joins else start
+        segments.append(Segment(row.slot, first, start + len(row.tokens)))
+    return tuple(segments)
 
 
 class _Sample(NamedTuple):

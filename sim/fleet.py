@@ -82,7 +82,8 @@ def adapted(pool: PricedPool, scheduler: Scheduler) -> AdapterTimes:
         raise UserError("policy", pool.deployment.policy, remedy)
     times = adapter_times(pool.cost)
     if times is None:
-        raise UserError("lora", "on", "needs the kernel tables of a GPU; simulate with --gpu, or leave it out")
+        remedy = "needs the kernel tables of a GPU, or a calibration that measured adapters; use one, or leave it out"
+        raise UserError("lora", "on", remedy)
     return times.scaled(1 / pool.config.speed)
 
 

@@ -28,6 +28,7 @@ _MEASURED_ONLY = (
     "schedule_ns", "prepare_ns", "launch_ns", "host_ns", "forward_ns", "sample_ns", "graph", "op_ns", "mask_ns",
     "thread_ns", "speed", "experts_hit", "expert_imbalance", "expert_tokens", "draft_ns", "row_accepted",
     "row_proposed", "heard_ns", "loaded_ids", "released_ids", "kv_attempts", "kv_transfers", "kv_attempts_in_flight",
+    "adapters",
 )  # fmt: skip
 _MOSTLY_NULL = (
     "row_ids", "row_tokens", "preempted_ids", "stopped_ids", "draft_tokens", "stages_ns", "masked_rows",

@@ -61,6 +61,11 @@ _KV_TRANSFER = pa.struct(
     [("reads", pa.bool_()), ("size_bytes", _I64), ("submitted_ns", _I64), ("began_ns", _I64), ("ended_ns", _I64)]
 )
 _KV_ATTEMPT = pa.struct([("plan_ns", _I64), ("loaded_ids", pa.list_(_I64)), ("released_ids", pa.list_(_I64))])
+# A step's LoRA adapters: their number and number of tokens; how many were loaded from disk into host memory before the
+# step, and the host time of that; how many were copied into slots, and the device time of that.
+_ADAPTERS = pa.struct(
+    [("adapters", _I32), ("tokens", _I32), ("loads", _I32), ("load_ns", _I64), ("copies", _I32), ("copy_ns", _I64)]
+)
 
 RUNS = (
     Column("run_id", _TEXT, "", "name of the run, unique within a comparison"),
@@ -340,6 +345,13 @@ STEPS = (
         "tokens",
         "tokens that each expert got, in order of the experts' numbers, summed over the layers; null for dense models "
         "and on the virtual clock",
+    ),
+    Column(
+        "adapters",
+        _ADAPTERS,
+        "",
+        "number of LoRA adapters in the step and of their tokens; number and time of loads from disk (in `prepare_ns`) "
+        "and of copies into slots (before `start_ns`); null without adapters and on the virtual clock",
     ),
 )
 

@@ -8,7 +8,9 @@ that a user is likely to validate with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, repeat
 
 from serving.deployments.config import SchedulerConfig
 from serving.workload import Workload
@@ -26,8 +28,13 @@ class Pace:
     prompt_token_ns: int
 
 
-def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> list[Workload]:
-    """Return traces that together take about `seconds` at `pace`."""
+def designed_workloads(
+    config: SchedulerConfig, pace: Pace, seconds: float, adapters: Sequence[str] = ()
+) -> list[Workload]:
+    """Return traces that together take about `seconds` at `pace`.
+
+    The second half of each trace has the LoRA `adapters` in turn, so that their time is not mistaken for the model's.
+    """
     most = config.max_num_seqs
     longest = config.max_model_len
     shapes = [
@@ -61,5 +68,15 @@ def designed_workloads(config: SchedulerConfig, pace: Pace, seconds: float) -> l
             },
             "output": {"kind": "lognormal", "mean": output, "sigma": 0.6, "max": longest_output},
         }
-        made.append(synthesise(parse_spec(spec, where=f"calibrate-{name}")))
+        workload = synthesise(parse_spec(spec, where=f"calibrate-{name}"))
+        made.append(_adapted(workload, adapters, run=1 + number) if adapters else workload)
     return made
+
+
+def _adapted(workload: Workload, adapters: Sequence[str], run: int) -> Workload:
+    """Return `workload`, where `run` successive requests of its second half share an adapter."""
+    requests = list(workload.requests)
+    plain = len(requests) // 2
+    names = chain.from_iterable(repeat(name, run) for name in cycle(adapters))
+    more = (replace(request, adapter=name) for request, name in zip(requests[plain:], names, strict=False))
+    return replace(workload, requests=[*requests[:plain], *more])

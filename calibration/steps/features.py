@@ -19,7 +19,7 @@ from serving.cost_model import padded, padded_tokens
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
-from traces.tables import numbers
+from traces.tables import has_value, numbers
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +53,17 @@ With few tokens a GEMM is limited by reading weights, and with many by arithmeti
 time is thus a convex function of the tokens. The function is piecewise linear here, and each knee has a price, which is
 added to the slope above the knee.
 """
-FEATURES = STEP_FEATURES | DRAFT_FEATURES | TOKEN_FEATURES
+ADAPTER_FEATURES = {
+    "adapted": "steps with a LoRA adapter",
+    "adapters": "LoRA adapters in the step",
+    "adapted_tokens": "tokens with a LoRA adapter",
+}
+"""The features that a step with LoRA adapters has in addition; the simulator adds their times to the others."""
+ADAPTER_CPU_FEATURES = {
+    "adapter_loads": "LoRA adapters loaded from disk",
+    "adapter_copies": "LoRA adapters copied into a slot",
+}
+FEATURES = STEP_FEATURES | DRAFT_FEATURES | TOKEN_FEATURES | ADAPTER_FEATURES
 CPU_FEATURES = {
     "plan": "every step",
     "rows": "requests in the step",
@@ -191,11 +201,13 @@ class MeasuredSteps:
         sample_ns: part of step_ns spent sampling `[steps]`; NaN if it was not timed separately
         draft_ns: part of step_ns spent drafting `[steps]`; NaN without speculative decoding
         mask_ns: mean host time of one masked row, which cpu_ns excludes; None if no row was masked
+        load_ns, copy_ns: mean time to load a LoRA adapter from disk, and to copy one into a slot, which the other times
+            exclude; None if none was
         regime: index into REGIMES `[steps]`
         recording: index of the step's recording and engine `[steps]`
 
     `drafts` adds draft features; the default is True if any recording has speculative decoding. `knees` adds the token
-    features of a GPU.
+    features of a GPU. Adapter features are added if any step has a LoRA adapter.
     """
 
     def __init__(self, tables: list[pa.Table], drafts: bool | None = None, knees: bool = False) -> None:
@@ -218,13 +230,22 @@ class MeasuredSteps:
             drafts = not np.isnan(self.draft_ns).all()
         self.features = tuple(feature_names(drafts, knees))
         self.step = feature_rows(sizes, drafts, column("graph") == 1, knees)
+        count, tokens, loads, load_ns, copies, copy_ns = (
+            np.concatenate([_of_adapters(table, field) for table in tables])
+            for field in ("adapters", "tokens", "loads", "load_ns", "copies", "copy_ns")
+        )
+        if count.any():
+            self.features += tuple(ADAPTER_FEATURES)
+            self.step = np.column_stack([self.step, count > 0, count, tokens])
+        self.load_ns = float(load_ns.sum() / loads.sum()) if loads.any() else None
+        self.copy_ns = float(copy_ns.sum() / copies.sum()) if copies.any() else None
         self.cpu, self.regime = _columns(cpu_features(sizes)), regimes(sizes)
         start, end, own, speed, host = map(column, ("start_ns", "end_ns", "thread_ns", "speed", "host_ns"))
         masked, mask_ns = (np.nan_to_num(column(name)) for name in ("masked_rows", "mask_ns"))
         self.mask_ns = float(mask_ns.sum() / masked.sum()) if masked.any() else None
         before = np.concatenate(([np.nan], end[:-1]))
         behind = ~(first | np.isnan(host)) & (column("plan_ns") < before)
-        began = np.where(behind, before, start)
+        began = np.where(behind, before + copy_ns, start)
         self.step_ns, self.sample_ns = end - began, column("sample_ns")
         self.own_ns = np.where(np.isnan(own), self.step_ns, own * self.step_ns / (end - start))
         logs = np.log(np.where(np.isnan(speed), 1.0, speed))
@@ -232,7 +253,14 @@ class MeasuredSteps:
         self.speed = np.exp(np.concatenate([sums / counts for sums, counts in of_each]))
         idle = first | (column("plan_ns") - before > _IDLE_NS)
         between = np.where(idle, np.nan, start - before)  # the device waits for the host in the plain loop
-        self.cpu_ns = np.where(np.isnan(host), between, host) - mask_ns
+        self.cpu_ns = np.where(np.isnan(host), between - copy_ns, host) - mask_ns - load_ns
 
     def __len__(self) -> int:
         return len(self.step_ns)
+
+
+def _of_adapters(steps: pa.Table, field: str) -> Floats:
+    """Return a field of the column `adapters`, with 0 for null."""
+    if not has_value(steps, "adapters"):
+        return np.zeros(steps.num_rows)
+    return pc.fill_null(pc.struct_field(steps["adapters"], field).cast(pa.float64()), 0.0).to_numpy()

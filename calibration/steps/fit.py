@@ -68,6 +68,8 @@ def fit(
     cpu_prices = _prices(steps.cpu[timed], steps.cpu_ns[timed])
     step_ps = {name: round(price * 1000) for name, price in zip(steps.features, step_prices, strict=True)}
     cpu_ps = {name: round(price * 1000) for name, price in zip(CPU_FEATURES, cpu_prices, strict=True)}
+    of_adapters = {"adapter_loads": steps.load_ns, "adapter_copies": steps.copy_ns}
+    cpu_ps |= {name: round(ns * 1000) for name, ns in of_adapters.items() if ns is not None}
     predicted = steps.step @ step_prices
     prices_without, machine_without = _model(steps, ~held_out)
     blind_own_ns = machine_without.own_ns(steps.step @ prices_without, steps)
@@ -93,7 +95,7 @@ def fit(
 
 def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
     """Return the predicted time of each step in ns."""
-    prices = np.array([calibration.step_prices_ps[name] / 1000 for name in steps.features])
+    prices = np.array([calibration.step_prices_ps.get(name, 0) / 1000 for name in steps.features])
     return steps.step @ prices
 
 

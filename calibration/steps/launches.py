@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from calibration.latent_attention import LatentDecode, SparsePrefill
 from calibration.linear_attention import LinearDecode, LinearPrefill
@@ -26,7 +27,7 @@ from serving.deployments.engines import captures_prompts
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
-from traces.tables import numbers
+from traces.tables import has_value, numbers
 
 _ATTENTION = (PrefillAttention, DecodeAttention, LinearPrefill, LinearDecode, LatentDecode, SparsePrefill)
 _FEW_TOKENS = 64  # maximum number of tokens in a step that may be limited by its launches
@@ -113,6 +114,8 @@ def measured_launches(steps: pa.Table, deployment: Deployment, where: str) -> La
         return LaunchCost(None, 0.0, "a CPU launches no kernels")
     if deployment.scheduler.speculative is not None:
         return LaunchCost(None, 0.0, "steps that draft have kernels that are not counted")
+    if has_value(steps, "adapters"):  # steps with LoRA adapters launch more kernels than are counted
+        steps = steps.filter(pc.is_null(steps["adapters"]))
     sizes, graph = recorded_sizes(steps), numbers(steps, "graph")
     try:
         kernels = launches(step_operations(find_model(deployment.model), deployment, sizes))

@@ -251,6 +251,7 @@ class ObservedPrices(_Observed):
 
     def __init__(self, pure: StepCost) -> None:
         super().__init__(pure)
+        self.adapters = pure.adapters
         self._steps = 0
         self._outside = np.zeros(
             (len(REGIMES), len(pure.calibration.features)), dtype=np.int64
@@ -271,6 +272,11 @@ class ObservedPrices(_Observed):
         share, known = self.extrapolated_share, self.pure.calibration
         if known.untaught:
             return Trust(EXTRAPOLATED, known.untaught)
+        if (lora := self.pure.deployment.lora) is not None:
+            slots = min(lora.max_loras, self.pure.deployment.scheduler.max_num_seqs)
+            if slots > known.most_adapters:
+                measured = f"calibration {known.id} measured at most {known.most_adapters:.0f}"
+                return Trust(EXTRAPOLATED, f"a step may have {slots} LoRA adapters, and {measured}")
         launching, rest = (f"launches take {known.launches}; ", "the rest") if self.pure.launching else ("", "it")
         if share <= NEGLIGIBLE_STEPS and (server := known.hardware.get("learnt")):
             return Trust(INTERPOLATED, f"clients of a server saw steps of these sizes ({server}, {known.created})")

@@ -18,6 +18,8 @@ from pydantic import Field
 from calibration.step_operations import step_operations
 from calibration.steps.calibration_file import checked, read, save
 from calibration.steps.features import (
+    ADAPTER_CPU_FEATURES,
+    ADAPTER_FEATURES,
     CPU_FEATURES,
     DRAFT_FEATURES,
     TOKEN_FEATURES,
@@ -32,6 +34,7 @@ from calibration.steps.features import (
 from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
 from calibration.steps.machine_slowdown import MachineSlowdown
+from serving.adapter_times import AdapterTimes
 from serving.cost_model import MASK_NS, padded
 from serving.deployments.config import Deployment, parse
 from serving.deployments.model_catalogue import find_model
@@ -66,7 +69,8 @@ class Calibration:
 
     Attributes:
         step_prices_ps, cpu_prices_ps: price per unit of each feature in picoseconds; DRAFT_FEATURES have prices only
-            with speculative decoding, and TOKEN_FEATURES only on GPUs
+            with speculative decoding, TOKEN_FEATURES only on GPUs, and ADAPTER_FEATURES only with LoRA adapters. Then
+            `cpu_prices_ps` has the prices of `adapter_loads` and `adapter_copies`
         domain: smallest and largest measured value of each step feature, by regime
         residuals: held-out error by regime
         mask_ps: time of the grammar mask for one row in picoseconds; None if no row had one
@@ -106,6 +110,31 @@ class Calibration:
         return any(name in self.step_prices_ps for name in TOKEN_FEATURES)
 
     @property
+    def adapters(self) -> AdapterTimes | None:
+        """The times of LoRA adapters; None if no measured step had one.
+
+        Our kernels do nothing for slots and tiles without an adapter.
+        """
+        step, cpu = self.step_prices_ps, self.cpu_prices_ps
+        if "adapted" not in step:
+            return None
+        prices = step["adapted"], 0, step["adapters"], step["adapted_tokens"]
+        more = cpu.get("adapter_copies", 0), cpu.get("adapter_loads", 0)
+        return AdapterTimes(*(ps / 1000 for ps in (*prices, *more)))
+
+    @property
+    def priced(self) -> tuple[tuple[str, dict[str, str], Mapping[str, int]], ...]:
+        """The parts of a step's time, `step` and `cpu`: the meaning and the price of each feature."""
+        step = self.features | {name: said for name, said in ADAPTER_FEATURES.items() if name in self.step_prices_ps}
+        cpu = CPU_FEATURES | {name: said for name, said in ADAPTER_CPU_FEATURES.items() if name in self.cpu_prices_ps}
+        return ("step", step, self.step_prices_ps), ("cpu", cpu, self.cpu_prices_ps)
+
+    @property
+    def most_adapters(self) -> float:
+        """The largest number of LoRA adapters in a measured step."""
+        return max((ranges["adapters"][1] for ranges in self.domain.values() if "adapters" in ranges), default=0.0)
+
+    @property
     def learnt_as(self) -> Deployment:
         """The parsed `deployment`."""
         return parse(Deployment, json.loads(self.deployment or "{}"), where="calibration.deployment")
@@ -138,6 +167,7 @@ class StepCost:
         calibrated time or the time of its launches, whichever is longer.
 
     Attributes:
+        adapters: times of LoRA adapters, which the simulator adds to a step; None if none was measured
         pads: True if mixed steps run as CUDA graphs
         launching: True if the host launches kernels one by one, although the calibration was made with graphs
     """
@@ -146,6 +176,7 @@ class StepCost:
         learnt_as = calibration.learnt_as
         serves = deployment or learnt_as
         self.calibration, self.deployment = calibration, serves
+        self.adapters = calibration.adapters
         self.pads = pads_mixed_steps(serves)
         self.launching = serves.enforce_eager and not learnt_as.enforce_eager
         self._launching_ps: dict[tuple[bool, bool, bool], int] = {}

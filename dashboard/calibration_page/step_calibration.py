@@ -12,7 +12,6 @@ import streamlit as st
 from numpy.typing import NDArray
 
 from calibration.steps.external_calibration import ExternalCalibration, load_learnt
-from calibration.steps.features import CPU_FEATURES
 from calibration.steps.step_cost import Calibration
 from dashboard import blocks
 from dashboard.blocks import data_table, figure, heading, mistake
@@ -85,11 +84,8 @@ def _own(calibration: Calibration, directory: Path) -> None:
 def _prices(calibration: Calibration) -> None:
     st.subheader("What a step costs", anchor=False, help=_PRICES)
     prices = [
-        {"part": part, "of": name, "for": meaning, "time (µs)": table[name] / 1e6}
-        for part, table, meanings in (
-            ("step", calibration.step_prices_ps, calibration.features),
-            ("CPU", calibration.cpu_prices_ps, CPU_FEATURES),
-        )
+        {"part": "CPU" if part == "cpu" else part, "of": name, "for": meaning, "time (µs)": table[name] / 1e6}
+        for part, meanings, table in calibration.priced
         for name, meaning in meanings.items()
     ]
     data_table(prices, {"time (µs)": "%.4g"}, height="content")

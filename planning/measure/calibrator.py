@@ -30,7 +30,7 @@ from calibration.validation.external.own_runs import learnt_from_runs
 from calibration.validation.external.predictor import blind
 from calibration.validation.external.scoring import CaseResult, score
 from planning.checkout import lab_is_here
-from planning.measure.real_engine import load_engines, pace_of, record_whole
+from planning.measure.real_engine import calibrated_adapters, load_engines, pace_of, record_whole
 from planning.measure.request import CalibrateRequest
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import find_model
@@ -150,7 +150,8 @@ def measure(
 
     The recordings lie in `out`. The iterator yields the path of each.
     """
-    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds):
+    adapters = calibrated_adapters(engine.deployment)
+    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds, adapters):
         path = out / "runs" / workload.name
         record(workload, path)
         yield path

@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter_ns
 from typing import Any, Protocol, cast
 
-from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, run_columns
+from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, adapters_of, run_columns
 from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Ran, Report
 from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.deployments.config import Deployment, parse
@@ -118,6 +118,8 @@ class EngineFleet:
     ) -> Replayed:
         """Replay and record a workload on all engines, as `realengine.replay.record` does on one."""
         requests = list(workload.requests)
+        if self.deployment.lora is not None:
+            self._all("check_adapters", adapters_of(requests))
         workload = replace(workload, requests=requests)
         if self.deployment.scheduler.kv_eviction == "session":
             workload = with_session_ends(workload)

@@ -101,6 +101,16 @@ def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deploy
     return deployment
 
 
+def calibrated_adapters(deployment: Deployment) -> list[str]:
+    """Return the LoRA adapters to measure: twice as many as there are slots, if the folder has so many."""
+    lora = deployment.lora
+    if lora is None or lora.adapters is None:
+        return []
+    from realengine.models.adapter_files import folder_adapters
+
+    return (folder_adapters(lora) or [f"adapter{number}" for number in range(2 * lora.max_loras)])[: 2 * lora.max_loras]
+
+
 def runs_on_vllm(deployment: Deployment) -> bool:
     """Return True if the `engine` of `deployment` is vLLM, so that vLLM itself makes its real runs."""
     return bool(deployment.engine) and deployment.engine_name.name == "vllm"

@@ -19,6 +19,7 @@ from realengine.attention.kv_cache import KvCache
 from realengine.devices.device import OpTimes
 from realengine.models.layer_ops import HeadNorms, LayerOps, Rope
 from realengine.models.linear import DenseProjection, Projection, StoredWeight
+from realengine.models.lora_slots import LoraSlots
 from realengine.models.mlp import DenseMlp, Mixture
 from realengine.models.weight_loader import WeightLoader
 from realengine.parallel.tensor_parallel import Collective
@@ -64,6 +65,7 @@ class Model:
             vocabulary
         state: weights of that rank; they are removed from it as they are loaded
         own: experts of the rank; None for all experts
+        slots: slots for LoRA adapters, which the model's projections add to; None without adapters
         quantization: type to which 16-bit weights are rounded, as `Deployment` names it
 
     `expert_tokens` `[moe_layers, num_experts]`, int32, is the number of tokens that each expert got in the last step;
@@ -82,13 +84,14 @@ class Model:
         quantization: str = "none",
         collective: Collective | None = None,
         own: range | None = None,
+        slots: LoraSlots | None = None,
     ) -> None:
         self.spec = spec
         self.dtype = dtype
         self.ops = ops
         self.attention = attention
         self._collective = collective or Collective()
-        weights = WeightLoader(spec, state, dtype, device, ops, quantization)
+        weights = WeightLoader(spec, state, dtype, device, ops, quantization, slots)
         experts = own or range(spec.num_experts)
         self._layers = [Layer(spec, weights, index, experts) for index in range(spec.num_layers)]
         shape = (spec.moe_layers, spec.num_experts)

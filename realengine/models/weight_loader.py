@@ -22,6 +22,7 @@ from realengine.models.linear import (
     round_to_fp8,
     round_to_integers,
 )
+from realengine.models.lora_slots import LoraSlots
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -41,6 +42,7 @@ class WeightLoader:
     Attributes:
         quantization: type to which 16-bit weights of linear layers are rounded, as `Deployment` names it; "none" keeps
             them, and weights of a quantised checkpoint are always kept
+        slots: slots for LoRA adapters of the linear layers; None without adapters
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class WeightLoader:
         device: torch.device,
         ops: LayerOps,
         quantization: str = "none",
+        slots: LoraSlots | None = None,
     ) -> None:
         self._spec, self._state, self._ops = spec, state, ops
         self._quantization = quantization if spec.checkpoint_quantization == "none" else "none"
         self._dtype, self._device = dtype, device
+        self._slots = slots
 
     def take(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Remove the weight called `name` from `state`; return it on the device, in `dtype` or the model's type."""
@@ -72,6 +76,12 @@ class WeightLoader:
 
     def projection(self, modules: Sequence[str], bias: bool = False) -> Projection:
         """Return linear layers with the same input as one projection; raise UserError if their storage differs."""
+        if self._slots is None:
+            return self._plain_projection(modules, bias)
+        shapes = [self._state[f"{module}.weight"].shape for module in modules]
+        return self._slots.adapted(modules, shapes, self._plain_projection(modules, bias))
+
+    def _plain_projection(self, modules: Sequence[str], bias: bool) -> Projection:
         added = torch.cat([self.take(f"{module}.bias") for module in modules]) if bias else None
         self._check_alike(modules)
         weight = self._rounded(modules)

@@ -476,7 +476,7 @@ class Deployment(TerseSettings):
     scheduler: SchedulerConfig = SchedulerConfig()
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV blocks (docs/kv-tiers.md)")
-    lora: LoraConfig | None = Field(None, description="LoRA adapters (docs/lora.md); simulator only")
+    lora: LoraConfig | None = Field(None, description="LoRA adapters (docs/lora.md)")
     multimodal: MultimodalConfig | None = Field(
         None, description="images, videos and audio in requests (docs/multimodal.md); simulator only"
     )
@@ -670,6 +670,7 @@ class Deployment(TerseSettings):
                 "scheduler": SchedulerConfig(**kept, speculative=speculative and speculative.timing()),
                 "fleet": None,
                 "kv_tiers": None,
+                "lora": self.lora and self.lora.timing(),
             }
         )
 

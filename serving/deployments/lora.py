@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from serving.errors import UserError
-from serving.settings import Settings
+from serving.settings import TerseSettings
 
 if TYPE_CHECKING:
     from serving.deployments.model_spec import ModelSpec
@@ -21,8 +21,10 @@ _WITH_VOCABULARY = ("llama", "qwen3")  # families whose embedding and head vLLM 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-class LoraConfig(Settings):
+class LoraConfig(TerseSettings):
     """LoRA adapters of one engine. One request uses at most one adapter."""
+
+    seldom_set = ("adapters",)
 
     max_loras: int = Field(1, ge=1, le=10_000, description="number of adapters on the device and in one step")
     max_lora_rank: int = Field(16, description="highest rank of an adapter; every slot has room for it")
@@ -31,6 +33,12 @@ class LoraConfig(Settings):
     )
     target_modules: tuple[Module, ...] | None = Field(
         None, min_length=1, description="projections that adapters may change; null: all of them"
+    )
+    adapters: str | None = Field(
+        None,
+        min_length=1,
+        description="real engine only: a folder that has the PEFT folder of each adapter under the adapter's name, or "
+        "random:RANK for random adapters of any name",
     )
     load_ms: float | None = Field(
         None,
@@ -43,6 +51,8 @@ class LoraConfig(Settings):
     def _host_memory_holds_the_slots(self) -> LoraConfig:
         if self.max_lora_rank not in _RANKS:
             raise ValueError(f"max_lora_rank must be one of {', '.join(map(str, _RANKS))}, as in vLLM")
+        if self.random_rank is not None and not 1 <= self.random_rank <= self.max_lora_rank:
+            raise ValueError(f"adapters must have a rank of 1 to max_lora_rank {self.max_lora_rank} after random:")
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ValueError(f"max_cpu_loras must be at least max_loras {self.max_loras}")
         return self
@@ -51,6 +61,18 @@ class LoraConfig(Settings):
     def host_loras(self) -> int:
         """The number of adapters in host memory."""
         return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+
+    @property
+    def random_rank(self) -> int | None:
+        """The rank of random adapters, 0 if it is not a number; None if adapters come from a folder."""
+        if self.adapters is None or not self.adapters.startswith("random:"):
+            return None
+        rank = self.adapters.removeprefix("random:")
+        return int(rank) if rank.isascii() and rank.isdecimal() else 0
+
+    def timing(self) -> LoraConfig:
+        """Return the settings that our engine's step times depend on; the others have their defaults."""
+        return LoraConfig(max_lora_rank=self.max_lora_rank, target_modules=self.target_modules, load_ms=self.load_ms)
 
 
 class AdaptedLinear(NamedTuple):

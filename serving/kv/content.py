@@ -139,7 +139,10 @@ class Tokens(Protocol):
 
 
 class TokenContent:
-    """The contents of a request's blocks from its token ids; `sequences` maps the request's id to them."""
+    """The contents of a request's blocks from its token ids; `sequences` maps the request's id to them.
+
+    The first block also has the name of the adapter, so that requests with other adapters find no prefix.
+    """
 
     lookahead = 0
 
@@ -154,6 +157,7 @@ class TokenContent:
         return spans
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
-        tokens = self._sequences[request.id].tokens
+        tokens, adapter = self._sequences[request.id].tokens, request.arrived.adapter
         for index in range(first, last + 1):
-            yield array("q", tokens[index * self._block_size : (index + 1) * self._block_size]).tobytes()
+            block = array("q", tokens[index * self._block_size : (index + 1) * self._block_size]).tobytes()
+            yield block if index or not adapter else block + adapter.encode()

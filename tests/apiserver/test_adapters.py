@@ -23,8 +23,38 @@ def test_an_adapter_is_asked_for_as_the_model(tmp_path):
     assert workload["adapter"].to_pylist() == ["", "medical", "legal"]
 
 
+@pytest.mark.engine
+def test_the_real_engine_answers_with_the_adapter_that_is_asked_for(tmp_path):
+    """The oracle is transformers with the adapter merged into its weights; without --lora-modules all are served."""
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    pytest.importorskip("transformers", reason="transformers is the oracle here; install the dev extra")
+    from realengine.tokenizer import Tokenizer
+    from tests.realengine.peft_folders import save_adapter
+    from tests.realengine.tiny_chat_model import save_chat_model
+    from tests.realengine.tiny_models import greedy
+
+    model, folder = tmp_path / "model", tmp_path / "adapters"
+    judges = {str(model): save_chat_model(model)}
+    judges |= {
+        name: save_adapter(folder / name, judges[str(model)], rank, rank, 4.0) for rank, name in ((2, "a"), (4, "b"))
+    }
+    (tmp_path / "d.yaml").write_text(
+        f"model: {model}\ndtype: float32\nscheduler: {{num_blocks: 500}}\nlora: {{max_loras: 1, adapters: {folder}}}\n"
+    )
+    prompt, texts = [5, 17, 40, 3], Tokenizer(model)
+    with serving(tmp_path, "-d", tmp_path / "d.yaml", "--device", "cpu", "-o", tmp_path / "out") as server:
+        assert [one["id"] for one in server.ask("GET", "/v1/models").document["data"]] == list(judges)
+        for name, judge in judges.items():
+            choice = server.complete(model=name, prompt=prompt, max_tokens=8, temperature=0, ignore_eos=True).choice
+            assert choice["text"] == texts.decode(greedy(judge, [prompt], 8)[0]), name
+        assert server.complete(model="c").status == 404
+    assert pq.read_table(tmp_path / "out" / "workload.parquet")["adapter"].to_pylist() == ["", "a", "b"]
+    loads = [
+        step["loads"] for step in pq.read_table(tmp_path / "out" / "steps.parquet")["adapters"].to_pylist() if step
+    ]
+    assert sum(loads) == 2
+
+
 def test_what_does_not_go_together_is_one_line():
-    with pytest.raises(UserError, match=r"lora_modules.*works only on a twin"):
-        ServeSettings(lora_modules="a")
     with pytest.raises(UserError, match=r"lora_modules.*cannot be combined with kv_events"):
         ServeSettings(twin=True, gpu="H100", lora_modules="a", kv_events="tcp://127.0.0.1:5557")

@@ -24,6 +24,7 @@ from sim.run_log import TableSink
 from traces.schema import arrow_schema
 
 CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=128, max_model_len=512, num_blocks=400)
+PACE = Pace(40_000_000, 1_000_000)
 STEP_NS = (30e6, 2e6, 5_000.0, 1e6, 1e6, 100.0, 50.0, 0.0, 2e5)
 CPU_NS = (150_000.0, 10_000.0, 1_000.0)
 
@@ -78,6 +79,33 @@ def test_known_prices_predict_exactly_without_noise() -> None:
     }
     cpu = [calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES]
     np.testing.assert_allclose(cpu, CPU_NS, rtol=1e-3)
+
+
+def test_known_times_of_adapters_are_recovered_beside_those_of_the_model() -> None:
+    sink = TableSink()
+    Cluster(Deployment(scheduler=CONFIG), KnownCost(0.0), sink).run(designed_workloads(CONFIG, PACE, 200)[2])
+    steps, draw = sink.steps, np.random.default_rng(1)
+    count, tokens, loads, copies = (draw.integers(0, most, steps.num_rows) for most in (4, 40, 2, 3))
+    tokens, loads, copies = (number * (count > 0) for number in (tokens, loads, copies))
+    added, waits = (count > 0) * 5_000_000 + count * 1_000_000 + tokens * 20_000, loads * 3_000_000 + copies * 500_000
+    later = {"start_ns": waits.cumsum() + added.cumsum() - added, "end_ns": (waits + added).cumsum()}
+    for name, ns in {**later, "plan_ns": later["start_ns"] - waits}.items():
+        at = steps.column_names.index(name)
+        steps = steps.set_column(at, steps.field(at), pa.array(steps[name].to_numpy() + ns))
+    columns = (count, tokens, loads, loads * 3_000_000, copies, copies * 500_000)
+    fields = arrow_schema("steps").field("adapters")
+    its = [dict(zip((one.name for one in fields.type), row, strict=True)) for row in zip(*columns, strict=True)]
+    at = steps.column_names.index("adapters")
+    steps = steps.set_column(at, fields, pa.array([row if row["adapters"] else None for row in its], fields.type))
+    calibration = fitted(MeasuredSteps([steps]))
+    assert calibration.adapters == pytest.approx((5e6, 0, 1e6, 2e4, 5e5, 3e6), rel=0.02)
+    assert {"adapted", "adapter_loads"} <= {name for _, meanings, _ in calibration.priced for name in meanings}
+    assert calibration.most_adapters == 3 and StepCost(calibration).scaled(2).adapters.load_ns == pytest.approx(6e6)
+    np.testing.assert_allclose([calibration.cpu_prices_ps[name] / 1000 for name in CPU_FEATURES], CPU_NS, rtol=1e-2)
+    more = Deployment(scheduler=CONFIG, lora={"max_loras": 4})
+    assert "at most 3" in ObservedPrices(StepCost(calibration, more)).trust().reason
+    prompt = StepPlan.from_amounts(prefill_rows=1, prefill_tokens=50, prefill_pairs=1275, sampled_rows=1)
+    assert StepCost(calibration).step_ns(prompt) == pytest.approx(KnownCost(0.0).step_ns(prompt), rel=0.02)
 
 
 def test_noise_is_reported_as_residual_and_outliers_do_not_pull() -> None:

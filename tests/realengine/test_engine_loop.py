@@ -397,7 +397,6 @@ def test_ctrl_c_ends_a_run_on_two_ranks_with_a_recording(tmp_path: Path) -> None
             r"scheduler.state_blocks: 3: is for models with constant states, which only the simulator runs",
         ),
         ({"engine": "sglang"}, r"engine: 'sglang': works only in the simulator"),
-        ({"lora": {"max_loras": 2}}, r"lora: 'stated': works only in the simulator"),
         ({"device": "cuda"}, r"device.*CUDA device; use cpu"),
         ({"device": "cuda", "tensor_parallel_size": 2}, r"device.*CUDA device; use cpu"),
     ],

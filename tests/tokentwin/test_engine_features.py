@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="tiny models are made with it; install the dev extra")
 
+from calibration.steps.step_cost import Calibration
 from realengine.engine import Engine
 from realengine.models.weights import load_model_files
 from realengine.replay import record
@@ -32,6 +33,10 @@ def user(n: int) -> tuple[Segment, ...]:
     return ((f"out:{n - 1}", 16), words) if n % 3 == 2 else (words,)
 
 
+def named(n: int) -> str:
+    return f"a{n % 5}" if n % 3 else ""
+
+
 @pytest.mark.parametrize(
     ("feature", "column"),
     [
@@ -40,10 +45,11 @@ def user(n: int) -> tuple[Segment, ...]:
         ("draft model", "draft_tokens"),
         ("KV in host memory", "kv_transfers"),
         ("structured output", "masked_rows"),
+        ("adapters", "adapters"),
     ],
 )
 def test_a_feature_is_recorded_calibrated_simulated_and_validated(feature, column, tmp_path, request):
-    model, kv_tiers, settings = "random:llama", None, {}
+    model, kv_tiers, lora, settings = "random:llama", None, None, {}
     if feature == "windows":
         model = str(tmp_path / "model")
         tiny_models.save("mistral", tmp_path / "model", {"sliding_window": 9})
@@ -51,6 +57,8 @@ def test_a_feature_is_recorded_calibrated_simulated_and_validated(feature, colum
         model = str(tmp_path / "awq")
         tiny_models.save("qwen2", tmp_path / "plain")
         packed_checkpoints.write(tmp_path / "plain", tmp_path / "awq", tmp_path / "dense", "awq")
+    elif feature == "adapters":
+        lora = {"max_loras": 2, "adapters": "random:8"}
     elif feature == "structured output":
         model = str(request.getfixturevalue("folder"))
     elif feature == "draft model":
@@ -59,12 +67,15 @@ def test_a_feature_is_recorded_calibrated_simulated_and_validated(feature, colum
         kv_tiers, settings = HOST, {"num_blocks": 40, "scheduler_reserve_full_isl": False}
     usual: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 128, "num_blocks": 120}
     config = SchedulerConfig(**{**usual, "block_size": 4, **settings})
-    deployment = Deployment(model=model, dtype="float32", scheduler=config, kv_tiers=kv_tiers)
+    deployment = Deployment(model=model, dtype="float32", scheduler=config, kv_tiers=kv_tiers, lora=lora)
     draft = load_model_files("random:qwen3", Path()) if feature == "draft model" else None
     engine = Engine(deployment, load_model_files(model, Path()), draft)
     structured = feature == "structured output"
     asked = [
-        WorkloadRequest(n, n * 10**7, (("system", 8), *user(n)), 20 + n, structured=structured) for n in range(REQUESTS)
+        WorkloadRequest(
+            n, n * 10**7, (("system", 8), *user(n)), 20 + n, structured=structured, adapter=named(n) if lora else ""
+        )
+        for n in range(REQUESTS)
     ]
     record(Workload(asked, feature), engine, tmp_path / "real")
     if feature == "draft model":  # what was quoted before it was said is no part of the answer
@@ -80,3 +91,7 @@ def test_a_feature_is_recorded_calibrated_simulated_and_validated(feature, colum
     assert sorted(simulated.requests["output_tokens"].to_pylist()) == [20 + n for n in range(REQUESTS)]
     if column in ("draft_tokens", "masked_rows"):
         assert simulated.filled("steps", [column])
+    if lora:
+        load_ps = Calibration.load(tmp_path / "calibration").cpu_prices_ps["adapter_loads"]
+        loads = [one for one in Recording.load(tmp_path / "real").steps["adapters"].to_pylist() if one]
+        assert load_ps == pytest.approx(1000 * sum(x["load_ns"] for x in loads) / sum(x["loads"] for x in loads), abs=1)

@@ -91,15 +91,9 @@ def _print_front_door(learnt: FrontDoor) -> None:
 
 
 def print_calibration(calibration: Calibration) -> None:
-    from calibration.steps.features import CPU_FEATURES
-
-    kinds = (
-        ("step", calibration.features, calibration.step_prices_ps),
-        ("cpu", CPU_FEATURES, calibration.cpu_prices_ps),
-    )
     prices = (
         (f"{kind}: {name}", meaning, f"{paid[name] / 1e6:,.3f}")
-        for kind, features, paid in kinds
+        for kind, features, paid in calibration.priced
         for name, meaning in features.items()
     )
     print_table(("part", "time for", "µs each"), prices, f"calibration {calibration.id}")

@@ -18,10 +18,10 @@ options = options_of(ServeSettings)
 
 SECTIONS = {
     "Options": ("twin", "gpu", "model", "replicas", "out"),
-    "HTTP": ("host", "port", "served_model_name", "api_workers", "api_key_file", "tls_cert", "tls_key"),
+    "HTTP": ("host", "port", "served_model_name", "lora_modules", "api_workers", "api_key_file", "tls_cert", "tls_key"),
     "Limits": ("max_requests", "request_timeout", "client_timeout", "body_limit"),
     "Recordings and traces": ("force", "otlp_endpoint"),
-    "The twin": ("calibration", "router", "speed", "output_tokens", "seed", "failures", "lora_modules"),
+    "The twin": ("calibration", "router", "speed", "output_tokens", "seed", "failures"),
     "Behind a gateway": ("ports_per_replica", "kv_events", "role", "kv_links"),
 }
 
