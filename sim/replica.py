@@ -324,7 +324,8 @@ class Replica:
         """Return the time that `adapters`, with their numbers of tokens, add to a step of `tokens` tokens."""
         if self.adapters is None:
             return 0
-        return round(self.adapters.added_ns(adapters, tokens) * prod(sorted(self._slowed)))
+        slowed: float = prod(sorted(self._slowed))  # without this type mypyc takes the product for an int
+        return round(self.adapters.added_ns(adapters, tokens) * slowed)
 
     @property
     def _tokens_ns(self) -> int:
