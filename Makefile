@@ -10,7 +10,7 @@ export TRANSFORMERS_OFFLINE := 1
 # What a worker or a process of the tests has compiled, the next one finds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup core wheel demo check test test-pure test-long vllm test-vllm docs lint types format clean
+.PHONY: setup core wheel demo check test test-pure test-long vllm test-vllm sglang test-sglang docs lint types format clean
 
 # The hot modules of the simulator are compiled from the same source, if there is a C compiler and they have changed. It
 # says which core you got. What has been changed since runs in pure Python.
@@ -39,7 +39,7 @@ demo: setup
 #               process of their own (tests/fast_lane.py says which, and how to measure them again)
 #   test        for every merge: everything that must hold, with a compiled core if there is a C compiler
 #   test-pure   the fast lane of scheduler, simulator and engine, and what counts calls, without a compiled core
-#   test-long   before a release: property searches twenty times as deep and drawn anew, statistical tests whole, soaks,
+#   test-long   before a release: property searches a hundred times as deep and drawn anew, statistical tests whole, soaks,
 #               every kernel compiled for a GPU, the GPU suite dry,
 #               and clients of others (tests marked `deep`)
 # How much a property is searched is a hypothesis profile (tests/budget.py), never a number of a test's own.
@@ -78,6 +78,23 @@ $(VLLM_STAMP): pyproject.toml
 
 test-vllm: $(STAMP) vllm
 	$(BIN)/python -m pytest -m vllm tests/vllm tests/sim/test_live_vllm.py
+
+# SGLang's own scheduler, without a GPU and without the packages that it needs for one: it runs on our environment's torch.
+SGLANG_VENV  := .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
+SGLANG_NEEDS := dill einops fastapi orjson partial_json_parser psutil pybase64 sentencepiece setproctitle xxhash zstandard
+
+sglang: $(SGLANG_STAMP)
+
+$(SGLANG_STAMP): $(STAMP)
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps sglang==0.5.23 $(SGLANG_NEEDS)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(SGLANG_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/ours.pth"
+	touch $(SGLANG_STAMP)
+
+test-sglang: $(STAMP) sglang
+	$(BIN)/python -m pytest -m sglang tests/sim/test_live_sglang.py
 
 # The documentation as a website in build/site, with an API reference; a warning is an error.
 docs: $(STAMP)

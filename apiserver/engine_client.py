@@ -16,6 +16,7 @@ from apiserver.messages import (
     Abort,
     About,
     Add,
+    Alive,
     Delivered,
     Drain,
     Follow,
@@ -23,6 +24,7 @@ from apiserver.messages import (
     Late,
     Output,
     Outputs,
+    Pulse,
     Reply,
     Scrape,
     To,
@@ -33,7 +35,8 @@ from apiserver.openai_api.refusal import Refusal
 
 _LAST_WORDS_S = 0.1
 _ASK_S = 5.0
-_LATE_S = 1.0  # interval at which this process reports `lateness` to the engine process
+_LATE_S = 1.0  # interval at which this process reports `lateness` to the engine process, and asks whether it runs
+_STOPPED_S = 6.0  # time without an answer after which the engine process is taken for stopped
 
 
 class EngineClient:
@@ -57,6 +60,8 @@ class EngineClient:
         self._answers: dict[int, Answer] = {}
         self._replies: dict[int, asyncio.Future[bytes]] = {}
         self._next = 0
+        self._well = True
+        self._unanswered = 0  # pulses since the last answer
         self.lateness = Distribution(LATENESS_S)
 
     def start(self) -> list[asyncio.Task[None]]:
@@ -76,10 +81,12 @@ class EngineClient:
     def replica(self, place: int | None) -> int | None:
         """Return the index of the replica at `place`, or None if `place` is None.
 
-        Raises Refusal while the replica or the engine process is down.
+        Raises Refusal while the replica or the engine process is down or stopped.
         """
         if self.about is None:
             raise Refusal(503, "the engine is not there yet; try again soon", retry_after_s=1)
+        if not self._well or self._unanswered * _LATE_S > _STOPPED_S:
+            raise Refusal(503, "the engine does not answer; its process may be stopped", retry_after_s=1)
         if place is None:
             return None
         if (replica := self.about.places[place]) < 0:
@@ -129,7 +136,10 @@ class EngineClient:
                             answer.take(output, message.due_ns)
                 case Reply() if (reply := self._replies.get(message.id)) is not None and not reply.done():
                     reply.set_result(message.text)
+                case Alive():
+                    self._well, self._unanswered = message.well, 0
                 case About():
+                    self._well, self._unanswered = True, 0
                     self.about, self.drains = message, self.drains and self.about is not None
                     self.served.set()
                 case Drain():
@@ -151,6 +161,9 @@ class EngineClient:
         while True:
             await asyncio.sleep(_LATE_S)
             self._tell_lateness()
+            if self.about is not None:
+                self._unanswered += 1
+                self._send(Pulse())
 
     def _tell_lateness(self) -> None:
         if self.about is not None and any(self.lateness.counts):

@@ -11,7 +11,7 @@ from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Abort, Add, Delivered, Drain, Follow, Hello, Late, Message, Reply, Scrape
+from apiserver.messages import Abort, Add, Alive, Delivered, Drain, Follow, Hello, Late, Message, Pulse, Reply, Scrape
 
 _DELIVERED_S = 2.0  # time to wait at the end for reports that the last answers were delivered
 
@@ -103,6 +103,8 @@ class EngineProcess:
                 exchange.forget(known)
             case Late():
                 self._metrics.late(message)
+            case Pulse():
+                exchange.send(peer, Alive(self._backend.well()))
             case Scrape():
                 text = self._metrics.text(self._backend.replicas(), self._ledger.records, message.replica)
                 exchange.send(peer, Reply(message.id, text))

@@ -14,16 +14,19 @@ _WORDS = 512
 class Texts(Protocol):
     """A tokenizer, which converts text to token ids and back, and chats to prompts.
 
-    `eos_id` is the end-of-sequence token; None if not known. If `special`, `encode` adds special tokens, and `decode`
-    keeps them.
+    `eos_id` is the end-of-sequence token; None if not known. `longest` is the largest number of characters of a token.
+    If `special`, `encode` adds special tokens, and `decode` keeps them. `chat_text` returns a prompt, and the value of
+    `special` for its tokens.
     """
 
     @property
     def eos_id(self) -> int | None: ...
+    @property
+    def longest(self) -> int: ...
     def encode(self, text: str, special: bool = False) -> list[int]: ...
     def decode(self, ids: Sequence[int], special: bool = False) -> str: ...
     def names(self, ids: Sequence[int]) -> list[str]: ...
-    def chat(
+    def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
@@ -32,7 +35,7 @@ class Texts(Protocol):
         continue_final_message: bool = False,
         special: bool = False,
         more: Mapping[str, Any] | None = None,
-    ) -> list[int]: ...
+    ) -> tuple[str, bool]: ...
 
 
 def filler_tokens(texts: Texts, vocab_size: int) -> list[int]:
@@ -73,6 +76,7 @@ class PlainTexts:
     """
 
     eos_id: int | None = None
+    longest = 5  # a space and four letters
 
     def __init__(self, vocab_size: int) -> None:
         syllables = [first + second for first, second in product("bdfgklmnprstvz", "aeiou")]
@@ -97,7 +101,7 @@ class PlainTexts:
         """Return the text of each token."""
         return [self._words[token] if token < len(self._words) else " ." for token in ids]
 
-    def chat(
+    def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
@@ -106,10 +110,10 @@ class PlainTexts:
         continue_final_message: bool = False,
         special: bool = False,
         more: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a conversation, written by a simple chat template that ignores `more`."""
+    ) -> tuple[str, bool]:
+        """Return a conversation, written by a simple chat template that ignores `more`."""
         turns = [f"<{message['role']}>{message['content']}\n" for message in messages]
         if continue_final_message:
             turns[-1] = turns[-1].removesuffix("\n")
         asks = ["<assistant>"] if add_generation_prompt else []
-        return self.encode("".join([*([repr(tools)] if tools else []), *turns, *asks]))
+        return "".join([*([repr(tools)] if tools else []), *turns, *asks]), special

@@ -17,6 +17,7 @@ from serving.deployments.config import Deployment
 from serving.request import Status
 from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan
+from serving.workload import STOPPED
 
 _SECOND_NS = 1e9
 _TIERS = {"cpu": "host", "disk": "disk"}
@@ -136,7 +137,7 @@ class LiveMetrics:
                 self.refused()
             return
         life = self._lives[id]
-        if row["status"] == "finished" and not row["reason"] and life.last_ns < row["finish_ns"]:
+        if row["status"] == "finished" and row["reason"] != STOPPED and life.last_ns < row["finish_ns"]:
             self._ended.append(id)
         else:
             del self._lives[id]

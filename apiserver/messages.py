@@ -102,11 +102,17 @@ class Add(Message):
     adapter: str = ""
 
 
-def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
-    """Return the finish reason, in OpenAI's API and vLLM's metrics, of a request's row: `stop`, `length` or `abort`.
+GRAMMAR_FAILED = "the grammar of the answer gave up; simplify the schema or the expression"
+"""Reason of an answer that was ended because its grammar needed too much work."""
 
-    It is empty if the request was refused.
+
+def finish_reason(row: Mapping[str, Any], asked: Add) -> str:
+    """Return the finish reason of a request's row, as in OpenAI's API and vLLM's metrics.
+
+    It is `stop`, `length`, `abort`, `error`, or empty if the request was refused.
     """
+    if row["reason"] == GRAMMAR_FAILED:
+        return "error"
     if row["status"] == "rejected":
         return ""
     if row["status"] != "finished":
@@ -140,6 +146,16 @@ class Late(Message):
     sum_s: float
 
 
+class Pulse(Message):
+    """A question whether the engine process still runs; `Alive` answers it."""
+
+
+class Alive(Message):
+    """The answer of an engine process that runs; `well` is False if one of its engines was stopped."""
+
+    well: bool
+
+
 class Scrape(Message):
     """A request for the metrics of all replicas or of one; a `Reply` with the same id answers it."""
 
@@ -167,7 +183,7 @@ class Output(msgspec.Struct, array_like=True):
     Attributes:
         pooled: result of a pooling request: a final hidden state
         finish: empty while the request goes on; else `length`, `stop`, `abort`, `cut` (its connection is to be broken),
-            `refused` or `crashed`
+            `refused`, `crashed` or `failed` (its grammar gave up)
         reason: reason of `finish` in words, if needed
         status: HTTP status of a refusal; 0 if it follows from `finish` and `reason`
     """
@@ -192,8 +208,8 @@ class Drain(Message):
     """A message from the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Late | Scrape | Follow
-From = About | Outputs | Reply | Drain
+To = Hello | Add | Abort | Delivered | Late | Pulse | Scrape | Follow
+From = About | Outputs | Alive | Reply | Drain
 
 encode = msgspec.msgpack.Encoder().encode
 read_request = msgspec.msgpack.Decoder(To).decode

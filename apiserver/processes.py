@@ -108,6 +108,7 @@ async def _serve_http(
     from apiserver.engine_client import EngineClient
     from apiserver.openai_api.api import Api, texts_of
     from apiserver.openai_api.api_keys import read_keys, tls_context
+    from apiserver.openai_api.bodies import Bodies
     from apiserver.openai_api.connection import listen
 
     stopped = asyncio.Event()
@@ -123,10 +124,11 @@ async def _serve_http(
     with suppress(TimeoutError):
         await asyncio.wait_for(engine.served.wait(), _ENGINE_S)
     keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
-    api = Api(engine, texts_of, settings.request_timeout, settings.client_timeout, keys)
+    bodies = Bodies(settings.body_limit, settings.client_timeout)
+    api = Api(engine, texts_of, bodies, settings.request_timeout, keys, settings.hosts)
     runners, servers = [], []
     for place, port in enumerate(listening):
-        app = api.application(settings.body_limit, place if settings.ports_per_replica else None)
+        app = api.application(place if settings.ports_per_replica else None)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         assert runner.server is not None

@@ -14,7 +14,7 @@ from apiserver.kv_cache_events.events import KvEvents
 from apiserver.kv_cache_events.feeds import observe
 from apiserver.live_metrics import step_end
 from apiserver.log import LOG, log_to_stderr
-from apiserver.messages import Abort, About, Output, Outputs
+from apiserver.messages import GRAMMAR_FAILED, Abort, About, Output, Outputs
 from apiserver.settings import KvEventSettings
 from planning.measure.real_engine import load_engine
 from realengine.devices.machine import describe
@@ -128,6 +128,7 @@ class Requests:
         self._recorder = RunRecorder(self, origin_ns, tier=engine.tier_name)
         self._over = False
         self._open: set[int] = set()
+        self._failed: set[int] = set()  # requests whose grammar has failed in the step that ends
         self._outputs: dict[int, Output] = {}  # outputs that were not sent yet, by request
         self._messages: list[Any] = []
 
@@ -161,7 +162,11 @@ class Requests:
         for request in step.finished:
             self._open.remove(request.id)
             stops = request.pools or request.id in step.stopped
-            self._output(request.id).finish = "stop" if stops else "length"
+            output = self._output(request.id)
+            output.finish = "stop" if stops else "length"
+            if request.id in self._failed:
+                output.finish, output.reason, output.status = "failed", GRAMMAR_FAILED, 500
+        self._failed.clear()
         self._tell(step.plan, step.end_ns)
 
     def await_(self, stopped: Callable[[], bool]) -> None:
@@ -190,9 +195,14 @@ class Requests:
         def pool(state: list[float]) -> None:
             self._output(arrived.id).pooled = state
 
+        def fail() -> None:
+            request.reason = GRAMMAR_FAILED
+            self._failed.add(arrived.id)
+
         request = self._engine.add(
             arrived,
             asked.prompt,
+            on_failed=fail,
             on_pooled=pool,
             grammar=asked.grammar,
             sampling=SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed),

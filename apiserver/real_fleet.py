@@ -18,8 +18,8 @@ from apiserver.live_metrics import ReplicaNow
 from apiserver.log import LOG
 from apiserver.messages import Abort, About, Add, Outputs
 from apiserver.prompt_segments import Answer, PromptSegments
-from planning.measure.engine_fleet import EngineProcess
 from realengine.parallel.replica_pipe import End
+from realengine.parallel.replica_process import ReplicaProcess
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from sim.routed_replica import RoutedReplica
@@ -29,7 +29,7 @@ from sim.router import ReplicaSet, Router
 class RemoteEngine(RoutedReplica):
     """An engine process, as routers see it; its number of KV blocks is known when it serves."""
 
-    def __init__(self, index: int, process: EngineProcess, publisher: KvPublisher | None) -> None:
+    def __init__(self, index: int, process: ReplicaProcess, publisher: KvPublisher | None) -> None:
         super().__init__(index, kv_tokens=1)
         self.process = process
         self.publisher = publisher
@@ -72,7 +72,7 @@ class RealFleet:
 
     def __init__(
         self,
-        start: Callable[[int, bool], EngineProcess],
+        start: Callable[[int, bool], ReplicaProcess],
         replicas: int,
         exchange: Exchange,
         router: Router,
@@ -139,6 +139,9 @@ class RealFleet:
             if engine.about is not None
         ]
 
+    def well(self) -> bool:
+        return not any(engine.process.stopped for engine in self.engines)
+
     def close(self) -> None:
         for engine in self.engines:
             engine.process.send(End())
@@ -189,7 +192,7 @@ class RealFleet:
             if output.pooled is not None:
                 self._exchange.give_pooled(output.id, output.pooled)
             if output.finish:
-                self._exchange.end(output.id, output.finish, output.reason)
+                self._exchange.end(output.id, output.finish, output.reason, output.status)
                 self._ended(engine, answer)
         self._exchange.flush(message.due_ns)
 

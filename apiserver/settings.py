@@ -81,6 +81,11 @@ class ServeSettings(Request):
     api_key_file: str | None = Field(
         None, description="file with API keys, one per line; clients must send one of the keys"
     )
+    allowed_hosts: str = Field(
+        "",
+        description="names by which clients may call the server, apart by commas; by default any name. With names, a "
+        "web page cannot send requests through a visitor's browser",
+    )
     tls_cert: str | None = Field(None, description="file with a certificate in PEM format, for HTTPS")
     tls_key: str | None = Field(None, description="file with the certificate's key in PEM format")
     seed: int = Field(0, description="seed of the twin's random numbers")
@@ -129,7 +134,11 @@ class ServeSettings(Request):
 
     @property
     def adapters(self) -> list[str]:
-        return [name.strip() for name in self.lora_modules.split(",") if name.strip()]
+        return _names(self.lora_modules)
+
+    @property
+    def hosts(self) -> list[str]:
+        return [name.lower().strip("[]") for name in _names(self.allowed_hosts)]
 
     @model_validator(mode="after")
     def _goes_together(self) -> ServeSettings:
@@ -157,3 +166,7 @@ class ServeSettings(Request):
                 "failures", None, "replica needs ports_per_replica; set ports_per_replica, or leave replica out"
             )
         return self
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

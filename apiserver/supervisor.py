@@ -49,7 +49,7 @@ def serve(
     if settings.twin:
         deployment = served_fleet(settings, deployment)
     ports = len(deployment.fleet.pools) if settings.ports_per_replica and deployment.fleet is not None else 1
-    listening = _listen_in_a_row(settings.host, settings.port, ports)
+    listening = _ports_in_a_row(settings.host, settings.port, ports)
     try:
         addresses = [port.getsockname()[:2] for port in listening]
         settings = settings.model_copy(update={"port": addresses[0][1]})
@@ -71,13 +71,13 @@ def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _listen_in_a_row(host: str, port: int, count: int) -> list[socket.socket]:
-    """Listen on `count` ports from `port` upwards; 0 chooses free ports. Raises UserError if a port is not free."""
+def _ports_in_a_row(host: str, port: int, count: int) -> list[socket.socket]:
+    """Take `count` ports from `port` upwards; 0 chooses free ports. Raises UserError if a port is not free."""
     for tries_left in reversed(range(_TRIES if port == 0 else 1)):
-        listening = [_listen(host, port)]
+        listening = [_bound(host, port)]
         first: int = listening[0].getsockname()[1]
         try:
-            listening += (_listen(host, first + at) for at in range(1, count))
+            listening += (_bound(host, first + at) for at in range(1, count))
         except UserError:
             for taken in listening:
                 taken.close()
@@ -88,17 +88,29 @@ def _listen_in_a_row(host: str, port: int, count: int) -> list[socket.socket]:
     return listening
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(1024)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise UserError("port", f"{host}:{port}", f"cannot be listened on: {reason(error)}; give another") from None
+        raise _not_listening(f"{host}:{port}", error) from None
     return listening
+
+
+def _accept_connections(listening: list[socket.socket]) -> None:
+    """Accept connections on the ports from now on; before, they are refused. Raises UserError if a port is taken."""
+    for port in listening:
+        try:
+            port.listen(1024)
+        except OSError as error:
+            raise _not_listening("{}:{}".format(*port.getsockname()), error) from None
+
+
+def _not_listening(address: str, error: Exception) -> UserError:
+    return UserError("port", address, f"cannot be listened on: {reason(error)}; give another")
 
 
 class _Supervisor:
@@ -117,6 +129,8 @@ class _Supervisor:
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         model = self._await_engine(self._start_engine())
+        if model:
+            _accept_connections(self._listening)
         for at in range(self._engine.settings.api_workers):
             self._start_api(f"api-{at}")
         return model

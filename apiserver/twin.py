@@ -130,6 +130,9 @@ class Twin:
             now.append(ReplicaNow(replica.index, holds, blocks, self.cluster.deployment(life)))
         return now
 
+    def well(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._advance()
         done = self.cluster.finish(self.run_ns(self._now()))

@@ -128,7 +128,7 @@ def latent_projections(
 
     The expansion matrices that decode rows use are in the deployment's `dtype`, even if other weights are quantised.
     """
-    layers, hidden, tokens = model.num_layers, model.hidden_size, sizes.tokens
+    layers, hidden, tokens = model.kv_layers, model.hidden_size, sizes.tokens
     rank, kept = latent.q_lora_rank, latent.kv_dim
     queries = heads * latent.qk_head_dim
 
@@ -165,12 +165,13 @@ def latent_projections(
 
 
 def latent_attention(
-    latent: LatentAttention, heads: int, sizes: StepSizes, kv_dtype: str, layers: int
+    latent: LatentAttention, heads: int, sizes: StepSizes, kv_dtype: str, layers: int, sharing: int = 1
 ) -> list[Operation]:
     """Return the attention operations of one device that has `heads` of the model's heads.
 
     Prompts attend over keys and values, and decode rows over the latent vectors. In models with an indexer prompts
-    attend over latent vectors, too, as in vLLM, and every device computes the whole indexer.
+    attend over latent vectors, too, as in vLLM, and every device computes the whole indexer. If `sharing` devices share
+    the context of decode rows, each attends to its share with the heads of all.
     """
     if latent.index_topk:
         return _sparse_attention(latent, heads, sizes, kv_dtype, layers)
@@ -182,9 +183,8 @@ def latent_attention(
         operations.append(replace(expanded, value_dim=latent.v_head_dim))
     if np.any(rows):
         queries, context = 1 + sizes.draft_tokens / np.maximum(rows, 1), sizes.decode_context + rows
-        absorbed = LatentDecode(
-            "decode attention", rows, context, heads, 1, latent.kv_dim, kv_dtype, 0, layers, queries
-        )
+        shape = (heads * sharing, 1, latent.kv_dim, kv_dtype, 0, layers, queries)
+        absorbed = LatentDecode("decode attention", rows, context / sharing, *shape)
         operations.append(replace(absorbed, value_dim=latent.kv_lora_rank))
     return operations
 

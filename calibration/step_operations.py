@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from calibration.compressed_attention import compressed_attention, compressed_elementwise, compressed_projections
+from calibration.context_parallel import context_exchanges, share_of_step
 from calibration.expert_routing import busiest_over_mean
 from calibration.latent_attention import latent_attention, latent_elementwise, latent_projections
 from calibration.linear_attention import linear_attention
@@ -30,6 +31,7 @@ from serving.deployments.attention import CompressedAttention
 from serving.deployments.config import Deployment
 from serving.deployments.inter_node import (
     Group,
+    context_group,
     data_group,
     expert_group,
     hops_between_nodes,
@@ -47,12 +49,15 @@ def step_operations(model: ModelSpec, deployment: Deployment, sizes: StepSizes) 
 
     `sizes.decode_context` counts the tokens before the step, as in a plan.
     """
-    tp, tokens, logits = deployment.tensor_parallel_size, sizes.tokens, sizes.sampled_rows
+    tp, whole, logits = deployment.tensor_parallel_size, sizes, sizes.sampled_rows
     if deployment.scheduler.speculative is not None:  # a draft model needs the last token's logits only
         logits = logits + sizes.draft_tokens
+    sizes = share_of_step(deployment, sizes)
+    tokens = sizes.tokens
     return [
         *_projections(model, deployment, sizes),
         *_attention(model, deployment, sizes),
+        *context_exchanges(model, deployment, whole, *heads_per_device(model, tp)),
         *_mixture(model, deployment, tokens),
         *_between(model, deployment, tokens),
         *_head(model, tp, logits),
@@ -148,7 +153,7 @@ def _linear(
 
 def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> list[Operation]:
     heads, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
-    kv = kv_dtype(deployment)
+    kv, sharing = kv_dtype(deployment), deployment.decode_context_parallel_size
     if model.latent is not None:
         if deployment.attention == "unfused":
             raise UserError(
@@ -156,7 +161,7 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
             )
         if isinstance(model.latent, CompressedAttention):
             return compressed_attention(model.latent, heads, sizes, kv)
-        return latent_attention(model.latent, heads, sizes, kv, model.num_layers)
+        return latent_attention(model.latent, heads, sizes, kv, model.kv_layers, sharing)
     operations: list[Operation] = []
     for suffix, window, layers in (
         ("", 0, model.full_layers),
@@ -175,7 +180,8 @@ def _attention(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
             if window:
                 context = np.minimum(context, rows * window)
             queries = 1 + drafted / np.maximum(rows, 1)
-            operations.append(DecodeAttention(f"decode attention{suffix}", rows, context, *shape, queries))
+            own = (heads * sharing, *shape[1:])  # queries of the devices that share the context
+            operations.append(DecodeAttention(f"decode attention{suffix}", rows, context / sharing, *own, queries))
     if deployment.attention == "unfused":
         operations += [scores_in_memory(one) for one in operations]
     if model.linear is not None:
@@ -227,7 +233,7 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     layers, hidden = model.moe_layers, model.hidden_size
     if not layers:
         return []
-    tp, ranks = deployment.tensor_parallel_size, deployment.data_parallel_size
+    tp, ranks = deployment.tensor_parallel_size, _sharing_experts(deployment)
     routed = tokens * ranks  # the ranks of a data-parallel group step together and share their experts
     busiest = routed * busiest_over_mean(model, deployment, routed)  # the other devices wait for the busiest device
     shape = (hidden, model.moe_intermediate_size, model.experts_per_token, model.num_experts)
@@ -244,6 +250,11 @@ def _mixture(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     return operations
 
 
+def _sharing_experts(deployment: Deployment) -> int:
+    """Return the number of tensor-parallel groups that share the experts: data-parallel ranks, or those of prompts."""
+    return deployment.data_parallel_size * deployment.prefill_context_parallel_size
+
+
 def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Collective | None:
     """Return the all-reduces after every layer's attention and MLP as one operation; None without tensor parallelism.
 
@@ -252,7 +263,7 @@ def _all_reduce(model: ModelSpec, deployment: Deployment, tokens: Amount) -> Col
     tp = deployment.tensor_parallel_size
     if tp == 1:
         return None
-    alone = deployment.data_parallel_size == deployment.pipeline_parallel_size == 1
+    alone = deployment.gpus == tp
     elements = tokens * float(model.hidden_size)
     exchanged = model.moe_layers if deployment.all2all_backend.startswith("deepep") else 0
     count = 2 * model.num_layers - exchanged  # the experts' results need no all-reduce
@@ -281,7 +292,7 @@ def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
         streams = model.residual_streams
         operations += compressed_elementwise(latent, heads, model.hidden_size, streams, tokens, model.num_layers)
     elif model.latent is not None:
-        operations += latent_elementwise(model.latent, heads, tokens, model.num_layers)
+        operations += latent_elementwise(model.latent, heads, tokens, model.kv_layers)
     else:
         if model.bidirectional:  # keys and values are read from the projections' output
             written = 0.0
@@ -308,7 +319,7 @@ def _head(model: ModelSpec, tp: int, sampled: Amount) -> list[Operation]:
 
 
 def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampled: Amount) -> list[Operation]:
-    ranks = deployment.data_parallel_size
+    ranks = _sharing_experts(deployment)
     operations: list[Operation] = []
     if all_reduce := _all_reduce(model, deployment, tokens):
         operations.append(all_reduce)
@@ -318,7 +329,7 @@ def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampl
         operations += _exchanges(model, deployment, tokens)
     elif ranks > 1 and model.num_experts:
         message = tokens * ranks * float(model.hidden_size)
-        group = data_group(deployment)
+        group = data_group(deployment) if deployment.data_parallel_size > 1 else context_group(deployment)
         operations.append(_collective("dispatch", "all_gather", group, message, model.moe_layers))
         operations.append(_collective("combine", "reduce_scatter", group, message, model.moe_layers))
     return operations

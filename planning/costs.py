@@ -57,22 +57,22 @@ class Priced(NamedTuple):
         return prices.get(self.device, self.gpu.usd_per_hour if self.gpu else None)
 
 
-def named_prices(texts: tuple[str, ...]) -> dict[str, float]:
+def named_prices(texts: tuple[str, ...], option: str = "price") -> dict[str, float]:
     """Parse prices in dollars per GPU-hour, such as `H100=2.9`, separated by commas or blanks.
 
-    Raises UserError for a text that is not a price.
+    Raises UserError that names the `option` for a text that is not a price.
     """
     prices: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
         name, _, text = pair.rpartition("=")
         if name in prices:
-            raise UserError("price", pair, f"is the second price of {name}; give one")
+            raise UserError(option, pair, f"is the second price of {name}; give one")
         try:
             prices[name] = float(text)
         except ValueError:
             prices[name] = math.nan
         if not name or not 0 <= prices[name] < 1e9:
-            raise UserError("price", pair, "must be GPU=DOLLARS, the price of an hour, e.g. H100=2.9")
+            raise UserError(option, pair, "must be GPU=DOLLARS, the price of an hour, e.g. H100=2.9")
     return prices
 
 

@@ -25,7 +25,8 @@ SCHEDULER_FLAGS = (
 )  # fmt: skip
 FLAGS = (
     "model", "device", "dtype", "threads", "attention", "quantization", "kv_cache_dtype", "tensor_parallel_size",
-    "pipeline_parallel_size", "gpu_memory_utilization", "policy",
+    "prefill_context_parallel_size", "decode_context_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization",
+    "policy",
 )  # fmt: skip
 ENGINES = ("tokentwin", "vllm")  # engines that can make a real run
 _OF_THE_REAL_ENGINE = ("device", "threads", "attention")

@@ -226,7 +226,7 @@ def price_scenario(
         own.calibration,
         own.gpu.name if own.gpu else None,
         {
-            pool.name: timing.usd_per_gpu_hour(prices or {})
+            pool.name: timing.usd_per_gpu_hour(prices or {}) if pool.usd_per_gpu_hour is None else pool.usd_per_gpu_hour
             for pool, timing in zip((fleet or plain_fleet(1)).pools, timed, strict=True)
         },
         tuple(dict.fromkeys(timing.device for timing in timed)),

@@ -26,6 +26,7 @@ from serving.answers.report import Line, Table
 from serving.deployments.gpu_spec import gpus
 from sim.adapter_slots import AdapterUse
 from sim.cluster import Simulated, simulate_to
+from sim.encoder import EncoderUse
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
 from traces.recording import Recording, notes_of
@@ -45,6 +46,7 @@ class SimulatedRun(Answer):
         seen_by: a sentence that says that latencies are those that clients see; empty if they are not
         assumed: a sentence about traffic that was made up; empty if none was
         adapters: a sentence about the loads of LoRA adapters; empty if the engines serve none
+        encoder: a sentence about the encoding of images, videos and audio; empty if the engines have no encoder
     """
 
     recording: Recording
@@ -56,6 +58,7 @@ class SimulatedRun(Answer):
     seen_by: str = ""
     assumed: str = ""
     adapters: str = ""
+    encoder: str = ""
 
     @property
     def power_note(self) -> str:
@@ -77,6 +80,8 @@ class SimulatedRun(Answer):
             yield Line(self.assumed)
         if self.adapters:
             yield Line(self.adapters)
+        if self.encoder:
+            yield Line(self.encoder)
         yield Line(f"{self.trust.level}: {self.trust.reason}")
         if self.power_note:
             yield Line(self.power_note)
@@ -130,6 +135,7 @@ def recorded(
         judge.capacity,
         seen_by=scenario.seen_by,
         adapters=judge.adapters,
+        encoder=judge.encoder,
     )
 
 
@@ -141,6 +147,7 @@ class _Judge:
     bands: dict[str, dict[str, Band]] | None = None
     capacity: Capacity | None = None
     adapters: str = ""
+    encoder: str = ""
 
     def __init__(self, scenario: PricedScenario, band: bool, tell: Tell) -> None:
         self._scenario, self._band, self._tell = scenario, band, tell
@@ -161,6 +168,9 @@ class _Judge:
         if done.adapters is not None:
             notes["adapters"] = done.adapters._asdict()
             self.adapters = _said(done.adapters)
+        if done.encoder is not None:
+            notes["encoder"] = done.encoder._asdict()
+            self.encoder = _encoded(done.encoder)
         if scenario.front_door is not None:
             notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
         if scenario.gpu:
@@ -193,6 +203,11 @@ def _said(use: AdapterUse) -> str:
     )
 
 
+def _encoded(use: EncoderUse) -> str:
+    seconds = shown_number(use.encoding_ns / 1e9)
+    return f"encoder: {use.items:,} items with {use.tokens:,} tokens were encoded, which took {seconds} s of steps"
+
+
 def _give_back(steps: int) -> None:
     """Free the memory of a simulation of `steps` steps. Its objects refer to each other, so this needs a collection."""
     if steps > _MANY_STEPS:  # the garbage collection takes 0.03 s
@@ -208,7 +223,7 @@ def _trust(recording: Recording, scenario: PricedScenario) -> Trust:
     trust = scenario.trust()
     costs = [pure(cost) for cost in scenario.judged]
     one = costs[0] if len(costs) == 1 else None
-    if trust.level == EXTRAPOLATED and isinstance(one, OperationCost) and one.adapters is None:
+    if trust.level == EXTRAPOLATED and isinstance(one, OperationCost) and one.adapters is one.encoder is None:
         beyond = recorded_beyond(one, recording)
         if beyond is not None:
             return trust._replace(reason=f"{trust.reason}, in {beyond}")

@@ -173,7 +173,8 @@ def _renamed(workload: Workload, part: int) -> Iterator[WorkloadRequest]:
     """Yield the requests of a workload, with segment names that no other part uses."""
     for request in workload.requests:
         prompt = tuple((name if name == PRIVATE else f"{part}.{name}", tokens) for name, tokens in request.prompt)
-        yield replace(request, prompt=prompt)
+        items = tuple(item._replace(content=item.content and f"{part}.{item.content}") for item in request.items)
+        yield replace(request, prompt=prompt, items=items)
 
 
 def _reseeded(spec: SynthSpec, draw: int) -> SynthSpec:

@@ -50,6 +50,14 @@ class Grammar:
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
 
+    @property
+    def failed(self) -> bool:
+        """Whether the grammar gave up: a mask or a token took more work than llguidance allows.
+
+        From then on it allows only the end of the answer.
+        """
+        return bool(self._matcher.is_error())
+
     def advance(self, tokens: list[int]) -> int:
         """Advance by as many of `tokens` as the grammar allows, and return their number; `take_back` undoes this."""
         return int(self._matcher.try_consume_tokens(tokens))
@@ -82,8 +90,12 @@ def json_grammar(schema: dict[str, Any]) -> str:
     It allows no white space that JSON does not need, because a model could write white space for ever. Raises UserError
     for a schema that it cannot express.
     """
-    written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
-    return _valid("json_schema", json.dumps(schema), written)
+    given = json.dumps(schema)
+    try:
+        written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
+    except ValueError:  # a number of hundreds of digits
+        raise _refused("json_schema", given, "has a value that no grammar can express") from None
+    return _valid("json_schema", given, written)
 
 
 def regex_grammar(pattern: str) -> str:
@@ -94,9 +106,12 @@ def regex_grammar(pattern: str) -> str:
 def _valid(field: str, given: str, written: str) -> str:
     if wrong := _library().LLMatcher.validate_grammar(written):
         reasons = [line.removeprefix("error: ") for line in wrong.splitlines() if line.startswith("error: ")]
-        shown = given if len(given) <= _SHOWN else f"{given[:_SHOWN]}..."
-        raise UserError(field, shown, f"cannot be kept to: {(reasons or wrong.splitlines())[0]}")
+        raise _refused(field, given, f"cannot be kept to: {(reasons or wrong.splitlines())[0]}")
     return str(written)
+
+
+def _refused(field: str, given: str, remedy: str) -> UserError:
+    return UserError(field, given if len(given) <= _SHOWN else f"{given[:_SHOWN]}...", remedy)
 
 
 def _library() -> Any:

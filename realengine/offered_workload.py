@@ -21,6 +21,7 @@ import numpy as np
 
 from serving.clients import Clients
 from serving.deployments.config import Deployment
+from serving.errors import UserError
 from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
 from traces.formats.parquet import write_parquet
 from traces.recording_writer import RecordingWriter
@@ -119,6 +120,10 @@ class ReplayTexts:
 
     def __init__(self, workload: Workload, vocab_size: int, forces: bool) -> None:
         self._workload = workload
+        for request in workload.requests:
+            if request.items:
+                remedy = "need the simulator; the real engine reads text"
+                raise UserError(f"request {request.id}: items", len(request.items), remedy)
         self._tokens = SegmentTokens(vocab_size)
         self._forces = forces
         self._made = {request.id: self._make(request) for request in workload.requests}

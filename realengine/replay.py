@@ -32,7 +32,7 @@ from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.canary import canary_rows
 from serving.request import Request, Status
 from serving.user_code.call_limit import watching
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Workload, WorkloadRequest, with_session_ends
 from traces.recording_writer import RecordingWriter
 
 _SPIN_NS = 500_000  # sleep until this close to an arrival, then spin
@@ -67,6 +67,8 @@ def record(
     requests = list(workload.requests)
     engine.check_adapters(adapters_of(requests))
     offered = replace(workload, requests=requests)
+    if engine.deployment.scheduler.kv_eviction == "session":
+        offered = with_session_ends(offered)
     hardware = describe(engine.deployment.device)
     run = run_columns(Path(out).name, workload, engine.deployment, hardware, engine.scheduler.pool.total, seed)
     writer = RecordingWriter(out, run, workload=offered, overwrite=overwrite)

@@ -17,7 +17,8 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *MIXTURE_FAMILIES)
 _STORED = ("none", "fp8", "fp8_block", "int4", "int8")
 _SIMULATED = (
     "pipeline_parallel_size", "data_parallel_size", "all2all_backend", "expert_imbalance", "inter_node", "fusion",
-    "engine", "max_cudagraph_capture_size", "power_limit_w",
+    "engine", "max_cudagraph_capture_size", "power_limit_w", "prefill_context_parallel_size",
+    "decode_context_parallel_size", "multimodal",
 )  # fmt: skip
 
 

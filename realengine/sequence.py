@@ -22,6 +22,7 @@ class TokenSequence:
         stop_ids: tokens that end the request
         on_token: function called with every output token and its logprob; returning True ends the request (for a stop
             string)
+        on_failed: function called when the grammar of the answer has failed, which ends the request
         on_pooled: function called with the result of a pooling request, the final hidden state of its last token
         logprobs: number of alternatives in each logprob; None for no logprobs
         rules: changes to the request's logits
@@ -43,6 +44,7 @@ class TokenSequence:
         logprobs: int | None = None,
         rules: LogitRules | None = None,
         on_pooled: Callable[[list[float]], None] | None = None,
+        on_failed: Callable[[], None] | None = None,
     ) -> None:
         self.request = request
         self.tokens = list(prompt)
@@ -56,6 +58,7 @@ class TokenSequence:
         self._stop_ids = stop_ids
         self._on_token = on_token
         self._on_pooled = on_pooled
+        self._on_failed = on_failed
         self.logprobs = logprobs
         self._ruled = None if rules is None else RuledLogits(rules, prompt)
         self.grammar: Grammar | None = None
@@ -118,6 +121,8 @@ class TokenSequence:
         stopped = token in self._stop_ids
         if self.grammar is not None and not stopped:
             stopped = self.grammar.take(sampled)
+        if self.grammar is not None and self.grammar.failed and self._on_failed is not None:
+            self._on_failed()
         if self._on_token is not None:
             stopped = self._on_token(token, self._wanted(logprob)) or stopped
         return stopped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from serving.data_file import parse_json
 from serving.errors import UserError
 
 _INCOMPLETE = "\ufffd"
+_SHOWN = 20  # maximum number of messages whose roles an error shows
 
 
 class Tokenizer:
@@ -27,7 +29,7 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises bare Exception
             raise UserError("model", str(folder), f"tokenizer.json cannot be read: {error}") from None
         config = _read_config(folder / "tokenizer_config.json")
-        self._template = _template(folder / "chat_template.jinja", config)
+        self._source = _template(folder / "chat_template.jinja", config)
         self._special = {key: _text(config[key]) for key in ("bos_token", "eos_token", "pad_token") if config.get(key)}
 
     @property
@@ -36,12 +38,18 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
         return token_id
 
+    @cached_property
+    def longest(self) -> int:
+        """The largest number of characters in a token; names have at least as many characters as their text."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the token ids of `text`.
 
         If `special`, add the model's special tokens, such as a begin-of-sequence token.
         """
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        # of the ways to encode, only batches let other threads run
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
@@ -53,7 +61,11 @@ class Tokenizer:
         """Return the vocabulary's name of each of `ids`; an unknown id gets an empty name."""
         return [self._tokenizer.id_to_token(token) or "" for token in ids]
 
-    def chat(
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Return the token ids of a prompt; the arguments are those of `chat_text`."""
+        return self.encode(*self.chat_text(messages, **options))
+
+    def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
@@ -62,39 +74,41 @@ class Tokenizer:
         continue_final_message: bool = False,
         special: bool = False,
         more: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the token ids of a prompt that asks for the assistant's next message, or to continue the last message.
+    ) -> tuple[str, bool]:
+        """Return a prompt that asks for the assistant's next message, or to continue the last message.
 
-        Without a template the prompt is the plain text of the messages. `tools` and `more` are passed to the template,
-        which writes them as the model was trained to read them. Raises UserError if the template refuses the messages;
-        some templates require that user and assistant alternate.
+        The second result says whether special tokens must be added to its tokens: `special`, or True for a model
+        without a template, whose prompt is the plain text of the messages. `tools` and `more` are passed to the
+        template, which writes them as the model was trained to read them. Raises UserError if the template refuses the
+        messages; some templates require that user and assistant alternate.
         """
-        if self._template is None:
-            return self.encode("\n".join(message["content"] for message in messages) + "\n", special=True)
+        if self._source is None:
+            return "\n".join(message["content"] for message in messages) + "\n", True
         given = {**(more or {}), "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        text = self._render(self._template, given)
+        try:
+            text = self._template.render(**{**self._special, **given})
+        except Exception as error:  # the template is a program, and its input comes from users, so any error may occur
+            roles = ", ".join(message["role"] for message in messages[:_SHOWN])
+            raise UserError("messages", roles, f"the model's chat template refuses them: {error}") from None
         if continue_final_message:
             last = messages[-1]["content"].strip()
             text = text[: text.rindex(last) + len(last)] if last in text else text
-        return self.encode(text, special)
+        return text, special
 
-    def _render(self, template: str, given: Mapping[str, Any]) -> str:
+    @cached_property
+    def _template(self) -> Any:
+        """The chat template, compiled in the environment of transformers, but without today's date."""
         from jinja2.exceptions import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         def refuse(reason: str) -> None:
             raise TemplateError(reason)
 
-        # The environment is that of transformers, but without today's date, which templates do not need.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.globals["raise_exception"] = refuse
-        try:
-            return environment.from_string(template).render(**{**self._special, **given})
-        except Exception as error:  # the template is a program, and its input comes from users, so any error may occur
-            roles = ", ".join(message["role"] for message in given["messages"])
-            raise UserError("messages", roles, f"the model's chat template refuses them: {error}") from None
+        return environment.from_string(self._source or "")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

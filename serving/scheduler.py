@@ -31,7 +31,7 @@ POLICIES = {
     "vllm": "serving.policies.vllm:VllmScheduler",
     "static": "serving.policies.static:StaticScheduler",
     "prefill-first": "serving.policies.prefill_first:PrefillFirstScheduler",
-    "sglang": "serving.policies.sglang:SglangScheduler",
+    "sglang": "serving.policies.sglang:Sglang",
     "trtllm": "serving.policies.trtllm:TrtllmScheduler",
     "sarathi": "serving.policies.sarathi:SarathiScheduler",
     "sjf": "serving.policies.sjf:SjfScheduler",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from serving.decode_set import DecodeSet
 from serving.request import Request
+from serving.workload import Item
 
 
 class Row(NamedTuple):
@@ -69,6 +70,7 @@ aggregates_of = attrgetter(*AGGREGATES)
 
 _NOBODY = DecodeSet(1)
 _NO_ADAPTERS: dict[str, int] = {}
+_NO_ITEMS: dict[int, list[int]] = {}
 
 
 class StepPlan:
@@ -93,11 +95,12 @@ class StepPlan:
         accepted_tokens: number of accepted draft tokens, set when the step is committed
         verified: (tokens, accepted tokens) of each draft, set when the step is committed
         adapters: number of tokens by LoRA adapter; empty if no request in the step has one
+        encoded: by request id, the indices of its items that the step encodes; empty if it encodes none
     """
 
     __slots__ = (
         *AGGREGATES, "accepted_tokens", "adapters", "admitted", "clock", "decode_squares", "decodes", "departed",
-        "draft_pairs",
+        "draft_pairs", "encoded",
         "lag", "listed", "masked_rows", "padding", "preempted", "routed_tokens", "seq", "verified",
     )  # fmt: skip
 
@@ -117,6 +120,7 @@ class StepPlan:
         self.verified: tuple[tuple[int, int], ...] = ()
         self.padding: tuple[Padding, ...] = ()
         self.adapters = _NO_ADAPTERS
+        self.encoded = _NO_ITEMS
 
     @property
     def tokens(self) -> int:
@@ -171,6 +175,21 @@ class StepPlan:
             if adapter := row.request.arrived.adapter:
                 counts[adapter] = counts.get(adapter, 0) + row.tokens
         return counts
+
+    def encode(self, request: Request, items: list[int]) -> None:
+        """Encode these items of `request` in the step."""
+        self.encoded = {**self.encoded, request.id: items}
+
+    def not_encoded(self, request: Request) -> list[int]:
+        """Encode no item of `request` in the step; return the items that it would have encoded."""
+        items = self.encoded.get(request.id, [])
+        if items:
+            self.encoded = {id: others for id, others in self.encoded.items() if id != request.id}
+        return items
+
+    def encoded_items(self) -> list[Item]:
+        """Return the items that the step encodes."""
+        return [row.request.arrived.items[k] for row in self.listed for k in self.encoded.get(row.request.id, ())]
 
     def skip(self, steps: int) -> None:
         """Turn this plan into the plan of the same members `steps` steps later."""

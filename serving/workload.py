@@ -9,15 +9,37 @@ no request shares tokens, the simulator counts blocks instead of identifying the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 Segment = tuple[str, int]
 Name = str | bytes | int
 Span = tuple[Name, int, int]  # (name, first position, end position) in a sequence
 
 PRIVATE = ""
+
+
+class Item(NamedTuple):
+    """An image, a video or a clip of audio in a prompt.
+
+    It takes the `tokens` placeholder tokens from token `offset` of the prompt on, as many as an encoder makes
+    embeddings of it. Items with one `content` and one number of tokens are equal; an empty `content` equals no other.
+    An encoder reads a video's `frames` apart from one another, for Qwen's models a frame being two pictures.
+    """
+
+    offset: int
+    tokens: int
+    content: str = ""
+    kind: str = "image"
+    frames: int = 1
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.tokens
+
+
 STOPPED = "a stop string ended it"  # reason of a request that finished at its `stop_ns`
 
 
@@ -32,7 +54,8 @@ class WorkloadRequest:
 
     `session` names the conversation, empty if there is none, and `turn` is the request's turn in it, from 0. A turn
     with a `think_ns` comes this time after the end of the previous turn, but not before its `arrival_ns`. A turn
-    without one comes at `arrival_ns`, even if the previous turn is not answered. At `cancel_ns` since the start of the
+    without one comes at `arrival_ns`, even if the previous turn is not answered. With `ends_session` the client says
+    that no turn follows (`with_session_ends`). At `cancel_ns` since the start of the
     workload the client hangs up, if the request has not ended. At `stop_ns` a stop string ends the answer.
 
     The answer of a `structured` request follows a grammar, so each of its tokens needs a mask. Compiling the grammar
@@ -40,7 +63,8 @@ class WorkloadRequest:
     `skip_reading_prefix_cache` the engine computes the whole prompt, as it must if log-probabilities of the prompt are
     wanted. `drafted` holds the recorded drafts, if they are known: it maps the number of output tokens so far to the
     draft proposed there, with True for each of its tokens that is accepted. `adapter` names the LoRA adapter that
-    answers the request, empty for the base model. Requests with different adapters share no KV.
+    answers the request, empty for the base model. Requests with different adapters share no KV. `items` are the images,
+    videos and audio in the prompt, in order and apart from one another.
     """
 
     id: int
@@ -60,6 +84,8 @@ class WorkloadRequest:
     grammar_compile_ns: int = 0
     max_tokens: int | None = None
     adapter: str = ""
+    items: tuple[Item, ...] = ()
+    ends_session: bool = False
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
@@ -71,6 +97,11 @@ class WorkloadRequest:
         """The request's id and labels, as columns of the dataset `requests` of a recording."""
         known = {name: getattr(self, name) for name in ("tenant", "slo_class", "session", "turn", "priority")}
         return {"request_id": self.id, **known}
+
+    @property
+    def content(self) -> tuple[Segment, ...]:
+        """The prompt with names that tell items apart: segments are cut at items, unless they are private."""
+        return _cut_at_items(self.prompt, self.items) if self.items else self.prompt
 
     @property
     def pools(self) -> bool:
@@ -124,6 +155,19 @@ def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:
     return ""
 
 
+def with_session_ends(workload: Workload) -> Workload:
+    """Return `workload`, with its requests in a list, in which the last turn of each session ends the session.
+
+    A workload that says itself where sessions end stays as it is.
+    """
+    requests = list(workload.requests)
+    if any(request.ends_session for request in requests):
+        return replace(workload, requests=requests)
+    last = {request.session: request.id for request in requests if request.session}
+    ended = [replace(r, ends_session=True) if last.get(r.session) == r.id else r for r in requests]
+    return replace(workload, requests=ended)
+
+
 def shares_prefixes(requests: Iterable[WorkloadRequest]) -> bool:
     """Return whether any request could reuse tokens of another.
 
@@ -145,9 +189,9 @@ def common_prefix(requests: Iterable[WorkloadRequest]) -> int:
     """
     rest = iter(requests)
     first = next(rest, None)
-    common, alone = () if first is None else first.prompt, True
+    common, alone = () if first is None else first.content, True
     for request in rest:
-        common, alone = _common_start(common, request.prompt), False
+        common, alone = _common_start(common, request.content), False
         if not common or request.skip_reading_prefix_cache or (first and request.adapter != first.adapter):
             return 0
     return 0 if alone or first is None or first.skip_reading_prefix_cache else sum(tokens for _, tokens in common)
@@ -163,6 +207,29 @@ def _common_start(one: tuple[Segment, ...], other: tuple[Segment, ...]) -> tuple
         if tokens != count:
             break
     return tuple(same)
+
+
+def _cut_at_items(prompt: tuple[Segment, ...], items: tuple[Item, ...]) -> tuple[Segment, ...]:
+    """Return the segments of `prompt`, cut where items begin and end.
+
+    The name of a part says where it begins in its segment, and of which item it is a part. As in vLLM, whose keys of
+    blocks include items and where they begin, tokens under an item are equal only if the item is.
+    """
+    parts: list[Segment] = []
+    begin = 0
+    for name, tokens in prompt:
+        end = begin + tokens
+        within = [item for item in items if item.offset < end and item.end > begin] if name != PRIVATE else []
+        edges = {begin, end} | {edge for item in within for edge in (item.offset, item.end) if begin < edge < end}
+        ordered = sorted(edges)
+        for at, until in pairwise(ordered):
+            own = next((item for item in within if item.offset <= at < item.end), None)
+            label = f"\0{at - begin}:{name}" if at > begin else name
+            if own is not None:
+                label = f"\0{own.content}:{own.tokens}:{at - own.offset}{label}" if own.content else PRIVATE
+            parts.append((label, until - at))
+        begin = end
+    return tuple(parts)
 
 
 def prompt_of(*parts: Segment) -> tuple[Segment, ...]:

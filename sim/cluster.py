@@ -26,11 +26,12 @@ from serving.kv.external import ExternalKv
 from serving.scheduler import POLICIES
 from serving.user_code.call_limit import watching
 from serving.user_code.plugins import Replaced, functions_of, replaced
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Workload, WorkloadRequest, with_session_ends
 from sim.adapter_slots import AdapterUse
 from sim.api_server import ApiServer
 from sim.autoscaler import Autoscaler, autoscaling
 from sim.clock import VirtualClock
+from sim.encoder import EncoderUse
 from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools
 from sim.gateway import Arrivals, Gateway
@@ -48,13 +49,14 @@ from traces.recording_writer import RecordingWriter
 
 @dataclass(frozen=True)
 class Simulated:
-    """The totals of a simulation. Its rows are in the sink. `adapters` is None if no replica serves LoRA adapters."""
+    """The totals of a simulation. Its rows are in the sink. `adapters` and `encoder` are None if no replica has any."""
 
     duration_ns: int
     finished: int
     steps: int
     output_tokens: int
     adapters: AdapterUse | None = None
+    encoder: EncoderUse | None = None
 
 
 class Cluster:
@@ -175,6 +177,8 @@ class Cluster:
         """
         self._log.counted_from_ns = workload.warm_up_ns
         self._log.counted_from_id = workload.warm_up_requests
+        if any(pool.deployment.scheduler.kv_eviction == "session" for pool in self._fleet.pools):
+            workload = with_session_ends(workload)
         self._begin()
         send = self._gateway.offer if self._api_server is None else self._api_server.send
         self._arrivals = Arrivals(self._clock, Clients(workload, offered_ns), send)
@@ -225,7 +229,9 @@ class Cluster:
         steps = self._log.steps + sum(replica.steps_in_flight for replica in self.replicas)
         uses = [replica.adapters.use for replica in self.replicas if replica.adapters is not None]
         adapters = AdapterUse(*map(sum, zip(*uses, strict=True))) if uses else None
-        return Simulated(self._clock.now_ns, self._log.finished, steps, self._log.output_tokens, adapters)
+        encoded = [replica.encoder.use for replica in self.replicas if replica.encoder is not None]
+        encoder = EncoderUse(*map(sum, zip(*encoded, strict=True))) if encoded else None
+        return Simulated(self._clock.now_ns, self._log.finished, steps, self._log.output_tokens, adapters, encoder)
 
     def _left(self, request: WorkloadRequest) -> None:
         assert self._arrivals is not None

@@ -1,4 +1,4 @@
-"""Failures of a fleet: crashes, slow replicas and lost links, at given times or at random from a seed.
+"""Failures of a fleet: crashes, interruptions, slow replicas and lost links, at given or random times.
 
 Each failure is a process on the clock. A failure of a replica that does not exist at its time has no effect.
 """
@@ -10,13 +10,13 @@ from random import Random
 
 from simpy.events import ProcessGenerator
 
-from serving.deployments.fleet import Crash, FleetConfig, LinkLoss, Slowdown
+from serving.deployments.fleet import Crash, FleetConfig, Interruptions, LinkLoss, Slowdown
 from serving.errors import UserError
 from sim.clock import VirtualClock, from_seconds
 from sim.fleet import Fleet, Life
 from sim.links import Links
 
-_MOST_IN_VAIN = 10_000  # maximum number of random crashes in a row without a finished request
+_MOST_IN_VAIN = 10_000  # maximum number of random losses in a row without a finished request
 
 
 class Failures:
@@ -48,7 +48,11 @@ class Failures:
         for loss in failures.link_losses:
             assert links is not None
             clock.start(self._lose_link(loss, links))
-        if failures.mtbf_s is not None:
+        for interruptions in failures.interruptions:
+            for at_s in interruptions.at_s:
+                clock.start(self._interrupt(interruptions, at_s))
+        self._taken = {config.pool_number(one.pool): one for one in failures.interruptions if one.per_hour}
+        if failures.mtbf_s is not None or self._taken:
             fleet.on_ready.append(self._begin_to_wear)
             for pool in range(len(config.pools)):
                 for life in fleet.living(pool):
@@ -58,6 +62,17 @@ class Failures:
         yield self._clock.until(from_seconds(crash.at_s))
         if (life := self._serving(crash)) is not None:
             self._fleet.crash(life, None if crash.recovery_s is None else from_seconds(crash.recovery_s))
+
+    def _interrupt(self, interruptions: Interruptions, at_s: float) -> ProcessGenerator:
+        yield self._clock.until(from_seconds(at_s))
+        pool = self._fleet.living(self._config.pool_number(interruptions.pool))
+        if (life := next((life for life in pool if life.serves), None)) is not None:
+            self._take(life, interruptions)
+
+    def _take(self, life: Life, interruptions: Interruptions) -> None:
+        restart_s = interruptions.restart_s
+        restart_ns = None if restart_s is None else from_seconds(restart_s)
+        self._fleet.interrupt(life, from_seconds(interruptions.notice_s), restart_ns)
 
     def _slow_down(self, slowdown: Slowdown) -> ProcessGenerator:
         yield self._clock.until(from_seconds(slowdown.at_s))
@@ -79,7 +94,10 @@ class Failures:
         return serving[failure.replica] if failure.replica < len(serving) else None
 
     def _begin_to_wear(self, life: Life) -> None:
-        self._clock.start(self._wear_out(life))
+        if self._config.failures.mtbf_s is not None:
+            self._clock.start(self._wear_out(life))
+        if life.pool in self._taken:
+            self._clock.start(self._wait_to_be_taken(life, self._taken[life.pool]))
 
     def _wear_out(self, life: Life) -> ProcessGenerator:
         """Crash a replica after a random time that depends only on the seed, its place and its generation there."""
@@ -89,10 +107,24 @@ class Failures:
         yield self._clock.until(self._clock.now_ns + from_seconds(drawn))
         if life.ended_by:
             return
+        self._count("mtbf_s", failures.mtbf_s, "crashed", "raise")
+        self._fleet.crash(life, from_seconds(failures.recovery_s))
+
+    def _wait_to_be_taken(self, life: Life, interruptions: Interruptions) -> ProcessGenerator:
+        """Interrupt a replica after a random time that depends only on the seed, its place and its generation."""
+        drawn = Random(f"{self._config.failures.seed}:taken:{life.pool}:{life.slot}:{life.generation}")
+        hours = drawn.expovariate(interruptions.per_hour)
+        yield self._clock.until(self._clock.now_ns + from_seconds(3600 * hours))
+        if life.ended_by:
+            return
+        self._count("interruptions.per_hour", interruptions.per_hour, "interrupted", "lower")
+        self._take(life, interruptions)
+
+    def _count(self, field: str, value: float, happened: str, remedy: str) -> None:
+        """Count a random loss. Raises UserError if there were very many and no request finished in between."""
         finished = self._finished()
         self._in_vain = self._in_vain + 1 if finished == self._finished_before else 1
         self._finished_before = finished
         if self._in_vain > _MOST_IN_VAIN:
-            remedy = f"crashed replicas {_MOST_IN_VAIN:,} times and no request finished in between; raise it"
-            raise UserError("fleet.failures.mtbf_s", failures.mtbf_s, remedy)
-        self._fleet.crash(life, from_seconds(failures.recovery_s))
+            remedy = f"{happened} replicas {_MOST_IN_VAIN:,} times and no request finished in between; {remedy} it"
+            raise UserError(f"fleet.failures.{field}", value, remedy)

@@ -3,7 +3,8 @@
 The replicas of a pool run one deployment, and have one cost model. A replica is one engine from its start to its end:
 it starts, becomes ready, serves, and drains or crashes. The successor of a crashed replica is a new replica. If pools
 are reserved for an SLO class, its requests go to those pools. All other requests go to the pools without classes, or to
-all pools if every pool has classes. The same holds among decode pools for requests that come from a prefill pool.
+all pools if every pool has classes. Among these pools, a request goes to the first with room for its length. The same
+holds among decode pools for requests that come from a prefill pool.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from simpy.events import ProcessGenerator
 from serving.adapter_times import AdapterTimes, adapter_times
 from serving.cost_model import CostModel, NetworkedCost, paced
 from serving.deployments.config import Deployment, pool_deployment
-from serving.deployments.fleet import FleetConfig, PoolConfig
+from serving.deployments.fleet import FleetConfig, PoolConfig, routed_pools
 from serving.deployments.inter_node import nodes_of
 from serving.deployments.kv_layout import for_transfers
+from serving.encoder_times import EncoderTimes, StatedEncoderTimes, encoder_times
 from serving.errors import UserError
 from serving.request import Request
 from serving.scheduler import Scheduler, find_policy
@@ -27,6 +29,7 @@ from serving.user_code.own_contract import contract_with
 from serving.workload import WorkloadRequest
 from sim.adapter_slots import AdapterSlots
 from sim.clock import VirtualClock
+from sim.encoder import Encoder
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
 from sim.links import SharedNetwork
@@ -84,6 +87,24 @@ def adapted(pool: PricedPool, scheduler: Scheduler) -> AdapterTimes:
     return times.scaled(1 / pool.config.speed)
 
 
+def encoder_of(pool: PricedPool, scheduler: Scheduler) -> EncoderTimes:
+    """Return the times of the encoder of the pool's replicas, as stated or as its cost model knows them.
+
+    Raises UserError if neither does, or if its policy does not know of items.
+    """
+    multimodal = pool.deployment.multimodal
+    if not hasattr(scheduler, "encoding"):
+        remedy = "knows no items to encode; derive it from VllmScheduler, or leave multimodal out"
+        raise UserError("policy", pool.deployment.policy, remedy)
+    if multimodal is not None and multimodal.encoder_us_per_token is not None:
+        return StatedEncoderTimes(1000 * multimodal.encoder_us_per_token)
+    times = encoder_times(pool.cost)
+    if times is None:
+        remedy = f"is not known for {pool.deployment.model} here; name a tower, or set encoder_us_per_token"
+        raise UserError("multimodal.tower", None, remedy)
+    return times.scaled(1 / pool.config.speed)
+
+
 def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
     """Return the pools of `fleet`, all with the cost model `cost`."""
     return [PricedPool(pool, pool_deployment(deployment, pool), cost) for pool in fleet.pools]
@@ -101,8 +122,8 @@ class Life:
         started_ns: time of the start
         ready_ns: time from which it takes requests; None if it is not ready yet
         ended_ns: time of its end; None if it has not ended
-        ended_by: `scale-in` or `crash`; empty if it has not ended
-        drains: True if it gets no more requests and ends when it has none
+        ended_by: `scale-in`, `crash` or `interruption`; empty if it has not ended
+        drains: cause for which it gets no more requests and ends when it has none; empty if it does not drain
     """
 
     def __init__(self, replica: Replica, pool: int, place: int, slot: int, generation: int, started_ns: int) -> None:
@@ -115,7 +136,7 @@ class Life:
         self.ready_ns: int | None = None
         self.ended_ns: int | None = None
         self.ended_by = ""
-        self.drains = False
+        self.drains = ""
 
     @property
     def serves(self) -> bool:
@@ -169,7 +190,7 @@ class Fleet:
         self._transfers = transfers
         self._routes = _routes(pools, ("serve", "prefill"), routers)
         self._decode_routes = _routes(pools, ("decode",), decode_routers or routers)
-        routes = dict.fromkeys([*self._routes.values(), *self._decode_routes.values()])
+        routes = [*self._routes.every(), *self._decode_routes.every()]
         self._routes_of = [[route for route in routes if pool in route.pools] for pool in range(len(pools))]
         for number, pool in enumerate(pools):
             for _ in range(pool.config.replicas * pool.ranks):
@@ -233,18 +254,35 @@ class Fleet:
         yield self._clock.until(self._clock.now_ns + cold_start_ns)
         self._ready(life)
 
-    def drain(self, life: Life) -> None:
+    def drain(self, life: Life, ended_by: str = "scale-in") -> None:
         """Send no more requests to the replica, and end it when it has none, which may be now."""
         self._leave(life)
-        life.drains = True
+        life.drains = ended_by
         life.replica.listeners.append(self)
         if not life.replica.outstanding_requests:
-            self._end(life, "scale-in")
+            self._end(life, ended_by)
 
-    def crash(self, life: Life, recovery_ns: int | None) -> None:
+    def interrupt(self, life: Life, notice_ns: int, restart_ns: int | None) -> None:
+        """Take a replica away after a notice, in which it gets no more requests.
+
+        A successor is ready `restart_ns` after now (None: no successor).
+        """
+        if not life.drains:
+            if restart_ns is not None:
+                self.start(life.pool, restart_ns, life)
+            self.drain(life, "interruption")
+        if not life.ended_by:
+            self._clock.start(self._take_away(life, notice_ns))
+
+    def _take_away(self, life: Life, notice_ns: int) -> ProcessGenerator:
+        yield self._clock.until(self._clock.now_ns + notice_ns)
+        if not life.ended_by:
+            self.crash(life, None, "interruption")
+
+    def crash(self, life: Life, recovery_ns: int | None, ended_by: str = "crash") -> None:
         """Crash the replica. Unless it drains, a successor is ready after `recovery_ns` (None: no successor)."""
         self._leave(life)
-        self._end(life, "crash")
+        self._end(life, ended_by)
         requests = life.replica.crash()
         self._log.crashed(life.replica.index)
         if recovery_ns is not None and not life.drains:
@@ -279,6 +317,8 @@ class Fleet:
         settings = deployment.staged_settings
         if self._transfers is not None:
             settings = for_transfers(settings)
+            if "sglang" in deployment.policy:
+                settings = settings.model_copy(update={"sglang_outline": True})
         scheduler = self._policies[pool](settings, shares_prefixes=shares)
         policy = contract_with(deployment.policy, scheduler, settings, by_segments=True)
         self._log.started(index, settings)
@@ -291,6 +331,8 @@ class Fleet:
                 replica.share(SharedNetwork(self._transfers.links, index, networked(self.pools[pool])))
         if deployment.lora is not None:
             replica.adapters = AdapterSlots(adapted(self.pools[pool], scheduler), deployment.lora)
+        if deployment.multimodal is not None:
+            replica.encoder = Encoder(encoder_of(self.pools[pool], scheduler))
         if deployment.kv_tiers is not None:
             add_tiers(self._clock, self._log, replica, deployment)
         life = Life(replica, pool, *self._place(pool, after), self._clock.now_ns)
@@ -345,38 +387,62 @@ class Fleet:
     def load_shrank(self, replica: Replica) -> None:
         life = self._lives[replica.index]
         if not replica.outstanding_requests and not life.ended_by:
-            self._end(life, "scale-in")
+            self._end(life, life.drains)
 
 
 @dataclass(frozen=True, eq=False)
 class _Route:
-    """The destination of the requests of some SLO classes: the pools, their ready replicas and the router."""
+    """The destination of some requests: the pools, their ready replicas and the router.
+
+    `limits` are the most prompt tokens, and the most prompt tokens and `max_tokens` together. A longer request takes
+    the route `beyond`, which is None if there is no limit.
+    """
 
     pools: tuple[int, ...]
     router: Router
     replicas: ReplicaSet
+    limits: tuple[int | None, int | None] = (None, None)
+    beyond: _Route | None = None
+
+    def takes(self, request: WorkloadRequest) -> bool:
+        prompt, total = self.limits
+        if prompt is not None and request.prompt_len > prompt:
+            return False
+        return total is None or request.prompt_len + request.output_limit <= total
 
 
 class _Routes(dict[str | None, _Route]):
-    """The routes by SLO class. The key None stands for all classes for which no pool is reserved."""
+    """The first route of each SLO class. The key None stands for all classes for which no pool is reserved."""
 
     def route_for(self, request: WorkloadRequest) -> _Route:
-        return self.get(request.slo_class) or self[None]
+        route = self.get(request.slo_class) or self[None]
+        while route.beyond is not None and not route.takes(request):
+            route = route.beyond
+        return route
 
     def choose(self, request: WorkloadRequest) -> Replica | None:
         """Return the replica for `request`; None if no replica is ready."""
         route = self.route_for(request)
         return route.router.choose(request, route.replicas) if route.replicas else None
 
+    def every(self) -> list[_Route]:
+        """Return all routes, each once."""
+        routes: dict[_Route, None] = {}
+        for first in self.values():
+            route: _Route | None = first
+            while route is not None:
+                routes[route] = None
+                route = route.beyond
+        return list(routes)
+
 
 def _routes(pools: Sequence[PricedPool], roles: Collection[str], routers: Callable[[], Router]) -> _Routes:
-    """Return the routes to the pools with these roles. Classes that have the same pools share a route."""
-    numbers = [number for number, pool in enumerate(pools) if pool.config.role in roles]
-    reserved = {number: pools[number].config.slo_classes for number in numbers}
-    wanted: dict[str | None, tuple[int, ...]] = {
-        name: tuple(number for number in numbers if name in reserved[number])
-        for name in dict.fromkeys(name for names in reserved.values() for name in names)
-    }
-    wanted[None] = tuple(number for number in numbers if not reserved[number]) or tuple(numbers)
-    made = {numbers: _Route(numbers, routers(), ReplicaSet()) for numbers in dict.fromkeys(wanted.values())}
-    return _Routes({name: made[numbers] for name, numbers in wanted.items()})
+    """Return the routes to the pools with these roles. Classes that have the same pools share their routes."""
+    wanted = routed_pools([pool.config for pool in pools], roles)
+    made: dict[tuple[tuple[int, ...], ...], _Route] = {}
+    for groups in wanted.values():
+        for at in reversed(range(len(groups))):  # the route for the longest requests first
+            if groups[at:] not in made:
+                limits = pools[groups[at][0]].config.limits if groups[at] else (None, None)
+                made[groups[at:]] = _Route(groups[at], routers(), ReplicaSet(), limits, made.get(groups[at + 1 :]))
+    return _Routes({name: made[groups] for name, groups in wanted.items()})

@@ -27,6 +27,7 @@ from serving.step_prices import DecodeRun
 from serving.workload import WorkloadRequest
 from sim.adapter_slots import AdapterSlots
 from sim.clock import ARRIVAL, PLANNING, STEP_ENDS, Alarm, VirtualClock
+from sim.encoder import Encoder
 from sim.leap import Leap
 from sim.links import SharedNetwork
 from sim.pipeline import Pipeline
@@ -53,6 +54,7 @@ class Replica:
         on_planned: function that is called with each launched plan and its end time; None if there is none
         network: network that its steps share with KV transfers; None if they share none
         adapters: LoRA adapters on its device and in its host memory; None if it serves none
+        encoder: its encoder of images, videos and audio; None if it has none, or one that takes no time
         reserved_requests: waiting requests that have KV blocks here for a prompt that a prefill replica computes
 
     Args:
@@ -86,6 +88,7 @@ class Replica:
         self.on_planned: Callable[[StepPlan, int], None] | None = None
         self.network: SharedNetwork | None = None
         self.adapters: AdapterSlots | None = None
+        self.encoder: Encoder | None = None
         self.reserved_requests = 0
         self._kept: dict[int, Request] = {}
         overlaps = policy.limits.async_scheduling
@@ -297,6 +300,8 @@ class Replica:
                 step_ns = self._cost.step_ns(plan)
                 if plan.adapters:
                     step_ns += self._adapters_ns(plan.adapters, plan.tokens)
+                if plan.encoded and self.encoder is not None:
+                    step_ns += self.encoder.encode_ns(plan, prod(sorted(self._slowed)))
                 if self.network is not None:
                     step_ns += self.network.wait_ns(plan.tokens, step_ns)
                 end = start + step_ns

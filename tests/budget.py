@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 # No deadline: a test that takes a millisecond takes a second on a busy machine.
 _COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 settings.register_profile("fast", _COMMON, max_examples=10, derandomize=True)
-settings.register_profile("default", _COMMON, max_examples=30, derandomize=True)
+settings.register_profile("default", _COMMON, max_examples=20, derandomize=True)
 settings.register_profile("long", _COMMON, max_examples=2000, derandomize=False, print_blob=True)
 settings.load_profile("default")
 

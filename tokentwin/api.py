@@ -114,7 +114,7 @@ def plan(traffic: Traffic, slos: Sequence[str], *, jobs: int | None = None, **re
         slos: SLOs such as `"ttft_ms p99<=500"` (ms) or `"attainment>=0.99"` (a share)
         jobs: number of simulations at a time; by default one for each CPU
         request: more fields of `planning.plan.request.PlanRequest`: `model`, `gpus`, `tensor_parallel_sizes`,
-            `policies`, `vary`, `splits`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
+            `policies`, `vary`, `splits`, `mix`, `spot`, `prices`, `spares`, `rate_scale`, `window_s`, `router`, ...
 
     Raises UserError for requests that cannot be planned. If no fleet meets the SLOs, the answer's `feasible` is False.
     """

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from serving.errors import UserError
-from serving.workload import WorkloadRequest
+from serving.workload import STOPPED, WorkloadRequest
 from traces.formats.parquet import WorkloadWriter
 from traces.recording import JOURNAL
 from traces.recording_writer import RecordingWriter
@@ -180,7 +180,7 @@ class LiveRecording:
         id = row["request_id"]
         request = replace(self._requests.pop(id), grammar_compile_ns=row.get("grammar_compile_ns") or 0)
         if row["status"] == "finished":
-            if row["reason"]:
+            if row["reason"] == STOPPED:
                 request = replace(request, stop_ns=row["end_ns"])
             elif row["output_tokens"] < request.output_len:  # a stop token ended the answer early
                 request = replace(request, output_len=row["output_tokens"], max_tokens=request.output_limit)

@@ -43,7 +43,8 @@ class Column(NamedTuple):
 
 _I64, _I32, _TEXT = pa.int64(), pa.int32(), pa.string()
 # A replica: its number and pool, the GPUs it occupies from `started_ns` to `ended_ns` (null: to the end of the run),
-# the time when it began to take requests (null: never), and the cause of its end: `crash`, `scale-in`, or nothing.
+# the time when it began to take requests (null: never), and the cause of its end: `crash`,
+# `interruption`, `scale-in`, or nothing.
 _LIFE = pa.struct(
     [
         ("replica", _I32),

@@ -32,7 +32,7 @@ class PrefixReuse:
         """Return the number of prompt tokens that `request` shares with earlier requests, and add its tokens."""
         hit, matching = 0, True
         node = self._nodes.setdefault((_ROOT, request.adapter, 0), len(self._nodes) + 1) if request.adapter else _ROOT
-        for name, tokens in request.prompt:
+        for name, tokens in request.content:
             if name == PRIVATE:  # no other request shares these or the following tokens
                 return hit
             known = self._nodes.get((node, name, tokens))
@@ -74,6 +74,8 @@ class WorkloadSummary:
         prefix_block_hit_rate: fraction of blocks of `block_size` tokens that such a cache would have completely (a
             prompt's partial last block counts if its last token is in the cache)
         adapters: number of requests by LoRA adapter; empty if no request has one
+        items: number of images, videos and clips of audio; `item_tokens` are their placeholder tokens
+        repeated_items: number of them whose content an earlier one has
     """
 
     name: str
@@ -104,6 +106,9 @@ class WorkloadSummary:
     tenants: dict[str, int]
     slo_classes: dict[str, int]
     adapters: dict[str, int]
+    items: int = 0
+    item_tokens: int = 0
+    repeated_items: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,6 +121,8 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
     slo_classes: dict[str, int] = {}
     adapters: dict[str, int] = {}
     reuse = PrefixReuse()
+    seen_items: set[tuple[str, int]] = set()
+    items = item_tokens = repeated_items = 0
     hit_tokens = hit_blocks = blocks = 0
     sessions: set[str] = set()
     think_ns: list[int] = []
@@ -130,6 +137,11 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
             think_ns.append(request.think_ns)
         adapters[request.adapter] = adapters.get(request.adapter, 0) + 1
         blocks += -(-request.prompt_len // block_size)
+        for item in request.items:
+            items, item_tokens = items + 1, item_tokens + item.tokens
+            repeated_items += (item.content, item.tokens) in seen_items
+            if item.content:
+                seen_items.add((item.content, item.tokens))
         if workload.shares_prefixes:
             hit = reuse.hit(request)
             hit_tokens += hit
@@ -173,4 +185,7 @@ def summarise(workload: Workload, block_size: int = 16) -> WorkloadSummary:
         tenants=tenants,
         slo_classes=slo_classes,
         adapters={} if set(adapters) == {""} else adapters,
+        items=items,
+        item_tokens=item_tokens,
+        repeated_items=repeated_items,
     )

@@ -24,7 +24,7 @@ from serving.data_file import read_yaml
 from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.settings import Settings, TerseSettings
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.workload import PRIVATE, Item, Segment, Workload, WorkloadRequest
 from traces.distributions import LATEST_NS, Arrivals, Closed, Empirical, Lengths, NoTokens, OutputLengths, Users
 
 _CHUNK = 8192
@@ -54,6 +54,21 @@ class Adapters(Settings, allow_inf_nan=False):
     count: int = Field(ge=1, le=1_000_000, description="number of adapters")
     exponent: float = Field(1.0, ge=0, le=20, description="adapter k is chosen in proportion to k^-exponent")
     share: float = Field(1.0, ge=0, le=1, description="share of requests that have an adapter")
+
+
+class Images(Settings, allow_inf_nan=False):
+    """Images or videos between a system prompt and the user's part of a prompt."""
+
+    count: int = Field(1, ge=1, le=1000, description="number of images of a request that has some")
+    tokens: Lengths = Field(description="placeholder tokens of an image")
+    share: float = Field(1.0, ge=0, le=1, description="share of requests that have images")
+    distinct: int | None = Field(
+        None, ge=1, le=1_000_000_000, description="number of different images, equally frequent; null: no image repeats"
+    )
+    kind: Literal["image", "video"] = Field("image", description="image, or video")
+    frames: int = Field(
+        1, ge=1, le=100_000, description="frames of a video that are encoded apart; tokens become a multiple of it"
+    )
 
 
 class Tools(Settings):
@@ -92,7 +107,7 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
     the time in which they send requests, whatever their number, and only requests after the warm-up count.
     """
 
-    seldom_set = ("adapters",)
+    seldom_set = ("adapters", "images")
 
     name: str = Field("synthetic", description="name of the workload")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers")
@@ -123,6 +138,7 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
     )
 
     adapters: Adapters | None = Field(None, description="LoRA adapters; a number is their count")
+    images: Images | None = Field(None, description="images or videos; a number is the tokens of one image")
 
     warm_up_requests: int | None = Field(
         None, ge=0, le=_MOST_REQUESTS, description="the first N requests are served, but left out of all figures"
@@ -149,6 +165,11 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
     @classmethod
     def _a_count_alone(cls, adapters: Any) -> Any:
         return {"count": adapters} if isinstance(adapters, int) and not isinstance(adapters, bool) else adapters
+
+    @field_validator("images", mode="before")
+    @classmethod
+    def _tokens_alone(cls, images: Any) -> Any:
+        return {"tokens": images} if isinstance(images, int) and not isinstance(images, bool) else images
 
     @model_validator(mode="after")
     def _consistent(self) -> SynthSpec:
@@ -180,6 +201,10 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
         for field, lengths in drawn.items():
             if isinstance(lengths, Empirical):
                 raise ValueError(f"{field} cannot be empirical; prompt and output can")
+        if self.images is not None and self.sessions is not None:
+            raise ValueError("images cannot be combined with sessions; write such a trace as JSON lines")
+        if self.images is not None and isinstance(self.images.tokens, Empirical):
+            raise ValueError("images.tokens cannot be empirical; prompt and output can")
         if isinstance(self.output, NoTokens) and (self.structured or self.sessions is not None):
             raise ValueError("sessions and structured need answers; leave them out with output 0")
         return self
@@ -214,7 +239,9 @@ def synthesise(spec: SynthSpec) -> Workload:
         requests=_Synthetic(spec, sizes),
         name=spec.name,
         concurrency=spec.arrivals.concurrency if isinstance(spec.arrivals, Closed) else None,
-        shares_prefixes=spec.system_prompts is not None or spec.sessions is not None,
+        shares_prefixes=spec.system_prompts is not None
+        or spec.sessions is not None
+        or (spec.images is not None and spec.images.distinct is not None),
         warm_up_ns=round(spec.counted_from_s * 1e9),
         warm_up_requests=spec.warm_up_requests or 0,
         until_ns=round((spec.duration_s or 0.0) * 1e9) if ends else None,
@@ -283,6 +310,8 @@ class _Synthetic:
             )
         if spec.adapters is not None:
             requests = _adapted(requests, spec.adapters, spec.seed)
+        if spec.images is not None:
+            requests = _illustrated(requests, spec.images, spec.seed)
         if spec.duration_s is None:
             return islice(requests, spec.requests)
         end_ns = round(spec.duration_s * 1_000_000_000)
@@ -443,6 +472,27 @@ def _adapted(requests: Iterator[WorkloadRequest], adapters: Adapters, seed: int)
         has_one, chosen = (int.from_bytes(coin, "big") / 2**64 for coin in (coins[:8], coins[8:]))
         k = min(bisect_right(shares, chosen), adapters.count - 1)
         yield replace(request, adapter=f"adapter{k}") if has_one < adapters.share else request
+
+
+def _illustrated(requests: Iterator[WorkloadRequest], images: Images, seed: int) -> Iterator[WorkloadRequest]:
+    """Yield `requests` with images before the user's part, drawn by a hash of the request's id."""
+    for request in requests:
+        coins = np.random.Generator(np.random.PCG64([seed, request.id]))
+        if coins.random() >= images.share:
+            yield request
+            continue
+        opening, own = request.prompt[:-1], request.prompt[-1:]
+        offset = sum(tokens for _, tokens in opening)
+        items = []
+        for _ in range(images.count):
+            number = None if images.distinct is None else int(coins.integers(images.distinct))
+            sizes = coins if number is None else np.random.Generator(np.random.PCG64([seed, number, 1]))
+            tokens = -(-int(images.tokens.draw(sizes, 1)[0]) // images.frames) * images.frames
+            name = "" if number is None else f"{images.kind} {number}"
+            items.append(Item(offset, tokens, name, images.kind, images.frames))
+            offset += tokens
+        placed = tuple((item.content or PRIVATE, item.tokens) for item in items)
+        yield replace(request, prompt=(*opening, *placed, *own), items=tuple(items))
 
 
 def _clipped_outputs(outputs: np.ndarray, lengths: Empirical) -> np.ndarray:

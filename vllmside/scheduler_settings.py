@@ -25,7 +25,9 @@ _ALSO_VLLMS = (
     "mamba_cache_mode", "prefix_cache_retention_interval", "prefill_schedule_interval", "self_preemption_ends_step",
 )  # fmt: skip
 VLLM_SETTINGS = _VLLMS + _ALSO_VLLMS
-_NOT_IN_VLLM = ("state_blocks", "decode_stagger", "speculative", "kv_reservation", "kv_reserved_max_tokens")
+_NOT_IN_VLLM = (
+    "state_blocks", "decode_stagger", "speculative", "kv_reservation", "kv_reserved_max_tokens", "kv_eviction",
+)  # fmt: skip
 _DEFAULT_POLICY = "vllm"
 _OURS = "additional_config.tokentwin"
 _LEAVE_OUT = "cannot be combined with a policy of tokentwin's; leave it out"

@@ -32,9 +32,11 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -109,6 +111,9 @@ def make_scheduler(config: _Config, folder: str, pools: bool = False) -> tuple[S
         block_size=config["block_size"],
         log_stats=True,
     )
+    if "encoder" in config:  # the budget of a step and the size of the cache; vLLM takes both from a model's processor
+        scheduler.max_num_encoder_input_tokens, capacity = config["encoder"]
+        scheduler.encoder_cache_manager = EncoderCacheManager(capacity)
     return scheduler, getattr(whole, "num_hash_lookahead_tokens", 0)
 
 
@@ -161,6 +166,14 @@ def _adapter(number: int) -> LoRARequest | None:
     return LoRARequest(f"lora {number}", number, "nowhere") if number else None
 
 
+def _items(given: list[Any]) -> list[MultiModalFeatureSpec] | None:
+    """Return the images of a request, which are never read: (first placeholder token, tokens, name of the content)."""
+    return [
+        MultiModalFeatureSpec(None, "image", content, PlaceholderRange(offset=offset, length=tokens))
+        for offset, tokens, content in given
+    ] or None
+
+
 def accepted(drafts: _Config, request: str, place: int, proposed: int) -> int:
     """Return the number of accepted drafts of `proposed`, drawn by hashes; the first is output token `place`."""
     for k in range(proposed):
@@ -178,6 +191,7 @@ class _Run:
         self._cost = scenario["cost"]
         self._drafts = config.get("speculative")
         self._overlaps = config.get("async_scheduling", False)
+        self._encodes = "encoder" in config
         init_none_hash(sha256)
         self._pools = not any(request["output_len"] for request in scenario["requests"])
         self._scheduler, lookahead = make_scheduler(config, folder, self._pools)
@@ -236,6 +250,7 @@ class _Run:
                 priority=given.get("priority", 0),
                 arrival_time=float(given["arrival_ns"]),
                 lora_request=_adapter(given.get("lora", 0)),
+                mm_features=_items(given.get("mm", [])),
             )
             request.skip_reading_prefix_cache = given.get("skip_cache", False)
             self._scheduler.add_request(request)
@@ -264,7 +279,10 @@ class _Run:
         cost = self._cost
         dt = cost["base_ns"] + cost["per_token_ns"] * sum(rows.values()) + cost["per_pair_ps"] * pairs // 1000
         start = max(self._now, self._free_ns)
-        self._note({"t": self._now, "dt": dt, "n": rows, "pre": preempted}, start)
+        step = {"t": self._now, "dt": dt, "n": rows, "pre": preempted}
+        if self._encodes:
+            step["enc"] = {id: list(items) for id, items in plan.scheduled_encoder_inputs.items() if items}
+        self._note(step, start)
         self._free_ns = start + dt
         samples = {id for id, request in requests.items() if self._samples(request)}
         self._in_flight.append((plan, rows, samples, self._free_ns))

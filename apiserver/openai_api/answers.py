@@ -91,6 +91,7 @@ class CompletionStyle:
     wording: Wording
     object: str = "text_completion"
     chunk_object: str = "text_completion"
+    id_prefix: str = "cmpl"
     _offsets: dict[int, int] = field(default_factory=dict, init=False)
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -143,6 +144,7 @@ class ChatStyle:
     calls: Calls | None = None
     object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
+    id_prefix: str = "chatcmpl"
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the first delta of choice `index`, which names the role."""

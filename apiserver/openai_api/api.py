@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from time import monotonic_ns, time
-from typing import TypeVar
 from uuid import uuid4
 
 from aiohttp import web
 from msgspec.structs import replace
-from pydantic import BaseModel, ValidationError
 
 from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
 from apiserver.messages import About, Add
 from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
-from apiserver.openai_api.api_keys import check_key
+from apiserver.openai_api.api_keys import check_host, check_key
+from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
 from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
+from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
 from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.prompt_length import PromptLength
 from apiserver.openai_api.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -33,48 +34,52 @@ from apiserver.openai_api.protocol import (
     TokenizeChat,
     TokenizeRequest,
 )
-from apiserver.openai_api.refusal import Refusal, answer_to, invalid, malformed
+from apiserver.openai_api.refusal import Refusal, answer_to
 from realengine.logit_rules import LogitRules
 from realengine.tokenizer import Detokenizer
 from serving.errors import UserError
 from serving.version import __version__
 
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
-_OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key
-_LONG = 1 << 14  # length in bytes from which a body is tokenised in a thread, so that other requests need not wait
+_OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key, and no name of the host
+_MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a prompt of the model is not longer
+_MOST_ANSWERS = 4096  # maximum number of answers to one request: vLLM has no such limit
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
-Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Api:
     """The HTTP handlers, which pass requests to `engine`; `texts` returns the tokenizer of the served model.
 
-    A request may take up to `deadline_s` seconds, and its body must arrive within `body_s` seconds. If `keys` are
-    given, a client must send one of them.
+    A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
+    `hosts` are given, it must call the server by one of these names.
     """
 
     def __init__(
         self,
         engine: EngineClient,
         texts: Callable[[About], Texts],
+        bodies: Bodies,
         deadline_s: float,
-        body_s: float,
         keys: Sequence[bytes] = (),
+        hosts: Collection[str] = (),
     ) -> None:
         self._engine = engine
         self._make_texts = texts
         self._texts: Texts | None = None
         self._deadline_s = deadline_s
-        self._body_s = body_s
+        self._bodies = bodies
         self._keys = keys
+        self._hosts = hosts
+        self._grammars = GrammarWriter()
         self._created = int(time())
 
-    def application(self, body_limit: int, place: int | None = None) -> web.Application:
+    def application(self, place: int | None = None) -> web.Application:
         """Return the application for a port that serves every replica, or only the replica at `place`."""
-        app = web.Application(middlewares=[refusals, self._keyed], client_max_size=body_limit)
+        app = web.Application(middlewares=[refusals, self._guarded])
         app[_PLACE] = place
+        app.on_cleanup.append(self._ended)
         post = partial(web.post, expect_handler=expect)
         app.add_routes(
             [
@@ -95,18 +100,24 @@ class Api:
         )
         return app
 
+    async def _ended(self, app: web.Application) -> None:
+        await self._grammars.close()
+        self._bodies.close()
+
     @web.middleware
-    async def _keyed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._keys and request.path not in _OPEN:
-            check_key(request.headers.get("Authorization", ""), self._keys)
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in _OPEN:
+            if self._hosts:
+                check_host(request.host, self._hosts)
+            if self._keys:
+                check_key(request.headers.get("Authorization", ""), self._keys)
         return await handler(request)
 
     # Endpoints for operators
 
     async def health(self, request: web.Request) -> web.Response:
-        """Answer 200 if this process runs and, on a port of one replica, if the replica is alive."""
-        if request.app[_PLACE] is not None:
-            self._engine.replica(request.app[_PLACE])
+        """Answer 200 if the engine process runs and, on a port of one replica, if the replica is alive, else 503."""
+        self._engine.replica(request.app[_PLACE])
         return web.Response()
 
     async def ready(self, request: web.Request) -> web.Response:
@@ -149,19 +160,23 @@ class Api:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Return the token ids of a text, or of a chat after the chat template."""
-        body = _parsed(await self._read(request), TokenizeRequest).root
-        about, texts = self._served(body.model)
-        if isinstance(body, TokenizeChat):
-            tokens = await _apart(request, partial(texts.chat, **body.for_template()))
-        else:
-            tokens = await _apart(request, partial(texts.encode, body.prompt, body.add_special_tokens))
+        async with self._bodies.take(request) as given:
+            body = given.parse(TokenizeRequest).root
+            about, texts = self._served(body.model)
+            length = PromptLength(max(about.max_model_len, _MOST_COUNTED))
+            if isinstance(body, TokenizeChat):
+                tokens = await given.apart(partial(_chat_tokens, texts, length, body))
+            else:
+                asked = texts, body.prompt, body.add_special_tokens, "prompt"
+                tokens = await given.apart(partial(length.tokens, *asked))
         document = {"tokens": tokens, "count": len(tokens), "max_model_len": about.max_model_len}
         names = texts.names(tokens) if body.return_token_strs else None
         return web.json_response({**document, "token_strs": names})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Return the text of token ids, special tokens included."""
-        body = _parsed(await self._read(request), DetokenizeRequest)
+        async with self._bodies.take(request) as given:
+            body = given.parse(DetokenizeRequest)
         about, texts = self._served(body.model)
         _check_vocabulary(body.tokens, about, "tokens")
         return web.json_response({"prompt": texts.decode(body.tokens, special=True)})
@@ -177,45 +192,89 @@ class Api:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/completions`."""
-        received_ns = monotonic_ns()
-        body = _parsed(await self._read(request), CompletionRequest)
-        about, texts = self._served(body.model)
-        prompts, echoes = [], []
-        for prompt in body.prompts:
-            tokens = await _tokenised(request, prompt, body.add_special_tokens, about, texts, "prompt")
-            prompts.append(_truncated(body, about, tokens))
-            if body.echo:
-                echoes.append(prompt if isinstance(prompt, str) else texts.decode(prompt, special=True))
-        if not prompts:
-            raise Refusal(400, "prompt is missing; add it", "prompt")
-        rules = _rules(body, about, texts)
-        asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS, rules) for prompt in prompts]
-        return await self._generate(request, body, asked, CompletionStyle(_wording(body, texts)), "cmpl", echoes)
+        return await self._generate(request, *await self._completion(request, monotonic_ns()))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/chat/completions`."""
-        received_ns = monotonic_ns()
-        body = _parsed(await self._read(request), ChatRequest)
-        about, texts = self._served(body.model)
-        prompt = _truncated(body, about, await _apart(request, partial(texts.chat, **body.for_template())))
-        asked = [_asked(body, about, prompt, received_ns, None, _rules(body, about, texts))]
-        if about.twin and body.calls is not None:
-            raise Refusal(400, "tool_choice: a twin's words call no tool; leave it out, or take auto", "tool_choice")
-        style = ChatStyle(_wording(body, texts), body.role, body.calls)
-        return await self._generate(request, body, asked, style, "chatcmpl")
+        return await self._generate(request, *await self._chat(request, monotonic_ns()))
+
+    async def _completion(
+        self, request: web.Request, received_ns: int
+    ) -> tuple[CompletionRequest, list[Add], Style, list[str]]:
+        """Return the request, a message for the engine for each prompt, and the texts that the answers begin with."""
+        prompts, echoes = [], []
+        async with self._bodies.take(request) as given:
+            body = given.parse(CompletionRequest)
+            about, texts = self._served(body.model)
+            if len(body.prompts) * (body.n or 1) > _MOST_ANSWERS:
+                raise Refusal(400, f"n: more than {_MOST_ANSWERS} answers to one request; send several requests", "n")
+            length = _length(body, about)
+            for prompt in body.prompts:
+                if isinstance(prompt, str):
+                    how = texts, prompt, body.add_special_tokens, "prompt"
+                    prompts.append(await given.apart(partial(length.tokens, *how)))
+                else:
+                    _check_vocabulary(prompt, about, "prompt")
+                    prompts.append(length.cut(prompt))
+                if body.echo:
+                    echoes.append(prompt if isinstance(prompt, str) else texts.decode(prompt, special=True))
+            if not prompts:
+                raise Refusal(400, "prompt is missing; add it", "prompt")
+            asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
+            constraint = self._restricted(body, asked)
+        await self._constrained(asked, constraint)
+        return body, asked, CompletionStyle(_wording(body, texts)), echoes
+
+    async def _chat(self, request: web.Request, received_ns: int) -> tuple[ChatRequest, list[Add], Style]:
+        """Return the request, and a message for the engine."""
+        async with self._bodies.take(request) as given:
+            body = given.parse(ChatRequest)
+            about, texts = self._served(body.model)
+            prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
+            asked = [_asked(body, about, prompt, received_ns, None)]
+            if about.twin and body.calls is not None:
+                raise Refusal(
+                    400, "tool_choice: a twin's words call no tool; leave it out, or take auto", "tool_choice"
+                )
+            style = ChatStyle(_wording(body, texts), body.role, body.calls)
+            constraint = self._restricted(body, asked)
+        await self._constrained(asked, constraint)
+        return body, asked, style
+
+    def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> str:
+        """Set the rules of messages, drop what `body` holds only for them, and return the constraint of the answers."""
+        about, texts = self._served()
+        rules = _rules(body, about, texts)
+        for one in asked:
+            one.rules = rules
+        constraint = as_text(body.constraint)
+        body.drop_input()
+        return constraint
+
+    async def _constrained(self, asked: Sequence[Add], constraint: str) -> None:
+        grammar = await self._grammars.write(constraint)
+        for one in asked:
+            one.grammar = grammar
 
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/embeddings`."""
         received_ns = monotonic_ns()
-        body = _parsed(await self._read(request), EmbeddingRequest)
-        about, texts = self._served(body.model)
         asked = []
-        for given in body.prompts:
-            prompt = await _tokenised(request, given, body.add_special_tokens, about, texts, "input")
-            if not 1 <= len(prompt) <= about.max_model_len:
-                what = f"input: has {len(prompt)} tokens; the model takes 1 to {about.max_model_len}"
-                raise Refusal(400, what, "input")
-            asked.append(Add(0, prompt, 0, received_ns, priority=body.priority, tenant=body.user or ""))
+        async with self._bodies.take(request) as given:
+            body = given.parse(EmbeddingRequest)
+            about, texts = self._served(body.model)
+            length = PromptLength(about.max_model_len)
+            for text in body.prompts:
+                if isinstance(text, str):
+                    how = texts, text, body.add_special_tokens, "input"
+                    prompt = await given.apart(partial(length.tokens, *how))
+                else:
+                    _check_vocabulary(text, about, "input")
+                    prompt = text
+                if not 1 <= len(prompt) <= about.max_model_len:
+                    what = f"input: has {len(prompt)} tokens; the model takes 1 to {about.max_model_len}"
+                    raise Refusal(400, what, "input")
+                asked.append(Add(0, prompt, 0, received_ns, priority=body.priority, tenant=body.user or ""))
         if not asked:
             raise Refusal(400, "input is missing; add it", "input")
         answer_id = _plain_header(request, "X-Request-Id", 128) or f"embd-{uuid4().hex}"
@@ -236,24 +295,26 @@ class Api:
         self,
         request: web.Request,
         body: CompletionRequest | ChatRequest,
-        of_prompts: Sequence[Add],
+        of_prompts: list[Add],
         style: Style,
-        kind: str,
         echoes: Sequence[str] = (),
     ) -> web.StreamResponse:
         """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text."""
         about, texts = self._served()
-        answer_id = _plain_header(request, "X-Request-Id", 128) or f"{kind}-{uuid4().hex}"
+        given_id = _plain_header(request, "X-Request-Id", 128) or body.request_id
+        answer_id = given_id or f"{style.id_prefix}-{uuid4().hex}"
+        operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
         transfer = body.kv_transfer_params or KvTransferParams()
+        source = transfer.source(about, bool(body.stream))
         stream_options = body.stream_options or StreamOptions()
         n = body.n or 1
+        usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
         with ExitStack() as answers:
             choices = []
             for index in range(len(of_prompts) * n):
                 asked = _nth(of_prompts[index // n], index % n)
-                operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
                 _label(asked, request, operation, answer_id, index)
-                asked.prefilled_at = transfer.source(about, bool(body.stream))
+                asked.prefilled_at = source
                 choice = Choice(
                     index,
                     answers.enter_context(self._engine.open(asked)),
@@ -268,8 +329,8 @@ class Api:
                 if body.return_token_ids or (echoes and body.stream):  # as vLLM does for echoes
                     choice.prompt = asked.prompt
                 choices.append(choice)
+            of_prompts.clear()  # the engine has them
             documents = Documents(style, answer_id, body.model or about.model, int(time()))
-            usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
             if body.stream:
                 last = usage if stream_options.include_usage else None
                 so_far = stream_options.include_usage and stream_options.continuous_usage_stats
@@ -281,18 +342,6 @@ class Api:
                     return await write_whole(request, choices, documents, usage, handed_on)
             except TimeoutError:
                 raise timed_out() from None
-
-    async def _read(self, request: web.Request) -> bytes:
-        """Return the body of a request, which must be JSON. Raises Refusal if the body does not arrive."""
-        if request.content_type != "application/json":
-            raise malformed(f"Content-Type: {request.content_type} is not read; send application/json")
-        try:
-            async with asyncio.timeout(self._body_s):
-                return await request.read()
-        except TimeoutError:
-            raise Refusal(408, f"the body did not come within {self._body_s:g} s; send it faster") from None
-        except web.RequestPayloadError:
-            raise malformed("the body is not what its head says: see its length and encoding") from None
 
     def _served(self, model: str | None = None) -> tuple[About, Texts]:
         """Return the served model and its tokenizer.
@@ -322,26 +371,22 @@ class Api:
         return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
 
 
-def _parsed(data: bytes, kind: type[Body]) -> Body:
-    """Parse the JSON document `data`. Raises Refusal if it is not valid."""
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        raise invalid(error) from None
-
-
 def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
     if any(token >= about.vocab_size for token in tokens):
         raise Refusal(400, f"{field}: token ids must be below {about.vocab_size}", field)
 
 
-def _truncated(body: Generation, about: About, prompt: list[int]) -> list[int]:
-    """Return the last (or first) tokens of `prompt`, as many as `truncate_prompt_tokens` allows; -1 is all that fit."""
+def _length(body: Generation, about: About) -> PromptLength:
+    """Return the allowed length of a prompt; `truncate_prompt_tokens` -1 keeps all tokens that fit."""
     most = body.truncate_prompt_tokens
     if most is None:
-        return prompt
+        return PromptLength(about.max_model_len)
     most = about.max_model_len - (body.limit or 1) if most < 0 else most
-    return prompt[:most] if body.truncation_side == "right" else prompt[max(len(prompt) - most, 0) :]
+    return PromptLength(most, "first" if body.truncation_side == "right" else "last")
+
+
+def _chat_tokens(texts: Texts, length: PromptLength, body: ChatRequest | TokenizeChat) -> list[int]:
+    return length.tokens(texts, *texts.chat_text(**body.for_template()), "messages")
 
 
 def _wording(body: Generation, texts: Texts) -> Wording:
@@ -392,7 +437,6 @@ def _asked(
     prompt: list[int],
     received_ns: int,
     otherwise: int | None,
-    rules: LogitRules | None,
 ) -> Add:
     """Return the request as a message for the engine process. Raises Refusal if its limits cannot be met."""
     room = about.max_model_len - len(prompt)
@@ -426,25 +470,8 @@ def _asked(
         logprobs=body.alternatives,
         priority=body.priority,
         tenant=body.user or "",
-        grammar=body.grammar,
-        rules=rules,
         adapter=body.model if body.model in about.adapters else "",
     )
-
-
-async def _tokenised(
-    request: web.Request, prompt: str | list[int], special: bool, about: About, texts: Texts, field: str
-) -> list[int]:
-    """Return the tokens of a text or of token ids. Raises Refusal for ids beyond the vocabulary."""
-    if isinstance(prompt, str):
-        return await _apart(request, partial(texts.encode, prompt, special))
-    _check_vocabulary(prompt, about, field)
-    return prompt
-
-
-async def _apart(request: web.Request, tokenise: Callable[[], list[int]]) -> list[int]:
-    """Return the tokens of a request; a long body is tokenised in a thread, so that other requests do not wait."""
-    return await asyncio.to_thread(tokenise) if (request.content_length or _LONG) >= _LONG else tokenise()
 
 
 def _label(asked: Add, request: web.Request, operation: str, answer_id: str, index: int) -> None:
@@ -465,11 +492,14 @@ def _plain_header(request: web.Request, name: str, most: int) -> str:
 
 @web.middleware
 async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every exception of a handler into OpenAI's error document."""
+    """Turn every exception of a handler into OpenAI's error document.
+
+    No variable outlives its `except`: an exception holds the frames of its traceback, and with them a parsed body.
+    """
     try:
         return await handler(request)
     except Refusal as error:
-        refusal = error
+        return answer_to(error)
     except Cut:
         if request.transport is not None:
             request.transport.abort()
@@ -479,13 +509,12 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
     except ConnectionError:
         raise  # the client is gone
     except UserError as error:
-        refusal = Refusal(400, f"{error.field}: {error.remedy}", error.field)
+        return answer_to(Refusal(400, f"{error.field}: {error.remedy}", error.field))
     except web.HTTPException as error:
-        refusal = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
+        return answer_to(Refusal(error.status, f"{request.method} {request.path}: {error.reason}"))
     except Exception:
         LOG.exception("a request failed")
-        refusal = Refusal(500, "the server has made a mistake; its log says more")
-    return answer_to(refusal)
+        return answer_to(Refusal(500, "the server has made a mistake; its log says more"))
 
 
 def texts_of(about: About) -> Texts:

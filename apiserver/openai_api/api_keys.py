@@ -1,11 +1,12 @@
-"""API keys, by which clients are authorised, and TLS."""
+"""API keys and host names, by which requests are authorised, and TLS."""
 
 from __future__ import annotations
 
 import hmac
 import ssl
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from serving.errors import UserError, reason
 
@@ -27,9 +28,25 @@ def check_key(authorization: str, keys: Sequence[bytes]) -> None:
     """Raise Refusal unless the header `Authorization` has one of `keys`. The comparison takes constant time."""
     from apiserver.openai_api.refusal import Refusal  # imported here, because the supervisor does not load aiohttp
 
-    given = authorization.removeprefix("Bearer ").encode(errors="surrogateescape")
-    if not sum([hmac.compare_digest(given, key) for key in keys]):
+    scheme, _, given = authorization.partition(" ")
+    key = (given if scheme.lower() == "bearer" else authorization).encode(errors="surrogateescape")
+    if not sum([hmac.compare_digest(key, known) for known in keys]):
         raise Refusal(401, "this server wants a key: send the header `Authorization: Bearer KEY`")
+
+
+def check_host(host: str, allowed: Collection[str]) -> None:
+    """Raise Refusal unless the header `Host`, without its port, is one of `allowed`.
+
+    A web page can give the server's address a name of its own, and could then send requests in a visitor's browser.
+    """
+    from apiserver.openai_api.refusal import Refusal
+
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        name = None
+    if name not in allowed:
+        raise Refusal(400, f"Host: {host[:256]} is not a name of this server; its operator can allow it")
 
 
 def tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:

@@ -47,7 +47,7 @@ class Choice:
         """Yield the text piece by piece. Raises Refusal if the engine refuses the request or crashes."""
         text = self.echo
         async for output in self.answer:
-            if output.finish in ("refused", "crashed"):
+            if output.finish in ("refused", "crashed", "failed"):
                 raise refusal_for(output)
             piece = self._piece(output)
             self.usage.completion_tokens += len(piece.tokens)
@@ -117,7 +117,7 @@ async def _next(source: AsyncIterator[Piece]) -> Piece | None:
 
 
 def refusal_for(output: Output) -> Refusal:
-    """Return the refusal that a client gets for an output whose `finish` is `refused` or `crashed`."""
+    """Return the refusal that a client gets for an output that is an error."""
     if output.status:
         return Refusal(output.status, output.reason, retry_after_s=1)
     if output.finish == "crashed":

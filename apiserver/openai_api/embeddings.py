@@ -13,20 +13,20 @@ from typing import Any, Literal
 import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import Field, StrictBool
 
 from apiserver.engine_client import Answer
 from apiserver.openai_api.delivery import Cut, refusal_for
+from apiserver.openai_api.limited import Limited
 from apiserver.openai_api.protocol import Prompt, neutral
 from apiserver.openai_api.refusal import Refusal
 
 Format = Literal["float", "base64"]
 
 
-class EmbeddingRequest(BaseModel):
+class EmbeddingRequest(Limited):
     """The body of `POST /v1/embeddings`, with OpenAI's and vLLM's names."""
 
-    model_config = ConfigDict(extra="forbid")
     model: str | None = Field(None, max_length=256)
     input: Prompt
     encoding_format: Format = "float"

@@ -19,7 +19,7 @@ class KvTransferParams(BaseModel):
             `remote_block_ids`
     """
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="ignore")  # connectors have fields of their own; they are not kept
 
     do_remote_decode: StrictBool = False
     do_remote_prefill: StrictBool = False

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -23,22 +22,32 @@ from pydantic import (
     model_validator,
 )
 
+from apiserver.openai_api.grammar_writer import Constraint
 from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.limited import Limited, at_most
 from apiserver.openai_api.structured import ResponseFormat, StructuredOutputs
-from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_grammar, parameters_of
+from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema, parameters_of
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 _MOST_LOGPROBS = 20  # maximum number of alternatives returned with a token: OpenAI's limit, and vLLM's default
 _MOST_CHOICES = 128
+_MOST_BIASED = 1024
+_MOST_ALLOWED = 4096  # token ids in `allowed_token_ids`
+_MOST_DETOKENISED = 1 << 18
+_MOST_METADATA = 16  # OpenAI's limit
+_MOST_MESSAGES = 1 << 14  # also parts of a message
+_MOST_TOOLS = 1024
+_MOST_PROMPTS = 4096
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Label = Annotated[str, Field(max_length=1024)]
 _Penalty = Annotated[Number, Field(ge=-2, le=2)]
 _Truncation = Annotated[int, Field(strict=True, ge=-1, le=_INT32)]
 _Stops = Annotated[
     list[Annotated[str, Field(strict=True, min_length=1, max_length=1024)]],
-    Field(max_length=16),
+    Field(max_length=16, fail_fast=True),
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given or []),
 ]
 
@@ -55,12 +64,12 @@ def _kind_of(prompt: Any) -> str | None:
     return "as lists of tokens" if isinstance(first, list) else "as tokens"
 
 
-_Tokens = Annotated[list[Token], Field(min_length=1)]
+_Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("as text")]
     | Annotated[_Tokens, Tag("as tokens")]
-    | Annotated[list[str], Tag("as texts")]
-    | Annotated[list[_Tokens], Tag("as lists of tokens")],
+    | Annotated[list[str], Field(max_length=_MOST_PROMPTS, fail_fast=True), Tag("as texts")]
+    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS, fail_fast=True), Tag("as lists of tokens")],
     Discriminator(_kind_of, "prompt_type", "must be a string or a list"),
 ]
 
@@ -82,18 +91,21 @@ def neutral(*values: Any) -> Any:
     return Annotated[Any, BeforeValidator(check)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Limited):
     """The field `stream_options` of a request."""
 
-    model_config = ConfigDict(extra="forbid")
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False  # vLLM's option, which GuideLLM sets: usage so far in each chunk
 
 
-class Generation(BaseModel):
-    """The fields that both endpoints have, with OpenAI's and vLLM's names."""
+_INPUT = {
+    *("prompt", "messages", "tools", "documents", "chat_template_kwargs", "metadata", "logit_bias", "bad_words"),
+    *("allowed_token_ids", "response_format", "structured_outputs"),
+}
 
-    model_config = ConfigDict(extra="forbid")
+
+class Generation(Limited):
+    """The fields that both endpoints have, with OpenAI's and vLLM's names."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
@@ -102,6 +114,7 @@ class Generation(BaseModel):
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
+    request_id: Annotated[str, Field(pattern=r"^[ -~]{0,128}$")] = ""
     priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
     kv_transfer_params: KvTransferParams | None = None
 
@@ -114,15 +127,18 @@ class Generation(BaseModel):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
-    logit_bias: dict[Annotated[str, AfterValidator(_token_id)], Number] | None = None
-    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=128)] | None = None
-    allowed_token_ids: _Tokens | None = None
+    logit_bias: Annotated[dict[Annotated[str, AfterValidator(_token_id)], Number], at_most(_MOST_BIASED)] | None = None
+    bad_words: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=128, fail_fast=True)]
+        | None
+    ) = None
+    allowed_token_ids: Annotated[_Tokens, Field(max_length=_MOST_ALLOWED)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
     # The end of an answer, and the form of its text
-    stop: _Stops = []
-    stop_token_ids: Annotated[list[Token], Field(max_length=128)] | None = None
+    stop: _Stops = Field(default_factory=list)
+    stop_token_ids: Annotated[list[Token], Field(max_length=128, fail_fast=True)] | None = None
     include_stop_str_in_output: StrictBool = False
     ignore_eos: StrictBool = False
     skip_special_tokens: StrictBool = True
@@ -134,6 +150,8 @@ class Generation(BaseModel):
     truncation_side: Literal["left", "right"] | None = None
 
     # Fields without effect here
+    session_id: _Label | None = None
+    return_token_offsets: StrictBool | None = False  # vLLM ignores it at these endpoints, too
     spaces_between_special_tokens: StrictBool = True
     length_penalty: neutral(1) = 1  # type: ignore[valid-type]
     use_beam_search: neutral(False) = False  # type: ignore[valid-type]
@@ -141,6 +159,16 @@ class Generation(BaseModel):
     # Fields that are not supported
     prompt_logprobs: neutral(None) = None  # type: ignore[valid-type]
     logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
+    cache_salt: neutral(None) = None  # type: ignore[valid-type]
+    ec_transfer_params: neutral(None, {}) = None  # type: ignore[valid-type]
+    mm_payload: neutral("tensors") = "tensors"  # type: ignore[valid-type]
+    repetition_detection: neutral(None) = None  # type: ignore[valid-type]
+    return_mm_kwargs: neutral(None, False) = None  # type: ignore[valid-type]
+    routed_experts_prompt_start: neutral(0) = 0  # type: ignore[valid-type]
+    stream_interval: neutral(None, 1) = None  # type: ignore[valid-type]
+    thinking_token_budget: neutral(None) = None  # type: ignore[valid-type]
+    vllm_xargs: neutral(None, {}) = None  # type: ignore[valid-type]
+    watermarking: neutral(None, False) = None  # type: ignore[valid-type]
 
     @field_validator("stream_options")
     @classmethod
@@ -156,14 +184,11 @@ class Generation(BaseModel):
         return self
 
     @property
-    def grammar(self) -> str:
-        """The constraint on the answer, as `realengine.grammar` writes it; empty for any text.
-
-        Raises UserError for a schema or an expression that is not supported.
-        """
+    def constraint(self) -> Constraint:
+        """The constraint on the answer; empty for any text."""
         if self.structured_outputs is not None:
-            return self.structured_outputs.grammar
-        return "" if self.response_format is None else self.response_format.grammar
+            return self.structured_outputs.constraint
+        return {} if self.response_format is None else self.response_format.constraint
 
     @property
     def limit(self) -> int | None:
@@ -175,6 +200,11 @@ class Generation(BaseModel):
         """The number of alternatives returned with each output token; None if no log-probabilities are wanted."""
         raise NotImplementedError
 
+    def drop_input(self) -> None:
+        """Drop the fields that can be long, and that only the prompt and the constraint needed."""
+        for name in _INPUT & type(self).model_fields.keys():
+            setattr(self, name, None)
+
 
 class CompletionRequest(Generation):
     """The body of `POST /v1/completions`; `prompt` is a text, a list of token ids, or a list of either kind."""
@@ -185,6 +215,7 @@ class CompletionRequest(Generation):
     add_special_tokens: StrictBool = True
 
     best_of: neutral(1, None) = None  # type: ignore[valid-type]
+    prompt_embeds: neutral(None) = None  # type: ignore[valid-type]
     suffix: neutral(None) = None  # type: ignore[valid-type]
 
     @field_validator("logprobs")
@@ -206,20 +237,19 @@ class CompletionRequest(Generation):
         return self.logprobs
 
 
-class Part(BaseModel):
+class Part(Limited):
     """A part of a message's content; only text is supported."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Limited):
     """One message of a conversation; extra fields go to the model's chat template."""
 
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(max_length=_MOST_MESSAGES, fail_fast=True)] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates expect it, with its content as one text."""
@@ -229,15 +259,20 @@ class ChatMessage(BaseModel):
         return {**(self.model_extra or {}), "role": role, "content": text}
 
 
-class _Chat(BaseModel):
+class _Chat(Limited):
     """Messages, and the options for turning them into a prompt with the model's chat template."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: StrictBool = True
     continue_final_message: StrictBool = False
     add_special_tokens: StrictBool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, str]], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    reasoning_effort: _Label | None = None
+    chat_template: neutral(None) = None  # type: ignore[valid-type]
+    media_io_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
+    mm_processor_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
 
     @field_validator("continue_final_message")
     @classmethod
@@ -247,14 +282,16 @@ class _Chat(BaseModel):
         return goes_on
 
     def for_template(self) -> dict[str, Any]:
-        """Return the arguments of `Texts.chat`."""
+        """Return the arguments of `Texts.chat_text`; as in vLLM, the template also gets two fields of the body."""
+        given = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        of_body = {name: value for name, value in given.items() if value is not None}
         return {
             "messages": [message.for_template() for message in self.messages],
             "tools": self.tools,
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
             "special": self.add_special_tokens,
-            "more": self.chat_template_kwargs,
+            "more": {**(self.chat_template_kwargs or {}), **of_body},
         }
 
 
@@ -266,16 +303,16 @@ class ChatRequest(_Chat, Generation):
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
 
     parallel_tool_calls: StrictBool | None = True
-    reasoning_effort: str | None = None
     include_reasoning: StrictBool = True
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
     store: StrictBool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    service_tier: _Label | None = None
+    safety_identifier: _Label | None = None
+    prompt_cache_key: _Label | None = None
 
     tool_choice: ToolChoice | None = None
     echo: neutral(False) = False  # type: ignore[valid-type]
+    return_prompt_text: neutral(None, False) = None  # type: ignore[valid-type]
 
     @field_validator("tool_choice")
     @classmethod
@@ -304,10 +341,11 @@ class ChatRequest(_Chat, Generation):
         return Calls(None) if self.tool_choice == "required" else None
 
     @property
-    def grammar(self) -> str:
+    def constraint(self) -> Constraint:
         if (calls := self.calls) is not None:
-            return call_grammar(parameters_of(self.tools or []), calls.name, self.parallel_tool_calls is False)
-        return super().grammar
+            known = parameters_of(self.tools or [])
+            return {"json": call_schema(known, calls.name, self.parallel_tool_calls is False)}
+        return super().constraint
 
     @property
     def role(self) -> str:
@@ -323,10 +361,9 @@ class ChatRequest(_Chat, Generation):
         return self.top_logprobs or 0 if self.logprobs else None
 
 
-class TokenizeText(BaseModel):
+class TokenizeText(Limited):
     """The body of `POST /tokenize` for a text."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
     prompt: str
     add_special_tokens: StrictBool = True
@@ -336,7 +373,6 @@ class TokenizeText(BaseModel):
 class TokenizeChat(_Chat):
     """The body of `POST /tokenize` for a chat."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
     return_token_strs: StrictBool | None = False
 
@@ -354,9 +390,8 @@ class TokenizeRequest(RootModel[TokenizeText | TokenizeChat]):
     ]
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Limited):
     """The body of `POST /detokenize`."""
 
-    model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=256)] | None = None
-    tokens: list[Token]
+    tokens: Annotated[list[Token], Field(max_length=_MOST_DETOKENISED, fail_fast=True)]

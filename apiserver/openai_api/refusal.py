@@ -57,7 +57,7 @@ def malformed(message: str, param: str | None = None) -> Refusal:
 
 def invalid(error: ValidationError) -> Refusal:
     """Return the refusal for the first invalid field; in a union, for the member that fits the value best."""
-    errors = [(_way(entry["loc"]), entry) for entry in error.errors(include_url=False)]
+    errors = [(_way(entry["loc"]), entry) for entry in error.errors(include_url=False, include_input=False)]
     of_field = [(way, entry) for way, entry in errors if way[:1] == errors[0][0][:1]]
     way = max((way for way, _ in of_field), key=len)
     nearest = [entry for other, entry in of_field if other == way]

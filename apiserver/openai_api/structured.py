@@ -5,25 +5,26 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+from pydantic import ConfigDict, Field, StrictBool, model_validator
 
-from realengine.grammar import ANY_OBJECT, json_grammar, regex_grammar
+from apiserver.openai_api.grammar_writer import Constraint
+from apiserver.openai_api.limited import Limited
+from realengine.grammar import ANY_OBJECT
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Limited):
     """OpenAI's wrapper of a schema; every schema is enforced, so `name`, `description` and `strict` have no effect."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
     name: Annotated[str, Field(min_length=1, max_length=64)]
     described: dict[str, Any] = Field(alias="schema")
     description: str | None = None
     strict: StrictBool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Limited):
     """The required form of an answer: any text, a JSON object, or JSON that follows a schema."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -34,23 +35,23 @@ class ResponseFormat(BaseModel):
         return self
 
     @property
-    def grammar(self) -> str:
-        """The constraint as `realengine.grammar` writes it; empty for any text.
-
-        Raises UserError if it is not supported.
-        """
+    def constraint(self) -> Constraint:
+        """The constraint on the answer; empty for any text."""
         if self.type == "text":
-            return ""
-        return json_grammar(ANY_OBJECT if self.json_schema is None else self.json_schema.described)
+            return {}
+        return {"json": ANY_OBJECT if self.json_schema is None else self.json_schema.described}
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Limited):
     """A constraint: a JSON schema, a regular expression, or a list of possible answers."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
     by_schema: dict[str, Any] | None = Field(None, alias="json")
     regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
+    choice: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)]
+        | None
+    ) = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> StructuredOutputs:
@@ -59,8 +60,8 @@ class StructuredOutputs(BaseModel):
         return self
 
     @property
-    def grammar(self) -> str:
-        """The constraint in the form of `realengine.grammar`. Raises UserError if it is not supported."""
+    def constraint(self) -> Constraint:
+        """The constraint on the answer."""
         if self.by_schema is not None:
-            return json_grammar(self.by_schema)
-        return regex_grammar(self.regex or "|".join(map(re.escape, self.choice or ())))
+            return {"json": self.by_schema}
+        return {"regex": self.regex or "|".join(map(re.escape, self.choice or ()))}

@@ -1,4 +1,4 @@
-"""Tools that a chat must call: the grammar of the model's answer, and the format of the calls for the client.
+"""Tools that a chat must call: the JSON schema of the model's answer, and the format of the calls for the client.
 
 As in vLLM, if `tool_choice` names a tool, the model writes only its arguments. If any tool may be called, the model
 writes a list of names and parameters. With `tool_choice` `auto` the answer is plain text; it is not parsed for tool
@@ -13,20 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict
+from apiserver.openai_api.limited import Limited
+from realengine.grammar import ANY_OBJECT
 
-from realengine.grammar import ANY_OBJECT, json_grammar
 
-
-class _Name(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Name(Limited):
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Limited):
     """The tool that must be called."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["function"] = "function"
     function: _Name
 
@@ -48,13 +45,10 @@ def parameters_of(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return schemas
 
 
-def call_grammar(parameters: dict[str, dict[str, Any]], name: str | None, at_most_one: bool) -> str:
-    """Return the grammar of an answer that calls the tool `name`, or any tool if `name` is None.
-
-    Raises UserError for parameters that are not supported.
-    """
+def call_schema(parameters: dict[str, dict[str, Any]], name: str | None, at_most_one: bool) -> dict[str, Any]:
+    """Return the JSON schema of an answer that calls the tool `name`, or any tool if `name` is None."""
     if name is not None:
-        return json_grammar(parameters[name])
+        return parameters[name]
     calls = [
         {
             "type": "object",
@@ -64,7 +58,7 @@ def call_grammar(parameters: dict[str, dict[str, Any]], name: str | None, at_mos
         }
         for tool, schema in parameters.items()
     ]
-    return json_grammar({"type": "array", "items": {"anyOf": calls}, "minItems": 1, **_most(at_most_one)})
+    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **_most(at_most_one)}
 
 
 def _most(at_most_one: bool) -> dict[str, int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +67,7 @@ class TransferredKernels:
         `anchors` is a fit of a few measured shapes of `gpu`.
         """
         names = [name for name in bundled_names() if name not in {gpu.name, *without}]
-        fits = [read_surfaces(bundled(name), find_gpu(name)) for name in names]
-        whole = [fit for fit in fits if is_whole(fit)]
+        whole = [fit for fit in map(_bundled_fit, names) if is_whole(fit)]
         donors = tuple(replace(fit, gpu=gpu) for fit in whole)
         logs = np.array([_likeness(gpu, fit.gpu) for fit in whole])
         if anchors is not None:
@@ -86,6 +85,12 @@ class TransferredKernels:
         apart = np.sqrt(np.tensordot(self.weights, np.square(logs - mean), axes=1))
         sigma = np.hypot(_SIGMA.get(type(operation), _UNTABLED_SIGMA), apart)
         return Estimate(ns, sigma, np.full(ns.shape, TrustLevel.EXTRAPOLATED, dtype=np.int8))
+
+
+@cache
+def _bundled_fit(name: str) -> KernelSurfaces:
+    """Return the bundled fit of a GPU, which is read once however many GPUs borrow it."""
+    return read_surfaces(bundled(name), find_gpu(name))
 
 
 def _likeness(gpu: GpuSpec, donor: GpuSpec) -> float:

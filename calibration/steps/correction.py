@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.context_parallel import DecodeExchange, PastExchange, share_of_step
 from calibration.latent_attention import DecodeIndexScores, IndexScores, LatentDecode, SparsePrefill
 from calibration.linear_attention import LinearDecode, LinearPrefill
 from calibration.operations import (
@@ -180,6 +181,8 @@ _KINDS = {
     Elementwise: "elementwise",
     Collective: "collectives",
     Exchange: "collectives",
+    DecodeExchange: "decode attention",
+    PastExchange: "past attention",
 }
 
 
@@ -202,8 +205,9 @@ def imbalance_ns(model: ModelSpec, deployment: Deployment, gpu: GpuSpec, sizes: 
         return 0.0 * np.asarray(sizes.decode_rows)
     _, kv_heads = heads_per_device(model, deployment.tensor_parallel_size)
     head_bytes = 2.0 * DTYPE_BYTES[kv_dtype(deployment)] * model.head_dim * model.full_layers
+    head_bytes /= deployment.decode_context_parallel_size
     ns_per_token = 1e9 * head_bytes * gpu.sm_count / gpu.memory_bytes_per_s
-    rows = np.asarray(sizes.decode_rows)
+    rows = np.asarray(share_of_step(deployment, sizes).decode_rows)
     if not deployment.enforce_eager:  # a graph launches the thread blocks of its bucket
         rows = np.where(rows <= _BUCKETS[-1], _BUCKETS[np.searchsorted(_BUCKETS, np.minimum(rows, _BUCKETS[-1]))], rows)
     cuts = _INVARIANT_CUTS if ours else 1

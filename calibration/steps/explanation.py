@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.context_parallel import share_of_step
 from calibration.operations import Operation, StepSizes, bound_by, floor_ns
 from calibration.step_operations import heads_per_device, step_operations
 from calibration.steps.correction import PROMPT_PARTS, never_slower, parts_of
@@ -185,7 +186,8 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
 
     The attention of layers with a constant state instead of KV is left out.
     """
-    tokens, sampled = int(sizes.tokens), int(sizes.sampled_rows)
+    tokens, sampled = int(share_of_step(deployment, sizes).tokens), int(sizes.sampled_rows)
+    held = int(sizes.tokens) // deployment.decode_context_parallel_size
     tp, dtype, cached = deployment.tensor_parallel_size, deployment.dtype, kv_dtype(deployment)
     heads, kv_heads = heads_per_device(model, tp)
     hidden, layers, vocabulary = model.hidden_size, model.num_layers, -(-model.vocab_size // tp)
@@ -196,10 +198,10 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         return Stage(name, shape, stored_as, times, int(times * prod(shape) * width))
 
     kept = (
-        stage("latent vectors, kept as KV", tokens, model.latent.kv_dim, stored_as=cached, times=layers)
+        stage("latent vectors, kept as KV", held, model.latent.kv_dim, stored_as=cached, times=model.kv_layers)
         if model.latent is not None
         else stage(
-            "keys and values, kept as KV", 2, tokens, kv_heads, model.head_dim, stored_as=cached, times=model.kv_layers
+            "keys and values, kept as KV", 2, held, kv_heads, model.head_dim, stored_as=cached, times=model.kv_layers
         )
     )
     stages = [
@@ -213,9 +215,9 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         stages.append(stage("layer: gate and up", tokens, 2, -(-model.intermediate_size // tp), times=dense))
     if model.moe_layers:
         inter = model.moe_intermediate_size
-        ranks = deployment.data_parallel_size  # the ranks step together and share their experts
-        inter = inter if deployment.enable_expert_parallel else -(-inter // (tp * ranks))
-        routed = tokens * ranks * model.experts_per_token // deployment.expert_parallel_size
+        groups = deployment.expert_gpus // tp  # they step together and share their experts
+        inter = inter if deployment.enable_expert_parallel else -(-inter // deployment.expert_gpus)
+        routed = tokens * groups * model.experts_per_token // deployment.expert_parallel_size
         stages += [
             stage("layer: scores of experts", tokens, model.num_experts, times=model.moe_layers),
             stage("layer: experts' gate and up", routed, 2, inter, times=model.moe_layers),

@@ -23,11 +23,12 @@ from pydantic import ConfigDict
 from calibration.kernels.catalogue import load_kernels
 from calibration.kernels.collectives import COLLECTIVES
 from calibration.kernels.power_limit import limited
+from calibration.kernels.sixteen_bits import SixteenBitKernels
 from calibration.kernels.surfaces import bundled, bundled_names
 from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price, checked, read, save
 from calibration.steps.correction import ADDED, FACTORS, Correction, step_parts, wider_types
-from calibration.steps.doubts import Doubt, doubts, host_of_release, measured_types, untaught_types
+from calibration.steps.doubts import Doubt, doubts, host_of_release, measured_types, priced_wider, untaught_types
 from calibration.steps.evidence import (
     NUMBERS,
     PARTS,
@@ -321,7 +322,15 @@ def predicted_cost(
     if times is not kernels(gpu):
         about = f"no measured run that taught it had a power limit ({limit_w:g} W)"
         known = replace(known, untaught="; ".join(filter(None, (about, known.untaught))))
+    if not isinstance(calibration, ExternalCalibration) and _priced_wider(gpu, deployment, calibration):
+        times = SixteenBitKernels(times.gpu, times)
     return known.cost(model, deployment, times)
+
+
+def _priced_wider(gpu: str, deployment: Deployment, measured: MeasuredRuns | None) -> bool:
+    evidence = measured.evidence if measured else bundled_evidence()
+    origin = Origin.from_deployment(find_model(deployment.model), find_gpu(gpu), deployment)
+    return bool(priced_wider(evidence, origin, deployment.engine_name))
 
 
 def blind_doubts(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = None) -> list[Doubt]:
@@ -340,7 +349,7 @@ def expected(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = N
     """
     evidence = measured.evidence if measured else bundled_evidence()
     origin = Origin.from_deployment(find_model(deployment.model), find_gpu(gpu), deployment)
-    calibration = blind(gpu, deployment, evidence=evidence)
+    calibration = blind(gpu, deployment, evidence=evidence, wide=_priced_wider(gpu, deployment, measured))
     if calibration.correction.wider and measured_types(evidence, origin):
         calibration = replace(calibration, correction=replace(calibration.correction, wider={}))
     decode, prompts = calibration.step_interval
@@ -355,7 +364,7 @@ def expected(gpu: str, deployment: Deployment, measured: MeasuredRuns | None = N
         calibration,
         interval=decode,
         prompt_interval=prompts,
-        host=host_of_release(calibration.host, deployment.engine_name, evidence),
+        host=host_of_release(calibration.host, deployment, evidence),
         untaught="; ".join(reasons),
     )
 
@@ -389,14 +398,17 @@ def blind(
     without: Callable[[Origin], bool] | None = None,
     client: str = "",
     evidence: Evidence | None = None,
+    wide: bool = False,
 ) -> ExternalCalibration:
     """Return the calibration of `deployment` on `gpu` from measured runs of other engines.
 
     Evidence from origins for which `without` returns True is left out. `evidence` is the bundled evidence by default.
+    If `wide` is True, the calibration is that of weights in 16 bits.
     """
     model, spec = find_model(deployment.model), find_gpu(gpu)
     known = evidence or bundled_evidence()
     origin = own_origin(Origin.from_deployment(model, spec, deployment), client)
+    origin = origin.stored_as("bfloat16") if wide else origin
     left = known if without is None else known.without(without)
     calibration = of_belief(left, origin, deployment, spec, step_shares(model, deployment, kernels(gpu)))
     if model.approximated and all(part.origin.model != model.name for part in left.taught):

@@ -23,6 +23,7 @@ from calibration.step_operations import step_operations
 from calibration.steps.calibration_file import Price
 from calibration.steps.features import recorded_sizes
 from serving.deployments.config import Deployment
+from serving.deployments.engines import captures_prompts
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
@@ -75,15 +76,15 @@ def outside_graphs(model: ModelSpec, deployment: Deployment, sizes: StepSizes, c
     """Return the number of kernels that the host launches in steps of `sizes`, outside of CUDA graphs.
 
     Steps with prompts are graphs up to `captured` tokens (`engines.captured_tokens`). Attention lies between these
-    graphs, of which a layer has one. A step without prompts is one graph; only vLLM runs it without a graph if it has
-    more tokens.
+    graphs, of which a layer has one. A step without prompts is one graph; only engines that capture prompts run it
+    without a graph if it has more tokens.
     """
     operations = step_operations(model, deployment, sizes)
     every = launches(operations)
     if deployment.enforce_eager:
         return every
     prompts, over = np.asarray(sizes.prefill_tokens) > 0, np.asarray(sizes.tokens) > captured
-    if deployment.engine_name.name != "vllm":
+    if not captures_prompts(deployment.engine_name):
         over = over & prompts
     attention = launches(one for one in operations if isinstance(one, _ATTENTION)) + model.num_layers
     return np.where(over, every, np.where(prompts, attention, 0))

@@ -14,7 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.adapter_fit import SAID, SPREAD
+from calibration import adapter_fit, vision_tower
 from calibration.operations import StepSizes, own_pairs
 from calibration.steps.features import REGIMES, feature_rows, regimes
 from calibration.steps.interval import REACH, StepInterval, factor_at, widened
@@ -124,9 +124,11 @@ class ObservedOperations(_Observed):
 
     pure: OperationCost
 
-    def __init__(self, pure: OperationCost, adapters_factor: float = 1.0) -> None:
+    def __init__(self, pure: OperationCost, end: float = 0.0) -> None:
+        """Observe `pure`; `end` is the place in the 90 % intervals of adapters and the encoder, from -1 (fast) to 1."""
         super().__init__(pure)
-        self.adapters = pure.adapters and pure.adapters.scaled(adapters_factor)
+        self.adapters = pure.adapters and pure.adapters.scaled(adapter_fit.SPREAD**end)
+        self.encoder = pure.encoder and pure.encoder.scaled(vision_tower.SPREAD**end)
         self.known_interval: StepInterval | None = None  # if set, replaces the interval of the steps priced here
         self._judged: tuple[list[StepSizes], StepInterval] | None = None  # corners, and the interval of such steps
         self._longest: dict[int, float] = {}  # total context by number of decode rows
@@ -141,7 +143,7 @@ class ObservedOperations(_Observed):
         launching = prompts  # their interval has the error of launches, too
         if self.pure.deployment.enforce_eager:
             launching = factor_at(widened(self.interval.decode, REACH * self.pure.host.launches.sigma), share)
-        return type(self)(self.pure.scaled(decode, prompts, launching), SPREAD ** ((share - 0.5) / 0.45))
+        return type(self)(self.pure.scaled(decode, prompts, launching), (share - 0.5) / 0.45)
 
     @property
     def interval(self) -> StepInterval:
@@ -161,7 +163,10 @@ class ObservedOperations(_Observed):
         """
         self._count_noted()
         if self.adapters is not None:
-            return Trust(EXTRAPOLATED, SAID)
+            return Trust(EXTRAPOLATED, adapter_fit.SAID)
+        multimodal = self.pure.deployment.multimodal
+        if self.encoder is not None and multimodal is not None and multimodal.encoder_us_per_token is None:
+            return Trust(EXTRAPOLATED, vision_tower.SAID)
         steps = [self._decode_step(rows, longest / rows) for rows, longest in self._longest.items()]
         steps += [self._prompt_step(*kind) for kind in self._kinds()]
         if not steps:

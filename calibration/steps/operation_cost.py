@@ -26,6 +26,7 @@ from calibration.steps.draft_cost import DraftCost, ModelDraft, StatedDraft
 from calibration.steps.interval import SURE, StepInterval
 from calibration.steps.launches import UNKNOWN, LaunchCost, LaunchingPs, launching_ps, outside_graphs
 from calibration.steps.shared_prefix import read_once, readable_prefix
+from calibration.vision_tower import tower_times
 from serving.cost_model import MASK_NS, decode_plans, padded
 from serving.deployments.config import Deployment
 from serving.deployments.engines import captured_tokens
@@ -83,6 +84,7 @@ class OperationCost:
         known_interval: 90 % interval of the error that all steps of a run have in common, for measured kernels
         untaught: sentence about an important part of the configuration that was not measured; empty if there is none
         adapters: times of LoRA adapters; None if the deployment serves none
+        encoder: times of the encoder of images and videos; None if the deployment has none, or none that is known
         stages: cost models of the pipeline stages in order; empty without pipeline parallelism
         tables: uncorrected parts by table name, shared with cost models that differ only in factors
         shared_prefix: number of tokens at the start of every context that some steps read once for all rows
@@ -123,6 +125,7 @@ class OperationCost:
         self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # raises if there is no price
         self.stages = self._stages()
         self.adapters = fitted_times(model, kernels.gpu, deployment)
+        self.encoder = tower_times(model, kernels, deployment, self.host.launch_ns)
 
     def _stages(self) -> list[OperationCost]:
         return []

@@ -32,7 +32,7 @@ from serving.errors import UserError
 from serving.policies.drafts import judge_drafts
 from serving.request import Request
 from serving.step_plan import StepPlan
-from serving.workload import STOPPED, Workload
+from serving.workload import STOPPED, Workload, with_session_ends
 from sim.clock import FLEET, TRANSFER_ENDS, Alarm, VirtualClock
 from sim.cluster import Cluster
 from sim.kv_tiers import TieredKv
@@ -323,7 +323,10 @@ def _replay_engine(
     times = GivenTimes(plans, in_flight, real_steps[-1]["end_ns"], tried, left.values())
     planned_ns = sorted([*plans, *(at_ns for at_ns, _ in chain.from_iterable(tried))])
     left_ns = {id: times.left_ns(*one) for id, one in left.items()}
-    offered, seen_ns = _as_seen(recording.workload(), had, np.array(planned_ns), left_ns)
+    workload, by_session = recording.workload(), deployment.scheduler.kv_eviction == "session"
+    if by_session:
+        workload = with_session_ends(workload)
+    offered, seen_ns = _as_seen(workload, had, np.array(planned_ns), left_ns, by_session)
     on_wall = recording.run["clock"] == "wall"
     untiered = deployment.model_copy(update={"kv_tiers": None}) if on_wall else deployment
     cluster = Cluster(untiered, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
@@ -373,13 +376,13 @@ def _left(had: pa.Table, steps: Sequence[dict[str, Any]]) -> dict[int, tuple[int
 
 
 def _as_seen(
-    workload: Workload, had: pa.Table, plans: Any, left_ns: Mapping[int, int]
+    workload: Workload, had: pa.Table, plans: Any, left_ns: Mapping[int, int], by_session: bool
 ) -> tuple[Workload, dict[int, int]]:
     """Return an engine's requests `had` in the order in which its scheduler saw them, and when it saw them.
 
     The scheduler sees new requests and compiled grammars at planning times, and cancelled requests at `left_ns`. It
     never saw requests that arrived after the last plan and did not end. One engine may not have had every turn of a
-    conversation, so turns are replayed as independent requests.
+    conversation, so no turn waits for another. Unless `by_session`, the requests have no session.
     """
     rows = {row["request_id"]: row for row in had.to_pylist()}
     for row in rows.values():
@@ -398,7 +401,9 @@ def _as_seen(
         gone_ns = left_ns.get(request.id)
         cancel_ns, stop_ns = (None, gone_ns) if row["reason"] == STOPPED else (gone_ns, None)
         compile_ns = planned_ns(row["queued_ns"] + (row["grammar_compile_ns"] or 0)) - planned_ns(row["queued_ns"])
-        alone = replace(request, session="", turn=0, think_ns=None, grammar_compile_ns=compile_ns)
+        alone = replace(request, think_ns=None, grammar_compile_ns=compile_ns)
+        if not by_session:
+            alone = replace(alone, session="", turn=0)
         seen.append(replace(alone, arrival_ns=row["arrival_ns"], cancel_ns=cancel_ns, stop_ns=stop_ns))
     seen.sort(key=lambda request: int(rows[request.id]["queued_ns"]))
     offered_ns = {request.id: planned_ns(rows[request.id]["queued_ns"]) for request in seen}

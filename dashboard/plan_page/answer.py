@@ -64,6 +64,11 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
 def show_others(to: Sheet, answer: PlanDocument) -> None:
     """Show the other candidates, and why they are not the answer."""
     others = list(answer.shown_others())
+    if answer.mixed:
+        to.heading("Mixed fleets", None)
+        to.text(sentence(answer.mixed))
+        if answer.mixes:
+            to.table(answer.shown_mixes())
     if not answer.runners_up and not others:
         return
     to.heading("Other candidates", None)

@@ -14,7 +14,7 @@ from serving.deployments.config import parse
 from serving.errors import UserError
 
 _SPEC, _DEPLOYMENT = "traffic.yaml", "deployment.yaml"
-_APART = {"traffic", "slos", "vary", "prices", "deployment"}  # fields with a form of their own
+_APART = {"traffic", "slos", "vary", "prices", "spot", "deployment"}  # fields with a form of their own
 _CALLED = {"gpus": "gpu", "tensor_parallel_sizes": "tp", "policies": "policy", "splits": "split"}
 
 
@@ -43,8 +43,8 @@ def plan_command(inputs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     for name, values in (request.vary or {}).items():
         shown = (value if isinstance(value, str) else json.dumps(value) for value in values)
         words += ["--vary", f"{name}={','.join(shown)}"]
-    for gpu, usd in request.prices.items():
-        words += ["--price", f"{gpu}={usd!r}"]
+    for option, prices in (("--price", request.prices), ("--spot", request.spot or {})):
+        words += [word for gpu, usd in prices.items() for word in (option, f"{gpu}={usd!r}")]
     if "deployment" in said:
         files[_DEPLOYMENT] = yaml.safe_dump(said["deployment"], sort_keys=False)
         words += ["--deployment", _DEPLOYMENT]

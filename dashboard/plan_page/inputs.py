@@ -72,6 +72,8 @@ _LABELS = {
     "max_num_batched_tokens": "max_num_batched_tokens",
     "policies": "policy",
     "splits": "split",
+    "mix": "mixed fleet",
+    "rank_by": "ranking",
     "router": "router",
     "calibration": "calibration",
     "max_replicas": "replica",
@@ -110,6 +112,13 @@ _SPLIT = (
     "Ratios of prefill engines to decode engines in a replica; the plan tries each. With 1:2 a replica has one prefill "
     "engine and two decode engines. You can type other ratios."
 )
+_RANKS = {"price": "Price", "gpus": "Number of GPUs"}
+_MIXES = {"none": "none", "search": "at half, 3/4 and 9/10 of the prompts"}
+_MIX = (
+    "Also tries fleets of two kinds of engines: one for prompts up to a length, one for longer prompts. You can type "
+    "lengths in tokens. Such a fleet needs traffic at a rate."
+)
+_SPOT = "Price of a spot GPU in $/h; 0: none. The plan then tries it alone and beside GPUs on demand."
 _HOLD = (
     "The probability with which all SLOs must hold, given the uncertainty of step times and the random traffic. With "
     "50 the plan takes predicted step times as exact."
@@ -158,6 +167,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         "Spare replicas", "spares", 0, 100, 0, help="Number of replicas that you pay for, but that get no traffic."
     )
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
+    spot = {} if own else _spot(served["gpus"])
     energy = {} if own else _energy()
     if isinstance(model := served.get("model"), Incomplete):
         return model
@@ -175,6 +185,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         **fleet,
         **traffic,
         **energy,
+        **spot,
         "prices": prices,
         "vary": vary or None,
         "slos": slos,
@@ -242,6 +253,11 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     )
     if splits != ["none"]:
         fleet["splits"] = splits
+    mix = choose_many("Mixed fleets", list(_MIXES), "mix", ["none"], lambda it: _MIXES.get(it, it), _MIX, more=True)
+    if mix != ["none"]:
+        fleet["mix"] = [length for length in mix if length != "none"]
+    if choose("Rank by", ["price", "gpus"], "rank", _RANKS.__getitem__) == "gpus":
+        fleet["rank_by"] = "gpus"
     usual = PlanRequest.model_fields
     router = choose("Router", usual_first(usual["router"].default, ROUTERS), "router")
     most = number(
@@ -454,6 +470,23 @@ def _energy() -> dict[str, Any]:
         pue = amount("PUE", "pue", 1, 10, 1, 0.05, help="1: the power of the GPUs alone.")
         grid = amount("Grid (gCO2/kWh)", "grid", 0, 10_000, 0, 10, help="0: no carbon.")
     return {"energy": True} | ({"pue": pue} if pue > 1 else {}) | ({"grid_gco2_per_kwh": grid} if grid else {})
+
+
+def _spot(chosen: list[str]) -> dict[str, Any]:
+    """Draw the prices of spot GPUs and their interruptions, and return the fields of the request."""
+    usual = PlanRequest.model_fields
+    with st.expander("Spot GPUs"):
+        prices = {name: amount(f"{name} ($/h)", f"spot_{name}", 0, _DEAREST, 0, 0.1, help=_SPOT) for name in chosen}
+        if not any(prices.values()):
+            return {}
+        help = "Mean number of interruptions of one spot replica in an hour."
+        fields: dict[str, Any] = {
+            "interruptions_per_hour": amount("Interruptions", "taken", 0, 3600, 0.1, 0.1, help=help)
+        }
+        for name, label, default in (("notice_s", "Notice (s)", 120), ("restart_s", "Restart (s)", 180)):
+            help = str(usual[name].description)
+            fields[name] = amount(label, name, 0, 1e6, default, 10, help=help[0].upper() + help[1:])
+    return fields | {"spot": {name: usd for name, usd in prices.items() if usd}}
 
 
 def _own_price(calibration: Path) -> dict[str, float]:

@@ -158,8 +158,11 @@ def _said(on_the_way: Mapping[str, str] | None) -> None:
 def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Ways) -> None:
     answer, best = plan.answer, plan.answer.recommendation
     if best is None:
-        st.title("No fleet", anchor=False)
-        st.error(literal(answer.answer), icon=":material/block:")
+        st.title("A mixed fleet" if answer.feasible else "No fleet", anchor=False)
+        if answer.feasible:
+            st.info(literal(answer.answer))
+        else:
+            st.error(literal(answer.answer), icon=":material/block:")
         downloads(answer, "plan")
         show_others(blocks, answer)
         return
@@ -167,6 +170,8 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     st.title(words.fleet_name(best, answer.spares), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
     st.markdown(f"**{risk(best.choices)}** For {asked}.")
+    if answer.mixed:
+        st.info(literal(answer.mixed))
     with st.container(horizontal=True, vertical_alignment="center"):
         blocks.badge(_trust(published, answer.gpu_of(best), words.trust(best.trust)))
         run = st.container(width="content")

@@ -77,6 +77,8 @@ def _miss(truth: Mapping[str, Any], answers: Mapping[str, Any]) -> Miss | None:
         right = predicted == truth["is"]
     elif "within_pct" in truth:
         right = abs(predicted / truth["value"] - 1) <= truth["within_pct"] / 100
+    elif "at_most" in truth:
+        right = predicted <= truth["at_most"]
     else:
         low, high = _at(answers[truth["run"]]["bands"], _band_name(truth["figure"]))
         right = low <= truth["value"] <= high
@@ -114,7 +116,11 @@ def _warns(answer: Any) -> bool:
 def _shown(truth: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
     runs, predicted = " / ".join(_runs(truth)), _predicted(truth, answers)
     said = f"{predicted:,.4g}" if isinstance(predicted, int | float) else str(predicted)
-    return f"{runs}: {truth['figure']} {said}, measured {truth.get('value', truth.get('is'))}"
+    return f"{runs}: {truth['figure']} {said}, measured {_measured(truth)}"
+
+
+def _measured(truth: Mapping[str, Any]) -> Any:
+    return f"at most {truth['at_most']}" if "at_most" in truth else truth.get("value", truth.get("is"))
 
 
 def main() -> None:

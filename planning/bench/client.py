@@ -30,6 +30,7 @@ from realengine.offered_workload import SegmentTokens, named_segments, quotes
 from realengine.undisturbed import ctrl_c_heard
 from serving.clients import Clients
 from serving.deployments.config import Deployment
+from serving.errors import UserError
 from serving.workload import PRIVATE, STOPPED, Workload, WorkloadRequest
 from traces.recording_writer import RecordingWriter
 
@@ -242,6 +243,9 @@ class _Sender:
         await asyncio.gather(*under_way, return_exceptions=True)
 
     def _body(self, request: WorkloadRequest) -> bytes:
+        if request.items:
+            remedy = "cannot be sent, because a trace has no pictures; leave them out of the trace"
+            raise UserError(f"request {request.id}: items", len(request.items), remedy)
         wanted = {**self.server.fields, **self._prompts.body(request), "max_tokens": request.output_len}
         if request.priority:
             wanted["priority"] = request.priority

@@ -202,7 +202,9 @@ class Compared(Part):
             members = tally.group if tally.by == "all" else f"{tally.by} {tally.group or '(none)'}"
             kept = [shown_share(share, 1) for share in (tally.attainment_a, tally.attainment_b)] if bounded else []
             counts, means = (tally.gain, tally.lose, tally.same), (tally.mean_a, tally.mean_b)
-            rows.append((axis_of(tally.metric), members, *kept, *counts, *means, tally.tail_a, tally.tail_b, tally.tail))
+            rows.append(
+                (axis_of(tally.metric), members, *kept, *counts, *means, tally.tail_a, tally.tail_b, tally.tail)
+            )
         columns = (Column("metric"), Column("of"), *shares, *(Column(name, COUNT) for name in _TALLIED), *pairs)
         return Table((*columns, Column("tail")), rows)
 

@@ -25,7 +25,9 @@ from planning.diagnose.fleet_lifts import resized, split_towards
 from planning.priced_scenario import PricedScenario, price_scenario
 from planning.repricing import Source
 from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.context_parallel import devices_with_same_kv
 from serving.deployments.editions import stored_by_name
+from serving.deployments.engines import BLOCK_SIZE
 from serving.deployments.fleet import AutoscalerConfig, FleetConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_capacity import kv_capacity
@@ -75,6 +77,17 @@ class _Case:
         """Return `factor` times the GPUs per layer; empty if their memory is not known, or the number is impossible."""
         size = self.deployment.tensor_parallel_size * factor
         return {"tensor_parallel_size": int(size), **self.memory} if self.memory and size >= 1 else {}
+
+    @property
+    def shared_kv(self) -> Settings:
+        """The setting by which devices share KV of which all hold copies; empty if there is nothing to share."""
+        deployment, refused = self.deployment, self.scheduler.speculative or self.deployment.lora
+        if not self.memory or refused or deployment.prefill_context_parallel_size > 1:
+            return {}
+        same = devices_with_same_kv(find_model(deployment.model), deployment.tensor_parallel_size)
+        if same in (1, deployment.decode_context_parallel_size):
+            return {}
+        return {"decode_context_parallel_size": same, "block_size": same * BLOCK_SIZE, **self.memory}
 
 
 def _more_running_requests(case: _Case) -> Iterator[Settings]:
@@ -173,6 +186,7 @@ def _no_kv_tiers(case: _Case) -> Iterator[Settings]:
 def _more_kv(case: _Case) -> Iterator[Settings]:
     yield case.more_memory
     yield case.narrow_kv
+    yield case.shared_kv
     yield case.tensor_parallel(2)
 
 

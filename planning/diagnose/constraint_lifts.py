@@ -274,6 +274,17 @@ def adapter_slots(scenario: PricedScenario) -> PricedScenario | str:
     return _remade(scenario, wide)
 
 
+def free_encoding(scenario: PricedScenario) -> PricedScenario:
+    """Let the encoding of images, videos and audio take no time, as on GPUs of its own."""
+
+    def free(deployment: Deployment) -> Deployment:
+        multimodal = deployment.multimodal
+        none = multimodal and multimodal.model_copy(update={"encoder_us_per_token": 0.0})
+        return deployment.model_copy(update={"multimodal": none})
+
+    return _remade(scenario, free)
+
+
 def even_arrivals(scenario: PricedScenario) -> PricedScenario | str:
     """Space the same requests in the same order evenly over the same time."""
     requests = list(scenario.workload.requests)
@@ -322,7 +333,7 @@ def _of_costs(lifted: Callable[[CostModel], CostModel | None]) -> Callable[[Pric
 
 
 FREE_PREFILL, REPLICA, ADMISSION = "free prefill", "one more replica", "no admission limits"
-_SLOTS = "a slot for each adapter"
+_SLOTS, _ENCODING = "a slot for each adapter", "free encoding"
 _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "even arrivals": even_arrivals,
     "no failures": no_failures,
@@ -338,6 +349,7 @@ _APPLY: dict[str, Callable[[PricedScenario], PricedScenario | str]] = {
     "paged KV memory": paged,
     "more running requests": more_places,
     _SLOTS: adapter_slots,
+    _ENCODING: free_encoding,
     "smaller chunks": smaller_chunks,
     "prompts in one piece": whole_prompts,
     "policy vllm": vllm_policy,
@@ -392,6 +404,10 @@ def offered(workload: Workload) -> Workload:
 
 
 def lifts_for(scenario: PricedScenario) -> list[Lift]:
-    """Return the lifts to try. That of adapters is left out if no engine serves adapters."""
-    adapted = any(pool.deployment.lora is not None for pool in scenario.all_pools)
-    return [lift for lift in LIFTS.values() if adapted or lift.name != _SLOTS]
+    """Return the lifts to try. Those of adapters and of the encoder are left out if no engine has any."""
+    deployments = [pool.deployment for pool in scenario.all_pools]
+    there = {
+        _SLOTS: any(deployment.lora is not None for deployment in deployments),
+        _ENCODING: any(deployment.multimodal is not None for deployment in deployments),
+    }
+    return [lift for lift in LIFTS.values() if there.get(lift.name, True)]

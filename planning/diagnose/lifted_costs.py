@@ -16,6 +16,7 @@ from calibration.steps.step_cost import StepCost
 from serving.adapter_times import adapter_times
 from serving.cost_model import CostModel, NetworkedCost, PipelinedCost, decode_plans
 from serving.deployments.config import Deployment
+from serving.encoder_times import encoder_times
 from serving.step_plan import StepPlan
 
 _KV_PRICES = ("decode_context", "prefill_context")
@@ -24,11 +25,12 @@ WEIGHT_PARTS = ("weights", "experts")
 
 
 class _Lifted:
-    """A lifted cost model. The times of the network between nodes and of adapters, if known, stay as they are."""
+    """A lifted cost model. Known times of the network between nodes, of adapters and of the encoder stay."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
         self.adapters = adapter_times(cost)
+        self.encoder = encoder_times(cost)
 
     def network_ns(self, tokens: int) -> int:
         return self._cost.network_ns(tokens) if isinstance(self._cost, NetworkedCost) else 0

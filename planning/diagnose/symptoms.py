@@ -8,6 +8,7 @@ share follows from the numbers of its evidence. The counterfactuals in `diagnosi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ from serving.answers.figures import shown_number, shown_share, shown_time
 from serving.metrics import metric
 from serving.workload import PRIVATE, WorkloadRequest
 from traces.metrics.run_metrics import SERVED_METRICS, serving_ns, unserved_ns
+from traces.recording import notes_of
 
 _QUEUE_STEPS = 3  # a wait of this many steps is queueing; a shorter one is the wait for the next step
 _SPIKE = 10.0  # p99 over p50 of TTFT: exponential waits give 6.6, log-normal prompts with sigma 1 give 10.2
@@ -65,6 +67,9 @@ def _turned_away(e: Evidence) -> Finding | None:
     return Finding(share, f"{shown} of {total:,}")
 
 
+_PLURALS = {"crash": "crashes", "interruption": "interruptions"}
+
+
 def _failures(e: Evidence) -> Finding | None:
     """Return a symptom of the pool that failures hit hardest, by its time without replicas or its lost replica time."""
     replica_lives, duration_ns = e.run["replica_lives"] or [], e.run["duration_ns"]
@@ -72,14 +77,15 @@ def _failures(e: Evidence) -> Finding | None:
     pools = sorted({life["pool"] for life in replica_lives})
     for pool in pools:
         mine = [life for life in replica_lives if life["pool"] == pool]
-        crashes = sum(life["ended_by"] == "crash" for life in mine)
+        losses = Counter(life["ended_by"] for life in mine if life["ended_by"] in ("crash", "interruption"))
         first = sum(life["ready_ns"] == 0 for life in mine)
         none, ready = (time(mine, duration_ns) / duration_ns for time in (unserved_ns, serving_ns))
         lost = max(none, 1 - ready / first if first else 0.0)
-        if crashes and lost > worst and (none >= _FEW or lost >= SHARE):
+        if losses and lost > worst and (none >= _FEW or lost >= SHARE):
             outage = f", and none for {shown_share(none, 1)} of the run" if none else ""
             where = f" in the pool {pool}" if len(pools) > 1 else ""
-            text = f"{crashes:,} {'crash' if crashes == 1 else 'crashes'}{where}; {shown_number(ready)} replicas were"
+            named = [f"{n:,} {_PLURALS[cause] if n > 1 else cause}" for cause, n in sorted(losses.items())]
+            text = f"{' and '.join(named)}{where}; {shown_number(ready)} replicas were"
             worst, evidence = lost, f"{text} ready on average, {first:,} at the start{outage}"
     return Finding(worst, evidence) if evidence else None
 
@@ -149,6 +155,18 @@ def _no_slots(e: Evidence) -> Finding | None:
         share,
         f"in {shown_share(share)} of the time requests wait while places and KV memory are free; requests with "
         f"{len(adapters):,} adapters share {lora.max_loras:,} slots (lora.max_loras)",
+    )
+
+
+def _encoding(e: Evidence) -> Finding | None:
+    use = notes_of(e.run).get("encoder")
+    share = min(use["encoding_ns"] / max(float(e.step_ns.sum()), 1.0), 1.0) if use and e.has_steps else 0.0
+    if use is None or share < SHARE:
+        return None
+    return Finding(
+        share,
+        f"steps encode images, videos or audio in {shown_share(share)} of their time: {use['items']:,} items with "
+        f"{use['tokens']:,} tokens",
     )
 
 
@@ -291,6 +309,7 @@ _LOOKS: dict[str, Look] = {
     "slow KV tiers": _tier_reads,
     "max_num_seqs reached": _no_places,
     "adapter slots taken": _no_slots,
+    "images take the device": _encoding,
     "bursty arrivals": _bursts,
     "uneven replicas": _uneven_replicas,
     "tail spikes": _tail,

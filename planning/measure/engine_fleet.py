@@ -24,7 +24,7 @@ from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.errors import UserError
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Workload, WorkloadRequest, with_session_ends
 from sim.routed_replica import RoutedReplica
 from sim.router import ReplicaSet, Router, find_router
 from traces.recording_writer import RecordingWriter
@@ -121,6 +121,8 @@ class EngineFleet:
         if self.deployment.lora is not None:
             self._all("check_adapters", adapters_of(requests))
         workload = replace(workload, requests=requests)
+        if self.deployment.scheduler.kv_eviction == "session":
+            workload = with_session_ends(workload)
         first = self.about[0]
         columns = run_columns(Path(out).name, workload, self.deployment, first.hardware, first.num_blocks, seed)
         run = {**columns, "replicas": self.replicas}

@@ -75,6 +75,7 @@ def plan_document(
         span_s=span_s(plan),
         too_short=too_short(plan),
         risk=plan.question.risk,
+        rank_by="gpus" if any(engine.counts_gpus for engine in engines) else "price",
         spares=plan.limits.spares,
         recommendation=recommendation,
         runners_up=offers,

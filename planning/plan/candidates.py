@@ -27,7 +27,14 @@ from serving.workload import Workload
 
 _SEARCHED = 5  # maximum number of engines of a replica in the search, prefill and decode together
 _ROUND = 1024  # the length of the longest request is rounded up to a multiple of this number of tokens
-_NAMED = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "policy")  # parts of an engine's name
+_SIZES = {  # the sizes in an engine's name, with their short names
+    "tensor_parallel_size": "TP",
+    "prefill_context_parallel_size": "PCP",
+    "decode_context_parallel_size": "DCP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "DP",
+}
+_NAMED = (*_SIZES, "policy")  # parts of an engine's name
 
 
 class Split(NamedTuple):
@@ -73,6 +80,7 @@ class Engine:
         varied: texts of the settings in which candidates differ, except those that the name has anyway
         split: number of prefill and decode engines in a replica; requests of all replicas share them
         defaults: text that lists the settings left to the engine, and their values
+        counts_gpus: whether the plan wants few GPUs instead of a low price
     """
 
     gpu: str
@@ -81,6 +89,7 @@ class Engine:
     varied: tuple[str, ...] = ()
     split: Split | None = None
     defaults: str = ""
+    counts_gpus: bool = False
 
     @property
     def gpu_spec(self) -> GpuSpec | None:
@@ -104,14 +113,18 @@ class Engine:
         return self.gpus * self.usd_per_gpu_hour
 
     @property
+    def weight(self) -> float:
+        """What a plan wants little of: dollars an hour, or GPUs."""
+        return float(self.gpus) if self.counts_gpus else self.usd_per_hour
+
+    @property
     def name(self) -> str:
         """A short name, unique among the candidates."""
-        tp, pp, dp, policy = (getattr(self.deployment, field) for field in _NAMED)
-        stages = f" PP{pp}" if pp > 1 else ""
-        copies = f" DP{dp}" if dp > 1 else ""
+        sizes = {short: getattr(self.deployment, field) for field, short in _SIZES.items()}
+        shown = [f"{short}{size}" for short, size in sizes.items() if size > 1 or short == "TP"]
         split = [self.split.name] if self.split else []
-        others = [policy] if policy != "vllm" else []
-        return " ".join([f"TP{tp}{stages}{copies}", self.gpu, *split, *others, *self.varied])
+        others = [self.deployment.policy] if self.deployment.policy != "vllm" else []
+        return " ".join([*shown, self.gpu, *split, *others, *self.varied])
 
     def fleet(self, replicas: int, router: str) -> FleetConfig:
         """Return a fleet of `replicas` replicas behind a router."""

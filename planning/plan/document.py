@@ -13,8 +13,9 @@ import pyarrow as pa
 from pydantic import computed_field
 
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
+from planning.plan.mixed_fleet import MixedFleet
 from serving.answers.document import Document, Number, Part, fact
-from serving.answers.figures import NOTHING, counted, shown_band, shown_number, shown_share, shown_usd
+from serving.answers.figures import NOTHING, counted, shown_band, shown_change, shown_number, shown_share, shown_usd
 from serving.answers.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
 from serving.deployments.config import Deployment, parse
 from serving.deployments.inter_node import inter_node, nodes_of
@@ -228,6 +229,7 @@ class Dearer(Part):
 
     engine: str = fact("one replica")
     usd_per_hour_at_least: float = fact("lowest possible price of a fleet of this engine", "$/h")
+    gpus_at_least: int | None = fact("lowest possible number of its GPUs", default=None)
 
 
 class Infeasible(Part):
@@ -304,10 +306,18 @@ class PlanDocument(Document):
     span_s: float = fact("time from the first arrival to the last", "s")
     too_short: str | None = fact("warning about traffic that ends before the recommended fleet is full", default=None)
     risk: float = fact("share of cases in which SLOs may break", "fraction", default=0.5)
+    rank_by: str = fact("what the answer has little of: price or gpus", default="price")
     spares: int = fact("spare replicas of every fleet, for replicas that may fail")
     recommendation: Recommendation | None = fact("the best fleet that meets every SLO")
     risk_told: str | None = fact("fleets for less and for more caution, in sentences", default=None)
     runners_up: tuple[Offered, ...] = fact("the next cheapest fleets, of other engines")
+    mixes: tuple[MixedFleet, ...] = fact(
+        "fleets of several pools, if asked for: first the one with the highest worth among those that keep the SLOs",
+        default=(),
+    )
+    mixed: str | None = fact(
+        "how the first of them compares with the best fleet of a single kind, in sentences", default=None
+    )
     near_ties: tuple[str, ...] = fact("fleets that cost little more than the answer, compared with it", default=())
     dearer: tuple[Dearer, ...] = fact("engines whose search ended early because they cost more, the cheapest first")
     infeasible: tuple[Infeasible, ...] = fact(
@@ -345,7 +355,7 @@ class PlanDocument(Document):
     @property
     def feasible(self) -> bool:
         """True if a fleet meets every SLO."""
-        return self.recommendation is not None
+        return self.recommendation is not None or any(mix.met for mix in self.mixes)
 
     def gpu_of(self, point: Point) -> str:
         """Return the GPU of a fleet; empty if the document does not say."""
@@ -358,10 +368,12 @@ class PlanDocument(Document):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        return ("fleets",)
+        return ("fleets", "mixes") if self.mixes else ("fleets",)
 
     def table(self, name: str) -> pa.Table:
-        """Return `fleets`: a row for every fleet that was simulated to its end."""
+        """Return `fleets`, with a row for every fleet that was simulated to its end, or `mixes`, the mixed fleets."""
+        if name == "mixes":
+            return table_of(_Mix, [{**dict(mix), "fleet": mix.name} for mix in self.mixes])
         recommended = self.recommendation and self.place(self.recommendation)
         holds = self._hold_probabilities
         for_gpus, for_money = (set(unbeaten(self.points, gain)) for gain in (per_gpu, per_dollar))
@@ -395,6 +407,8 @@ class PlanDocument(Document):
         yield from self.shown_others()
         if self.runners_up:
             yield self.shown_offers()
+        if self.mixes:
+            yield self.shown_mixes()
         if self.frontier:
             both = (*self.frontier, *self.frontier_by_price)
             points = list(dict.fromkeys(sorted(both, key=lambda point: -(point.tok_s_user or 0.0))))
@@ -431,17 +445,34 @@ class PlanDocument(Document):
         offers = [*([best] if best else ()), *self.runners_up]
         rooms = [self.candidates.get(offer.engine, Candidate()) for offer in offers]
         more: list[tuple[Column, Sequence[Any]]] = [
-            (Column("SLOs\nhold", FIGURE), [NOTHING if o.holds is None else percent(o.holds) for o in offers]),
+            (Column("SLOs\nhold", FIGURE), [_held(o.holds) for o in offers]),
             (Column("KV room\n(tokens)", COUNT, ROOM_HELP, spare=2), [room.kv_tokens for room in rooms]),
             (Column("KV room\n(requests)", _ROUND, ROOM_HELP, spare=1), [room.kv_requests for room in rooms]),
         ]
         return self.fleets(offers, more, "Fleets that meet the SLOs")
 
+    def shown_mixes(self) -> Table:
+        """Return the mixed fleets, after the best fleet of a single kind if there is one."""
+        best = self.recommendation
+        rows: list[tuple[Any, ...]] = []
+        if best is not None:
+            single = (NOTHING, _held(best.holds), best.attainment, None, None)
+            rows.append((best.called(self.spares), best.gpus, best.usd_per_hour, *single))
+        for mix in self.mixes:
+            change = NOTHING if mix.change is None else shown_change(100 * mix.change, 0)
+            known = (change, _held(mix.holds), mix.attainment, mix.if_interrupted, mix.without_spot)
+            rows.append((mix.name, mix.gpus, mix.usd_per_hour, *known))
+        spot = any(mix.interruptions is not None for mix in self.mixes)
+        columns = [*_FLEET, *_OF_MIXES, *(_OF_SPOT if spot else ())]
+        return Table(tuple(columns), [row[: len(columns)] for row in rows], "Mixed fleets, after the best single kind")
+
     def shown_others(self) -> Iterator[Line]:
         """Yield the engines that cost more or cannot meet the SLOs, with the reason."""
         for dearer in self.dearer:
-            price = f"at least {shown_usd(dearer.usd_per_hour_at_least)}/h"
-            yield Line(f"more expensive: {dearer.engine}, {price}{self._room(dearer.engine)}")
+            more, least = "more expensive", f"{shown_usd(dearer.usd_per_hour_at_least)}/h"
+            if self.rank_by == "gpus":
+                more, least = "more GPUs", f"{dearer.gpus_at_least:,}"
+            yield Line(f"{more}: {dearer.engine}, at least {least}{self._room(dearer.engine)}")
         for no in self.infeasible[self.recommendation is None :]:  # without one, the answer has the first
             verdict = "borderline" if no.borderline else "not feasible"
             yield Line(f"{verdict}: {no.engine}: {no.reason}{self._room(no.engine)}")
@@ -486,6 +517,10 @@ def _lengths_in_words(prompt_tokens: float | None, output_tokens: float | None) 
     return f"; {shown_number(prompt_tokens)} prompt and {shown_number(output_tokens)} output tokens on average"
 
 
+class _Mix(MixedFleet):
+    fleet: str = fact("the pools in words")
+
+
 class _Fleet(Point):
     recommended: bool = fact("whether this is the answer")
     holds: Number = fact("probability that every SLO holds; null if unknown", "fraction")
@@ -506,11 +541,25 @@ _OF_OUTPUTS = (
     Column("tok/s\na GPU", Form(shown_number, "%.0f")),
     Column("$/Mtok\noutput", USD),
 )
+_OPTIONAL = Form(lambda share: NOTHING if share is None else shown_share(share, 1), "percent")
+_OF_MIXES = (
+    Column("against\nsingle", FIGURE),
+    Column("SLOs\nhold", FIGURE),
+    Column("attain-\nment", SHARE),
+)
+_OF_SPOT = (
+    Column("one in-\nterrupted", _OPTIONAL, "attainment with one interruption half way through the traffic", spare=1),
+    Column("all spot\ngone", _OPTIONAL, "attainment if all spot GPUs are gone", spare=1),
+)
 _ENERGY = {
     "power_w": Column("W", Form(shown_number, "%.0f"), "estimated mean power of all GPUs in steady operation", spare=4),
     "joules_per_token": Column("J/tok\noutput", Form(shown_number, "%.3g"), "energy per output token"),
     "co2_g_per_mtok_out": Column("gCO2/Mtok\noutput", Form(shown_number, "%.0f"), "carbon of that energy", spare=3),
 }
+
+
+def _held(holds: float | None) -> str:
+    return NOTHING if holds is None else percent(holds)
 
 
 def _energy_columns(points: Sequence[Point]) -> Iterator[tuple[Column, Sequence[Any]]]:
@@ -527,6 +576,10 @@ def _per_output_token(point: Point) -> tuple[float | None, float | None, float |
 
 def _details(plan: PlanDocument) -> Iterator[str]:
     best = plan.recommendation
+    if plan.rank_by == "gpus":
+        yield "fleets are ranked by their number of GPUs, not by their price"
+    if plan.mixed:
+        yield plan.mixed
     if plan.risk_told:
         yield plan.risk_told
     if plan.too_short:

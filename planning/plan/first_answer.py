@@ -150,12 +150,12 @@ def first_answer(
         return None
     whole = question.requests <= enough
     sized = replace(question, draws=tuple(draws()) if whole else ())
-    cheapest = min(_usd(engine, low, limits) for engine, low in fewest)
+    cheapest = min(_weight(engine, low, limits) for engine, low in fewest)
     may_win = cheapest / (1 - question.risk)
     known = [
         Between(engine, low, _most(sized, engine, low, limits, enough, may_win))
         for engine, low in fewest
-        if _usd(engine, low, limits) <= may_win
+        if _weight(engine, low, limits) <= may_win
     ]
     at_least = {engine.name: replicas for engine, replicas in tried}
     factors = [low / at_least[engine.name] for engine, low in fewest]
@@ -165,14 +165,15 @@ def first_answer(
 
 def _spanning(known: Sequence[Between], guessed: Sequence[Between], limits: Limits) -> FirstAnswer:
     """Return the range of all fleets that may be the answer; `guessed` fleets may be cheaper than `known` ones."""
-    dearest = max(_usd(engine, high, limits) for engine, _, high in known)
+    dearest = max(_weight(engine, high, limits) for engine, _, high in known)
     ends = [(engine, n) for engine, low, high in known for n in (low, high)]
     for engine, low, high in guessed:
-        ends += [(engine, n) for n in (low, high) if _usd(engine, low, limits) <= _usd(engine, n, limits) <= dearest]
-    ends.sort(key=lambda end: _usd(end[0], end[1], limits))
+        least = _weight(engine, low, limits)
+        ends += [(engine, n) for n in (low, high) if least <= _weight(engine, n, limits) <= dearest]
+    ends.sort(key=lambda end: _weight(end[0], end[1], limits))
     bought = [(n + limits.spares) * engine.gpus for engine, n in ends]
-    usd = [_usd(engine, n, limits) for engine, n in ends]
-    return FirstAnswer((min(bought), max(bought)), (usd[0], usd[-1]), tuple(dict.fromkeys(e.name for e, _ in ends)))
+    usd = [(n + limits.spares) * engine.usd_per_hour for engine, n in ends]
+    return FirstAnswer((min(bought), max(bought)), (min(usd), max(usd)), tuple(dict.fromkeys(e.name for e, _ in ends)))
 
 
 def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Engine, float]]:
@@ -193,7 +194,7 @@ def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Eng
         return roofline.token_s > slowest_s, rate * roofline.request_s
 
     sized = [(engine, *replicas(engine)) for engine in engines]
-    sized.sort(key=lambda entry: (entry[1], max(entry[2], 1.0) * entry[0].usd_per_hour))
+    sized.sort(key=lambda entry: (entry[1], max(entry[2], 1.0) * entry[0].weight))
     alike = Counter[tuple[str, int]]()  # number of engines so far by kind and number of GPUs
     turns = []
     for engine, _, n in sized:
@@ -202,8 +203,8 @@ def at_roofline(question: Question, engines: Sequence[Engine]) -> list[tuple[Eng
     return [(engine, n) for _, engine, n in sorted(turns, key=lambda turn: turn[0])]
 
 
-def _usd(engine: Engine, replicas: int, limits: Limits) -> float:
-    return (replicas + limits.spares) * engine.usd_per_hour
+def _weight(engine: Engine, replicas: int, limits: Limits) -> float:
+    return (replicas + limits.spares) * engine.weight
 
 
 def _fewest(question: Question, engines: Sequence[Engine], limits: Limits, enough: int) -> list[tuple[Engine, int]]:
@@ -230,7 +231,7 @@ def _most(question: Question, engine: Engine, low: int, limits: Limits, enough: 
             replicas = search.ask()
             search = search.answered(replicas, try_share(drawn, drawn_engine, replicas, enough).met)
         most = search.high or limits.most
-    price = engine.usd_per_hour
+    price = engine.weight
     worth = int(may_win / price + 1e-9) - limits.spares if price and question.risk < 1 - LIKELY else low
     steps = max(low // 8, 1) - 1 if most > low else 0  # `most_worth` adds replicas in these steps
     return min(max(most + steps, worth), limits.most)

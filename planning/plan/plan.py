@@ -39,6 +39,11 @@ class Offer:
     trial: Trial
     probabilities: Probabilities | None = None
 
+    @property
+    def weight(self) -> float:
+        """The dollars an hour, or GPUs, of the fleet with its spares."""
+        return float(self.point.gpus) if self.engine.counts_gpus else self.point.usd_per_hour
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -133,7 +138,11 @@ def make_plan(
         more.append((offers[0].engine, offers[0].trial))
         trials += more
     dearer = [
-        Dearer(engine=entry.engine.name, usd_per_hour_at_least=entry.usd_per_hour(entry.least, limits.spares))
+        Dearer(
+            engine=entry.engine.name,
+            usd_per_hour_at_least=(entry.least + limits.spares) * entry.engine.usd_per_hour,
+            gpus_at_least=(entry.least + limits.spares) * entry.engine.gpus,
+        )
         for entry in searched
         if entry.pruned
     ]
@@ -169,23 +178,21 @@ def _offers(searched: Sequence[Searched], limits: Limits) -> list[Offer]:
     """Return the fewest replicas of each engine that meet the objectives, the cheapest first."""
     return sorted(
         (_offer(entry, limits.spares) for entry in searched if entry.replicas is not None),
-        key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
+        key=lambda offer: (offer.weight, offer.point.usd_per_hour, offer.point.gpus, -offer.point.attainment),
     )
 
 
 def _may_win_below(best: Offer) -> float:
-    """Return the price in dollars an hour at which a fleet with probability `SURE` is worth as much as `best`."""
+    """Return the weight at which a fleet with probability `SURE` is worth as much as `best`."""
     probability = best.probabilities.mean if best.probabilities else None
-    return best.point.usd_per_hour * (SURE / probability if probability else 1.0)
+    return best.weight * (SURE / probability if probability else 1.0)
 
 
 def _reopened(searched: Sequence[Searched], best: Offer, limits: Limits) -> list[Searched]:
     """Return `searched`, with the search open again for pruned engines that may be worth more than `best`."""
     below = _may_win_below(best)
     return [
-        replace(entry, pruned=False)
-        if entry.pruned and entry.usd_per_hour(entry.least, limits.spares) < below
-        else entry
+        replace(entry, pruned=False) if entry.pruned and entry.weight(entry.least, limits.spares) < below else entry
         for entry in searched
     ]
 
@@ -209,7 +216,7 @@ def _by_worth(workers: Workers[Question], offers: Sequence[Offer], limits: Limit
         trial = again.get(offer.engine.name, offer.trial)
         probabilities = by_engine[offer.engine.name][1]
         made.append(Offer(offer.engine, point(offer.engine, trial, limits.spares), trial, probabilities))
-    return [made[0], *sorted(made[1:], key=lambda offer: (offer.point.usd_per_hour, offer.point.gpus))]
+    return [made[0], *sorted(made[1:], key=lambda offer: (offer.weight, offer.point.usd_per_hour, offer.point.gpus))]
 
 
 def _recommended(

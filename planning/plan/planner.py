@@ -18,6 +18,8 @@ from planning.plan.document import PlanDocument
 from planning.plan.draws import DRAWS, drawn_again, reordered
 from planning.plan.energy import Site, check_power_known, energy_section, with_energy
 from planning.plan.first_answer import first_answer
+from planning.plan.mixed_answer import with_mixed_fleets
+from planning.plan.mixes import lengths_to_try
 from planning.plan.objectives import Objectives, parse_objectives
 from planning.plan.plan import Limits, make_plan
 from planning.plan.pricing import priced_candidates
@@ -28,6 +30,7 @@ from planning.pooling import check_pooling
 from planning.progress import Tell, quiet
 from planning.traffic import looped
 from planning.workers import Answer, Task, Workers
+from serving.errors import UserError
 from serving.workload import Workload
 from sim.router import find_router
 
@@ -79,6 +82,7 @@ def plan(
     find_router(request.router)
     workload = request.workload(at_named_rate=True)
     engines, ruled_out, pricing = priced_candidates(request, workload)
+    engines = [replace(engine, counts_gpus=request.rank_by == "gpus") for engine in engines]
     check_pooling(
         workload, (engine.deployment.model for engine in engines), (metric for metric, _ in objectives.bounds)
     )
@@ -86,6 +90,10 @@ def plan(
     requests = question.requests
     if request.asks_energy:
         check_power_known(engines)
+    if request.mix is not None:
+        lengths_to_try(request.mix, question)
+    if request.spot and any(engine.deployment.data_parallel_size > 1 for engine in engines):
+        raise UserError("spot", ", ".join(request.spot), "cannot be combined with data_parallel_size; leave one out")
     site = Site(request.pue or 1.0, request.grid_gco2_per_kwh)
     limits, pace = Limits(request.max_replicas, request.spares), _Pace(tell)
     candidates = "one candidate" if len(engines) == 1 else f"{len(engines)} candidates"
@@ -112,13 +120,18 @@ def plan(
         if request.asks_energy and best and shown:
             section = energy_section(best.offer.point, best.offer.engine, site)
             document = document.model_copy(update={"recommendation": shown.model_copy(update={"energy": section})})
+        if request.asks_mixed_fleets:
+            pace.expect("mixed fleets", _CURVES)
+            document = with_mixed_fleets(document, workers, answer, engines, request)
         return document.model_copy(update={"assumed": assumed(request.traffic)})
 
 
 def questioned(request: PlanRequest, workload: Workload, objectives: Objectives, pricing: Pricing) -> Question:
     """Return the question of a request about `workload`."""
     requests = sum(1 for _ in workload.requests)
-    question = Question(workload, requests, objectives, pricing, request.router, request.risk, loop=request.loop)
+    question = Question(
+        workload, requests, objectives, pricing, request.router, request.risk, loop=request.loop, limit=request.limit
+    )
     if (door := learnt_front_door(request.calibration)) is not None:
         question = replace(question, front_door=door.without_queue())
     return question

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -40,6 +40,31 @@ class PlanRequest(Offered):
         description="ratios of prefill engines to decode engines to consider, such as 1:1,1:2. none: every engine does "
         "prefill and decode. search: none, and every ratio of up to five engines",
     )
+    mix: tuple[str, ...] | None = Field(
+        None,
+        description="also try fleets of two kinds of engines, one for prompts up to this many tokens and one for "
+        "longer ones, such as 1000,4000. search: lengths that 50, 75 and 90 % of the prompts do not exceed",
+    )
+    spot: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] | None = Field(
+        None,
+        description="also try spot GPUs at this price in dollars per GPU-hour, alone or beside GPUs on demand, e.g. "
+        "H100=1.2; needs --interruptions-per-hour",
+    )
+    interruptions_per_hour: float | None = Field(
+        None, ge=0, le=3600, description="mean number of interruptions of a spot replica per hour"
+    )
+    notice_s: float | None = Field(
+        None,
+        ge=0,
+        le=1e6,
+        description="seconds from the notice of an interruption until the spot replica is lost; by default 120",
+    )
+    restart_s: float | None = Field(
+        None, ge=0, le=1e6, description="seconds from that notice until another spot replica is ready; by default 180"
+    )
+    rank_by: Literal["price", "gpus"] | None = Field(
+        None, description="price: the cheapest fleet (default); gpus: the fleet with the fewest GPUs"
+    )
     prices: dict[str, Annotated[float, Field(ge=0, lt=1e9)]] = Field(
         {},
         description="price in dollars per GPU-hour, instead of the catalogue's, e.g. H100=2.9; the name for the "
@@ -68,12 +93,11 @@ class PlanRequest(Offered):
     calibration: TimedBy = None
     deployment: StatedDeployment | None = Field(None, description="YAML file with all other settings of the engines")
 
-    @field_validator("gpus", "tensor_parallel_sizes", "policies", "splits", mode="before")
+    @field_validator("gpus", "tensor_parallel_sizes", "policies", "splits", "mix", mode="before")
     @classmethod
     def _some(cls, values: Any, info: Any) -> Any:
-        option = {"gpus": "gpu", "tensor_parallel_sizes": "tp", "policies": "policy", "splits": "split"}[
-            info.field_name
-        ]
+        called = {"gpus": "gpu", "tensor_parallel_sizes": "tp", "policies": "policy", "splits": "split", "mix": "mix"}
+        option = called[info.field_name]
         if values is None:
             return values
         if not isinstance(values, list | tuple):
@@ -90,6 +114,33 @@ class PlanRequest(Offered):
     def _prefill_to_decode(cls, splits: tuple[str, ...] | None) -> tuple[str, ...] | None:
         Split.listed(splits or ())
         return splits
+
+    @field_validator("mix")
+    @classmethod
+    def _prompt_lengths(cls, mix: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for text in mix or ():
+            if text != "search" and not (text.isdecimal() and 1 <= int(text) <= 10**9):
+                raise UserError("mix", text, "must be search, or prompt lengths in tokens, e.g. 1000,4000")
+        return mix
+
+    @model_validator(mode="after")
+    def _spot_goes_together(self) -> PlanRequest:
+        if self.spot and self.interruptions_per_hour is None:
+            raise UserError("interruptions-per-hour", None, "is missing; state how often a spot replica is interrupted")
+        for field in ("interruptions_per_hour", "notice_s", "restart_s"):
+            if not self.spot and getattr(self, field) is not None:
+                raise UserError(field.replace("_", "-"), getattr(self, field), "needs --spot GPU=DOLLARS")
+        for name in self.spot or ():
+            if name not in (self.gpus or (name,)):
+                known = ", ".join(self.gpus or ())
+                raise UserError("spot", name, f"is not the GPU of any candidate; choose from {known}")
+        if self.spot and self.rank_by == "gpus":
+            raise UserError("rank-by", "gpus", "cannot be combined with --spot, which saves no GPUs; leave one out")
+        if self.spot and set(self.splits or ("none",)) != {"none"}:
+            raise UserError(
+                "spot", ", ".join(self.spot or ()), "cannot be combined with --split; leave one of them out"
+            )
+        return self
 
     @field_validator("deployment")
     @classmethod
@@ -113,6 +164,11 @@ class PlanRequest(Offered):
     def asks_energy(self) -> bool:
         """True if the answer shall have figures of power and energy."""
         return bool(self.energy) or self.pue is not None or self.grid_gco2_per_kwh is not None
+
+    @property
+    def asks_mixed_fleets(self) -> bool:
+        """True if the answer shall have fleets of several pools."""
+        return self.mix is not None or bool(self.spot)
 
     @property
     def served(self) -> Deployment | None:
@@ -145,6 +201,13 @@ class FleetRequest(PlanRequest):
         le=100_000,
         description="instead of sizing a fleet, find the most users (or requests in flight) that N replicas bear",
     )
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> FleetRequest:
+        if self.asks_mixed_fleets:
+            name = "spot" if self.mix is None else "mix"
+            raise UserError(name, None, f"cannot be combined with --replicas; leave --{name} out")
+        return self
 
     @model_validator(mode="after")
     def _without_energy(self) -> FleetRequest:

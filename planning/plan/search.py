@@ -189,9 +189,9 @@ class Searched:
             return False
         return self.bisection.done or self.bisection.low >= _PATIENCE * self.bisection.start
 
-    def usd_per_hour(self, replicas: int, spares: int) -> float:
-        """Return the price of `replicas` that serve the traffic and of the spares, in dollars an hour."""
-        return (replicas + spares) * self.engine.usd_per_hour
+    def weight(self, replicas: int, spares: int) -> float:
+        """Return the dollars an hour, or GPUs, of `replicas` that serve the traffic and of the spares."""
+        return (replicas + spares) * self.engine.weight
 
 
 def search(
@@ -238,14 +238,12 @@ def _start(question: Question, engine: Engine, most: int) -> Bisection:
 
 def _dearest(searched: Sequence[Searched], spares: int, keep: int, near: float) -> float:
     """Return the price limit: the `keep`th lowest price, or `near` times the lowest; infinite if no price is known."""
-    known = sorted(
-        entry.usd_per_hour(entry.bisection.high, spares) for entry in searched if entry.bisection.high is not None
-    )
+    known = sorted(entry.weight(entry.bisection.high, spares) for entry in searched if entry.bisection.high is not None)
     return min([*known[keep - 1 : keep], *(near * usd for usd in known[:1])], default=math.inf)
 
 
 def _pruned(entry: Searched, spares: int, dearest: float) -> Searched:
-    hopeless = entry.open and entry.usd_per_hour(entry.least, spares) > dearest
+    hopeless = entry.open and entry.weight(entry.least, spares) > dearest
     return replace(entry, pruned=True) if hopeless else entry
 
 
@@ -253,7 +251,7 @@ def _ask(entry: Searched, spares: int, dearest: float, trial: Try, alone: Try) -
     """Return the next simulation. As long as no number is known to do, only fleets within the price limit are tried."""
     if entry.in_doubt:
         return partial(alone, engine=entry.engine)
-    price = entry.engine.usd_per_hour
+    price = entry.engine.weight
     within = int(dearest / price + 1e-9) - spares if price > 0 and dearest < math.inf else None
     return partial(trial, engine=entry.engine, replicas=entry.bisection.ask(within))
 

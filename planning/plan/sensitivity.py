@@ -82,10 +82,10 @@ def holding(
     low, high = round(100 * least), round(100 * most) + 1
     likely, planned = round(100 * LIKELY), round(100 * (1 - question.risk))
     first = (likely, planned) if draw is None else (high - 1, planned)
-    return _last_to_hold(low, high, trial_at, first, lambda percent: NormalDist().inv_cdf(percent / 100)).last / 100
+    return last_to_hold(low, high, trial_at, first, lambda percent: NormalDist().inv_cdf(percent / 100)).last / 100
 
 
-class _LastToHold(NamedTuple):
+class LastToHold(NamedTuple):
     """The last number that meets all objectives, its run, and the run of the lowest number that breaks an objective."""
 
     last: int
@@ -93,14 +93,14 @@ class _LastToHold(NamedTuple):
     broken: Trial | None = None
 
 
-def _last_to_hold(
+def last_to_hold(
     low: int,
     high: int,
     trial_at: Callable[[int], Trial],
     first: Sequence[int],
     place: Callable[[int], float],
     near: float = 0.0,
-) -> _LastToHold:
+) -> LastToHold:
     """Return approximately the last number below `high` that meets all objectives; `low` is known to meet them.
 
     The returned number was simulated, or is `low`. The true last number may be greater by up to a share `near`. The
@@ -108,7 +108,7 @@ def _last_to_hold(
     assumed to grow as a power of a quantity whose logarithm is `place`.
     """
     excess: dict[int, float] = {}  # logarithms, by number
-    answer, left = _LastToHold(low), list(first)
+    answer, left = LastToHold(low), list(first)
     while high - low > 1:
         guided = answer.broken is None or high in excess  # otherwise the fleet did not keep up
         number = left.pop(0) if left else _next_within(low, high, excess if guided else {}, place, near)
@@ -168,7 +168,7 @@ def knee(question: Question, engine: Engine, replicas: int, most_percent: int = 
     def trial_at(percent: int) -> Trial:
         return _faster(question, engine, replicas, max(1 - question.risk, LIKELY), percent)
 
-    last, run, broken = _last_to_hold(0, most_percent + 1, trial_at, (0, _FIRST_PERCENT), _growth, near=_NEAR)
+    last, run, broken = last_to_hold(0, most_percent + 1, trial_at, (0, _FIRST_PERCENT), _growth, near=_NEAR)
     if last == most_percent:
         return Knee(last, None)
     nearest = broken or run
@@ -189,8 +189,8 @@ def headroom_band(
         return None
     slow, fast = (partial(_faster, question, engine, replicas, end) for end in (SLOW, FAST))
     first = (0, _FIRST_PERCENT)
-    least = _last_to_hold(0, most_percent + 1, slow, first, _growth, _NEAR).last if min(known) >= SLOW else 0
-    most = _last_to_hold(least, most_percent + 1, fast, (0, 2 * least + _FIRST_PERCENT), _growth, _NEAR).last
+    least = last_to_hold(0, most_percent + 1, slow, first, _growth, _NEAR).last if min(known) >= SLOW else 0
+    most = last_to_hold(least, most_percent + 1, fast, (0, 2 * least + _FIRST_PERCENT), _growth, _NEAR).last
     return least, None if most == most_percent else most
 
 

@@ -25,15 +25,19 @@ from numpy.typing import NDArray
 
 from calibration.steps.interval import StepInterval
 from calibration.steps.observed import JudgedCost, ObservedOperations
-from calibration.trust import Trust
+from calibration.trust import Trust, least_certain
 from planning.plan.candidates import Engine
 from planning.plan.objectives import Objective, Objectives
 from planning.traffic import clients_of, looped, with_clients
 from planning.workers import mark
+from serving.cost_model import CostModel
+from serving.deployments.fleet import FleetConfig
 from serving.deployments.kv_layout import tables
+from serving.errors import UserError
 from serving.front_door import FrontDoor
 from serving.workload import PRIVATE, Workload
 from sim.cluster import Cluster
+from sim.fleet import PricedPool, alike_pools
 from sim.run_log import TableSink
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import FEWEST, PILING_UP, growth
@@ -150,7 +154,7 @@ class Question:
     `risk` is the share of cases in which objectives may break. The cases differ in step times, which may be longer than
     predicted, and in the traffic, which may be any of the `draws`. With a `front_door`, times are those that
     clients see. `loop` is the specification of the workload if its clients wait for answers: more traffic is then more
-    clients, not the same requests at a higher rate.
+    clients, not the same requests at a higher rate. `limit` is the number of requests of these clients that are used.
     """
 
     workload: Workload
@@ -161,6 +165,7 @@ class Question:
     risk: float
     draws: tuple[Workload, ...] = ()
     loop: SynthSpec | None = None
+    limit: int | None = None
     front_door: FrontDoor | None = None
     runs: Runs = field(default_factory=Runs, repr=False, compare=False)
 
@@ -178,14 +183,18 @@ class Question:
         return self.for_clients(max(round(scale * clients_of(self.loop)), 1))
 
     def for_clients(self, clients: int) -> Question:
-        """Return the question for another number of clients who wait for answers."""
+        """Return the question for another number of clients who wait for answers; each sends as much as before."""
         assert self.loop is not None
         if clients == clients_of(self.loop):
             return self
         loop = with_clients(self.loop, clients)
-        workload = looped(loop)
+        limit = None if self.limit is None else max(round(self.limit * clients / clients_of(self.loop)), 2)
+        try:
+            workload = looped(loop, limit=limit)
+        except UserError:  # so few clients send nothing within the limit that counts
+            workload = looped(loop)
         requests = sum(1 for _ in workload.requests)
-        return replace(self, workload=workload, requests=requests, loop=loop, draws=())
+        return replace(self, workload=workload, requests=requests, loop=loop, limit=limit, draws=())
 
     def __post_init__(self) -> None:
         about = (self.workload, self.objectives, self.pricing, self.router, self.front_door)
@@ -221,7 +230,7 @@ class Figures:
     broken: tuple[float, ...]
     unfinished: int
     trust: Trust
-    interval: StepInterval | None = None  # interval of step times, if it depends on which steps were priced
+    interval: StepInterval | None = None  # of the first pool's step times, if it depends on which steps were priced
 
 
 @dataclass(frozen=True)
@@ -403,12 +412,21 @@ def _forgiving(some: Question) -> Question:
 
 def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: int, to_the_end: bool = False) -> Trial:
     """Simulate `replicas` of `engine` with the step times of `cost`."""
+    fleet = engine.fleet(replicas, question.router)
+    return simulated_fleet(question, fleet, alike_pools(fleet, engine.deployment, cost), replicas, to_the_end)
+
+
+def simulated_fleet(
+    question: Question, fleet: FleetConfig, pools: Sequence[PricedPool], replicas: int, to_the_end: bool = False
+) -> Trial:
+    """Simulate a fleet of `pools`, whose costs are `JudgedCost`s; `replicas` is the number that the trial states."""
     watch = _Watch(question, to_the_end)
     cluster = Cluster(
-        engine.deployment,
-        cost,
+        pools[0].deployment,
+        pools[0].cost,
         watch,
-        fleet=engine.fleet(replicas, question.router),
+        fleet=fleet,
+        pools=pools,
         shares_prefixes=question.workload.shares_prefixes,
         steps=False,
         block=max(question.requests // _LOOKS, _LOOK_EVERY),
@@ -420,18 +438,18 @@ def simulated(question: Question, engine: Engine, cost: JudgedCost, replicas: in
         return Trial(replicas, False, None, stopped.objective)
     if not watch.counts:  # all clients wait for answers to requests of the warm-up
         everything = replace(question.workload, warm_up_ns=0, warm_up_requests=0)
-        return simulated(replace(question, workload=everything), engine, cost, replicas, to_the_end)
+        return simulated_fleet(replace(question, workload=everything), fleet, pools, replicas, to_the_end)
     requests = watch.requests
     metrics = RunMetrics(requests)
     objectives = question.objectives.slos
     verdicts = [objective.misses(metrics) for objective in objectives]
     met = all(o.allowed(counted) >= misses for o, (misses, counted) in zip(objectives, verdicts, strict=True))
-    figures = _figures(metrics, steady(requests), question.objectives, cost)
+    figures = _figures(metrics, steady(requests), question.objectives, [pool.cost for pool in pools])
     return Trial(replicas, met and figures.steady.keeps_up, figures)
 
 
-def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: JudgedCost) -> Figures:
-    interval = cost.interval if isinstance(cost, ObservedOperations) else None
+def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, costs: Sequence[CostModel]) -> Figures:
+    interval = costs[0].interval if isinstance(costs[0], ObservedOperations) else None
     observed = tuple(objective.observed(metrics) for objective in objectives.slos)
     excess = [objective.excess(value) for objective, value in zip(objectives.slos, observed, strict=True)]
     return Figures(
@@ -445,7 +463,7 @@ def _figures(metrics: RunMetrics, steady: Steady, objectives: Objectives, cost: 
         excess=max(excess),
         broken=objectives.broken(metrics),
         unfinished=int((~metrics.finished).sum()),
-        trust=cost.trust(),
+        trust=least_certain(cost.trust() for cost in costs if isinstance(cost, JudgedCost)),
         interval=interval,
     )
 

@@ -43,9 +43,15 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
     if deployment.quantization in _STORED and deployment.quantization != _stored(deployment):
         remedy = "cannot be made from 16-bit weights by vLLM; name a checkpoint in GPTQ or AWQ as the model"
         raise UserError("quantization", deployment.quantization, remedy)
+    if deployment.scheduler.kv_eviction != "lru":
+        remedy = "does not exist in vLLM; it runs on our own engine"
+        raise UserError("scheduler.kv_eviction", deployment.scheduler.kv_eviction, remedy)
     if (nodes := nodes_of(deployment)) > 1:
         raise UserError("nodes", nodes, "need a command each; start vLLM by its guide to parallelism and scaling")
-    scheduler = deployment.scheduler
+    if (groups := deployment.prefill_context_parallel_size) > 1 and not _is_latent(deployment):
+        remedy = "needs latent attention in vLLM; start an engine that can do so with other models by its own guide"
+        raise UserError("prefill_context_parallel_size", groups, remedy)
+    scheduler, multimodal = deployment.scheduler, deployment.multimodal
     usual = engine_defaults(deployment, gpu) if gpu else {}
     settings: dict[str, object] = {"dtype": deployment.dtype}
     if pooling_model(deployment.model) is not None:
@@ -54,6 +60,8 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         ("tensor-parallel-size", deployment.tensor_parallel_size, 1),
         ("pipeline-parallel-size", deployment.pipeline_parallel_size, 1),
         ("data-parallel-size", deployment.data_parallel_size, 1),
+        ("prefill-context-parallel-size", deployment.prefill_context_parallel_size, 1),
+        ("decode-context-parallel-size", deployment.decode_context_parallel_size, 1),
         ("all2all-backend", deployment.all2all_backend, "allgather_reducescatter"),
         ("max-model-len", scheduler.max_model_len, _longest(deployment)),
         ("max-num-seqs", scheduler.max_num_seqs, usual.get("max_num_seqs")),
@@ -61,7 +69,7 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         ("max-num-active-seqs", scheduler.max_num_active_seqs, None),
         ("max-num-scheduled-tokens", scheduler.max_num_scheduled_tokens, None),
         ("max-cudagraph-capture-size", deployment.max_cudagraph_capture_size, None),
-        ("block-size", scheduler.block_size, BLOCK_SIZE),
+        ("block-size", scheduler.block_size // deployment.decode_context_parallel_size, BLOCK_SIZE),
         ("quantization", _QUANTIZATION.get(deployment.quantization), None),
         ("kv-cache-dtype", deployment.kv_cache_dtype, "auto"),
         ("scheduling-policy", scheduler.policy, "fcfs"),
@@ -74,6 +82,8 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         settings["num-gpu-blocks-override"] = scheduler.num_blocks
     elif deployment.gpu_memory_utilization != UTILIZATION:
         settings["gpu-memory-utilization"] = deployment.gpu_memory_utilization
+    if multimodal is not None and multimodal.mm_encoder_tp_mode != "weights":
+        settings["mm-encoder-tp-mode"] = multimodal.mm_encoder_tp_mode
     if scheduler.speculative is not None:
         settings["speculative-config"] = _speculative(scheduler.speculative)
     switches = [
@@ -83,6 +93,7 @@ def vllm_options(deployment: Deployment, gpu: GpuSpec | None = None) -> list[str
         "" if scheduler.enable_prefix_caching else "--no-enable-prefix-caching",
         "" if scheduler.async_scheduling else "--no-async-scheduling",
         "--long-prefill-token-threshold-adaptive" if scheduler.long_prefill_token_threshold_adaptive else "",
+        "--disable-chunked-mm-input" if multimodal and multimodal.disable_chunked_mm_input else "",
     ]
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     return [*words, *filter(None, switches), *_adapters(deployment.lora)]
@@ -96,6 +107,14 @@ def _adapters(lora: LoraConfig | None) -> list[str]:
     if lora.max_cpu_loras is not None:
         words += ["--max-cpu-loras", str(lora.max_cpu_loras)]
     return [*words, "--lora-target-modules", *lora.target_modules] if lora.target_modules else words
+
+
+def _is_latent(deployment: Deployment) -> bool:
+    """Return whether the model is in the catalogue and has latent attention."""
+    try:
+        return find_model(deployment.model).latent is not None
+    except UserError:
+        return False
 
 
 def _longest(deployment: Deployment) -> int | None:

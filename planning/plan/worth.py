@@ -33,7 +33,7 @@ _ROUNDING = 1e-9  # rounding error of a mean of probabilities
 
 @dataclass(frozen=True)
 class Fleet:
-    """A number of replicas of an engine that serve the traffic, and the price with spares in dollars an hour.
+    """A number of replicas of an engine that serve the traffic, and the price with spares (or their number of GPUs).
 
     `holds` is the probability that it meets all objectives on the planned traffic; None if the error of step times is
     unknown.
@@ -41,7 +41,7 @@ class Fleet:
 
     engine: Engine
     replicas: int
-    usd_per_hour: float
+    weight: float
     holds: float | None = None
 
 
@@ -89,17 +89,17 @@ def most_worth(
     sized: list[tuple[Fleet, Probabilities]] = []
     beaten = 0.0  # the highest worth of a fleet that meets the objectives with the accepted risk
     for engine, replicas in fewest:
-        usd = (replicas + spares) * engine.usd_per_hour
+        usd = (replicas + spares) * engine.weight
         if sized and usd and SURE / usd <= beaten:
             continue
         fleet, probabilities = _sized(workers, engine, replicas, most, spares)
         sized.append((fleet, probabilities))
-        if probabilities.mean is None or not fleet.usd_per_hour:
+        if probabilities.mean is None or not fleet.weight:
             break  # without probabilities or prices, the cheapest engine is the answer
         if probabilities.mean >= 1 - workers.common.risk - _ROUNDING:
-            beaten = max(beaten, probabilities.mean / fleet.usd_per_hour)
+            beaten = max(beaten, probabilities.mean / fleet.weight)
     known = np.array([np.nan if probabilities.mean is None else probabilities.mean for _, probabilities in sized])
-    prices = np.array([fleet.usd_per_hour for fleet, _ in sized])
+    prices = np.array([fleet.weight for fleet, _ in sized])
     best = 0
     if not np.isnan(known).any() and prices.all():
         best = choose(known + _ROUNDING, known / prices, workers.common.risk) or 0
@@ -118,7 +118,7 @@ def _sized(
         (probabilities,) = probabilities_of(workers, [(engine, replicas)])
         if probabilities.mean is None or probabilities.mean >= 1 - workers.common.risk - _ROUNDING:
             break
-    return Fleet(engine, replicas, (replicas + spares) * engine.usd_per_hour, probabilities.planned), probabilities
+    return Fleet(engine, replicas, (replicas + spares) * engine.weight, probabilities.planned), probabilities
 
 
 def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]], most: int, spares: int) -> Fleet:
@@ -130,21 +130,21 @@ def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]]
     least = 1 - workers.common.risk
 
     def fleet(engine: Engine, replicas: int) -> Fleet:
-        return Fleet(engine, replicas, (replicas + spares) * engine.usd_per_hour)
+        return Fleet(engine, replicas, (replicas + spares) * engine.weight)
 
     cheapest = fleet(*fewest[0])
     (sure,) = workers.run([partial(holding, engine=cheapest.engine, replicas=cheapest.replicas, least=least)])
-    if sure is None or not cheapest.usd_per_hour:
+    if sure is None or not cheapest.weight:
         return replace(cheapest, holds=sure)
     fleets, tasks = [cheapest], []
     for engine, replicas in fewest:
         for other in (fleet(engine, replicas + more) for more in _MORE if replicas + more <= most):
-            wanted = math.floor(100 * sure * other.usd_per_hour / cheapest.usd_per_hour + 1e-9) + 1
+            wanted = math.floor(100 * sure * other.weight / cheapest.weight + 1e-9) + 1
             if wanted <= 100 * SURE and (other.engine, other.replicas) != (cheapest.engine, cheapest.replicas):
                 fleets.append(other)
                 tasks.append(partial(holding, engine=engine, replicas=other.replicas, least=least, wanted=wanted / 100))
     holds = np.array([sure, *workers.run(tasks)])
-    best = choose(holds, holds / [f.usd_per_hour for f in fleets], workers.common.risk) or 0
+    best = choose(holds, holds / [f.weight for f in fleets], workers.common.risk) or 0
     return replace(fleets[best], holds=float(holds[best]))
 
 

@@ -69,6 +69,15 @@ class ReplicaProcess:
             raise RuntimeError(f"replica {self.number}: {said}")
         return said
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the process, so that it does nothing until another signal continues it."""
+        assert self._process.pid is not None
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # it has ended: `heard` says why
+            return False
+
     def close(self) -> None:
         """End the process; this may be called more than once, and after an error."""
         self.pipe.close()

@@ -163,6 +163,38 @@ def _nemotron_h(config: dict[str, Any]) -> Reading:
     return Reading(config, "nemotron_h_moe", _STATE_SPACES)
 
 
+def _kimi_linear(config: dict[str, Any]) -> Reading:
+    """Read a model of delta attention and latent attention (Kimi Linear, arXiv:2510.26692, and Kimi K3).
+
+    Experts that work on a smaller hidden state (`routed_expert_hidden_size`) get a smaller intermediate size instead,
+    and the projections to and from this state are counted as a part of the shared expert. The output gates of K3's
+    latent attention, 0.1 % of its weights, are left out.
+    """
+    linear, layers, hidden = config["linear_attn_config"], config["num_hidden_layers"], config["hidden_size"]
+    heads, size, states = linear["num_heads"], linear["head_dim"], set(linear["kda_layers"])
+    inter, latent = config["moe_intermediate_size"], config.get("routed_expert_hidden_size")
+    shared = inter * (config.get("n_shared_experts") or 0)
+    if latent:
+        config["moe_intermediate_size"] = round(inter * latent / hidden)
+        shared += round(latent * _PLAIN / _GATED)
+    stored = config.get("quantization_config") or {}
+    if stored.get("format") == "mxfp4-pack-quantized":  # of experts only
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+    config |= {
+        "layer_types": ["linear_attention" if at + 1 in states else "full_attention" for at in range(layers)],
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": size,
+        "linear_value_head_dim": size,
+        "linear_conv_kernel_dim": linear["short_conv_kernel_size"],
+        "mamba_ssm_dtype": "float32",
+        "shared_expert_intermediate_size": shared,
+        "max_position_embeddings": config.get("max_position_embeddings") or config["model_max_length"],
+    }
+    what = "its delta attention is priced as gated delta networks with states of the same size"
+    return Reading(config, "kimi_linear", what)
+
+
 def _deci(config: dict[str, Any]) -> Reading:
     """Read a model whose layers were pruned one by one (arXiv:2411.19146).
 
@@ -290,6 +322,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Reading]] = {
     "ApertusForCausalLM": _ungated("apertus"),
     "MiniMaxM3ForCausalLM": _minimax_m3,
     "DeciLMForCausalLM": _deci,
+    "KimiLinearForCausalLM": _kimi_linear,
     **dict.fromkeys(("BertModel", "BertForMaskedLM", "BertForSequenceClassification"), _encoder("bert")),
     **dict.fromkeys(
         ("RobertaModel", "XLMRobertaModel", "XLMRobertaForSequenceClassification"), _encoder("xlm_roberta", 2)
@@ -297,4 +330,6 @@ _READERS: dict[str, Callable[[dict[str, Any]], Reading]] = {
     "NomicBertModel": _nomic_bert,
     "Ernie4_5_MoeForCausalLM": lambda config: Reading(config, "ernie4_5_moe", ""),
 }
-_WITH_STATES: Sequence[str] = ("NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3NextForCausalLM")
+_WITH_STATES: Sequence[str] = (
+    "NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3NextForCausalLM", "KimiLinearForCausalLM",
+)  # fmt: skip

@@ -21,6 +21,7 @@ from serving.deployments.fleet import FleetConfig, PoolConfig
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_tiers import KvTiersConfig
 from serving.deployments.lora import LoraConfig
+from serving.deployments.multimodal import MultimodalConfig, encoder_settings
 from serving.errors import UserError
 from serving.settings import TerseSettings, remedy
 from serving.speculative import SpeculativeConfig
@@ -36,11 +37,14 @@ class SchedulerConfig(TerseSettings):
     seldom_set = (
         "kv_groups", "state_blocks", "mamba_cache_mode", "num_prefill_checkpoint_blocks",
         "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
-        "static_timeout_ms", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+        "static_timeout_ms", "scheduler_recv_interval", "schedule_policy", "schedule_conservativeness",
+        "max_prefill_tokens", "enable_mixed_chunk", "sglang_outline",
+        "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
         "attention_dp_timeout_iters", "attention_dp_ranks",
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
-        "state_read_defers_hits", "max_loras", "adapter_slots_by_step",
+        "state_read_defers_hits", "max_loras", "adapter_slots_by_step", "kv_eviction", "max_num_encoder_input_tokens",
+        "encoder_cache_size", "disable_chunked_mm_input", "encoder_holds_queue",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
@@ -150,6 +154,25 @@ class SchedulerConfig(TerseSettings):
         description="running requests without tokens in a step leave their adapter's slot to others, as in vLLM up to "
         "0.32; false: they keep it, as in vLLM 0.33",
     )
+    max_num_encoder_input_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="maximum number of embeddings of images, videos and audio that one step encodes. Follows from "
+        "multimodal; null: requests have none",
+    )
+    encoder_cache_size: int | None = Field(
+        None,
+        ge=1,
+        description="embeddings in the encoder cache. Follows from multimodal; null: max_num_encoder_input_tokens",
+    )
+    disable_chunked_mm_input: bool = Field(
+        False, description="compute the placeholder tokens of an image, a video or audio in one step, or begin none"
+    )
+    encoder_holds_queue: bool = Field(
+        False,
+        description="a waiting request whose image cannot be encoded now holds back those behind it, and "
+        "disable_chunked_mm_input may split an item at which a step begins, as in vLLM up to 0.32; false: as in 0.33",
+    )
     speculative: SpeculativeConfig | None = Field(None, description="speculative decoding (docs/speculative.md)")
     sarathi_token_budget: int = Field(
         0,
@@ -184,6 +207,28 @@ class SchedulerConfig(TerseSettings):
         le=1_000_000,
         description="sglang: number of decode steps between two checks for new requests",
     )
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof"] = Field(
+        "fcfs",
+        description="sglang: order of waiting requests. lpm: longest cached prefix first; dfs-weight: by cached "
+        "prefix, depth first; lof: largest output limit first",
+    )
+    schedule_conservativeness: float = Field(
+        1.0,
+        ge=0.0,
+        le=100.0,
+        description="sglang: factor of the output that is reserved for running requests before others are admitted",
+    )
+    max_prefill_tokens: int = Field(
+        16384, ge=1, le=100_000_000, description="sglang: maximum number of prompt tokens in one step"
+    )
+    enable_mixed_chunk: bool = Field(
+        False, description="sglang: compute prompts and decodes in one step (needs enable_chunked_prefill)"
+    )
+    sglang_outline: bool = Field(
+        False,
+        description="sglang: only outline SGLang's rules, on vLLM's blocks. Follows from the deployment: true with "
+        "pipeline stages or KV from outside the engine",
+    )
     batch_wait_timeout_iters: int = Field(
         0,
         ge=0,
@@ -212,6 +257,11 @@ class SchedulerConfig(TerseSettings):
         description="KV memory of a request. paged: allocate blocks as the request grows. max_model_len: reserve "
         "contiguous blocks for max_model_len tokens at admission. max_tokens: the same for prompt and output limit. "
         "none: keep no KV; follows from the model, an encoder",
+    )
+    kv_eviction: Literal["lru", "session"] = Field(
+        "lru",
+        description="free cached blocks that are evicted first. lru: the least recently used. session: first blocks of "
+        "ended sessions and of requests without a session, then blocks of sessions whose next turn is expected",
     )
     kv_reserved_max_tokens: int = Field(
         0,
@@ -258,6 +308,14 @@ class SchedulerConfig(TerseSettings):
             )
         if self.kv_reserved_max_tokens and self.kv_reservation != "max_tokens":
             raise ValueError("kv_reserved_max_tokens needs kv_reservation max_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _sessions_have_blocks_to_keep(self) -> SchedulerConfig:
+        if self.kv_eviction == "session" and (self.kv_groups or self.state_blocks or not self.enable_prefix_caching):
+            raise ValueError(
+                "kv_eviction session needs enable_prefix_caching and a model with full attention in all layers"
+            )
         return self
 
     @model_validator(mode="after")
@@ -308,6 +366,7 @@ class Deployment(TerseSettings):
 
     seldom_set = (
         "engine", "inter_node", "all2all_backend", "fusion", "max_cudagraph_capture_size", "power_limit_w", "lora",
+        "prefill_context_parallel_size", "decode_context_parallel_size", "multimodal",
     )  # fmt: skip
 
     model: str = Field(
@@ -351,6 +410,20 @@ class Deployment(TerseSettings):
         le=1024,
         description="number of data-parallel ranks. Each rank has its own attention layers; all run steps together and "
         "share the experts. Simulator only",
+    )
+    prefill_context_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="number of tensor-parallel groups that share the tokens of each prompt; every group has all KV "
+        "and all weights but experts; simulator only",
+    )
+    decode_context_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="number of devices of a tensor-parallel group that share the tokens of each KV block, instead of "
+        "holding copies; simulator only",
     )
     enable_expert_parallel: bool = Field(
         False, description="give each device some complete experts, instead of a slice of every expert"
@@ -404,6 +477,9 @@ class Deployment(TerseSettings):
     fleet: FleetConfig | None = Field(None, description="engines behind a router (docs/fleet.md)")
     kv_tiers: KvTiersConfig | None = Field(None, description="slower memory for KV blocks (docs/kv-tiers.md)")
     lora: LoraConfig | None = Field(None, description="LoRA adapters (docs/lora.md)")
+    multimodal: MultimodalConfig | None = Field(
+        None, description="images, videos and audio in requests (docs/multimodal.md); simulator only"
+    )
     inter_node: InterNodeConfig | None = Field(
         None,
         description="nodes and their links, for engines on several nodes (docs/parallelism.md); simulator only",
@@ -457,6 +533,37 @@ class Deployment(TerseSettings):
         return self
 
     @model_validator(mode="after")
+    def _context_is_shared_as_vllm_does(self) -> Deployment:
+        for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+            if (size := getattr(self, name)) == 1:
+                continue
+            for other, given in (
+                ("scheduler.speculative", self.scheduler.speculative is not None),
+                ("lora", self.lora is not None),
+                ("multimodal", self.multimodal is not None),
+            ):
+                if given:
+                    raise UserError(name, size, f"cannot be combined with {other}; leave one of them out")
+        pcp, dcp = self.prefill_context_parallel_size, self.decode_context_parallel_size
+        for other in ("decode_context_parallel_size", "data_parallel_size"):
+            if pcp > 1 and getattr(self, other) > 1:
+                remedy = f"cannot be combined with {other}; leave one of them out"
+                raise UserError("prefill_context_parallel_size", pcp, remedy)
+        if "block_size" in self.scheduler.model_fields_set and self.scheduler.block_size % dcp:
+            remedy = (
+                f"must be a multiple of decode_context_parallel_size {dcp}, because it counts the tokens of all ranks"
+            )
+            raise UserError("scheduler.block_size", self.scheduler.block_size, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _the_encoder_is_on_one_stage(self) -> Deployment:
+        for name in ("pipeline_parallel_size", "data_parallel_size"):
+            if self.multimodal is not None and (size := getattr(self, name)) > 1:
+                raise UserError(name, size, "cannot be combined with multimodal; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _imbalance_is_possible(self) -> Deployment:
         if self.expert_imbalance == 1.0:
             return self
@@ -502,12 +609,22 @@ class Deployment(TerseSettings):
     @property
     def gpus(self) -> int:
         """The number of devices of one engine."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        return self.gpus_of_a_rank * self.data_parallel_size
+
+    @property
+    def gpus_of_a_rank(self) -> int:
+        """The number of devices of one data-parallel rank."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size * self.pipeline_parallel_size
 
     @property
     def expert_parallel_size(self) -> int:
         """The number of devices over which whole experts are spread; 1 without expert parallelism."""
-        return self.tensor_parallel_size * self.data_parallel_size if self.enable_expert_parallel else 1
+        return self.expert_gpus if self.enable_expert_parallel else 1
+
+    @property
+    def expert_gpus(self) -> int:
+        """The number of devices that share the experts of a layer, whole or in slices."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size * self.data_parallel_size
 
     @property
     def decode_stagger(self) -> int:
@@ -516,14 +633,23 @@ class Deployment(TerseSettings):
 
     @property
     def staged_settings(self) -> SchedulerConfig:
-        """The scheduler's settings with the pipeline's decode stagger, the data-parallel ranks and adapter slots."""
+        """The scheduler's settings with those that follow from others.
+
+        They are the pipeline's decode stagger, the data-parallel ranks, adapter slots, and the encoder's budget and
+        cache.
+        """
         scheduler = self.scheduler
+        if self.multimodal is not None:
+            encoder = encoder_settings(self.model, self.multimodal, scheduler.max_num_batched_tokens)
+            scheduler = scheduler.model_copy(update=encoder)
         if self.lora is not None:
             scheduler = scheduler.model_copy(update={"max_loras": self.lora.max_loras})
         if scheduler.decode_stagger != self.decode_stagger:
             scheduler = scheduler.model_copy(update={"decode_stagger": self.decode_stagger})
         if scheduler.attention_dp_timeout_iters and self.data_parallel_size > 1:
             scheduler = scheduler.model_copy(update={"attention_dp_ranks": self.data_parallel_size})
+        if "sglang" in self.policy and (self.pipeline_parallel_size > 1 or self.kv_tiers is not None):
+            scheduler = scheduler.model_copy(update={"sglang_outline": True})
         return scheduler
 
     def rescheduled(self, **changes: Any) -> Deployment:

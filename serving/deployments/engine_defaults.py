@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from serving.deployments.config import Deployment
-from serving.deployments.engines import EngineName
+from serving.deployments.engines import BLOCK_SIZE, EngineName
 from serving.deployments.gpu_spec import GpuSpec
 from serving.deployments.model_catalogue import pooling_model
 
@@ -72,7 +72,10 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
         tokens = max(tokens, longest)
     tokens = min(tokens, (scheduler.max_num_seqs if "max_num_seqs" in stated else seqs) * longest)
     most = scheduler.max_num_batched_tokens if "max_num_batched_tokens" in stated else tokens
+    sharing = deployment.decode_context_parallel_size
+    blocks = {"block_size": BLOCK_SIZE * sharing} if sharing > 1 else {}  # of all devices that share the tokens
     return {
+        **blocks,
         "max_num_seqs": min(seqs, most),
         "max_num_batched_tokens": tokens,
         "async_scheduling": overlaps,

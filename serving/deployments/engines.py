@@ -18,6 +18,7 @@ _STATED = re.compile(rf"({'|'.join(ENGINES)})( \d+\.\d+(\.\d+)?)?")
 _RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
 UTILIZATION = 0.92  # share of GPU memory that vLLM 0.33 uses; 0.9 in earlier versions
 BLOCK_SIZE = 16
+_PROMPTS_CAPTURED_SINCE = (0, 8)  # first release of vLLM with the V1 engine by default
 _LARGER_GRAPHS_SINCE = (0, 28)  # first release of vLLM with CUDA graphs of 1,024 tokens on data-center Blackwell
 # vLLM before 0.33: a request that preempts itself ends the step, a state that is read defers hits, and
 # `prefill_schedule_interval` only spaces the prompts of data-parallel ranks.
@@ -62,6 +63,11 @@ def check_engine(stated: str | None) -> str | None:
     return stated
 
 
+def captures_prompts(engine: EngineName) -> bool:
+    """Return whether an engine runs steps with prompts as CUDA graphs: vLLM, but not its V0 engine."""
+    return engine.name == "vllm" and (engine.release is None or engine.release >= _PROMPTS_CAPTURED_SINCE)
+
+
 def captured_tokens(deployment: Deployment, gpu: GpuSpec) -> int:
     """Return the number of tokens of the largest step with prompts that runs as a CUDA graph.
 
@@ -73,19 +79,20 @@ def captured_tokens(deployment: Deployment, gpu: GpuSpec) -> int:
         return 0
     if stated is not None:
         return stated
-    if engine.name != "vllm":
+    if not captures_prompts(engine):
         return 0
     large = gpu.generation == "Blackwell" and (engine.release is None or engine.release >= _LARGER_GRAPHS_SINCE)
     queries = 1 + (scheduler.speculative.num_speculative_tokens if scheduler.speculative else 0)
     return min(2 * scheduler.max_num_seqs * queries, 1024 if large else 512, scheduler.max_num_batched_tokens)
 
 
-def release_settings(version: str, adapters: bool = False) -> dict[str, Any]:
-    """Return the settings of vLLM release `version`, e.g. 0.32.0 or 0.32.0+cpu, with or without LoRA adapters.
+def release_settings(version: str, adapters: bool = False, images: bool = False) -> dict[str, Any]:
+    """Return the settings of vLLM release `version`, e.g. 0.32.0 or 0.32.0+cpu, for `adapters` or `images` if asked.
 
     Raises ValueError for other text.
     """
     major, minor, *_ = version.split(".")
     if (int(major), int(minor)) >= (0, 33):
         return {}
-    return _BEFORE_0_33 | ({"adapter_slots_by_step": True} if adapters else {})
+    of_adapters = {"adapter_slots_by_step": True} if adapters else {}
+    return {**_BEFORE_0_33, **of_adapters, **({"encoder_holds_queue": True} if images else {})}

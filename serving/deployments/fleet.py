@@ -8,6 +8,7 @@ with equal requests, users wait equally long and failures are the same.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
@@ -22,6 +23,8 @@ class _Settings(TerseSettings, allow_inf_nan=False):
 
 class PoolConfig(_Settings):
     """A pool of equal replicas."""
+
+    seldom_set = ("max_prompt_tokens", "max_total_tokens", "usd_per_gpu_hour")
 
     name: str = Field("pool", min_length=1, description="name of the pool, unique in the fleet")
     role: Literal["serve", "prefill", "decode"] = Field(
@@ -43,6 +46,39 @@ class PoolConfig(_Settings):
         (),
         description="SLO classes that the pool serves; a class that no pool lists goes to the pools with an empty list",
     )
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="longest prompt that the pool serves; longer ones go to later pools; null: no limit"
+    )
+    max_total_tokens: int | None = Field(
+        None, ge=1, description="the same limit for prompt tokens and max_tokens together; null: no limit"
+    )
+    usd_per_gpu_hour: float | None = Field(
+        None, ge=0, lt=1e9, description="price of a GPU of the pool, such as a spot price; null: the price of its GPU"
+    )
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """The most prompt tokens, and the most prompt tokens and `max_tokens` together, of a request for this pool."""
+        return self.max_prompt_tokens, self.max_total_tokens
+
+
+def routed_pools(pools: Sequence[PoolConfig], roles: Collection[str]) -> dict[str | None, tuple[tuple[int, ...], ...]]:
+    """Return the indices of the pools of some `roles` by SLO class, in groups of equal limits.
+
+    A request goes to the first group that has room for its length. The key None stands for all classes for which no
+    pool is reserved.
+    """
+    numbers = [number for number, pool in enumerate(pools) if pool.role in roles]
+    names = dict.fromkeys(name for number in numbers for name in pools[number].slo_classes)
+    by_class: dict[str | None, list[int]] = {
+        name: [number for number in numbers if name in pools[number].slo_classes] for name in names
+    }
+    by_class[None] = [number for number in numbers if not pools[number].slo_classes] or numbers
+    grouped = {}
+    for name, members in by_class.items():
+        limits = dict.fromkeys(pools[number].limits for number in members)
+        grouped[name] = tuple(tuple(n for n in members if pools[n].limits == limit) for limit in limits) or ((),)
+    return grouped
 
 
 class RouterConfig(_Settings):
@@ -158,8 +194,33 @@ class LinkLoss(_Settings):
     )
 
 
+class Interruptions(_Settings):
+    """The interruptions of spot replicas, which the provider takes back after a notice.
+
+    From the notice on, the replica gets no new requests. What it has not finished at the end of the notice starts again
+    elsewhere, as after a crash.
+    """
+
+    pool: str | None = Field(None, description="pool of spot replicas; null: the first pool")
+    per_hour: float = Field(
+        0.0, ge=0, le=3600, description="mean number of interruptions of a replica per hour (exponential intervals)"
+    )
+    at_s: tuple[Annotated[float, Field(ge=0, le=1e9)], ...] = Field(
+        (),
+        description="times of further notices in seconds from the start of the run, each to the oldest ready replica",
+    )
+    notice_s: float = Field(
+        120.0, ge=0, le=1e6, description="seconds from the notice until the replica is lost; 0: it is lost at once"
+    )
+    restart_s: float | None = Field(
+        180.0, ge=0, le=1e9, description="seconds from the notice until a new replica is ready; null: never"
+    )
+
+
 class FailuresConfig(_Settings):
     """The failures of a fleet, at given times or at random."""
+
+    seldom_set = ("interruptions",)
 
     crashes: tuple[Crash, ...] = Field((), description="crashes at given times")
     link_losses: tuple[LinkLoss, ...] = Field((), description="lost links at given times")
@@ -173,7 +234,8 @@ class FailuresConfig(_Settings):
     recovery_s: float = Field(
         60.0, ge=0, le=1e9, description="seconds from a random crash until a new replica is ready"
     )
-    seed: int = Field(0, description="seed of the random crashes")
+    interruptions: tuple[Interruptions, ...] = Field((), description="interruptions of the pools of spot replicas")
+    seed: int = Field(0, description="seed of the random crashes and interruptions")
 
 
 class AutoscalerConfig(_Settings):
@@ -317,6 +379,7 @@ class FleetConfig(_Settings):
         named = [crash.pool for crash in self.failures.crashes]
         named += [slowdown.pool for slowdown in self.failures.slowdowns]
         named += [loss.pool for loss in self.failures.link_losses]
+        named += [interruptions.pool for interruptions in self.failures.interruptions]
         scaled = [scaler.pool for scaler in self.autoscaler or ()]
         for pool in named + scaled:
             if pool is not None and pool not in names:
@@ -325,6 +388,16 @@ class FleetConfig(_Settings):
             raise ValueError("a fleet needs at least one replica, or an autoscaler")
         if len({self.pool_number(pool) for pool in scaled}) < len(scaled):
             raise ValueError("two autoscalers scale the same pool; give each its own pool")
+        return self
+
+    @model_validator(mode="after")
+    def _every_length_has_a_pool(self) -> FleetConfig:
+        for roles in (("serve", "prefill"), ("decode",)):
+            for groups in routed_pools(self.pools, roles).values():
+                limits = [self.pools[group[0]].limits for group in groups if group]
+                if limits and limits[-1] != (None, None):
+                    pool = self.pools[groups[-1][0]].name
+                    raise ValueError(f"no pool takes longer requests than {pool!r}; list a pool without limit last")
         return self
 
     @model_validator(mode="after")

@@ -71,6 +71,7 @@ _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": SPARSE, "heavi
 _HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _TEXT_OF = {  # architectures with other towers, whose text model is another; those not here have it in their name
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "KimiK3ForConditionalGeneration": "KimiLinearForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",

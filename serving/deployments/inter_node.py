@@ -2,7 +2,8 @@
 
 The bandwidths of the named links are the line rates of their standards; `calibration/kernels/collectives.py` decides
 which share of a line rate a collective gets. Ranks are numbered as in vLLM: tensor-parallel devices are next to each
-other, then come pipeline stages, then data-parallel ranks. Ranks fill one node after another.
+other, then come groups that share prompts, then pipeline stages, then data-parallel ranks. Ranks fill one node after
+another.
 """
 
 from __future__ import annotations
@@ -110,10 +111,19 @@ def tensor_group(deployment: Deployment) -> Group:
     return _group(deployment, deployment.tensor_parallel_size, 1)
 
 
+def context_group(deployment: Deployment) -> Group:
+    """Return the group of one device of every tensor-parallel group that shares prompts."""
+    return _group(deployment, deployment.prefill_context_parallel_size, deployment.tensor_parallel_size)
+
+
+def kv_group(deployment: Deployment) -> Group:
+    """Return the group of tensor-parallel devices that share the tokens of KV blocks."""
+    return _group(deployment, deployment.decode_context_parallel_size, 1)
+
+
 def data_group(deployment: Deployment) -> Group:
     """Return the group of one device of every data-parallel rank."""
-    stride = deployment.tensor_parallel_size * deployment.pipeline_parallel_size
-    return _group(deployment, deployment.data_parallel_size, stride)
+    return _group(deployment, deployment.data_parallel_size, deployment.gpus_of_a_rank)
 
 
 def expert_group(deployment: Deployment) -> Group:
@@ -124,12 +134,12 @@ def expert_group(deployment: Deployment) -> Group:
 
 def hops_between_nodes(deployment: Deployment) -> list[bool]:
     """Return, for each hop between pipeline stages, True if it crosses nodes on any data-parallel rank."""
-    tp, stages = deployment.tensor_parallel_size, deployment.pipeline_parallel_size
-    per_node = inter_node(deployment).gpus_per_node
-    firsts = range(0, deployment.gpus, tp * stages)
+    stages = deployment.pipeline_parallel_size
+    gpus, per_node = deployment.gpus_of_a_rank // stages, inter_node(deployment).gpus_per_node
+    firsts = range(0, deployment.gpus, gpus * stages)
 
     def leaves(stage: int) -> bool:
-        return any((at + stage * tp) // per_node != (at + (stage + 1) * tp) // per_node for at in firsts)
+        return any((at + stage * gpus) // per_node != (at + (stage + 1) * gpus) // per_node for at in firsts)
 
     return [leaves(stage) for stage in range(stages - 1)]
 
@@ -138,8 +148,9 @@ def of_stage(deployment: Deployment) -> Deployment:
     """Return the deployment of one pipeline stage alone. Its devices stay on their nodes, which have fewer devices."""
     alone: dict[str, object] = {"pipeline_parallel_size": 1}
     if nodes_of(deployment) > 1:
-        config, tp = inter_node(deployment), deployment.tensor_parallel_size
-        kept = max(config.gpus_per_node // deployment.pipeline_parallel_size, min(tp, config.gpus_per_node))
+        config = inter_node(deployment)
+        together = deployment.tensor_parallel_size * deployment.prefill_context_parallel_size
+        kept = max(config.gpus_per_node // deployment.pipeline_parallel_size, min(together, config.gpus_per_node))
         own = {"gpus_per_node": kept, "nics_per_node": None, "bandwidth_gb_s": config.of_a_device.bytes_per_s / 1e9}
         alone["inter_node"] = config.model_copy(update=own)
     return deployment.model_copy(update=alone)

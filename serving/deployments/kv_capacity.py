@@ -18,6 +18,7 @@ from serving.deployments.kv_layout import kv_groups, layers_of_a_group, most_hel
 from serving.deployments.lora import slot_elements
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec, draft_module, module_deployment, stage_models
+from serving.deployments.multimodal import find_tower
 from serving.deployments.weight_types import (
     DTYPE_BYTES,
     check_format,
@@ -60,6 +61,7 @@ class KvCapacity(NamedTuple):
         graphs: memory set aside for CUDA graphs
         block: size of one KV block, summed over the layers that share it; 0 if the model keeps no KV
         adapters: memory of the slots for LoRA adapters
+        encoder: weights of the encoder of images and videos, and the encoder cache
         pages: number of blocks that the scheduler counts as one; above 1 only if it treats groups of layers as one
     """
 
@@ -73,6 +75,7 @@ class KvCapacity(NamedTuple):
     block: int
     pages: int = 1
     adapters: int = 0
+    encoder: int = 0
 
     @property
     def activations(self) -> int:
@@ -83,7 +86,8 @@ class KvCapacity(NamedTuple):
     def left(self) -> int:
         """The bytes that are left for KV; may be negative."""
         budget = int(self.total * self.utilization)
-        return budget - self.weights - self.adapters - self.activations - self.non_torch - self.graphs
+        beside = self.weights + self.adapters + self.encoder
+        return budget - beside - self.activations - self.non_torch - self.graphs
 
     @property
     def num_blocks(self) -> int:
@@ -107,6 +111,7 @@ class KvCapacity(NamedTuple):
             (f"memory x {self.utilization:g}", self.total * self.utilization),
             ("weights", -self.weights),
             *([("adapters", -self.adapters)] if self.adapters else []),
+            *([("encoder", -self.encoder)] if self.encoder else []),
             ("activations of a step" if self.forward >= self.sampler else "activations of sampling", -self.activations),
             ("libraries and communication", -self.non_torch),
             ("CUDA graphs", -self.graphs),
@@ -134,14 +139,15 @@ class KvCapacity(NamedTuple):
     @property
     def _weights_and_adapters(self) -> str:
         adapters = f" and {shown_gib(self.adapters)} of adapters" if self.adapters else ""
-        return f"{shown_gib(self.weights)} of weights{adapters}"
+        encoder = f" and {shown_gib(self.encoder)} of the encoder" if self.encoder else ""
+        return f"{shown_gib(self.weights)} of weights{adapters}{encoder}"
 
     def share_for(self, blocks: int) -> float:
         """Return the utilization, at most 1, that leaves room for exactly `blocks` blocks.
 
         The result has as few digits as possible.
         """
-        beside = self.weights + self.adapters + self.activations + self.non_torch + self.graphs
+        beside = self.weights + self.adapters + self.encoder + self.activations + self.non_torch + self.graphs
         needed = (beside + blocks * self.block * self.pages) / self.total
         for digits in range(1, _SHARE_DIGITS + 1):
             share = min(math.ceil(needed * 10**digits) / 10**digits, 1.0)
@@ -152,7 +158,7 @@ class KvCapacity(NamedTuple):
     def check_stated(self, blocks: int) -> None:
         """Raise UserError if the stated number of blocks, `blocks`, exceeds the memory beside weights and adapters."""
         page = self.block * self.pages or 1
-        most = max(self.total - self.weights - self.adapters, 0) // page
+        most = max(self.total - self.weights - self.adapters - self.encoder, 0) // page
         if blocks > most:
             raise UserError(
                 "num_blocks",
@@ -201,6 +207,7 @@ def kv_capacity(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, graph_by
             non_torch=_non_torch_bytes(gpu, deployment),
             graphs=graph_bytes,
             adapters=_adapter_bytes(model, deployment),
+            encoder=_encoder_bytes(model, deployment),
             **layouts[stage],
         )
         for stage in range(len(layers))
@@ -217,6 +224,21 @@ def _adapter_bytes(model: ModelSpec, deployment: Deployment) -> int:
     return int(lora.max_loras * DTYPE_BYTES[deployment.dtype] * elements)
 
 
+def _encoder_bytes(model: ModelSpec, deployment: Deployment) -> int:
+    """Return the bytes of the encoder's weights and of the full encoder cache on one device; 0 without a known tower.
+
+    The cache holds embeddings of the model's hidden size, on each device of a tensor-parallel group.
+    """
+    multimodal = deployment.multimodal
+    tower = find_tower(deployment.model, multimodal) if multimodal is not None else None
+    if multimodal is None or tower is None:
+        return 0
+    split = multimodal.mm_encoder_tp_mode == "weights"
+    weights = tower.parameters(model.hidden_size, deployment.tensor_parallel_size if split else 1)
+    cached = deployment.staged_settings.encoder_cache_size or 0
+    return int(DTYPE_BYTES[deployment.dtype] * (weights + cached * model.hidden_size * tower.width))
+
+
 def weight_bytes(model: ModelSpec, deployment: Deployment) -> int:
     """Return the bytes of weights on one device of the fullest stage; see `stage_weight_bytes`."""
     return max(stage_weight_bytes(model, deployment))
@@ -228,7 +250,7 @@ def engine_weight_bytes(deployment: Deployment) -> int:
     Raises UserError if the deployment's model is not known.
     """
     stages = stage_weight_bytes(find_model(deployment.model), deployment)
-    return deployment.tensor_parallel_size * sum(stages)
+    return deployment.tensor_parallel_size * deployment.prefill_context_parallel_size * sum(stages)
 
 
 def stage_weight_bytes(model: ModelSpec, deployment: Deployment) -> list[int]:
@@ -255,7 +277,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     """Return the bytes of the weights of all layers, on one device.
 
     Norms and routers stay in `dtype`. KV projections are repeated if there are fewer KV heads than devices. Experts are
-    spread over the whole data-parallel group.
+    spread over all tensor-parallel groups of a stage.
     """
     tp, hidden = deployment.tensor_parallel_size, model.hidden_size
     plain, sparse = DTYPE_BYTES[deployment.dtype], model.moe_layers
@@ -276,7 +298,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
     # decode needs the expansion matrices in 16 bits, so quantised weights have a second copy
     if model.latent is not None:
         own, shared = model.attention_parameters, model.latent.shared_parameters(hidden)
-        quantised = [part for part in stored(model, deployment, "qkv", model.num_layers) if part.width != plain]
+        quantised = [part for part in stored(model, deployment, "qkv", model.kv_layers) if part.width != plain]
         copies = sum(part.layers for part in quantised)
         expanding = plain * copies * model.latent.expansion_parameters(model.num_heads) / tp
     out = model.attention_out_parameters
@@ -290,7 +312,7 @@ def _layer_bytes(model: ModelSpec, deployment: Deployment) -> float:
         + plain * (2 * hidden * model.num_layers + model.plain_parameters)
         + taken(
             "experts",
-            model.num_experts * model.expert_parameters * padded / (tp * deployment.data_parallel_size),
+            model.num_experts * model.expert_parameters * padded / deployment.expert_gpus,
             sparse,
         )
         + plain * model.router_parameters * sparse
@@ -307,7 +329,8 @@ def _forward_bytes(model: ModelSpec, deployment: Deployment) -> int:
     attention holds Q, K, V and its output.
     """
     tp, tokens = deployment.tensor_parallel_size, deployment.scheduler.max_num_batched_tokens
-    ranks = deployment.data_parallel_size
+    tokens = -(-tokens // deployment.prefill_context_parallel_size)
+    ranks = deployment.expert_gpus // tp
     widths = [2 * (model.num_heads + model.num_kv_heads) * model.head_dim / tp]
     if model.latent is not None:
         widths = [2 * model.num_heads * (model.head_dim + model.latent.v_head_dim) / tp]

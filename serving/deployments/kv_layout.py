@@ -12,6 +12,7 @@ from typing import Any
 
 from serving.deployments.attention import BLOCK_SIZE, CompressedAttention
 from serving.deployments.config import Deployment, SchedulerConfig
+from serving.deployments.context_parallel import check_context
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from serving.deployments.weight_types import DTYPE_BYTES
@@ -63,13 +64,15 @@ def layers_of_a_group(model: ModelSpec) -> int:
 def page_bytes(model: ModelSpec, deployment: Deployment) -> int:
     """Return the mean bytes of KV of one block in one layer, on one device.
 
-    Latent vectors are shared by all heads, so every device holds all of them.
+    Latent vectors are shared by all heads, so every device holds all of them. With decode context parallelism, devices
+    share the tokens of a block.
     """
+    tokens = deployment.scheduler.block_size / deployment.decode_context_parallel_size
     if model.latent is not None:
-        kept = model.latent.cache_bytes(DTYPE_BYTES[kv_dtype(deployment)], model.num_layers)
-        return int(kept / model.num_layers * deployment.scheduler.block_size)
+        kept = model.latent.cache_bytes(DTYPE_BYTES[kv_dtype(deployment)], model.kv_layers)
+        return int(kept / model.kv_layers * tokens)
     heads = max(model.num_kv_heads // deployment.tensor_parallel_size, 1)
-    return int(2 * heads * model.head_dim * deployment.scheduler.block_size * DTYPE_BYTES[kv_dtype(deployment)])
+    return int(2 * heads * model.head_dim * tokens * DTYPE_BYTES[kv_dtype(deployment)])
 
 
 def state_bytes(model: ModelSpec, deployment: Deployment) -> float:
@@ -109,6 +112,7 @@ def with_states(model: ModelSpec, deployment: Deployment) -> Deployment:
     a multiple of 256 tokens instead, and each request holds additional blocks for its constant part. Raises UserError
     if the deployment has KV tiers, or states that it caches prefixes where states cannot be cached.
     """
+    check_context(model, deployment)
     config, compressed = deployment.scheduler, isinstance(model.latent, CompressedAttention)
     if model.whole_prompts:
         return _in_one_step(model, deployment)

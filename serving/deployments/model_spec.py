@@ -163,8 +163,9 @@ class ModelSpec(Settings):
             raise ValueError(
                 "linear and linear_layers must be given together, and linear_layers must be at most num_layers"
             )
-        if self.linear and (self.linear_layers == self.num_layers or self.sliding_layers or self.latent):
-            raise ValueError("linear attention is known only beside layers of full attention with keys and values")
+        compressed = isinstance(self.latent, CompressedAttention)
+        if self.linear and (self.linear_layers == self.num_layers or self.sliding_layers or compressed):
+            raise ValueError("linear attention is known only beside layers of full attention")
         if bool(self.sliding_window) != bool(self.sliding_layers):
             raise ValueError("sliding_window and sliding_layers need each other; give both or neither")
         if self.bidirectional and not self.pooling:
@@ -283,7 +284,7 @@ class ModelSpec(Settings):
         if self.bidirectional:
             return 0
         if self.latent is not None:
-            return round(self.latent.cache_bytes(dtype_bytes, self.num_layers))
+            return round(self.latent.cache_bytes(dtype_bytes, self.kv_layers))
         return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def _parameters(self, experts: int) -> int:

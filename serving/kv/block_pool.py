@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
-from serving.kv.block_runs import BlockTable, FreeQueue, Run
+from serving.kv.block_runs import BlockTable, FreeQueue, Run, SessionQueue
 from serving.kv.blocks import NO_HIT, CacheObserver, Hit, blocks_for
 from serving.kv.content import Content, OwnContent, SegmentContent
 from serving.kv.prefix_tree import PrefixTree
@@ -41,7 +41,8 @@ class BlockPool:
         self._caching = config.enable_prefix_caching
         self._tree = PrefixTree(config.block_size, content or OwnContent())
         self._trees = [self._tree]  # a tree for each group of layers
-        self._queue = FreeQueue()
+        self._by_session = config.kv_eviction == "session"
+        self._queue = SessionQueue() if self._by_session else FreeQueue()
         self._blank = self.total  # number of free blocks without content
         self._blank_ids: list[int] = []  # ids of these blocks; the last one is taken next
         self._named = False
@@ -100,6 +101,9 @@ class BlockPool:
     def admit(self, request: Request, hit: Hit) -> None:
         if hit.blocks:
             self._share(request, self._tree, self._find(request))
+            if self._by_session and request.arrived.turn and not request.preemptions:  # its session has returned
+                for run in request.runs:
+                    run.awaited = max(run.awaited - 1, 0)
         request.block_count = request.hashed = request.registered = hit.blocks
         if self.caches and not self._named:
             self._tree.open[f"out:{request.id}"] = request
@@ -223,7 +227,11 @@ class BlockPool:
             kept = request.registered
         self._put_first(request.block_count - kept, request.blocks[kept:])
         if request.runs:
-            self._drop(request.held_runs())
+            runs = request.held_runs()
+            if self._by_session and not may_return and _returns(request):
+                for run in runs:
+                    run.awaited += 1
+            self._drop(runs)
             request.runs.clear()
         request.blocks.clear()
         request.block_count = request.hashed = request.registered = 0
@@ -298,6 +306,11 @@ class BlockPool:
             tree.check(run for run in runs if run.node is not None and run.node.group == group)
         if self._named:
             assert self._blank == len(self._blank_ids)
+
+
+def _returns(request: Request) -> bool:
+    """Return whether another turn of the request's session is expected."""
+    return request.arrived.session != "" and not request.arrived.ends_session
 
 
 def _in_order(requests: Iterable[Request]) -> list[Request]:

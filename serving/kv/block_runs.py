@@ -72,11 +72,13 @@ class Run:
         ids: physical ids of the blocks; empty if blocks have no identities
         node: node at which the run can be found; None if it cannot be found
         references: number of requests that hold the run
+        awaited: number of sessions that held the run in their last turn and are expected to return; always 0 if
+            sessions do not matter for eviction
         rest: run that was last split off the end of this run; requests that held this run at that time hold both
         before, after: neighbours in the free queue; None if the run is not in the queue
     """
 
-    __slots__ = ("after", "before", "first", "ids", "last", "node", "references", "rest")
+    __slots__ = ("after", "awaited", "before", "first", "ids", "last", "node", "references", "rest")
 
     def __init__(self, node: Node | None, first: int, last: int, ids: list[int]) -> None:
         self.node = node
@@ -84,6 +86,7 @@ class Run:
         self.last = last
         self.ids = ids
         self.references = 1
+        self.awaited = 0
         self.rest: Run | None = None
         self.before: Run | None = None
         self.after: Run | None = None
@@ -92,6 +95,7 @@ class Run:
         """Cut the run before block `at`, and return the part after the cut, which comes first in the queue."""
         upper = Run(self.node, at, self.last, self.ids[at - self.first :])
         upper.references = self.references
+        upper.awaited = self.awaited
         del self.ids[at - self.first :]
         self.last = at
         upper.rest, self.rest = self.rest, upper
@@ -176,3 +180,38 @@ class FreeQueue:
             runs.append(run)
             run = run.after
         return runs
+
+
+class SessionQueue(FreeQueue):
+    """Free runs with those of sessions that are expected to return behind all others, each part in LRU order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fence = Run(None, 0, 0, [])  # awaited runs are behind it
+        super().append(self._fence)
+
+    @property
+    def head(self) -> Run:
+        first = self._ring.after
+        if first is self._fence:
+            first = first.after
+        assert first is not None and first is not self._ring
+        return first
+
+    @property
+    def tail(self) -> Run | None:
+        """The last run before those that are awaited; None if there is none."""
+        last = self._fence.before
+        return None if last is self._ring else last
+
+    def append(self, run: Run) -> None:
+        if run.awaited:
+            super().append(run)
+            return
+        before, fence = self._fence.before, self._fence
+        assert before is not None
+        run.before, run.after = before, fence
+        before.after = fence.before = run
+
+    def runs(self) -> list[Run]:
+        return [run for run in super().runs() if run is not self._fence]

@@ -121,7 +121,7 @@ def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
     An adapter renames the first segment, so that requests with other adapters find no prefix.
     """
     begin, adapter = 0, request.arrived.adapter
-    for number, (name, tokens) in enumerate(request.arrived.prompt):
+    for number, (name, tokens) in enumerate(request.arrived.content):
         if name == PRIVATE:
             name = f"\0{request.id}.{number}"
         elif adapter and not number:

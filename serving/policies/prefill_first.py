@@ -35,6 +35,8 @@ class PrefillFirstScheduler(VllmScheduler):
             tokens = min(self.wanted(request), room)
             if self.aligned is not None:
                 tokens = self.chunk(request, request.computed, tokens)
+            if self.encoding is not None and request.arrived.items:
+                tokens = self.encoding.limit(request, request.computed, tokens)
             if tokens and not decodes(request) and self.lacking_blocks(request, tokens) <= self.pool.free:
                 budget -= self.give(plan, request, tokens)
         return budget

@@ -19,6 +19,7 @@ from serving.kv.grouped_pool import GroupedPool
 from serving.kv.no_pool import NoPool
 from serving.kv.state_pool import AlignedStatePool
 from serving.policies.drafts import Drafts
+from serving.policies.encoding import Encoding
 from serving.request import Request, Status
 from serving.scheduler import FcfsQueue, OrderedQueue, WaitingQueue, by_priority
 from serving.workload import WorkloadRequest
@@ -32,6 +33,7 @@ class Residents:
         drafts: the drafts of speculative decoding; None without it
         aligned: the pool, if it caches the states of prefixes, so that chunks end with blocks; else None
         kv_loading: the loading of KV from outside the engine; None if there is none
+        encoding: the encoding of images, videos and audio; None if requests may have none
     """
 
     def __init__(
@@ -46,6 +48,9 @@ class Residents:
         self.drafts: Drafts | None = None
         if config.speculative is not None:
             self.drafts = Drafts(config.speculative, config.max_model_len, config.async_scheduling)
+        self.encoding: Encoding | None = None
+        if config.max_num_encoder_input_tokens is not None:
+            self.encoding = Encoding(config, config.speculative.num_hash_lookahead_tokens if config.speculative else 0)
         self._grouped = self.pool if isinstance(self.pool, GroupedPool) else None
         self.aligned = self.pool if isinstance(self.pool, AlignedStatePool) else None
         self._contiguous = self.pool if isinstance(self.pool, ContiguousPool) else None
@@ -90,9 +95,22 @@ class Residents:
             )
         if (adapter := request.arrived.adapter) and not self.config.max_loras:
             return f"wants adapter {adapter}, and the deployment serves no adapters; set lora in it"
+        if request.arrived.items and (reason := self._reason_not_to_encode(request)):
+            return reason
         need = self.most_held(request)
         if need > self.pool.total:
             return f"needs {need} KV blocks of {self._block_size} tokens; there are {self.pool.total}"
+        return ""
+
+    def _reason_not_to_encode(self, request: Request) -> str:
+        most = max(item.tokens for item in request.arrived.items)
+        if self.encoding is None:
+            return "has images, video or audio, and the deployment reads none; set multimodal in it"
+        if most > self.encoding.longest_item:
+            return f"has an item of {most} tokens; multimodal.max_item_tokens allows {self.encoding.longest_item}"
+        whole = self.config.disable_chunked_mm_input and not self.config.encoder_holds_queue
+        if whole and most > (longest := self.config.most_step_tokens):
+            return f"has an item of {most} tokens, more than {longest} in a step; leave disable_chunked_mm_input out"
         return ""
 
     def most_held(self, request: Request) -> int:

@@ -1,9 +1,8 @@
-"""The `sglang` policy: SGLang's defaults that differ from vLLM's, modelled on its `Scheduler` and `PrefillAdder`.
+"""The `sglang` policy: SGLang's scheduler, or an outline of it where the exact one lacks a feature.
 
-Prompts and decodes never share a step (no `--enable-mixed-chunk`), and prompts come first. The scheduler looks for new
-requests after every step with prompts, when nothing runs, and otherwise once in `scheduler_recv_interval` decode steps
-(`SchedulerRecvSkipper`). SGLang's retraction of requests, and its estimate that outputs are shorter than their limit,
-are not modelled: preemption and admission are as in `vllm`.
+`sglang_scheduler.py` decides exactly as SGLang 0.5.23. It covers models with full attention in one engine of one stage.
+With drafts, sliding windows, constant states, adapters, KV from outside, pipeline stages or blocks with identities (in
+the real engine), the outline decides: `sglang_outline.py`.
 """
 
 from __future__ import annotations
@@ -11,48 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 from serving.deployments.config import SchedulerConfig
-from serving.policies.prefill_first import PrefillFirstScheduler
-from serving.request import Request
-from serving.step_plan import StepPlan
-from serving.workload import WorkloadRequest
+from serving.policies.sglang_outline import SglangOutline
+from serving.policies.sglang_scheduler import SglangScheduler
 
 
-class SglangScheduler(PrefillFirstScheduler):
-    """A scheduler with prefill first, which looks for new requests only at intervals."""
+def is_exact(config: SchedulerConfig) -> bool:
+    """Return whether a simulated engine with this `config` decides exactly as SGLang does."""
+    others = config.speculative or config.kv_groups or config.state_blocks or config.max_loras or config.sglang_outline
+    return not others and config.kv_reservation == "paged"
 
-    def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
-        super().__init__(config, **engine)
-        self._unseen: set[int] = set()
-        self._decoded = 0  # steps since the policy last looked for requests
 
-    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
-        request = super().add(arrived, outputs)
-        if request.id in self.requests:
-            self._unseen.add(request.id)
-        return request
+class Sglang(SglangOutline):
+    """SGLang's scheduler if `is_exact`, otherwise the outline."""
 
-    def head(self) -> Request | None:
-        request = super().head()
-        return None if request is None or request.id in self._unseen else request
-
-    def schedule(self) -> StepPlan:
-        if self._decoded >= self.config.scheduler_recv_interval or not self.running:
-            self._look()
-        plan = super().schedule()
-        self._decoded += bool(plan.tokens)
-        if plan.prefill_tokens:
-            self._look()
-        return plan
-
-    def steady_steps(self) -> int:
-        if not self._unseen:
-            return super().steady_steps()
-        return min(super().steady_steps(), max(self.config.scheduler_recv_interval - self._decoded, 0))
-
-    def skip(self, steps: int) -> list[Request]:
-        self._decoded = (self._decoded + steps - 1) % self.config.scheduler_recv_interval + 1
-        return super().skip(steps)
-
-    def _look(self) -> None:
-        self._unseen.clear()
-        self._decoded = 0
+    def __new__(cls, config: SchedulerConfig, *, content: Any = None, **engine: Any) -> Any:
+        if content is None and is_exact(config):
+            return SglangScheduler(config)
+        return super().__new__(cls)

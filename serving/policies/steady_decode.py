@@ -72,6 +72,8 @@ class SteadyDecode:
         ]
         if left < 0:
             return None
+        if rules.encoding is not None and any(rules.encoding.is_before_item(request) for request, _ in wanting):
+            return None
         set_first = not wanting or not decodes.members or self._set_comes_first(wanting, left)
         if not set_first and (not self._pool.counts_only or sum(tokens for _, tokens in wanting) > left):
             return None
@@ -119,8 +121,11 @@ class SteadyDecode:
         self.in_flight.append(plan)
         if not self._joins:
             return
+        encoding = self._rules.encoding
         for request, _, _, samples, _ in plan.listed:
             if samples and request.unscheduled > 0 and not request.arrived.structured:
+                if encoding is not None and encoding.cache.refers(request):
+                    continue
                 del self._unsteady[request.id]
                 self._decodes.join(request)
 
@@ -177,6 +182,8 @@ class SteadyDecode:
         """
         rules = self._rules
         rules.adapters = self._decodes.adapters
+        if rules.encoding is not None:
+            rules.encoding.passed_over.clear()
         budget, head = rules.waiting_budget(), rules.head()
         if budget <= 0 or head is None:
             return steps

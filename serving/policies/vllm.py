@@ -119,6 +119,8 @@ class VllmScheduler(Residents):
         self.adapters: dict[str, int] = {}
         self._max_loras = config.max_loras or 0
         self._most_of_one = self._budget  # maximum number of tokens of one request in this step
+        if self.encoding is not None and type(self).head is not VllmScheduler.head:
+            self.encoding.holds_queue = True  # a policy with another head does not know which requests are passed over
         # vLLM leaves blocks in the prefix cache that a victim never computed. Policies with another victim do not.
         self._forgets_withdrawn = config.forget_withdrawn or type(self).victim is not VllmScheduler.victim
 
@@ -157,6 +159,8 @@ class VllmScheduler(Residents):
             del self.unsteady[request.id]
         else:
             self.waiting.remove(request)
+        if self.encoding is not None:
+            self.encoding.cache.release(request)
         if loading is None or not loading.ended(request, status):
             if loading is not None and request.in_flight and self._steps_overlap:
                 loading.leaving.append((self._in_flight[-1].seq, request))
@@ -172,6 +176,8 @@ class VllmScheduler(Residents):
         self._plans += 1
         if self.aligned is not None:
             self.aligned.new_step()
+        if self.encoding is not None:
+            self.encoding.new_step()
         if (lag and not self._overlaps) or self._stagger > 1:
             self._steady.pipeline()
             self._steps_overlap = True
@@ -188,6 +194,8 @@ class VllmScheduler(Residents):
             self._interval.planned(plan, self._prefills > 0, self._holds_prompts, self.waiting)
         if self.drafts is not None and self.drafts.varies:
             self.drafts.limit(plan)
+        if self.encoding is not None and not (plan.tokens or plan.preempted or lag):
+            self._must_not_wait_for_encoder()
         progress = plan.sampled_rows > 0 or any(row.samples for row in plan.listed)
         self._preempted_in_vain = 0 if progress else self._preempted_in_vain + len(plan.preempted)
         if self._preempted_in_vain > _LIVELOCK_PREEMPTIONS:
@@ -200,6 +208,13 @@ class VllmScheduler(Residents):
             if self._stagger > 1:
                 self._stagger_decodes(plan)
         return plan
+
+    def _must_not_wait_for_encoder(self) -> None:
+        """Raise UserError if requests wait for images that no step can encode, as they would in vLLM, for ever."""
+        assert self.encoding is not None
+        if (self.running or self.encoding.passed_over) and self.kv_loading is None:
+            remedy = "is less than an image has, and disable_chunked_mm_input forbids to split it; raise it"
+            raise UserError("scheduler.long_prefill_token_threshold", self._long_prefill, remedy)
 
     def _hold_adapters(self, plan: StepPlan) -> None:
         """Note the adapters of the complete `plan`. Raises UserError if there are more than slots.
@@ -254,6 +269,8 @@ class VllmScheduler(Residents):
             tokens = min(self.wanted(request), room)
             if self.aligned is not None:
                 tokens = self.chunk(request, request.computed, tokens)
+            if self.encoding is not None and request.arrived.items:
+                tokens = self.encoding.limit(request, request.computed, tokens)
             if not tokens:
                 continue
             if self._grouped is not None:
@@ -346,11 +363,15 @@ class VllmScheduler(Residents):
             if self.service is not None:
                 self.service.sampled(request, 1)
         plan.add(Row(request, start, tokens, samples, drafts))
+        if self.encoding is not None and request.arrived.items:
+            self.encoding.encode(plan, request)
         return tokens + self.draft_slots
 
     def _preempt(self, plan: StepPlan, request: Request) -> int:
         """Preempt `request`: it waits again with nothing computed. Return the budget that its row of this step took."""
         row = plan.withdraw(request)
+        if self.encoding is not None:
+            self.encoding.withdraw(plan, request)
         if row:
             request.withdraw(row.tokens, row.samples, row.drafts)
             if self._forgets_withdrawn:
@@ -389,13 +410,20 @@ class VllmScheduler(Residents):
             if request.status is Status.LOADING:
                 self._refused = None
                 continue
+            if self.encoding is not None and request.id in self.encoding.passed_over:
+                continue
             if not tokens:
                 if not self.running:
                     self._must_not_be_deadlocked()
                 # `head` may fit later even if no block becomes free: if a block that it could share is evicted, its
                 # first chunk ends earlier.
                 settled = self.pool.counts_only or (self._reserves_all and self.pool.settled(request))
-                lasts = settled and len(self.running) > 0 and not (self._pads or self._holds_prompts)
+                lasts = (
+                    settled
+                    and not request.arrived.items
+                    and len(self.running) > 0
+                    and not (self._pads or self._holds_prompts)
+                )
                 self._refused = circumstances if lasts and circumstances else None
                 break
             budget -= self.give(plan, request, tokens)
@@ -405,12 +433,15 @@ class VllmScheduler(Residents):
     def head(self) -> Request | None:
         """Return the next request to admit: one whose KV has been loaded, or else the first that could run now.
 
-        As in vLLM, a request cannot run if it has an adapter without a slot, and other adapters take all slots.
+        As in vLLM, a request cannot run if it has an adapter without a slot, and other adapters take all slots, or if
+        the step cannot encode the image that is next in its prompt.
         """
         if self.kv_loading is not None and (loaded := self.kv_loading.head()) is not None:
             return loaded
         for request in self.waiting:
             waits = request.stale or request.compiling or request.status is Status.LOADING
+            if self.encoding is not None and request.id in self.encoding.passed_over:
+                waits = True
             if not waits and not (self._max_loras and self._lacks_slot(request.arrived.adapter)):
                 return request
             request.passed_over = True
@@ -475,10 +506,16 @@ class VllmScheduler(Residents):
         tokens = self._first_tokens(request, computed, budget)
         if self.aligned is not None:
             tokens = self.chunk(request, computed, tokens)
+        if self.encoding is not None and request.arrived.items and tokens:
+            tokens = self.encoding.limit(request, computed, tokens)
+            if not tokens and not self.encoding.holds_queue:
+                self.encoding.passed_over.add(request.id)
         if not tokens:
             return 0
         slots = computed + tokens if self.drafts is None else self.drafts.slots(computed + tokens)
         if not self._fits(request, max(request.known, slots) if self._reserves_all else slots, hit, slots):
+            if self.encoding is not None:
+                self.encoding.cache.release(request)
             return 0
         if hit is not None:
             self.pool.admit(request, hit)
@@ -550,17 +587,24 @@ class VllmScheduler(Residents):
         if not (rows or stopped):
             return []
         ended = []
+        encoding = self.encoding
         for request, _, tokens, samples, drafts in rows:
             if request.ended:
                 continue
             fresh = not request.stale
+            if encoding is not None and self._overlaps:
+                encoding.passed(request, request.computed - request.placeholders)
             accepted = self._accepted(plan, request, drafts) if drafts else 0
             request.returned(tokens, samples, drafts, accepted)
+            if encoding is not None and not self._overlaps:
+                encoding.passed(request, request.computed)
             # otherwise planning has registered all full blocks
             if fresh and (plan.lag or drafts or self._hash_lookahead):
                 self.pool.register(request, request.computed - request.in_flight)
             if samples and (request.known == request.end_len or request.id in stopped):
                 ended.append(request)
+                if encoding is not None:
+                    encoding.cache.release(request)
         if stopped:
             members = decodes.members
             ended += [members[id] for id in stopped if id in members and members[id].joined < plan.clock]

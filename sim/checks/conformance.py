@@ -1,6 +1,6 @@
-"""The conformance check: does our scheduler decide exactly as vLLM's did?
+"""The conformance check: does our scheduler decide exactly as vLLM's or SGLang's did?
 
-An oracle recording holds a workload, a linear cost, and the decisions of vLLM's own scheduler on a virtual clock. Our
+An oracle recording holds a workload, a linear cost, and the decisions of an engine's scheduler on a virtual clock. Our
 simulator must reproduce the tokens of each request in every step, every preemption, and every time to the nanosecond.
 """
 
@@ -39,15 +39,19 @@ class Conformance:
         return f"{head} identical" if self.identical else f"{head} DIFFERENT\n{self.difference}"
 
 
-def conform(path: str | Path, policy: str = "vllm") -> Conformance:
-    """Replay the recording at `path`. Raises UserError if it is not an oracle recording or has unknown fields."""
+def conform(path: str | Path, policy: str | None = None) -> Conformance:
+    """Replay the recording at `path` with `policy`, or with that of the recorded engine.
+
+    Raises UserError if it is not an oracle recording or has unknown fields.
+    """
     recording = read_oracle_recording(Path(path), policy)
     steps, results = _simulate(recording)
-    same_steps, difference = _compare("step", steps, recording.steps)
+    engine = recording.engine
+    same_steps, difference = _compare(engine, steps, recording.steps)
     wanted = recording.results
     differing = [id for id in sorted(wanted.keys() | results.keys()) if wanted.get(id) != results.get(id)]
     if differing and not difference:
-        difference = _difference(f"request {differing[0]}", results.get(differing[0]), wanted.get(differing[0]))
+        difference = _difference(engine, f"request {differing[0]}", results.get(differing[0]), wanted.get(differing[0]))
     same_requests = len(wanted.keys() - set(differing))
     return Conformance(recording.name, same_steps, len(recording.steps), same_requests, len(wanted), difference)
 
@@ -59,9 +63,15 @@ def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[in
     hits: dict[int, int] = {}
     if (outside := recording.outside) is not None:
         cluster.connect(lambda clock, replica: RecordedConnector(clock, replica, outside, hits))
+    encodes = recording.deployment.scheduler.max_num_encoder_input_tokens is not None
+    encoded: list[dict[str, list[int]]] = []
+    if encodes:
+        cluster.replicas[0].on_planned = lambda plan, _: encoded.append(
+            {str(id): items for id, items in plan.encoded.items()}
+        )
     cluster.run(workload)
     steps = []
-    for row in sink.steps.to_pylist():
+    for number, row in enumerate(sink.steps.to_pylist()):
         step = {
             "t": row["plan_ns"],
             "dt": row["end_ns"] - row["start_ns"],
@@ -70,6 +80,8 @@ def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[in
         }
         if recording.deployment.scheduler.async_scheduling or recording.deployment.pipeline_parallel_size > 1:
             step["s"] = row["start_ns"]
+        if encodes:
+            step["enc"] = encoded[number]
         if row["end_ns"] <= recording.ends_ns:
             steps.append(step)
     results = {}
@@ -86,22 +98,22 @@ def _simulate(recording: OracleRecording) -> tuple[list[dict[str, Any]], dict[in
     return steps, results
 
 
-def _compare(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[int, str]:
-    """Return the number of equal leading items, and a description of the first difference; empty if there is none."""
+def _compare(engine: str, ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[int, str]:
+    """Return the number of equal leading steps, and a description of the first difference; empty if there is none."""
     same = 0
     for mine, other in zip(ours, theirs, strict=False):
         if mine != other:
-            return same, _difference(f"{what} {same}", mine, other)
+            return same, _difference(engine, f"step {same}", mine, other)
         same += 1
     if len(ours) != len(theirs):
         mine = ours[same] if same < len(ours) else None
         other = theirs[same] if same < len(theirs) else None
-        return same, _difference(f"{what} {same}", mine, other)
+        return same, _difference(engine, f"step {same}", mine, other)
     return same, ""
 
 
-def _difference(what: str, ours: Any, theirs: Any) -> str:
-    return f"  first difference at {what}\n    ours: {_line(ours)}\n    vLLM: {_line(theirs)}"
+def _difference(engine: str, what: str, ours: Any, theirs: Any) -> str:
+    return f"  first difference at {what}\n    ours: {_line(ours)}\n    {engine}: {_line(theirs)}"
 
 
 def _line(side: Any) -> str:

@@ -33,6 +33,7 @@ COST = {"base_ns": 1000, "per_token_ns": 70, "per_pair_ps": 900}
 FAMILIES = (
     "plain loop", "overlapped loop", "priorities", "drafts", "drafts by batch size", "sliding windows", "hybrid models",
     "long-prefill threshold", "watermark", "rarer settings", "adapters", "pooling requests",
+    "images",
 )  # fmt: skip
 
 
@@ -78,6 +79,8 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         config["max_loras"] = chance.choice([1, 1, 2, 3])
         for request in recording["requests"]:
             request["lora"] = chance.choice([0, 1, 2, 3, 4])
+    if family == "images":
+        with_images(recording, chance)
     if family == "pooling requests":
         recording = pooling(recording, chance)
     return {"name": f"{family} {seed}", **recording}
@@ -131,6 +134,39 @@ def random_recording(chance: Random, policy: str, overlapped: bool, sharing: boo
         "async_scheduling": overlapped,
     }
     return {"config": config, "cost": COST, "requests": requests}
+
+
+def with_images(recording: dict[str, Any], chance: Random) -> None:
+    """Give some requests of the recording images, which others share, and a budget and a cache that are tight."""
+    config, requests = recording["config"], recording["requests"]
+    sizes = {f"image {number}": chance.choice([1, 2, 3, 5, 9, 20]) for number in range(chance.choice([2, 5, 12]))}
+    items: dict[int, list[list[Any]]] = {}
+    for request in requests:
+        length = sum(tokens for _, tokens in request["prompt"])
+        mm = [list(item) for item in items.get(_turn_before(request), ())]
+        at = max([item[0] + item[1] for item in mm], default=0) + chance.choice([0, 0, 1, 7])
+        while len(mm) < 6 and chance.random() < 0.8:
+            name = chance.choice(sorted(sizes))
+            if at + sizes[name] > length:
+                break
+            mm.append([at, sizes[name], name])
+            at += sizes[name] + chance.choice([0, 1, 1, 12])
+        items[request["id"]] = mm
+        if mm:
+            request["mm"] = mm
+    largest = max([tokens for mm in items.values() for _, tokens, _ in mm], default=1)
+    config["encoder"] = [largest + chance.choice([0, 1, 10, 100]), largest + chance.choice([0, 0, 3, 20, 200])]
+    config["policy"] = chance.choice(["fcfs", "priority"])
+    config["long_prefill_token_threshold"] = chance.choice([0, 0, 4, 9])
+    if chance.random() < 0.3:
+        config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], largest)
+        config["vllm"] = {"disable_chunked_mm_input": True}
+
+
+def _turn_before(request: dict[str, Any]) -> int:
+    """Return the id of the turn before the request, if its prompt ends with an answer and tokens of its own."""
+    answers = [int(name.removeprefix("out:")) for name, _ in request["prompt"] if name.startswith("out:")]
+    return answers[-1] if answers else -1
 
 
 def pooling(recording: dict[str, Any], chance: Random) -> dict[str, Any]:
@@ -352,7 +388,8 @@ def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> Fa
         elif "stuck" in answer:
             stuck.append(answer["stuck"])
         else:
-            answer["config"] |= release_settings(version, adapters="max_loras" in answer["config"])
+            config = answer["config"]
+            config |= release_settings(version, adapters="max_loras" in config, images="encoder" in config)
             _recording(path).write_bytes(gzip.compress(json.dumps(answer).encode()))
             decided.append(conform(_recording(path), policy))
     return FamilyResult(family, decided, lacks, stuck)

@@ -1,4 +1,4 @@
-"""Recordings of vLLM's own scheduler: a workload, a linear cost, and vLLM's decisions on a virtual clock.
+"""Recordings of vLLM's or SGLang's own scheduler: a workload, a linear cost, and its decisions on a virtual clock.
 
 The tables here list every field that a recording may have, and what it means for our scheduler. A recording with any
 other field is refused, because it could not be reproduced. A recording may also state how much KV of each request can
@@ -20,7 +20,7 @@ from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.errors import UserError
 from serving.request import Request
 from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest, shares_prefixes
+from serving.workload import Item, Workload, WorkloadRequest, shares_prefixes
 from sim.clock import TRANSFER_ENDS, VirtualClock
 from sim.replica import Replica
 from traces.formats.rows import read_head
@@ -111,6 +111,10 @@ def _prompt(prompt: Sequence[Sequence[Any]], row: Mapping[str, Any]) -> dict[str
     return {"prompt": tuple(segments)}
 
 
+def _encoding(encoder: Sequence[int]) -> dict[str, Any]:
+    return {"max_num_encoder_input_tokens": encoder[0], "encoder_cache_size": encoder[1]}
+
+
 # Keys of `config` that are not settings of a scheduler, with functions that return the settings for their values.
 _CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "speculative": _drafting,
@@ -118,6 +122,7 @@ _CONFIG: dict[str, Callable[[Any], dict[str, Any]]] = {
     "pp": lambda stages: {},  # number of pipeline stages, which is a setting of the deployment and not of the scheduler
     "v2": lambda runs: {},  # vLLM's V2 model runner, which stages need in the overlapped loop
     "connector": lambda connector: {},  # see `_outside`
+    "encoder": _encoding,  # tokens that a step may encode, and size of the encoder cache
 }
 
 # Keys of each row of `requests`, with functions of value and row that return fields of a `WorkloadRequest`.
@@ -133,12 +138,13 @@ _REQUEST: dict[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]] = {
     "skip_cache": lambda skips, row: {"skip_reading_prefix_cache": skips},
     "salt": lambda salt, row: {},  # see `_prompt`
     "lora": lambda number, row: {"adapter": f"lora {number}"} if number else {},  # 0: the base model
+    "mm": lambda items, row: {"items": tuple(Item(*item) for item in items)},
     "ext": lambda tokens, row: {},  # see `_outside`
     "ext_fails": lambda fails, row: {},  # see `_outside`
 }
 
 # Keys of each row of `steps` and `results`: those that are compared, and those that follow from them.
-_STEP = {"t", "dt", "n", "pre", "s"}
+_STEP = {"t", "dt", "n", "pre", "s", "enc"}
 _STEP_NOT_COMPARED = {"drafts", "got", "waste"}
 _RESULT = {"id", "first_token_ns", "finish_ns", "prefix_hit_tokens", "tokens"}
 _RESULT_NOT_COMPARED = {"finish"}
@@ -167,7 +173,7 @@ class RecordedStages(TokenCost):
 
 @dataclass(frozen=True)
 class OracleRecording:
-    """A recording. `steps`, and `results` by request id, have only the fields that are compared.
+    """A recording of `engine`, vLLM or SGLang. `steps`, and `results` by request id, have the fields that are compared.
 
     `outside` is None if there was no KV connector. All requests have left at `ends_ns`. Steps that end later are left
     out: they were planned for a request that stopped early, accepted more drafts than it needed, or was cancelled. A
@@ -182,11 +188,16 @@ class OracleRecording:
     results: dict[int, dict[str, Any]]
     ends_ns: int
     outside: Outside | None
+    engine: str
 
 
-def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
-    """Read the recording at `path`, for `policy`. Raises UserError for an unknown field or another kind of file."""
+def read_oracle_recording(path: Path, policy: str | None) -> OracleRecording:
+    """Read the recording at `path`, for `policy` or that of its engine.
+
+    Raises UserError for an unknown field or another kind of file.
+    """
     recording = _read(path)
+    engine = "SGLang" if "sglang" in recording else "vLLM"
     try:
         empty = [key for key in ("requests", "steps", "results") if not isinstance(recording[key], list)]
         for key, known in (
@@ -202,8 +213,8 @@ def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
         scheduler = parse(SchedulerConfig, settings, where="config")
         stages = config.get("pp", 1)
         cost = TokenCost(**recording["cost"]) if stages == 1 else RecordedStages(stages, **recording["cost"])
-        engine = Deployment(policy=policy, pipeline_parallel_size=stages)
-        deployment = engine.model_copy(update={"scheduler": scheduler})
+        stated = Deployment(policy=policy or engine.lower(), pipeline_parallel_size=stages)
+        deployment = stated.model_copy(update={"scheduler": scheduler})
         outside = _outside(config.get("connector"), recording["requests"], f"{path}: config.connector")
         workload = _workload(recording["requests"])
         results = {row["id"]: {name: row[name] for name in row if name in _RESULT} for row in recording["results"]}
@@ -219,7 +230,7 @@ def read_oracle_recording(path: Path, policy: str) -> OracleRecording:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("recording", str(path), f"is not an oracle recording: {error!r}") from None
     name = recording.get("name") or path.name.split(".")[0]
-    return OracleRecording(name, deployment, cost, workload, steps, results, ends_ns, outside)
+    return OracleRecording(name, deployment, cost, workload, steps, results, ends_ns, outside, engine)
 
 
 def _refuse_unknown(row: Mapping[str, Any], known: Collection[str], where: str) -> None:

@@ -18,7 +18,7 @@ from sim.routers.least import outstanding_requests
 
 
 class PrefixAffinity:
-    """A router that hashes the segments that hold the first `prefix_tokens` tokens of a prompt, and its adapter.
+    """A router that hashes the segments and images of the first `prefix_tokens` tokens of a prompt, and its adapter.
 
     A private prompt goes to the replica with the fewest requests. If `prefix_tokens` is larger than the first prompt of
     a conversation, its second turn has another key than its first.
@@ -43,7 +43,7 @@ class PrefixAffinity:
     def _key(self, request: WorkloadRequest) -> str:
         names = []
         left = self._prefix_tokens
-        for name, tokens in request.prompt:
+        for name, tokens in request.content:
             if name == PRIVATE or left <= 0:
                 break
             names.append(name)

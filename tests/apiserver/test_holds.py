@@ -127,7 +127,7 @@ def test_keys_and_tls(tmp_path):
         subprocess.run([*make, "-out", cert, "-keyout", key], check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("openssl, which makes a certificate, is not installed")
-    options = ("--api-key-file", keys, "--tls-cert", cert, "--tls-key", key)
+    options = ("--api-key-file", keys, "--tls-cert", cert, "--tls-key", key, "--allowed-hosts", "127.0.0.1, A.example")
     with serving(tmp_path, *TWIN, *options) as server:
         assert server.url.startswith("https://")
         server.tls = ssl.create_default_context(cafile=cert)
@@ -139,6 +139,10 @@ def test_keys_and_tls(tmp_path):
                 assert refused.status == 401 and refused.error["type"] == "Unauthorized"
         for given in ("secret-one", "secret-two"):
             assert server.ask("GET", "/v1/models", None, Authorization=f"Bearer {given}").status == 200
+        shown = {"Authorization": "bearer secret-one"}
+        for host, status in (("a.example:80", 200), ("b.example", 400), ("127.0.0.1.b.example", 400), ("[::1", 400)):
+            assert server.ask("GET", "/v1/models", None, Host=host, **shown).status == status
+            assert server.ask("GET", "/health", None, Host=host).status == 200, "a probe may call it by its address"
         assert server.ask("GET", "/ready").status == server.ask("GET", "/metrics").status == 200
         assert b" 200 " not in server.raw(b"GET / HTTP/1.1\r\n\r\n")
         assert "secret" not in server.said
@@ -146,13 +150,14 @@ def test_keys_and_tls(tmp_path):
 
 def test_an_engine_process_that_dies_comes_back_and_ends_at_once_when_asked_twice(tmp_path):
     with serving(tmp_path, *TWIN, "-o", tmp_path / "out") as server:
+        one_that_is_stopped_is_noticed(server)
         with Stream(server) as stream:
             assert len(stream.words(2)) == 2
             server.process.send_signal(signal.SIGSTOP)  # so that nothing is started again before it was looked at
             os.kill(server.processes()["engine"][0], signal.SIGKILL)
             *_, last, done = stream
             assert json.loads(last)["error"]["code"] == 503 and done == b"[DONE]"
-            assert server.ask("GET", "/health").status == 200
+            assert server.ask("GET", "/health").status == 503
             assert server.ask("GET", "/ready").status == server.complete().status == 503
             server.process.send_signal(signal.SIGCONT)
         soon(lambda: server.ask("GET", "/ready").status == 200)
@@ -163,6 +168,15 @@ def test_an_engine_process_that_dies_comes_back_and_ends_at_once_when_asked_twic
         assert (recording.run["status"], recording.run["run_id"]) == (status, name)
         assert row["status"] == "unfinished" and len(recording.steps) > 2
     assert f"the recording goes on in {tmp_path / 'out-2'}" in server.said
+
+
+def one_that_is_stopped_is_noticed(server):
+    (engine,) = server.processes()["engine"]
+    os.kill(engine, signal.SIGSTOP)
+    soon(lambda: server.ask("GET", "/health").status == 503)
+    assert server.complete().status == 503
+    os.kill(engine, signal.SIGCONT)
+    soon(lambda: server.ask("GET", "/health").status == 200)
 
 
 def asked_twice_it_ends_at_once(server):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from realengine.tokenizer import Tokenizer  # noqa: E402
 from tests.apiserver.served import Server, serving  # noqa: E402
 from tests.apiserver.served_command import free_ports, kv_batches  # noqa: E402
 from tests.apiserver.test_gateway import until  # noqa: E402
+from tests.realengine.test_structured_output import GIVES_UP  # noqa: E402
 from tests.realengine.tiny_chat_model import POSITIONS, save_chat_model  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -131,6 +133,16 @@ def test_a_tool_that_must_be_called_is_called_by_its_schema(client: openai.OpenA
     assert cut.finish_reason == "length" and not cut.message.tool_calls and cut.message.content
 
 
+def test_an_answer_whose_grammar_gives_up_is_an_error(real: Real, client: openai.OpenAI) -> None:
+    hard = {"structured_outputs": {"json": GIVES_UP}}
+    for stream in (False, True):
+        with pytest.raises(openai.InternalServerError, match="grammar of the answer gave up"):
+            client.completions.create(model=MODEL, prompt="Hello", max_tokens=40, stream=stream, extra_body=hard)
+    metrics = real.server.ask("GET", "/metrics").body.decode()
+    (ended,) = re.findall(r'request_success_total{.*finished_reason="error".*} (\S+)', metrics)
+    assert float(ended) == 2 and "Traceback" not in real.server.said
+
+
 def test_what_is_done_to_logits_is_seen_in_the_answer(real: Real, client: openai.OpenAI) -> None:
     prompt = real.texts.encode("Hello there", special=True)
     first, *_ = real.continued(prompt, 1)
@@ -208,8 +220,12 @@ def test_kv_events_tell_what_was_computed_and_that_a_new_engine_knows_nothing(re
     assert len(kv_batches(real.replays)) == before + len(batches)  # what is known is not stored again
 
     (router,) = real.server.processes()["engine"]
-    for engine in Path(f"/proc/{router}/task/{router}/children").read_text().split():
-        os.kill(int(engine), signal.SIGKILL)
+    engines = [int(engine) for engine in Path(f"/proc/{router}/task/{router}/children").read_text().split()]
+    for number, health in ((signal.SIGSTOP, 503), (signal.SIGCONT, 200)):
+        os.kill(engines[-1], number)
+        until(lambda health=health: real.server.ask("GET", "/health").status == health)
+    for engine in engines:
+        os.kill(engine, signal.SIGKILL)
     until(lambda: real.server.ask("GET", "/ready").status == 503)
     until(lambda: real.server.ask("GET", "/ready").status == 200)
     assert kv_batches(real.replays) == [(f"kv of {MODEL}", 0, [{"type": "AllBlocksCleared"}])]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from socket import create_connection
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ import yaml
 from apiserver.failures import Accidents, CutAnswers, RefusedRequests, ServedFailures
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
-from apiserver.supervisor import _listen, _listen_in_a_row
+from apiserver.supervisor import _accept_connections, _bound, _ports_in_a_row
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import Crash, FleetConfig
 from serving.errors import UserError
@@ -135,17 +136,21 @@ def test_the_failures_of_the_documentation_can_be_read() -> None:
 
 
 def test_ports_in_a_row_are_listened_on_or_none() -> None:
-    ports = _listen_in_a_row("127.0.0.1", 0, 3)
+    ports = _ports_in_a_row("127.0.0.1", 0, 3)
     first = ports[0].getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):  # until there is an engine
+        create_connection(("127.0.0.1", first), 5)
+    _accept_connections(ports)
+    create_connection(("127.0.0.1", first), 5).close()
     assert [port.getsockname()[1] for port in ports] == [first, first + 1, first + 2]
     ports[0].close()
     with pytest.raises(UserError, match="cannot be listened on"):
-        _listen_in_a_row("127.0.0.1", first, 2)
-    _listen("127.0.0.1", first).close()
+        _ports_in_a_row("127.0.0.1", first, 2)
+    _bound("127.0.0.1", first).close()
     for port in ports[1:]:
         port.close()
     with pytest.raises(UserError, match="65536"):
-        _listen_in_a_row("127.0.0.1", 65535, 2)
+        _ports_in_a_row("127.0.0.1", 65535, 2)
 
 
 def test_only_a_twin_has_them() -> None:

@@ -36,6 +36,9 @@ def reaches(gpu: str, stated: Deployment) -> tuple[float, float]:
         ("H100", {"model": "Llama-3.1-8B", "engine": "vllm 0.11"}, ""),
         ("H100", {"model": "Llama-3.1-8B", "engine": "vllm 0.10.2"}, "so old a release as vllm 0.10.2"),
         ("H100", {"model": "Llama-3.1-8B", "engine": "vllm 0.33"}, "so new a release as vllm 0.33"),
+        ("B200", {"model": "Llama-3.1-8B", "engine": "vllm 0.11.0"}, "so old a release as vllm 0.11.0 on Blackwell"),
+        ("H100", {"model": "Llama-3.1-8B", "engine": "vllm 0.10.2", "quantization": "fp8"}, "priced as 16 bits"),
+        ("H100", {"model": "Llama-3.1-8B", "prefill_context_parallel_size": 2}, "context parallelism"),
         ("H100", {"model": "Llama-3.1-8B", "engine": "sglang 0.4.1"}, "so old a release as sglang 0.4.1"),
         ("A100-80G", {"model": "Llama-3.1-8B", "quantization": "int4"}, "layers in int4 on Ampere"),
         ("H100", {"model": "Llama-3.1-8B", "quantization": "fp8"}, ""),
@@ -61,6 +64,7 @@ REPORTED = [
         ("A100-80G", {"model": "QwQ-32B", "tp": tp, "engine": "vllm 0.7.2"}, rows, 100, measured)
         for tp, rows, measured in (
             (2, 1, 27.5), (4, 1, 19.6), (8, 1, 15.8), (2, 16, 30.4), (4, 16, 23.9), (8, 16, 21.3), (2, 128, 56.7),
+            (4, 128, 53.4), (8, 128, 72.9),
         )
     ),
     # tenstorrent/tt-inference-server 356; it does not say which engine
@@ -68,6 +72,8 @@ REPORTED = [
     # vLLM and SGLang in sgl-project/sglang 3656, of February 2025
     ("H100", {"model": "DeepSeek-R1", "tp": 16, "engine": "vllm 0.7.2"}, 1, 500, 33.3),
     ("H100", {"model": "DeepSeek-R1", "tp": 16, "engine": "sglang 0.4.3"}, 1, 500, 52.6),
+    # Llama-3.1-405B-FP8, 32 requests; vllm-project/vllm 8244
+    ("H100", {"model": "Llama-3.1-405B-FP8", "tp": 8, "engine": "vllm 0.6.0"}, 32, 300, 95.5),
     # InferenceX 870: releases that measured runs have
     ("H200", {"model": "DeepSeek-R1", "tp": 8, "engine": "sglang 0.5.7"}, 8, 1500, 12.8),
 ]  # fmt: skip
@@ -80,6 +86,16 @@ def test_reported_times_lie_in_the_band(gpu: str, stated: dict[str, Any], rows: 
     host_ns = 0.0 if engine.scheduler.async_scheduling else step.host_ns
     low, high = ((step.step_ns + host_ns) * factor / 1e6 for factor in step.interval)
     assert low <= measured <= high
+
+
+def test_fp8_gains_nothing_in_a_release_older_than_the_first_measured() -> None:
+    def ms(engine: str, model: str) -> float:
+        stated = deployment(model, "H200", 4, engine=engine)
+        return explain(predicted_cost("H200", stated), uniform_step(4, 11_000, 0, 1, 0)).step_ns / 1e6
+
+    wide, narrow = "Qwen3-235B-A22B", "Qwen3-235B-A22B-FP8"  # vllm-project/vllm issue 25540
+    assert ms("vllm 0.10.2", narrow) >= ms("vllm 0.10.2", wide)
+    assert ms("vllm 0.18.0", narrow) < ms("vllm 0.18.0", wide)
 
 
 def own_runs(gpu: str, part: str, *runs: tuple[Deployment, float]) -> MeasuredRuns:

@@ -64,6 +64,7 @@ def test_back_and_forward_are_the_pages_as_they_were(server, page):
     page.get_by_text("Is B better than A?").wait_for()
 
 
+@pytest.mark.deep
 def test_a_change_of_several_kinds_of_input_is_one_step_each(server, page):
     page.goto(f"{server}/plan")
     rate(page, "20")
@@ -89,6 +90,7 @@ def test_a_change_of_several_kinds_of_input_is_one_step_each(server, page):
     assert rate(page, "20") == "20"
 
 
+@pytest.mark.deep
 def test_a_part_of_a_page_that_is_drawn_alone_is_one_step_and_names_the_run(server, page):
     page.goto(f"{server}/run")
     page.get_by_text("Select one to see where its time went").first.wait_for()
@@ -106,6 +108,7 @@ def test_a_part_of_a_page_that_is_drawn_alone_is_one_step_and_names_the_run(serv
     page.wait_for_url("**/run")
 
 
+@pytest.mark.deep
 def test_the_first_page_is_found_by_its_name_as_well_and_is_as_it_was_left(server, page):
     page.goto(f"{server}/plan?rate=33")
     assert rate(page, "33") == "33"

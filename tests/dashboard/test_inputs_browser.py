@@ -58,6 +58,7 @@ def drawn_again(page):
     idle(page)
 
 
+@pytest.mark.deep
 def test_inputs_whose_first_drawing_got_lost_are_those_of_the_address(server, page):
     """The second drawing of every page is enough to begin with: test_links.py."""
     address = "?traffic=shape&rate=25&price=H100%3A2.5"
@@ -95,6 +96,7 @@ def test_shape_and_preset_in_quick_turns(server, page):
     assert [shown[name] for name in asked] == ["1000", "250", "0", "20", "2.69"]
 
 
+@pytest.mark.deep
 def test_a_bad_upload_and_a_good_one_leave_the_numbers_as_they_were(server, page):
     page.goto(f"{server}/?traffic=trace&gpus=H100&spares=2&window=300")
     page.get_by_label("Spare replicas").first.wait_for()

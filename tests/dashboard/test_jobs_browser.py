@@ -38,6 +38,7 @@ def begun(page, address, link):
     page.get_by_role("button", name="Cancel").wait_for()
 
 
+@pytest.mark.deep  # without a browser in tests/planning/test_jobs.py and test_plan.py
 def test_tabs_and_reloads_find_the_same_work_and_no_kill_loses_any(server, server_runs, new_leaders, window, tmp_path):
     first, second, other = (without_plots(window.new_page()) for _ in range(3))
     with dashboard(server_runs, tmp_path, end=subprocess.Popen.kill) as address:

@@ -14,6 +14,7 @@ def page(page):
     return without_plots(page)
 
 
+@pytest.mark.deep
 def test_from_two_policies_to_an_answer(server, page):
     page.goto(f"{server}/policy-lab?req_s=4&seconds=10&seeds=2&b=sjf")
     page.get_by_role("button", name="Compare").click()
@@ -32,6 +33,7 @@ def test_from_two_policies_to_an_answer(server, page):
     page.wait_for_url(lambda url: "compare=recordings" in url and "rec_a=" in url)
 
 
+@pytest.mark.deep  # without a browser in test_lab.py
 def test_a_pasted_deployment_is_read_and_its_mistake_shown_in_a_line(server, page):
     page.goto(f"{server}/policy-lab?b=pasted")
     text = page.get_by_role("textbox", name="Paste it")

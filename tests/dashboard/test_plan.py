@@ -637,8 +637,8 @@ def test_no_link_has_the_page_make_more_than_it_shows(tmp_path: Path, made: list
 
 
 @pytest.mark.parametrize("name", list(shapes()))
-@pytest.mark.parametrize("rate", [0.5, 2.0, 20.0])
-@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("rate", [0.5, 20.0])
+@pytest.mark.parametrize("cv", [0.5, 10.0])
 def test_the_rate_that_is_asked_is_the_rate_that_is_planned_for(name: str, rate: float, cv: float) -> None:
     traffic = shapes()[name].traffic(rate, cv)
     request = plan_request().model_copy(update={"traffic": traffic})

@@ -59,6 +59,7 @@ def test_a_box_on_the_timeline_narrows_the_requests(server, page, timed):
     page.wait_for_url(lambda url: "window=" not in url)
 
 
+@pytest.mark.deep  # without a browser in test_run.py
 def test_every_view_opens(server, page, timed):
     page.goto(f"{server}/run?run={timed}&view=steps")
     page.get_by_text("What bounds it").wait_for()

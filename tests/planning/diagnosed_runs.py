@@ -1,7 +1,10 @@
 """Simulated runs whose cause of slowness is known by construction, for the tests of diagnosis."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -142,3 +145,10 @@ def diagnosed(
 ) -> DiagnosisDocument:
     evidence = Evidence(recorded(scenario, out))
     return diagnose(symptoms(evidence), evidence.metrics, scenario if explain else None, judged)
+
+
+@cache
+def diagnosis_of(made: Callable[[], PricedScenario], judged: str | None = None) -> DiagnosisDocument:
+    """Return the diagnosis of the run that `made` describes, which is simulated once for all tests."""
+    with TemporaryDirectory() as folder:
+        return diagnosed(made(), Path(folder) / "run", judged=judged)

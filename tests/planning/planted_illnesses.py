@@ -23,8 +23,8 @@ from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.errors import UserError
 from serving.front_door import FrontDoor
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import simulate_to
+from serving.workload import Item, Workload, WorkloadRequest
+from sim.cluster import Simulated, simulate_to
 from traces.metrics.client_view import as_clients_saw
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
@@ -138,6 +138,16 @@ def few_slots(rng: Rng) -> Any:
     made = [replace(r, adapter=f"a{int(rng.integers(count))}") for r in healthy.workload.requests]
     adapted = replace(healthy.workload, requests=made)
     return replace(healthy, workload=adapted), replace(ill, workload=adapted)
+
+
+def slow_encoder(rng: Rng) -> Any:
+    """Every request has an image, and its encoder takes longer than the rest of its prompt."""
+    case = _one_gpu(rng, settings={"multimodal": {"encoder_us_per_token": 1.0}}, output=60)
+    slow = {"encoder_us_per_token": float(rng.uniform(250, 350))}
+    healthy, ill = _ill(rng, case, multimodal=slow)
+    made = [replace(r, items=(Item(0, min(r.prompt_len, 400)),)) for r in healthy.workload.requests]
+    pictures = replace(healthy.workload, requests=made)
+    return replace(healthy, workload=pictures), replace(ill, workload=pictures)
 
 
 def small_chunks(rng: Rng) -> Any:
@@ -522,6 +532,7 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], str, Callable[[Rng], Any]]] = {
     "rare bursts": ("request", ("even arrivals",), "tail spikes", rare_bursts),
     "failures": ("request", ("no failures",), "replicas fail", failures),
     "slow front door": ("request", ("no front door",), "slow front door", slow_front_door),
+    "slow encoder": ("compute", ("free encoding",), "images take the device", slow_encoder),
     "long prompts": ("compute", ("free prefill",), "prompts take the device", heavy_prompts),
     "small batches": ("compute", ("half the weights to read",), "small batches", heavy_weights),
     "few users": ("compute", ("half the weights to read",), "low utilisation", few_users),
@@ -575,7 +586,11 @@ def diagnosed(illness: Illness, out: Path) -> DiagnosisDocument:
     made = illness.ill
     fleet = made.routed_fleet if made.deployment.fleet or made.router else made.fleet
     known: dict[str, Any] = {"fleet": fleet, "pools": made.pools, "tokens": True, "front_door": made.front_door}
-    simulate_to(out, made.workload, made.deployment, made.cost, **known)
+
+    def noted(done: Simulated, recording: Recording) -> dict[str, Any]:
+        return {"encoder": done.encoder._asdict()} if done.encoder else {}
+
+    simulate_to(out, made.workload, made.deployment, made.cost, note=noted, **known)
     evidence = Evidence(Recording.load(out), peak=find_gpu(made.gpu or ""))
     evidence.explain_by(made)
     return diagnose(symptoms(evidence), evidence.seen, made)

@@ -160,7 +160,9 @@ def standard_error(runs: int, share: float = 0.05) -> float:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("count", "rho", "pairs"), [(400, 0.0, 600), (1000, 0.9, 160)])
+@pytest.mark.parametrize(
+    ("count", "rho", "pairs"), [pytest.param(400, 0.0, 600, marks=pytest.mark.deep), (1000, 0.9, 160)]
+)
 def test_where_nothing_differs_a_difference_is_claimed_about_one_time_in_twenty(count, rho, pairs):
     """Latencies and their noise are dependent in time, as queues make them; a dozen numbers are looked at."""
     rng = np.random.default_rng(1)

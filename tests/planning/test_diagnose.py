@@ -54,7 +54,7 @@ from sim.fleet import alike_pools
 from tests.budget import examples
 from tests.calibration.step_model_samples import LLAMA, Roofline, deployment
 from tests.planning import diagnosed_runs as runs
-from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, requests
+from tests.planning.diagnosed_runs import MS, S, arrivals, diagnosed, diagnosis_of, requests
 from tests.planning.sweep_samples import calibrated
 from tests.traces.notes import add_notes
 from tokentwin.cli import cli
@@ -75,10 +75,9 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("made", CAUSES, ids=lambda made: made.__name__)
-def test_the_cause_that_was_built_in_comes_first(made, tmp_path: Path) -> None:
+def test_the_cause_that_was_built_in_comes_first(made) -> None:
     cause, kind, symptom = CAUSES[made]
-    judged = "itl_ms" if made is runs.long_prompts_block else None
-    found = diagnosed(made(), tmp_path / "run", judged=judged)
+    found = diagnosis_of(made, "itl_ms") if made is runs.long_prompts_block else diagnosis_of(made)
     assert (found.cause, found.kind) == (cause, kind)
     assert found.verdict.startswith(f"a {kind} problem: {found.blamed and found.blamed.cause}")
     assert found.twin_error == pytest.approx(0, abs=1e-9)  # it is the twin's own run
@@ -93,8 +92,8 @@ def test_without_a_cost_model_the_evidence_points_the_same_way(made, tmp_path: P
     assert all(s.evidence and s.proof and 0 < s.severity <= 1 for s in found.symptoms)
 
 
-def test_nothing_is_wrong_with_a_calm_run(tmp_path: Path) -> None:
-    found = diagnosed(runs.calm(), tmp_path / "run")
+def test_nothing_is_wrong_with_a_calm_run() -> None:
+    found = diagnosis_of(runs.calm)
     assert found.cause is None and [s.name for s in found.symptoms] == ["low utilisation"]
     assert found.verdict.startswith("neither a capacity nor a policy problem")
 
@@ -109,9 +108,9 @@ def test_an_idle_engine_whose_blocks_are_half_empty_is_well(tmp_path: Path) -> N
     assert [s.name for s in found.symptoms] == ["low utilisation"] and not troubled(found) and found.kind is None
 
 
-def test_what_could_not_be_tried_leaves_a_question_open(tmp_path: Path) -> None:
+def test_what_could_not_be_tried_leaves_a_question_open() -> None:
     """A cost model without parts cannot read half the weights; that free prefill buys little answers nothing."""
-    found = diagnosed(runs.cpu_bound(), tmp_path / "run")
+    found = diagnosis_of(runs.cpu_bound)
     said = {asked.question: asked for asked in found.questions}
     heavy, kernels = said["Is the model heavy?"], said["Do the kernels map well?"]
     assert heavy.yes is None and heavy.text(False) == "Not known: half the weights to read could not be tried."
@@ -147,9 +146,9 @@ def test_replicas_come_sooner_by_more_of_them_or_quicker_starts() -> None:
     assert [settings.get("fleet.pools") for settings in tried] == [[{"replicas": 4}], [{"replicas": 6}], None]
 
 
-def test_more_gpus_that_do_not_help_are_a_symptom(tmp_path: Path) -> None:
+def test_more_gpus_that_do_not_help_are_a_symptom() -> None:
     """One more replica does nothing for steps that wait for the CPU."""
-    found = diagnosed(runs.cpu_bound(), tmp_path / "run")
+    found = diagnosis_of(runs.cpu_bound)
     assert "more GPUs do not help" in [s.name for s in found.symptoms]
 
 
@@ -186,8 +185,7 @@ def finished_share(scenario: PricedScenario, out: Path) -> float:
 
 
 def test_where_requests_are_shed_it_is_judged_how_many_finish(tmp_path: Path) -> None:
-    made = runs.shed()
-    found = diagnosed(made, tmp_path / "run")
+    made, found = runs.shed(), diagnosis_of(runs.shed)
     before, after = finished_share(made, tmp_path / "again"), finished_share(more_places(made), tmp_path / "more")
     assert 0.1 < before < 0.6 and after > before + 0.3
     assert (found.cause, found.kind, found.metric) == ("more running requests", "policy", FINISHED)
@@ -200,10 +198,9 @@ def test_where_requests_are_shed_it_is_judged_how_many_finish(tmp_path: Path) ->
     assert found.twin_error == 0
 
 
-def test_every_claim_of_a_shed_run_is_what_simulating_it_gives(tmp_path: Path) -> None:
+def test_every_claim_of_a_shed_run_is_what_simulating_it_gives() -> None:
     """Shares and p99 of those that finish, of every lift that was tried."""
-    made = runs.shed()
-    found = diagnosed(made, tmp_path / "run")
+    made, found = runs.shed(), diagnosis_of(runs.shed)
     for c in found.counterfactuals:
         lifted = LIFTS[c.name].apply(made)
         assert isinstance(lifted, str) == bool(c.skipped)
@@ -334,8 +331,8 @@ def test_idleness_alone_is_no_problem(tmp_path: Path) -> None:
     assert found.verdict.startswith("no symptom but low utilisation; what would still lower the p99: prompts take")
 
 
-def test_uneven_gaps_are_a_problem_if_a_setting_mends_them_or_an_slo_bounds_them(tmp_path: Path) -> None:
-    found = diagnosed(runs.long_prompts_block(), tmp_path / "run", judged="itl_ms")
+def test_uneven_gaps_are_a_problem_if_a_setting_mends_them_or_an_slo_bounds_them() -> None:
+    found = diagnosis_of(runs.long_prompts_block, "itl_ms")
     gaps = [symptom for symptom in found.symptoms if symptom.name == "high ITL"]
     alone = found.model_copy(update={"symptoms": gaps})
     costly = [tried.model_copy(update={"bought": tried.bought | {"ttft_ms": -0.3}}) for tried in found.counterfactuals]

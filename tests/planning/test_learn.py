@@ -26,7 +26,7 @@ from planning.learn.questions import Bounds, Question
 from planning.learn.seen_steps import chunk_ns, decode_steps, prompt_steps
 from planning.learn.server import TimeIsUp
 from planning.learn.suspicions import suspicion
-from planning.learn.twin import Setting
+from planning.learn.twin import Setting, Twin
 from planning.learn.watch import look
 from planning.learn.watched import keep
 from serving.cost_model import TokenCost
@@ -36,15 +36,28 @@ from serving.workload import WorkloadRequest
 from tests.planning.learn_servers import GPU, SmallServer, changed, server, told
 
 BOUNDS = Bounds(32, 8192)
+FEW = Bounds(16, 2048, tokens=20_000, steps=100)  # short questions, which are simulated hundreds of times
 KNOWN = {"policy": "vllm", "enable_prefix_caching": True}
 
 
+def learnt_of_few(learner: Learner) -> Twin:
+    """Return the twin, chosen among fewer candidates than usual: for each all answers are simulated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("planning.learn.learner._BUDGETS", (1024, 4096, 8192))
+        patch.setattr("planning.learn.learner._FINALISTS", 2)
+        patch.setattr("planning.learn.learner._AROUND", 3)
+        patch.setattr("planning.learn.door_times._AFTER", (0.0, 0.5))
+        patch.setattr("planning.learn.door_times._REQUEST_NS", (0.0, 1e5, 1e6))
+        return learner.learn()
+
+
 @pytest.fixture(scope="module")
-def learnt() -> tuple[SmallServer, Learner, Any]:
+def learnt() -> tuple[SmallServer, Learner, Twin]:
     """A server, what was asked, and its twin."""
     hidden = server("sglang", factor=1.2, max_num_batched_tokens=4096)
-    learner = Learner(hidden, told(), GPU, BOUNDS, {"async_scheduling": False, "policy": "sglang"}, within_pct=6.0)
-    return hidden, learner, learner.learn()
+    known = {"async_scheduling": False, "policy": "sglang"}
+    learner = Learner(hidden, told(), GPU, BOUNDS._replace(steps=250), known, within_pct=6.0)
+    return hidden, learner, learnt_of_few(learner)
 
 
 def test_all_settings_of_a_server_are_found(learnt) -> None:
@@ -128,27 +141,21 @@ def trust_in(folder: Path) -> str:
     return trust.level
 
 
-def test_known_settings_are_not_asked_about() -> None:
-    hidden = server()
-    known = {"policy": "vllm", "max_num_batched_tokens": 2048, "async_scheduling": False, "num_blocks": 3000}
-    learner = Learner(hidden, told(), GPU, BOUNDS, known, within_pct=50.0)
-    found = learner.learn().setting._asdict()
-    assert found == found | known
-    assert not [name for name in hidden.asked if name.startswith("full-memory")]
-
-
-def test_what_no_question_reaches_is_a_lower_limit() -> None:
+def test_known_settings_are_not_asked_about_and_what_no_question_reaches_is_a_lower_limit() -> None:
+    hidden = server(max_num_seqs=200)
     known = KNOWN | {"max_num_batched_tokens": 2048, "async_scheduling": False, "num_blocks": 3000}
-    learner = Learner(server(max_num_seqs=200), told(), GPU, BOUNDS, known, within_pct=50.0)
-    twin = learner.learn()
-    assert learner.findings.at_least == {"max_num_seqs": 32} and twin.setting.max_num_seqs >= 200
+    learner = Learner(hidden, told(), GPU, FEW, known, within_pct=50.0)
+    found = learnt_of_few(learner).setting._asdict()
+    assert found == found | known and found["max_num_seqs"] >= 200
+    assert learner.findings.at_least == {"max_num_seqs": 16}
+    assert not [name for name in hidden.asked if name.startswith("full-memory")]
 
 
 def test_a_device_without_kernel_times_has_linear_prices(tmp_path: Path) -> None:
     hidden = SmallServer(server(max_num_batched_tokens=1024).deployment, cost=TokenCost(20_000_000, 200_000, 40))
     known = KNOWN | {"async_scheduling": False}
-    learner = Learner(hidden, told(), None, Bounds(32, 4096), known)
-    twin = learner.learn()
+    learner = Learner(hidden, told(), None, Bounds(32, 4096, tokens=40_000, steps=150), known, within_pct=8.0)
+    twin = learnt_of_few(learner)
     assert twin.setting.max_num_batched_tokens == 1024 and twin.setting.max_num_seqs == 24
     assert twin.setting.num_blocks == pytest.approx(3000, rel=0.02)
     answer = hidden.ask(made_up_traffic(twin, BOUNDS)[0])
@@ -183,12 +190,12 @@ def test_without_time_it_says_what_it_assumed(most: int) -> None:
     hidden = Hurried(server().deployment)
     hidden.most = most
     known = KNOWN | {"max_num_batched_tokens": 2048, "async_scheduling": False}
-    learner = Learner(hidden, told(), GPU, BOUNDS, known)
+    learner = Learner(hidden, told(), GPU, FEW, known)
     if most == 3:
         with pytest.raises(UserError, match="minutes"):
             learner.learn()
         return
-    learner.learn()
+    learnt_of_few(learner)
     assert learner.findings.assumed == {"num_blocks", "block_size"}
 
 

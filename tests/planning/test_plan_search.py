@@ -59,6 +59,16 @@ def test_no_fleet_is_simulated_twice_on_the_same_traffic(monkeypatch: pytest.Mon
 # The answer
 
 
+def test_few_gpus_can_count_instead_of_a_low_price() -> None:
+    query, engines = question(*SLOS), [engine(), engine("fast", usd=30.0)]
+    cheap, few = planned(query, engines), planned(query, [replace(one, counts_gpus=True) for one in engines])
+    assert cheap.recommendation is not None and few.recommendation is not None
+    best = few.recommendation.offer
+    assert (cheap.recommendation.offer.engine.gpu, best.engine.gpu) == ("slow", "fast")
+    assert best.point.gpus <= min(fewest(query, one, 32) or 99 for one in engines) + 1
+    assert best.point.gpus < cheap.recommendation.offer.point.gpus
+
+
 @examples(0.06)
 @given(
     rate=st.sampled_from([15.0, 40.0, 80.0]),

@@ -135,3 +135,10 @@ def test_mid_session_starts_are_not_held_against_a_fleet_that_forgets_nothing() 
     question = asked(spec, "ttft_ms p90<=80")  # prompts of up to 1,700 tokens take 190 ms without a prefix cache
     cached = replace(engine(), deployment=engine().deployment.rescheduled(enable_prefix_caching=True))
     assert try_alone(question, cached).met
+
+
+def test_a_limit_counts_for_the_stated_clients_and_grows_with_them() -> None:
+    spec = users(40)
+    limited = replace(asked(spec), workload=looped(spec, limit=400), requests=400, limit=400)
+    assert [limited.for_clients(number).requests for number in (20, 40, 80)] == [200, 400, 800]
+    assert limited.at_scale(1.5).for_clients(20).requests == 200

@@ -9,7 +9,7 @@ from tests.planning.planted_illnesses import SEEDS, diagnosed, kind_of, planted
 
 OFTEN = (
     "static batches", "short limit", "needless GPUs", "experts over nodes", "launches", "reserved KV", "KV transfers",
-    "slow front door", "few adapter slots",
+    "slow front door", "few adapter slots", "slow encoder",
 )  # fmt: skip
 
 

@@ -391,6 +391,7 @@ def test_ctrl_c_ends_a_run_on_two_ranks_with_a_recording(tmp_path: Path) -> None
         ({"attention": "triton"}, r"attention.*needs device cuda"),
         ({"attention": "hybrid", "batch_invariant": True}, r"batch_invariant.*triton or torch"),
         ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size: 2: works only in the simulator"),
+        ({"prefill_context_parallel_size": 2}, r"prefill_context_parallel_size: 2: works only in the simulator"),
         (
             {"scheduler": {"state_blocks": 3, "mamba_cache_mode": "align"}},
             r"scheduler.state_blocks: 3: is for models with constant states, which only the simulator runs",

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed (Linux on x86_64 o
 
 @pytest.mark.engine
 @pytest.mark.interpret
+@pytest.mark.statistical
 def test_in_the_interpreter() -> None:
     profile = "long" if settings.get_current_profile_name() == "long" else "fast"  # an example takes seconds
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.realengine.interpreted", profile]

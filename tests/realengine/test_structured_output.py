@@ -41,6 +41,7 @@ SCHEMA = {
     "required": ["name", "old"],
     "additionalProperties": False,
 }
+GIVES_UP = {"anyOf": [{"type": "object", "properties": {f"p{name}": {} for name in range(60)}}] * 80}
 ASKED = {"json": json_grammar(SCHEMA), "regex": regex_grammar("(ab|c){2,5}-[0-9]"), "": ""}
 
 
@@ -125,6 +126,19 @@ def test_drafts_change_no_answer(folder: Path, right: float, overlapped: bool) -
     assert answers == plain
     assert any(step.plan.draft_tokens and step.plan.masked_rows for step in steps)
     assert any(step.plan.accepted_tokens for step in steps) == (right > 0)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_grammar_that_gives_up_ends_its_request_alone_and_says_so(folder: Path, overlapped: bool) -> None:
+    """llguidance finds the schema valid, but takes no token of it: then only the end token may follow."""
+    engine, failed = engine_for(folder, async_scheduling=overlapped), []
+    plain, _ = run(engine, [("", 0.7)])
+    engine.reset()
+    arrived = WorkloadRequest(9, 0, (("", 5),), 60, structured=True)
+    tokens = {"stop_ids": engine.spec.eos_ids, "on_failed": lambda: failed.append(9)}
+    engine.add(arrived, [1, 2, 3, 4, 5], grammar=json_grammar(GIVES_UP), **tokens)
+    answers, _ = run(engine, [("", 0.7)])
+    assert failed == [9] and answers == plain
 
 
 def test_a_step_with_masks_is_not_overlapped(folder: Path) -> None:

@@ -30,7 +30,7 @@ ROUNDED = {  # cards that round more, or count more than a decoder
 KV_BYTES = {"Llama-3.1-8B": 131_072, "CodeLlama-34B": 196_608, "Qwen3-32B": 262_144, "gpt-oss-120b": 73_728}
 # Latent vectors: layers x (512 + 64) x 2 bytes
 # Hybrid: only every fourth layer has any
-KV_BYTES |= {"Qwen3.5-397B-A17B": 15 * 2 * 2 * 256 * 2}
+KV_BYTES |= {"Qwen3.5-397B-A17B": 15 * 2 * 2 * 256 * 2, "Kimi-K3": 24 * (512 + 64) * 2}
 KV_BYTES |= {"DeepSeek-V3": 70_272, "DeepSeek-V2-Lite": 31_104, "Kimi-K2": 70_272}
 
 
@@ -121,6 +121,8 @@ def test_kv_bytes_per_token(name: str) -> None:
         ("nvidia/Llama-4-Scout-17B-16E-Instruct-FP8", "Llama-4-Scout", "fp8"),
         ("moonshotai/Kimi-K2-Thinking", "Kimi-K2.5", "int4"),
         ("moonshotai/Kimi-K2-Base", "Kimi-K2", "fp8_block"),
+        ("moonshotai/Kimi-K3", "Kimi-K3", "mxfp4"),
+        ("Qwen/Qwen3.8-27B", "Qwen3.5-27B", "none"),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", "Nemotron-3-Nano", "nvfp4"),
         ("cognitivecomputations/DeepSeek-R1-AWQ", "DeepSeek-V3", "int4"),
         ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", "none"),

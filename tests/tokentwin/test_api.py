@@ -35,6 +35,7 @@ def test_the_page_does_what_it_says(capsys):
     assert re.search(r"finished\s+60", printed) and "replica" in printed and "max_num_seqs" in printed
 
 
+@pytest.mark.deep  # it asks what the page asks
 def test_the_notebook_runs_and_its_answers_show_themselves():
     cells = json.loads((DOCS / "python.ipynb").read_text(encoding="utf-8"))["cells"]
     shown = executed(["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"])

@@ -71,20 +71,19 @@ def test_a_feature_is_recorded_calibrated_simulated_and_validated(feature, colum
     draft = load_model_files("random:qwen3", Path()) if feature == "draft model" else None
     engine = Engine(deployment, load_model_files(model, Path()), draft)
     structured = feature == "structured output"
-    for run in ("before", "real"):
-        asked = [
-            WorkloadRequest(
-                n, n * 10**7, (("system", 8), *user(n)), 20 + n, structured=structured, adapter=named(n) if lora else ""
-            )
-            for n in range(REQUESTS)
-        ]
-        record(Workload(asked, feature), engine, tmp_path / run)
+    asked = [
+        WorkloadRequest(
+            n, n * 10**7, (("system", 8), *user(n)), 20 + n, structured=structured, adapter=named(n) if lora else ""
+        )
+        for n in range(REQUESTS)
+    ]
+    record(Workload(asked, feature), engine, tmp_path / "real")
     if feature == "draft model":  # what was quoted before it was said is no part of the answer
         sent = Recording.load(tmp_path / "real").workload().requests
         assert any(name.startswith("unsaid:out:") for one in sent for name, _ in one.prompt)
     if column is not None:
         assert Recording.load(tmp_path / "real").filled("steps", [column])
-    api.calibrate(out=tmp_path / "calibration", recordings=[tmp_path / "before"])
+    api.calibrate(out=tmp_path / "calibration", recordings=[tmp_path / "real"])
     report = api.validate([tmp_path / "real"], tmp_path / "calibration", tmp_path / "report")
     assert report.rungs.replay is not None and report.rungs.replay.exact
     assert {row.metric for row in report.rungs.run.rows} >= {"ttft_ms", "tpot_ms", "e2e_ms"}
@@ -94,5 +93,5 @@ def test_a_feature_is_recorded_calibrated_simulated_and_validated(feature, colum
         assert simulated.filled("steps", [column])
     if lora:
         load_ps = Calibration.load(tmp_path / "calibration").cpu_prices_ps["adapter_loads"]
-        loads = [one for one in Recording.load(tmp_path / "before").steps["adapters"].to_pylist() if one]
+        loads = [one for one in Recording.load(tmp_path / "real").steps["adapters"].to_pylist() if one]
         assert load_ps == pytest.approx(1000 * sum(x["load_ns"] for x in loads) / sum(x["loads"] for x in loads), abs=1)

@@ -23,10 +23,9 @@ def test_what_experts_got_is_recorded_and_held_against_the_assumption(tmp_path: 
     scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, num_blocks=60)
     deployment = Deployment(model="random:qwen2-moe", dtype="float32", quantization="int4", scheduler=scheduler)
     engine = Engine(deployment, load_model_files(deployment.model, Path()))
-    for run in ("before", "real"):
-        asked = [WorkloadRequest(n, n * 10**7, (("", 5 + 7 * (n % 9)),), 20 + n) for n in range(18)]
-        record(Workload(asked, "mixture"), engine, tmp_path / run)
-    api.calibrate(out=tmp_path / "calibration", recordings=[tmp_path / "before"])
+    asked = [WorkloadRequest(n, n * 10**7, (("", 5 + 7 * (n % 9)),), 20 + n) for n in range(18)]
+    record(Workload(asked, "mixture"), engine, tmp_path / "real")
+    api.calibrate(out=tmp_path / "calibration", recordings=[tmp_path / "real"])
     report = api.validate([tmp_path / "real"], tmp_path / "calibration", tmp_path / "report")
     assert report.rungs.replay is not None and report.rungs.replay.exact
     simulated = Recording.load(tmp_path / "report" / "simulated").steps

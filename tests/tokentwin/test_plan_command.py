@@ -27,8 +27,8 @@ EASY, HARD = "ttft_ms p99<=1000", "tpot_ms p50<=1"
 def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "shape.yaml"
     path.write_text(
-        "{requests: 80, seed: 1, arrivals: {kind: poisson, rate: 60}, prompt: {kind: lognormal, mean: 300, sigma: 1,"
-        " max: 1200}, output: {kind: exponential, mean: 30, max: 150}}"
+        "{requests: 40, seed: 1, arrivals: {kind: poisson, rate: 60}, prompt: {kind: lognormal, mean: 300, sigma: 1,"
+        " max: 1200}, output: {kind: exponential, mean: 20, max: 60}}"
     )
     return path
 
@@ -269,6 +269,18 @@ def test_a_policy_that_vllm_lacks_has_no_such_command() -> None:
         vllm_command(Deployment(policy="sjf"))
 
 
+def test_context_parallelism_is_vllm_s_where_it_has_it() -> None:
+    shared = {"tensor_parallel_size": 4, "scheduler": {"block_size": 64}}
+    both = ("prefill_context_parallel_size", 2), ("decode_context_parallel_size", 4)
+    for name, size in both:
+        stated = Deployment.model_validate({"model": "DeepSeek-V3", **shared, name: size})
+        words = vllm_command(stated).split()
+        assert words[words.index(f"--{name.replace('_', '-')}") + 1] == str(size)
+        assert ("--block-size" in words) == (name == "prefill_context_parallel_size")
+    with pytest.raises(UserError, match="needs latent attention in vLLM"):
+        vllm_command(Deployment(model="Llama-3.1-8B", prefill_context_parallel_size=2))
+
+
 def test_four_bits_have_a_command_only_where_a_checkpoint_has_them() -> None:
     with pytest.raises(UserError, match=r"int4.*name a checkpoint in GPTQ or AWQ"):
         vllm_command(Deployment(model="Llama-3.1-70B", quantization="int4"))
@@ -288,7 +300,7 @@ def test_a_70b_fits_into_one_h100_in_four_bits_and_not_in_eight() -> None:
 
 def test_every_combination_of_settings_is_a_candidate_of_its_own_name(shape: Path) -> None:
     varied = ("--vary", "max_num_batched_tokens=512,8192", "--vary", "scheduler.max_num_seqs=32,64")
-    result = plan(shape, "--slo", EASY, "--gpu", "H100", *varied, "--limit", "50", "--format", "json")
+    result = plan(shape, "--slo", EASY, "--gpu", "H100", *varied, "--limit", "25", "--format", "json")
     found = json.loads(result.stdout)
     offers = [found["recommendation"], *found["runners_up"]]
     assert {p["engine"] for p in offers} == {
@@ -304,7 +316,7 @@ def test_every_combination_of_settings_is_a_candidate_of_its_own_name(shape: Pat
 def test_each_setting_has_a_line_of_its_own_in_eighty_columns(shape: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     varied = ("--vary", "max_num_batched_tokens=8192", "--vary", "async_scheduling=true,false")
-    shown = plan(shape, "--slo", EASY, "--gpu", "H100", *varied, "--limit", "50").stdout
+    shown = plan(shape, "--slo", EASY, "--gpu", "H100", *varied, "--limit", "25").stdout
     tables = shown[shown.index("Fleets that meet") : shown.index("vllm serve")].splitlines()
     assert {" max_num_batched_tokens=8192", " async_scheduling=true", " async_scheduling=false"} <= {
         line.rstrip() for line in tables

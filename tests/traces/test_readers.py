@@ -230,6 +230,19 @@ MISTAKES = {
         SEGMENTS.replace('"out:4", 80', '"out:4", 81'),
         "must name an earlier request that generates at least 81 tokens",
     ),
+    "items": (JSONL.replace("}", ', "items": [[0, 1]]}'), ":1: items: .*must be objects such as"),
+    "an item's field": (JSONL.replace("}", ', "items": [{"offset": 0, "tokens": "1"}]}'), ":1: items: .*such as"),
+    "an item too long": (JSONL.replace("}", ', "items": [{"offset": 0, "tokens": 2}]}'), ":1: items: .*ends at 1"),
+    "a kind of item": (
+        JSONL.replace("}", ', "items": [{"offset": 0, "tokens": 1, "kind": "smell"}]}'),
+        ":1: items: .*must be image, video or audio",
+    ),
+    "odd frames": (
+        JSONL.replace('tokens": 1, ', 'tokens": 9, ').replace(
+            "}", ', "items": [{"offset": 0, "tokens": 4, "frames": 3}]}'
+        ),
+        ":1: items: .*must divide its 4 tokens",
+    ),
     "own output": (SEGMENTS.replace("out:4", "out:9"), "must name an earlier request"),
     "cake ids": (CAKE.replace("[0, 1]", "[0]"), ":1: hash_ids: '1 ids': must have 2 entries for input_length 1000"),
     "cake id": (CAKE.replace("[0, 1]", '[0, "x"]'), ":1: hash_ids: 'x': must hold whole numbers only"),

@@ -1,6 +1,7 @@
 """What is written is what is read: exactly in Parquet, in whole blocks in Mooncake's format."""
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
+from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
 from traces.formats.mooncake import BLOCK_TOKENS, MooncakeReader, write_mooncake
 from traces.formats.parquet import ParquetReader, write_parquet
 from traces.formats.trace_file import read_workload, write_workload
@@ -66,6 +67,21 @@ def test_adapters_are_kept_whenever_the_first_one_comes(tmp_path, monkeypatch):
         write_parquet(Workload(requests, "adapted"), path)
         assert list(ParquetReader().read(path).requests) == requests
         assert ("adapter" in pq.read_schema(path).names) == (first is not None)  # no column that nobody uses
+
+
+def test_items_are_kept_whenever_the_first_one_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr("traces.formats.parquet.ROW_GROUP", 4)
+    cat = (Item(2, 4, "cat", "video", 2), Item(6, 3))
+    for first in (None, 0, 5, 30):
+        requests = [
+            WorkloadRequest(k, k, ((PRIVATE, 9),), 2, items=cat if first is not None and k >= first else ())
+            for k in range(31)
+        ]
+        requests[7] = replace(requests[7], adapter="sql")
+        path = tmp_path / "trace.parquet"
+        write_parquet(Workload(requests, "pictures"), path)
+        assert list(ParquetReader().read(path).requests) == requests
+        assert ("items" in pq.read_schema(path).names) == (first is not None)  # no column that nobody uses
 
 
 def tokens_of(request):

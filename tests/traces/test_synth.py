@@ -216,6 +216,7 @@ def test_a_closed_loop_arrives_at_once():
         ),
         ({"seed": -1}, r"spec\.seed: -1"),
         ({"adapters": 0}, r"spec\.adapters: 0: must be at least 1"),
+        ({"images": 9, "sessions": {"turns": 2, "think_ms": 1}}, "images cannot be combined with sessions"),
         ({"sead": 1}, r"spec\.sead: 1: is not a setting"),
         ({"sessions": {"turns": {"kind": "empirical", "path": "x"}, "think_ms": 1}}, "cannot be empirical"),
     ],
@@ -266,3 +267,20 @@ def test_adapters_are_skewed_and_change_nothing_else():
     talks = requests(requests=500, adapters=8, sessions={"turns": 4, "think_ms": 1})
     of_session = {(request.session, request.adapter) for request in talks}
     assert len(of_session) == len({request.session for request in talks})
+
+
+def test_images_come_before_the_users_part_and_change_nothing_else():
+    some = {"count": 2, "tokens": {"kind": "uniform", "low": 10, "high": 90}, "share": 0.75, "distinct": 30}
+    plain, made = requests(requests=800), requests(requests=800, images=some)
+    sizes: dict[str, int] = {}
+    for before, after in zip(plain, made, strict=True):
+        own = after.prompt[: len(before.prompt) - 1] + after.prompt[-1:]
+        assert replace(after, prompt=own, items=()) == before
+        for item in after.items:
+            assert item.tokens == sizes.setdefault(item.content, item.tokens)  # one image has one size
+        assert after.prompt_len - before.prompt_len == sum(item.tokens for item in after.items)
+    assert sum(bool(request.items) for request in made) == pytest.approx(600, rel=0.1)
+    assert len(sizes) == 30
+    video = requests(requests=5, images={"tokens": 100, "kind": "video", "frames": 16})
+    assert {request.items[0][1:] for request in video} == {(112, "", "video", 16)}
+    assert requests(requests=5, images=64) == requests(requests=5, images={"tokens": 64})

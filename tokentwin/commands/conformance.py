@@ -1,4 +1,4 @@
-"""`tokentwin conformance`: our scheduler against recordings of vLLM's own, or against an installed vLLM."""
+"""`tokentwin conformance`: our schedulers against recordings of vLLM's and SGLang's own, or an installed vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serving.errors import UserError
 
 @click.command()
 @click.argument("recordings", nargs=-1, type=click.Path())
-@click.option("--policy", default="vllm", help="Policy, by name or as path/to/file.py:Class.")
+@click.option("--policy", help="Policy, by name or as path/to/file.py:Class; by default that of the recorded engine.")
 @click.option("--live", metavar="VLLM", help="Compare with this vLLM on random scenarios: a release, a virtual "
               "environment with vLLM, or the folder of an unpacked wheel.")  # fmt: skip
 @click.option("--python", help="With --live: Python interpreter that runs vLLM.")
@@ -19,9 +19,9 @@ from serving.errors import UserError
     "--seed", default=0, show_default=True, help="With --live: seed of the first scenario; the others count up."
 )
 def conformance(
-    recordings: tuple[str, ...], policy: str, live: str | None, python: str | None, scenarios: int, seed: int
+    recordings: tuple[str, ...], policy: str | None, live: str | None, python: str | None, scenarios: int, seed: int
 ) -> None:
-    """Replay RECORDINGS of vLLM's scheduler with our scheduler, and compare every decision.
+    """Replay RECORDINGS of vLLM's or SGLang's scheduler with our own, and compare every decision.
 
     The command prints one line for each recording or, with --live, for each kind of scenario. The exit status is 1 if
     any decision differs.
@@ -31,7 +31,7 @@ def conformance(
     if live is not None:
         from sim.checks.live_conformance import conform_live, find_vllm, lines
 
-        outcome = conform_live(find_vllm(live, python), scenarios, seed, policy)
+        outcome = conform_live(find_vllm(live, python), scenarios, seed, policy or "vllm")
         click.echo("\n".join(lines(outcome)))
         raise SystemExit(0 if outcome.identical else 1)
     from sim.checks.conformance import conform

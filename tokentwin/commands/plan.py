@@ -23,8 +23,9 @@ options = options_of(PlanRequest, FleetRequest)
 @traffic_options("traffic")
 @options(
     "--slo=slos --model --gpu=gpus --tp=tensor_parallel_sizes --policy=policies --vary --split=splits "
-    "--price=prices --energy --pue --grid-gco2-per-kwh --spares --risk --rate-scale --limit --window-s --router "
-    "--max-replicas --calibration --deployment"
+    "--mix --spot --interruptions-per-hour --notice-s --restart-s --rank-by --price=prices --energy --pue "
+    "--grid-gco2-per-kwh --spares --risk --rate-scale --limit --window-s --router --max-replicas "
+    "--calibration --deployment"
 )
 @options_of(FleetRequest, required=False)("--replicas")
 @click.option(
@@ -55,6 +56,9 @@ def plan(
     With --measured the predictions learn from runs of your own server: a file states the GPU, or --gpu names exactly
     one, and --deployment is what the server ran. The calibration is kept, and `-c` names it next time.
 
+    With --mix and --spot the answer also compares fleets of two kinds of GPUs, and of GPUs on demand beside spot GPUs,
+    with the best fleet of a single kind.
+
     With --replicas the answer is the largest number of users that so many replicas bear within the SLOs; --users is
     then the number that is tried first.
 
@@ -73,10 +77,11 @@ def plan(
     if given["traffic"] is None:
         raise UserError("traffic", None, NO_TRAFFIC)
     spare_pandas()
-    for option, name in (("gpu", "gpus"), ("tp", "tensor_parallel_sizes"), ("policy", "policies"), ("split", "splits")):
+    several = {"gpu": "gpus", "tp": "tensor_parallel_sizes", "policy": "policies", "split": "splits", "mix": "mix"}
+    for option, name in several.items():
         given[name] = listed(option, given[name]) if given[name] else None
     given["vary"] = named_values("vary", given["vary"], many=True)
-    given["prices"] = named_prices(given["prices"])
+    given["prices"], given["spot"] = named_prices(given["prices"]), named_prices(given["spot"], "spot")
     given["energy"] = given["energy"] or None
     if given["deployment"] is not None:
         given["deployment"] = load_deployment(given["deployment"])

@@ -122,6 +122,12 @@ def convert(
     "(the k-th is chosen in proportion to k^-exponent).",
 )
 @click.option(
+    "--images",
+    metavar="I",
+    help="Images of the requests: tokens of one image, or for example "
+    "count=2,tokens=1024,share=0.5,distinct=100 or kind=video,frames=16,tokens=4096.",
+)
+@click.option(
     "--structured",
     metavar="P",
     help="Fraction of requests with structured output (answers that follow a grammar), such as 0.3.",
@@ -199,7 +205,7 @@ def _assumed(tokenizer: Path | None, given: dict[str, str | None]) -> Assumed | 
 
 def _parsed(name: str, text: str) -> Any:
     """Return the value of an option: `kind:key=value,...`, or `key=value,...`, or a plain value."""
-    if name in ("system_prompts", "sessions") or (name == "adapters" and "=" in text):
+    if name in ("system_prompts", "sessions") or (name in ("adapters", "images") and "=" in text):
         kind, rest = "", text
     elif name == "arrivals" or (name in ("prompt", "output", "think_ms") and not text.lstrip("-").isdigit()):
         kind, _, rest = text.partition(":")
@@ -263,6 +269,9 @@ def _print(summary: WorkloadSummary, format_: str) -> None:
         most = sorted(summary.adapters.items(), key=lambda one: (-one[1], one[0]))[:8]
         shares = ", ".join(f"{name or '(none)'} {shown_share(n / summary.requests, 1)}" for name, n in most)
         rows.append((f"adapters ({len(summary.adapters.keys() - {''}):,})", shares))
+    if summary.items:
+        shown = f"{summary.items:,} with {summary.item_tokens:,} tokens, {summary.repeated_items:,} seen before"
+        rows.append(("images, videos, audio", shown))
     print_table(("trace", summary.name), rows)
     columns = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
     lengths = (

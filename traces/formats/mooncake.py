@@ -81,7 +81,7 @@ class _ChainedHashes:
     def of_request(self, request: WorkloadRequest) -> list[int]:
         ids: list[int] = []
         parent = -1
-        for pieces in _blocks(request.prompt):
+        for pieces in _blocks(request.content):
             if any(name == PRIVATE for name, _, _ in pieces):
                 parent = self._new()
             else:

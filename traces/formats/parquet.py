@@ -2,8 +2,8 @@
 
 Files are read and written in row groups, so a million requests need little memory. The prompt is a list of `{segment,
 tokens}`. Fields of the whole workload (name, concurrency, and whether prefixes are shared) are in the schema's
-metadata, because a file without requests has no rows that could hold them. The column `adapter` is there only if a
-request has one.
+metadata, because a file without requests has no rows that could hold them. The columns `adapter` and `items` are there
+only if a request has an adapter, or an image, a video or audio.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from serving.errors import UserError, reason
 from serving.workload import Workload, WorkloadRequest
 from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
+from traces.formats.items import items_of, wrong_item
 
 MAGIC = b"PAR1"
 _PRIORITIES = 2**31  # limit of a priority's absolute value, because recordings store 32 bits
@@ -56,11 +57,26 @@ SCHEMA = pa.schema(
         _field("max_tokens", pa.int64(), "tokens", "most it may generate; null: as many as output_len", True),
     ]
 )
-_ADAPTED = SCHEMA.append(_field("adapter", pa.string(), "", "LoRA adapter that answers it, or empty"))
+_ITEM = pa.struct(
+    [
+        pa.field(name, type_, nullable=False)
+        for name, type_ in (
+            ("offset", pa.int64()), ("tokens", pa.int64()), ("content", pa.string()), ("kind", pa.string()),
+            ("frames", pa.int64()),
+        )
+    ]
+)  # fmt: skip
+# Columns that only traces whose requests use them have.
+_SOMETIMES = (
+    _field("adapter", pa.string(), "", "LoRA adapter that answers it, or empty"),
+    _field("items", pa.list_(pa.field("item", _ITEM, nullable=False)), "", "images, videos and audio in the prompt"),
+)
+_WHOLE = pa.schema([*SCHEMA, *_SOMETIMES])
 # Columns that traces may lack, and the values that stand for them.
 _LATER = {
     "session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None,
     "skip_reading_prefix_cache": False, "grammar_compile_ns": 0, "max_tokens": None, "adapter": "",
+    "items": (),
 }  # fmt: skip
 
 
@@ -166,21 +182,29 @@ class WorkloadWriter:
     def _flush(self) -> None:
         if not self._rows:
             return
-        if "adapter" not in self._schema.names and any(row.adapter for row in self._rows):
-            self._add_adapters()
+        names = self._schema.names
+        used = [
+            field for field in _SOMETIMES if field.name in names or any(getattr(row, field.name) for row in self._rows)
+        ]
+        if len(used) > len(names) - len(SCHEMA):
+            self._begin_anew(pa.schema([*SCHEMA, *used]))
         self._writer.write_batch(_batch(self._rows, self._schema))
         self._rows.clear()
         self._written = True
 
-    def _add_adapters(self) -> None:
-        """Begin the file anew with the column `adapter`, which is empty for the rows written so far."""
+    def _begin_anew(self, schema: pa.Schema) -> None:
+        """Begin the file anew with the columns of `schema`; new ones are empty for the rows written so far."""
         self._writer.close()
         before = pq.read_table(self._path) if self._written else None
-        self._open(_ADAPTED)
+        self._open(schema)
         if before is not None:
-            column = pa.repeat(pa.scalar("", pa.string()), len(before))
-            whole = before.append_column(_ADAPTED.field("adapter"), column).cast(self._schema)
-            self._writer.write_table(whole, row_group_size=ROW_GROUP)
+            columns = [
+                before[field.name]
+                if field.name in before.column_names
+                else pa.array([_LATER[field.name]] * len(before), field.type)
+                for field in schema
+            ]
+            self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema), row_group_size=ROW_GROUP)
 
     def __enter__(self) -> WorkloadWriter:
         return self
@@ -194,7 +218,7 @@ class WorkloadWriter:
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
     """Yield batches of at most `ROW_GROUP` rows, with only the columns of this format."""
     return file.iter_batches(
-        batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in _ADAPTED.names]
+        batch_size=ROW_GROUP, columns=[name for name in file.schema_arrow.names if name in _WHOLE.names]
     )
 
 
@@ -211,10 +235,15 @@ def _batch(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
     )
     prompts = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), segments, type=schema.field("prompt").type)
     columns = [
-        prompts if field.name == "prompt" else pa.array([getattr(row, field.name) for row in rows], field.type)
+        prompts if field.name == "prompt" else pa.array([_stored(row, field.name) for row in rows], field.type)
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _stored(row: WorkloadRequest, name: str) -> object:
+    value = getattr(row, name)
+    return [item._asdict() for item in value] if name == "items" else value
 
 
 def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
@@ -226,7 +255,8 @@ def _requests(batch: pa.RecordBatch) -> Iterator[WorkloadRequest]:
         batch.column(name).to_pylist() for name in ("id", "arrival_ns", "output_len", "priority", "tenant", "slo_class")
     ]
     for name, absent in _LATER.items():
-        fields.append(batch.column(name).to_pylist() if name in batch.schema.names else [absent] * batch.num_rows)
+        column = batch.column(name).to_pylist() if name in batch.schema.names else [absent] * batch.num_rows
+        fields.append([*map(items_of, column)] if name == "items" else column)
     for row, (id_, arrival, output, *more) in enumerate(zip(*fields, strict=True)):
         yield WorkloadRequest(id_, arrival, tuple(segments[offsets[row] : offsets[row + 1]]), output, *more)
 
@@ -237,7 +267,7 @@ def _about(path: Path, schema: pa.Schema) -> dict:
     if stored is None:
         remedy = "is a Parquet file, but not a tokentwin trace; the trace of a recording is its workload.parquet"
         raise UserError("trace", str(path), remedy)
-    for field in _ADAPTED:
+    for field in _WHOLE:
         index = schema.get_field_index(field.name)
         if index < 0 and field.name in _LATER:
             continue
@@ -272,6 +302,7 @@ def _check(path: Path, file: pq.ParquetFile) -> None:
             *(name for name, absent in _LATER.items() if absent is not None and name in batch.schema.names)
         )
         rows.check_prompts()
+        rows.check_items()
         used.append(rows.outputs_used())
         before = np.concatenate([[last[0]], arrival[:-1]]), np.concatenate([[last[1]], id_[:-1]])
         late = (arrival < before[0]) | ((arrival == before[0]) & (id_ <= before[1]))
@@ -347,6 +378,19 @@ class _Rows:
         sums = total[offsets[1:]] - total[offsets[:-1]]
         self.refuse(without, "prompt", sums, "each segment must hold 1 token or more")
         self.refuse(sums != prompt_len, "prompt_len", prompt_len, "must be the sum of the segments")
+
+    def check_items(self) -> None:
+        """Check the items of each row that has some."""
+        if "items" not in self._batch.schema.names:
+            return
+        column, lengths = self._batch.column("items").to_pylist(), self._batch.column("prompt_len").to_pylist()
+        for row, (items, length) in enumerate(zip(column, lengths, strict=True)):
+            try:
+                wrong = wrong_item(items_of(items), length)
+            except TypeError as error:
+                wrong = str(error)
+            if wrong:
+                raise UserError(f"{self._path}: row {self._first + row}: items", len(items), wrong)
 
     def outputs_used(self) -> np.ndarray:
         """Return (row, id, tokens) of each segment that names another request's output."""

@@ -5,7 +5,8 @@ The required fields are one of `arrival_s`, `arrival_ms`, `arrival_ns` and `time
 line, from 0), `tenant`, `priority`, `slo_class`, `adapter` (a LoRA adapter) and `max_tokens` (the limit of an answer
 that ended earlier with a stop token). JSON lines may have `prompt` instead of `prompt_tokens`. It is a list of
 segments, such as `[["sys0", 400], ["", 35]]`. An empty name stands for private tokens, and `["out:12", 80]` stands for
-the first 80 output tokens of request 12.
+the first 80 output tokens of request 12. They may also have `items`, the images, videos and audio in the prompt, such
+as `[{"offset": 12, "tokens": 576}]`; `content`, `kind` and `frames` are optional (`serving.workload.Item`).
 
 A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then time
 0.
@@ -17,8 +18,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from serving.workload import PRIVATE, Item, Segment, Workload, WorkloadRequest
 from traces.distributions import LONGEST
+from traces.formats.items import items_of, wrong_item
 from traces.formats.rows import Row, csv_rows, json_rows, named_workload
 
 _TIMESTAMP = "timestamp"
@@ -48,7 +50,7 @@ class SimpleJsonReader:
         return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 
     def read(self, path: Path) -> Workload:
-        return _workload(path, json_rows(path, *_ARRIVALS, *_REST, "prompt"))
+        return _workload(path, json_rows(path, *_ARRIVALS, *_REST, "prompt", "items"))
 
 
 def _workload(path: Path, rows: Iterable[Row]) -> Workload:
@@ -83,17 +85,33 @@ def _request(row: Row, number: int) -> WorkloadRequest:
     arrivals = [field for field in _ARRIVALS if field in row.fields]
     if len(arrivals) != 1:
         raise row.error("arrival", ", ".join(arrivals), f"give exactly one of {', '.join(_ARRIVALS)}")
+    prompt = _prompt(row)
     return WorkloadRequest(
         id=row.integer("id", 0) if "id" in row.fields else number,
         arrival_ns=_arrival_ns(row, arrivals[0]),
-        prompt=_prompt(row),
+        prompt=prompt,
         output_len=row.output_tokens("output_tokens"),
         priority=row.integer("priority", -(2**31), default=0, most=2**31 - 1),
         tenant=row.text("tenant"),
         slo_class=row.text("slo_class"),
         max_tokens=_max_tokens(row),
         adapter=row.text("adapter"),
+        items=_items(row, sum(tokens for _, tokens in prompt)),
     )
+
+
+def _items(row: Row, prompt_len: int) -> tuple[Item, ...]:
+    if "items" not in row.fields:
+        return ()
+    given = row.items("items")
+    try:
+        items = items_of(given)
+    except TypeError:
+        remedy = 'must be objects such as {"offset": 12, "tokens": 576, "content": "cat.jpg", "kind": "image"}'
+        raise row.error("items", given, remedy) from None
+    if wrong := wrong_item(items, prompt_len):
+        raise row.error("items", given, wrong)
+    return items
 
 
 def _max_tokens(row: Row) -> int | None:

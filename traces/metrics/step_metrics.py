@@ -144,6 +144,7 @@ class StepWork:
         """Return the bytes that each step reads and writes in the memory of all devices."""
         model, deployment = self._model, self._deployment
         ranks = deployment.data_parallel_size
+        groups = ranks * deployment.prefill_context_parallel_size  # each reads all weights but experts
         rows, drafts = numbers(steps, "decode_rows"), known_or_zero(steps, "draft_tokens")
         tokens = numbers(steps, "prefill_tokens") + rows + drafts
         past = numbers(steps, "prefill_context") + numbers(steps, "decode_context")
@@ -154,15 +155,15 @@ class StepWork:
             requests = numbers(steps, "prefill_rows") + rows
             within = np.minimum(past, requests * model.sliding_window) + tokens
             kv = kv * (1 - share) + share * everywhere * within
-        weights = ranks * self._taken("qkv", model.attention_parameters, model.kv_layers)
-        weights += ranks * self._taken("linear in", model.linear_parameters, model.linear_layers)
+        weights = groups * self._taken("qkv", model.attention_parameters, model.kv_layers)
+        weights += groups * self._taken("linear in", model.linear_parameters, model.linear_layers)
         dense = model.num_layers - model.moe_layers
-        weights += ranks * self._taken("gate and up", model.mlp_parameters(model.intermediate_size), dense)
+        weights += groups * self._taken("gate and up", model.mlp_parameters(model.intermediate_size), dense)
         if not model.pooling:  # the LM head; a step reads few rows of the embedding
-            weights += ranks * DTYPE_BYTES[deployment.dtype] * model.vocab_size * model.hidden_size
+            weights += groups * DTYPE_BYTES[deployment.dtype] * model.vocab_size * model.hidden_size
         if model.moe_layers:
             shared = model.mlp_parameters(model.shared_intermediate_size) if model.shared_intermediate_size else 0
-            weights += ranks * self._taken("shared gate and up", shared, model.moe_layers)
+            weights += groups * self._taken("shared gate and up", shared, model.moe_layers)
             touched = 1 - (1 - model.experts_per_token / model.num_experts) ** (ranks * tokens)
             experts = self._taken("experts", model.num_experts * model.expert_parameters, model.moe_layers)
             return np.asarray(weights + experts * touched + ranks * kv)

@@ -1,0 +1,456 @@
+"""SGLang's own scheduler on a virtual clock: `python live_sglang.py SCENARIO.json ...` writes a recording beside each.
+
+The program needs an interpreter that can import sglang 0.5.23 (`make sglang`), and imports nothing of this project. No
+model and no GPU is used: packages that only compute are replaced by empty ones (`_STUBS`), and `Scheduler` gets its own
+radix cache, allocator, batches and result processor, but no worker. The loops below are those of `event_loop_normal`
+and `event_loop_overlap`, with a clock instead of a device. Planning takes no time, and a step takes the time of the
+integer `cost`. Scenarios and recordings have the format of `vllmside/virtual_clock.py`; settings of `config` have our
+names (docs/policies.md gives SGLang's). A recording of a scenario that SGLang refuses or does not end has its error in
+`stuck` instead of steps.
+"""
+
+import gzip
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import tempfile
+import types
+from array import array
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+# Packages that SGLang imports and this program never calls. Only those that are not installed are replaced.
+_STUBS = {
+    "IPython", "compressed_tensors", "flash_attn", "flashinfer", "kernels", "mistral_common", "numba", "pynvml",
+    "sgl_kernel", "soundfile", "timm", "torch_memory_saver", "torchao", "torchaudio", "torchcodec", "torchvision",
+    "triton_kernels", "tvm_ffi", "watchfiles", "xgrammar",
+}  # fmt: skip
+_Config = dict[str, Any]
+
+
+class _AnyClass(type):
+    """The metaclass of classes in a stub: every attribute is 0, and iteration gives nothing."""
+
+    def __getattr__(cls, name: str) -> int:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 0
+
+    def __iter__(cls) -> Any:
+        return iter(())
+
+
+class _Anything:
+    """An object of a stub: a decorator, a function or a value, whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> "_Anything":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return given[0] if len(given) == 1 and not named and callable(given[0]) else _Anything()
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __or__(self, other: Any) -> Any:
+        return other
+
+    __ror__ = __or__
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _any_schema(*_: Any) -> Any:
+    return importlib.import_module("pydantic_core").core_schema.any_schema()
+
+
+class _Stub(types.ModuleType):
+    __version__ = "0.0.0"
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name[:1].islower():
+            return _Anything()
+        body = {
+            "__init__": lambda self, *_, **__: None,
+            "__call__": lambda self, *given, **_: given[0] if given and callable(given[0]) else self,
+            "__getattr__": lambda self, _: self,
+            "__class_getitem__": classmethod(lambda cls, _: cls),
+            "__get_pydantic_core_schema__": classmethod(_any_schema),
+        }
+        return _AnyClass(name, (), body)
+
+
+class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.split(".")[0] in _STUBS:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> _Stub:
+        return _Stub(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.meta_path.append(_StubFinder())
+
+import sglang  # noqa: E402
+import torch  # noqa: E402
+from sglang.srt.disaggregation.utils import DisaggregationMode  # noqa: E402
+from sglang.srt.managers import schedule_batch, scheduler  # noqa: E402
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch  # noqa: E402
+from sglang.srt.managers.schedule_policy import SchedulePolicy  # noqa: E402
+from sglang.srt.managers.scheduler_components.batch_result_processor import (  # noqa: E402
+    SchedulerBatchResultProcessor,
+)
+from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker  # noqa: E402
+from sglang.srt.managers.scheduler_components.recv_skipper import SchedulerRecvSkipper  # noqa: E402
+from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator  # noqa: E402
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool  # noqa: E402
+from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa: E402
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
+from sglang.srt.runtime_context import get_context, get_schedule, publish  # noqa: E402
+from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
+from sglang.srt.server_args import ServerArgs  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+
+_MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
+_MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1000}
+_MODEL |= {"max_position_embeddings": 262144, "torch_dtype": "float16", "rms_norm_eps": 1e-5}
+_VOCABULARY = 1 << 60  # so that no token is outside of it
+
+
+class _NoSampling:
+    """The sampling parameters of a batch, of which the scheduler only asks that they follow the batch."""
+
+    penalizer_orchestrator = SimpleNamespace(is_required=False)
+
+    def filter_batch(self, *_: Any) -> None:
+        pass
+
+    merge_batch = filter_batch
+
+
+class _Scheduler(scheduler.Scheduler):  # type: ignore[misc]
+    """SGLang's scheduler with the state that it needs to decide, and nothing else."""
+
+    def __init__(self, config: _Config) -> None:
+        page, pages = config["block_size"], config["num_blocks"] - 1
+        tokens, requests = pages * page, config["max_num_seqs"]
+        longest = config["max_model_len"] + 2  # SGLang ends an answer two tokens before the end of its context
+        chunk = config["max_num_batched_tokens"] if config.get("enable_chunked_prefill", True) else None
+        settings = {
+            "schedule_policy": config.get("schedule_policy", "fcfs"),
+            "schedule_conservativeness": config.get("schedule_conservativeness", 1.0),
+            "page_size": page,
+            "chunked_prefill_size": chunk,
+            "max_prefill_tokens": config.get("max_prefill_tokens", 16384),
+            "enable_mixed_chunk": config.get("enable_mixed_chunk", False),
+            "scheduler_recv_interval": config.get("scheduler_recv_interval", 1),
+            "schedule_low_priority_values_first": True,
+            "enable_priority_scheduling": config.get("policy", "fcfs") == "priority",
+        }
+        known = {name: value for name, value in settings.items() if name in get_schedule()}
+        get_context().override("scenario", **known, pp_max_micro_batch_size=requests)
+        for name, value in settings.items():
+            setattr(self, name, value)
+        self.retracted: list[str] = []
+        self.page_size = page
+        self.enable_overlap = config.get("async_scheduling", False)
+        self.max_running_requests = requests
+        self.max_total_num_tokens = tokens
+        self.max_req_len = min(longest - 1, tokens - 1)
+        self.max_new_tokens_limit = self.sliding_window_size = self.max_queued_requests = None
+        self.kv_shard_widening = 1
+        pool = ReqToTokenPool(requests, longest + 4, "cpu", False)
+        if page == 1:
+            allocator = TokenToKVPoolAllocator(tokens, torch.float16, "cpu", None, False)
+        else:
+            allocator = PagedTokenToKVPoolAllocator(tokens, page, torch.float16, "cpu", None, False)
+            allocator.use_triton_kernels = False
+        caching = config.get("enable_prefix_caching", True)
+        given = CacheInitParams(not caching, pool, allocator, page, tree_components=(ComponentType.FULL,))
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = pool, allocator
+        self.tree_cache = UnifiedRadixCache(given)
+        self.model_config = SimpleNamespace(
+            vocab_size=_VOCABULARY, is_encoder_decoder=False, self_opened_think_start_ids=None, think_end_ids=None
+        )
+        self.spec_algorithm = SpeculativeAlgorithm.from_string(None)
+        self.disaggregation_mode = DisaggregationMode.NULL
+        self._without_other_features()
+        self._without_batches()
+        self.policy = SchedulePolicy(
+            self.schedule_policy, self.tree_cache, False, self.enable_priority_scheduling, True
+        )
+        self.enable_priority_preemption = False
+        self.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
+        self.recv_skipper = SchedulerRecvSkipper.maybe_create()
+        self.is_mixed_chunk = chunk is not None and settings["enable_mixed_chunk"]
+        nothing = _Anything()
+        self.batch_result_processor = SchedulerBatchResultProcessor(
+            is_generation=True,
+            disaggregation_mode=self.disaggregation_mode,
+            enable_overlap=self.enable_overlap,
+            enable_overlap_mlx=False,
+            model_config=self.model_config,
+            token_to_kv_pool_allocator=allocator,
+            tree_cache=self.tree_cache,
+            hisparse_coordinator=None,
+            req_to_token_pool=pool,
+            decode_offload_manager=None,
+            metrics_collector=nothing,
+            metrics_reporter=SimpleNamespace(
+                num_generated_tokens=0,
+                forward_ct_decode=0,
+                report_decode_stats=nothing,
+                report_prefill_stats=nothing,
+                update_spec_metrics=nothing,
+            ),
+            draft_worker=None,
+            model_worker=SimpleNamespace(),
+            logprob_result_processor=nothing,
+            output_streamer=nothing,
+            beam_coordinator=nothing,
+            abort_request=nothing,
+        )
+
+    def _without_batches(self) -> None:
+        self.waiting_queue: list[Req] = []
+        self.running_batch = ScheduleBatch(reqs=[], batch_is_full=False)
+        self.last_batch: ScheduleBatch | None = None
+        self.result_queue: deque[Any] = deque()
+        self.enable_skip_finishing_decode = self.enable_overlap
+        self.chunked_req = self._pending_chunked_abort_req = None
+        self.processed_tokens_counter = self.forward_ct = self.max_prefill_bs = 0
+
+    def _without_other_features(self) -> None:
+        """Turn off what no scenario uses: other memory, other models, several ranks, metrics."""
+        for name in (
+            "enable_hierarchical_cache", "enable_unified_cache_external_linker", "enable_lmcache", "enable_lora",
+            "enable_hicache_storage", "enable_hisparse", "is_hybrid_swa", "abort_on_priority_when_disabled",
+            "require_mlp_sync",
+        ):  # fmt: skip
+            self.__dict__[name] = False
+        for name in (
+            "dllm_config", "prefill_delayer", "min_free_slots_delayer", "dynamic_chunk_sizer", "truncation_align_size",
+            "hisparse_coordinator", "decode_offload_manager", "lora_drainer",
+        ):  # fmt: skip
+            self.__dict__[name] = None
+        self._prefill_decode_interval_remaining = self.prefill_decode_interval = 0
+        self.priority_scheduling_preemption_threshold = 0
+        self.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
+        self.beam_coordinator = SimpleNamespace(pending_member_rows=lambda _: 0, retire_group=lambda _: None)
+        runner = SimpleNamespace(attn_backend=SimpleNamespace(), prefill_aware_swa=False)
+        self.tp_worker = SimpleNamespace(model_runner=runner)
+        self.load_inquirer = SimpleNamespace(_get_num_pending_tokens=lambda **_: 0)
+        self.dp_attn_adapter = SimpleNamespace(
+            maybe_prepare_mlp_sync_batch=lambda batch, **_: batch, maybe_convert_decode_to_extend=lambda batch: batch
+        )
+        self.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, **_: batch)
+        self.metrics_reporter = SimpleNamespace(num_retracted_reqs=0, enable_metrics=False)
+        self.scheduler_stage_metrics = None
+
+    def send_abort_output(self, abort_req: Any, req: Req) -> None:
+        raise RuntimeError(f"SGLang aborts request {req.rid}, because it does not fit beside nothing else")
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        if is_retracted:
+            self.retracted.append(req.rid)
+        super()._add_request_to_queue(req, is_retracted)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting_queue and self.running_batch.is_empty() and self.chunked_req is None
+
+
+class _Run:
+    """One scenario in SGLang's scheduler, on the virtual clock."""
+
+    def __init__(self, scenario: _Config) -> None:
+        self._cost = scenario["cost"]
+        self._scheduler = _Scheduler(scenario["config"])
+        self._overlaps = self._scheduler.enable_overlap
+        requests = sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"]))
+        self._to_come = deque(requests)
+        self._wanted = {str(request["id"]): request["output_len"] for request in requests}
+        self._requests: dict[str, Req] = {}
+        self._first_token: dict[str, int] = {}  # by segment name
+        self._first_ns: dict[str, int] = {}
+        self._finish_ns: dict[str, int] = {}
+        self._in_flight: deque[tuple[ScheduleBatch, int]] = deque()
+        self._now = 0
+        self._free_ns = 0  # time when the device has finished all its steps
+        self.steps: list[_Config] = []
+
+    def results(self) -> list[_Config]:
+        return [
+            {
+                "id": int(id),
+                "first_token_ns": self._first_ns[id],
+                "finish_ns": self._finish_ns[id],
+                "prefix_hit_tokens": request.cached_tokens,
+                "tokens": len(request.output_ids),
+            }
+            for id, request in self._requests.items()
+        ]
+
+    def advance(self) -> bool:
+        """Run the loop once; return False at the end. Raises RuntimeError if SGLang is stuck."""
+        own = self._scheduler
+        if own.recv_skipper is None or own.recv_skipper.handle(own.last_batch):
+            self._arrive()
+        plan = own.get_next_batch_to_run(running_batch=own.running_batch, last_batch=own.last_batch)
+        own.running_batch, batch = plan.running_batch, plan.batch_to_run
+        before = own.last_batch
+        if batch:
+            self._launch(batch)
+            if not self._overlaps:
+                self._take_in()
+        elif own.retracted:
+            raise RuntimeError("a step that only retracts")
+        if self._overlaps and before:
+            self._take_in()
+        elif not batch and not self._rest():
+            return False
+        own.last_batch = batch
+        return True
+
+    def _rest(self) -> bool:
+        """Wait for the next request, as `on_idle` does; return False if none comes."""
+        if self._scheduler.is_idle:
+            self._scheduler.new_token_ratio_tracker.reset()
+        if not self._to_come:
+            if not self._scheduler.is_idle:
+                raise RuntimeError(f"{len(self._scheduler.waiting_queue)} requests wait for ever")
+            return False
+        skipper = self._scheduler.recv_skipper
+        if skipper is None or self._to_come[0]["arrival_ns"] > self._now:
+            self._now = max(self._now, self._to_come[0]["arrival_ns"])
+            if skipper is not None:  # it looked for requests all the time
+                skipper._counter = skipper._threshold
+        return True
+
+    def _tokens(self, segment: str, start: int, count: int) -> list[int]:
+        base = self._first_token.setdefault(segment, 1000 + 1_000_000 * len(self._first_token)) + start
+        return list(range(base, base + count))
+
+    def _arrive(self) -> None:
+        while self._to_come and self._to_come[0]["arrival_ns"] <= self._now:
+            given = self._to_come.popleft()
+            ids = [token for segment, count in given["prompt"] for token in self._tokens(segment, 0, count)]
+            most = given.get("max_tokens", given["output_len"])
+            last = self._tokens(f"out:{given['id']}", given["output_len"] - 1, 1)
+            limits = SamplingParams(
+                max_new_tokens=most,
+                stop_token_ids=last if most > given["output_len"] else None,
+                ignore_eos="max_tokens" not in given,  # a stated length, as benchmarks ask for
+            )
+            limits.normalize(None)
+            request = Req(
+                str(given["id"]),
+                "",
+                array("q", ids),
+                limits,
+                vocab_size=_VOCABULARY,
+                priority=given.get("priority", 0) if self._scheduler.enable_priority_scheduling else None,
+            )
+            request.tokenizer = None
+            self._requests[request.rid] = request
+            self._scheduler.init_req_max_new_tokens(request)
+            self._scheduler._add_request_to_queue(request)
+
+    def _launch(self, batch: ScheduleBatch) -> None:
+        own = self._scheduler
+        if batch.forward_mode.is_decode():
+            starts, tokens = (batch.seq_lens_cpu - 1).tolist(), [1] * batch.batch_size()
+        else:
+            starts, tokens = batch.prefix_lens, batch.extend_lens
+        rows = {request.rid: count for request, count in zip(batch.reqs, tokens, strict=True)}
+        pairs = sum(n * (2 * start + n + 1) // 2 for start, n in zip(starts, tokens, strict=True))
+        cost = self._cost
+        dt = cost["base_ns"] + cost["per_token_ns"] * sum(tokens) + cost["per_pair_ps"] * pairs // 1000
+        start_ns = max(self._now, self._free_ns)
+        step = {"t": self._now, "dt": dt, "n": rows, "pre": sorted(own.retracted)}
+        self.steps.append(step | {"s": start_ns} if self._overlaps else step)
+        own.retracted.clear()
+        own.forward_ct += 1
+        batch.forward_iter = own.forward_ct
+        self._free_ns = start_ns + dt
+        launched = batch.copy() if self._overlaps else batch
+        self._in_flight.append((launched, self._free_ns))
+        own.result_queue.append((launched, None))
+
+    def _take_in(self) -> None:
+        """Wait for the oldest step in flight, and process its result."""
+        batch, end = self._in_flight.popleft()
+        self._scheduler.result_queue.popleft()
+        self._now = max(self._now, end)
+        ids = [self._tokens(f"out:{request.rid}", len(request.output_ids), 1)[0] for request in batch.reqs]
+        result = GenerationBatchResult(next_token_ids=torch.tensor(ids, dtype=torch.int64))
+        processor = self._scheduler.batch_result_processor
+        if batch.forward_mode.is_decode():
+            processor.process_batch_result_decode(batch, result)
+        else:
+            batch.prefill_stats = None
+            processor.process_batch_result_prefill(batch, result)
+        for request in batch.reqs:
+            if request.output_ids:
+                self._first_ns.setdefault(request.rid, end)
+            if request.finished():
+                self._finish_ns.setdefault(request.rid, end)
+
+
+def record(scenario: _Config, most_steps: int = 100_000) -> _Config:
+    """Record SGLang's decisions in the scenario; raise RuntimeError if SGLang is stuck."""
+    run = _Run(scenario)
+    while run.advance():
+        if len(run.steps) >= most_steps:
+            raise RuntimeError(f"no end after {most_steps} steps")
+    return {"sglang": sglang.__version__, **scenario, "steps": run.steps, "results": run.results()}
+
+
+def prepare(folder: str) -> None:
+    """Publish SGLang's default settings, and replace what only a device needs. `folder` is for a model's config."""
+    Path(folder, "config.json").write_text(json.dumps(_MODEL))
+    arguments = ServerArgs(
+        model_path=folder,
+        device="cpu",
+        skip_tokenizer_init=True,
+        attention_backend="torch_native",
+        disable_radix_cache=False,
+    )
+    publish(arguments, role="scheduler")
+    schedule_batch.SamplingBatchInfo.from_schedule_batch = lambda *_: _NoSampling()
+    scheduler.PrefillStats.from_adder = lambda *_, **__: None
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(folder)
+        for path in map(Path, sys.argv[1:]):
+            scenario = json.loads(path.read_text())
+            try:
+                recording = record(scenario)
+            except Exception as error:  # SGLang refuses the scenario or is stuck: the error is stored
+                recording = scenario | {"sglang": sglang.__version__, "stuck": repr(error)}
+            with gzip.open(path.with_suffix(".rec.json.gz"), "wt") as file:
+                json.dump(recording, file, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    main()
