@@ -20,27 +20,28 @@ from serving.answers.figures import shown_number
 SIMULATED = "#3b7ddd"
 REAL = "#e8822a"
 NEUTRAL = "#8592a6"
-ALARM = "#d9534f"
+ALARM = "#d34b48"
 
 # The colours of policies are not orange, which means real, and not near the greys, which mean that nothing can be said.
+# They, and those of SERIES, differ by a Delta E of 12 or more also under deuteranopia and protanopia (test_palette.py).
 POLICY = {
     "vllm": SIMULATED,
-    "static": "#8e2f4f",
-    "prefill-first": "#a8744a",
-    "sglang": "#6b5b3e",
-    "trtllm": "#4f8a8b",
-    "sarathi": "#18936f",
-    "sjf": "#8b5cd6",
-    "priority-ageing": "#d24f8e",
-    "edf": "#0e9fb0",
-    "fair": "#a0971c",
+    "static": "#dc0036",
+    "prefill-first": "#726a92",
+    "sglang": "#146d62",
+    "trtllm": "#44a9e1",
+    "sarathi": "#2f6a02",
+    "sjf": "#2d4cd1",
+    "priority-ageing": "#af1653",
+    "edf": "#159077",
+    "fair": "#4ab17a",
 }
 
 # A user's own policy gets one of these colours, so that it is never taken for another.
 OWN_POLICY = ("#c2557f", "#5b8f2a", "#2f4fb0", "#b5651d", "#3b8ea5", "#7a5cc2")
 
 # Colours for the series of one figure, which are all simulated.
-SERIES = (SIMULATED, "#18936f", "#8b5cd6", "#c2557f", "#3aa7b8", "#a07a2c", "#5f6b7d", "#7fb24a")
+SERIES = (SIMULATED, "#44a586", "#ad2053", "#6f620e", "#2babe2", "#905a89", "#cd5757", "#4141e0")
 
 CLOCK = {"virtual": SIMULATED, "wall": REAL}
 CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
@@ -74,6 +75,11 @@ def tint(colour: str, alpha: float) -> str:
 def pale(colour: str) -> str:
     """Return a `#rrggbb` colour halfway to white: solid, so that text on it stays legible in either theme."""
     return "#" + "".join(f"{(int(colour[i : i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
+
+
+def phase_colours(colour: str) -> dict[str, str]:
+    """Return the colour of each phase: grey for queue, pale for prefill, and the clock's own colour for decode."""
+    return {"queue": NEUTRAL, "prefill": pale(colour), "decode": colour}
 
 
 def finish(figure: go.Figure, height: int, legend: bool = True) -> go.Figure:

@@ -9,16 +9,17 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.live_page.snapshot import GAUGES, LATENCIES, Snapshot, quantile_ms, tokens_per_second
-from dashboard.palette import NEUTRAL, OWN_POLICY, SIMULATED, bars, finish, line
+from dashboard.palette import OWN_POLICY, SERIES, SIMULATED, bars, finish, line, phase_colours
 
 _WINDOW_S = 30.0  # latencies are of requests within this time
+_COLOURS = phase_colours(SIMULATED)
 _PHASES = {
-    "tokenise": ("received_ns", "arrival_ns", NEUTRAL),
-    "queue": ("arrival_ns", "scheduled_ns", "#d9534f"),
-    "prefill": ("scheduled_ns", "first_token_ns", "#a8744a"),
-    "decode": ("first_token_ns", "finish_ns", SIMULATED),
-    "detokenise": ("finish_ns", "last_text_ns", NEUTRAL),
-    "stream": ("last_text_ns", "last_sent_ns", "#18936f"),
+    "tokenise": ("received_ns", "arrival_ns", SERIES[2]),
+    "queue": ("arrival_ns", "scheduled_ns", _COLOURS["queue"]),
+    "prefill": ("scheduled_ns", "first_token_ns", _COLOURS["prefill"]),
+    "decode": ("first_token_ns", "finish_ns", _COLOURS["decode"]),
+    "detokenise": ("finish_ns", "last_text_ns", SERIES[2]),
+    "stream": ("last_text_ns", "last_sent_ns", SERIES[1]),
 }
 
 

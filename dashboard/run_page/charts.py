@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, pale, tint
+from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, pale, phase_colours, tint
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.step_series import STATES, StepSeries
 from dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
@@ -25,11 +25,6 @@ PHASES = ("queue", "prefill", "decode")
 _SECONDS_FROM_MS = 2000  # mean time from which a bar of phases is in seconds
 _DOTS = 700  # dots of one kind in a narrow figure
 _SAMPLE = 200_000  # number of steps in a sample; more steps do not change a curve of 300 points
-
-
-def phase_colours(colour: str) -> dict[str, str]:
-    """Return the colour of each phase: grey for queue, pale for prefill, and the clock's own colour for decode."""
-    return {"queue": NEUTRAL, "prefill": pale(colour), "decode": colour}
 
 
 def timeline(
