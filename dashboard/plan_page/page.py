@@ -131,17 +131,19 @@ def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
 
 
 def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
+    """Draw the button that starts the plan, or the progress with a first answer; until then, estimates below."""
     st.title("Which fleet?", anchor=False)
-    if not job.document(COARSE):  # a first answer is simulated, and makes the estimates useless
-        estimates_table(*_estimates(job.id, request))
     candidates = request.combinations
     why = (
         f"There is no answer for these inputs yet. Simulating {counted(candidates, 'candidate')} with "
         f"{counted(requests, 'request')} takes about {in_words(expected_s(requests, candidates))} if this server does "
         "nothing else. A first answer comes much earlier."
     )
-    if offer(job, why, "Find the fleet", "find", watched=COARSE):
-        _said(job.document(COARSE))
+    first = job.document(COARSE) if offer(job, why, "Find the fleet", "find", watched=COARSE) else None
+    if first:
+        _said(first)
+    else:
+        estimates_table(*_estimates(job.id, request))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

@@ -125,7 +125,7 @@ class Wire:
     def give_pooled(self, id, pooled):
         self.given[id] = pooled
 
-    def end(self, id, finish, reason=""):
+    def end(self, id, finish, reason="", status=0):
         self.ends[id] = finish
 
     def flush(self, due_ns): ...

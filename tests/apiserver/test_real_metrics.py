@@ -31,7 +31,7 @@ def test_metrics_agree_with_the_rows(scheduler):
     origin_ns = monotonic_ns()
 
     def start(number, again):
-        serve = partial(serve_engine, deployment, "random:llama", None, again, origin_ns)
+        serve = partial(serve_engine, deployment, "random:llama", (), None, again, origin_ns)
         return ReplicaProcess(number, serve)
 
     real = RealFleet(start, 1, wire, find_router("round-robin"), poller, origin_ns, [])

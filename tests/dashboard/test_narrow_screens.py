@@ -65,7 +65,8 @@ def test_reports_cut_nothing(shown, size, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "…" not in out
     assert out.count(f"{size:,.0f}" if size > 1000 else "1.23") >= 2
-    tables = [line for line in out.splitlines() if "resampled" not in line and not line.startswith("defaults of")]
+    prose = ("defaults of", "A: ", "B: ")
+    tables = [line for line in out.splitlines() if "resampled" not in line and not line.startswith(prose)]
     assert max(map(len, tables)) <= 80
 
 
