@@ -209,8 +209,8 @@ def test_every_setting_that_is_text_has_been_thought_of() -> None:
         return any(kind.get("type") == "string" and "enum" not in kind and "const" not in kind for kind in kinds)
 
     named = {"model", "policy", "gpu", "calibration"}
-    # Read by the real engine alone (`attention`, `adapters`); of the router, checked; a pool's own; checked against a list
-    # of engines; `tower` names one of the catalogue.
+    # Read by the real engine alone (`attention`, `adapters`); of the router, checked; a pool's own; checked against a
+    # list of engines; `tower` names one of the catalogue.
     labels = {"attention", "name", "pool", "engine", "adapters", "tower"}
     assert texts(Deployment.model_json_schema()) == named | labels
 
