@@ -107,8 +107,8 @@ def _combined(
 
 
 def _within(
-    name: str, kind: str, group: Group, elements: Amount, count: int, of: type[Collective] = Collective
+    name: str, kind: str, group: Group, elements: Amount, count: int, form: type[Collective] = Collective
 ) -> Collective:
     """Return a collective of `group`, which may span nodes."""
     named = f"{name} between nodes" if group.nodes > 1 else name
-    return of(named, kind, group.gpus, elements, count, nodes=group.nodes, link=group.link)
+    return form(named, kind, group.gpus, elements, count, nodes=group.nodes, link=group.link)

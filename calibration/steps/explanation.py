@@ -187,7 +187,7 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
     The attention of layers with a constant state instead of KV is left out.
     """
     tokens, sampled = int(share_of_step(deployment, sizes).tokens), int(sizes.sampled_rows)
-    held = int(sizes.tokens) // deployment.decode_context_parallel_size
+    kept_tokens = int(sizes.tokens) // deployment.decode_context_parallel_size
     tp, dtype, cached = deployment.tensor_parallel_size, deployment.dtype, kv_dtype(deployment)
     heads, kv_heads = heads_per_device(model, tp)
     hidden, layers, vocabulary = model.hidden_size, model.num_layers, -(-model.vocab_size // tp)
@@ -198,10 +198,16 @@ def token_life(model: ModelSpec, deployment: Deployment, sizes: StepSizes) -> li
         return Stage(name, shape, stored_as, times, int(times * prod(shape) * width))
 
     kept = (
-        stage("latent vectors, kept as KV", held, model.latent.kv_dim, stored_as=cached, times=model.kv_layers)
+        stage("latent vectors, kept as KV", kept_tokens, model.latent.kv_dim, stored_as=cached, times=model.kv_layers)
         if model.latent is not None
         else stage(
-            "keys and values, kept as KV", 2, held, kv_heads, model.head_dim, stored_as=cached, times=model.kv_layers
+            "keys and values, kept as KV",
+            2,
+            kept_tokens,
+            kv_heads,
+            model.head_dim,
+            stored_as=cached,
+            times=model.kv_layers,
         )
     )
     stages = [

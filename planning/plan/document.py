@@ -445,7 +445,7 @@ class PlanDocument(Document):
         offers = [*([best] if best else ()), *self.runners_up]
         rooms = [self.candidates.get(offer.engine, Candidate()) for offer in offers]
         more: list[tuple[Column, Sequence[Any]]] = [
-            (Column("SLOs\nhold", FIGURE), [_held(o.holds) for o in offers]),
+            (Column("SLOs\nhold", FIGURE), [_shown_probability(o.holds) for o in offers]),
             (Column("KV room\n(tokens)", COUNT, ROOM_HELP, spare=2), [room.kv_tokens for room in rooms]),
             (Column("KV room\n(requests)", _ROUND, ROOM_HELP, spare=1), [room.kv_requests for room in rooms]),
         ]
@@ -456,11 +456,11 @@ class PlanDocument(Document):
         best = self.recommendation
         rows: list[tuple[Any, ...]] = []
         if best is not None:
-            single = (NOTHING, _held(best.holds), best.attainment, None, None)
+            single = (NOTHING, _shown_probability(best.holds), best.attainment, None, None)
             rows.append((best.called(self.spares), best.gpus, best.usd_per_hour, *single))
         for mix in self.mixes:
             change = NOTHING if mix.change is None else shown_change(100 * mix.change, 0)
-            known = (change, _held(mix.holds), mix.attainment, mix.if_interrupted, mix.without_spot)
+            known = (change, _shown_probability(mix.holds), mix.attainment, mix.if_interrupted, mix.without_spot)
             rows.append((mix.name, mix.gpus, mix.usd_per_hour, *known))
         spot = any(mix.interruptions is not None for mix in self.mixes)
         columns = [*_FLEET, *_OF_MIXES, *(_OF_SPOT if spot else ())]
@@ -558,7 +558,7 @@ _ENERGY = {
 }
 
 
-def _held(holds: float | None) -> str:
+def _shown_probability(holds: float | None) -> str:
     return NOTHING if holds is None else percent(holds)
 
 

@@ -26,11 +26,11 @@ def with_mixed_fleets(
         return document
     question, limits, best = plan.question, plan.limits, document.recommendation
     dearest = best.usd_per_hour if best else None
-    found: list[MixedFleet] = []
+    mixed: list[MixedFleet] = []
     if request.mix is not None:
         lengths = lengths_to_try(request.mix, question)
         sized = mixes(workers, engines, lengths, limits.most)
-        found += [_of_kinds(one, question, limits.spares, dearest) for one in sized]
+        mixed += [_of_kinds(one, question, limits.spares, dearest) for one in sized]
     if request.spot:
         said = {name: getattr(request, name) for name in ("notice_s", "restart_s")}
         times = {name: seconds for name, seconds in said.items() if seconds is not None}
@@ -38,12 +38,12 @@ def with_mixed_fleets(
         offers = [plan.recommendation.offer, *plan.runners_up] if plan.recommendation else []
         fewest = [(offer.engine, offer.trial.replicas) for offer in offers]
         fleets = spot_fleets(workers, fewest, spot, limits.most, limits.spares)
-        found += [_of_spot(one, question, spot, limits.spares, dearest) for one in fleets]
+        mixed += [_of_spot(one, question, spot, limits.spares, dearest) for one in fleets]
     worth = partial(_worth, by_gpus=request.rank_by == "gpus")
-    found.sort(key=lambda mix: (not mix.met, -worth(mix), mix.usd_per_hour, mix.gpus))
-    first = found[0] if found else None
+    mixed.sort(key=lambda mix: (not mix.met, -worth(mix), mix.usd_per_hour, mix.gpus))
+    first = mixed[0] if mixed else None
     wins = first is not None and first.met and (best is None or worth(first) > worth(best))
-    changes: dict[str, Any] = {"mixes": tuple(found), "mixed": " ".join(_compared(first, wins))}
+    changes: dict[str, Any] = {"mixes": tuple(mixed), "mixed": " ".join(_compared(first, wins))}
     if first is not None and wins:
         bill = f"{counted(first.gpus, 'GPU')}, {shown_usd(first.usd_per_hour)}/h"
         cases = "" if first.holds is None else f" The SLOs hold in {percent(first.holds)} of cases."

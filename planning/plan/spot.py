@@ -142,15 +142,15 @@ def _of(question: Question, engine: Engine, replicas: int, spot: Spot, spares: i
     for count in range(1, _MOST + 1):
         if (count > 1 and _at_least(count, expected) < _RARE) or not probabilities[-1]:
             break
-        held = []
+        probable = []
         for place in _PLACES:
-            of = _interrupted(engine, spot, [seconds * (at + place) / count for at in range(count)])
-            trial = at_share(question, of, replicas, LIKELY, to_the_end=True)
-            known = holding(question, of, replicas)
-            held.append(float(trial.met) if known is None else known)
+            interrupted = _interrupted(engine, spot, [seconds * (at + place) / count for at in range(count)])
+            trial = at_share(question, interrupted, replicas, LIKELY, to_the_end=True)
+            known = holding(question, interrupted, replicas)
+            probable.append(float(trial.met) if known is None else known)
             if count == 1 and place == _PLACES[1] and trial.figures is not None:
                 attained = trial.figures.attainment
-        probabilities.append(fmean(held))
+        probabilities.append(fmean(probable))
     first = probabilities[0]
     others = [p for p in draws if p is not None]
     elsewhere = (first + sum(others)) / (1 + len(others)) / first if first else 1.0

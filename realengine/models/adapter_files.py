@@ -99,8 +99,8 @@ class AdapterFiles:
         from safetensors import safe_open
 
         with self._reading(name), safe_open(self._path(name, _TENSORS), "pt") as file:
-            held = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-        self._check_shapes(name, held, config.r)
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        self._check_shapes(name, shapes, config.r)
         self._checked.add(name)
 
     def read(self, name: str) -> Matrices:
@@ -136,14 +136,14 @@ class AdapterFiles:
             said = reason(error) if isinstance(error, OSError) else error
             raise UserError("adapter", name, f"{_TENSORS} cannot be read: {said}") from None
 
-    def _check_shapes(self, name: str, held: Mapping[str, tuple[int, ...]], rank: int) -> None:
+    def _check_shapes(self, name: str, shapes: Mapping[str, tuple[int, ...]], rank: int) -> None:
         known: dict[str, tuple[int, ...]] = {}
         for module, (outputs, inputs) in self._shapes.items():
             pair = {_key(module, "A"): (rank, inputs), _key(module, "B"): (outputs, rank)}
-            if len(pair.keys() & held.keys()) == 1:
+            if len(pair.keys() & shapes.keys()) == 1:
                 raise UserError("adapter", name, f"has one matrix of {module}, not both; is the file complete?")
             known |= pair
-        for key, shape in held.items():
+        for key, shape in shapes.items():
             if key not in known:
                 remedy = (
                     f"has {key}, which is of no projection in lora.target_modules; choose another adapter or target"

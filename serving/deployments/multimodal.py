@@ -87,11 +87,11 @@ class Tower(Settings):
 @cache
 def towers() -> dict[str, Tower]:
     """Return the towers by the keys of the names of the models that have them."""
-    found: dict[str, Tower] = {}
+    by_key: dict[str, Tower] = {}
     for entry in bundled(_CATALOGUE).values():
         tower = Tower(**entry)
-        found |= dict.fromkeys(map(key, tower.models), tower)
-    return found
+        by_key |= dict.fromkeys(map(key, tower.models), tower)
+    return by_key
 
 
 def find_tower(model: str, multimodal: MultimodalConfig) -> Tower | None:

@@ -120,8 +120,9 @@ def _spans(request: Request) -> Iterator[tuple[str, int, int]]:
 
     An adapter renames the first segment, so that requests with other adapters find no prefix.
     """
-    begin, adapter = 0, request.arrived.adapter
-    for number, (name, tokens) in enumerate(request.arrived.content):
+    begin, arrived = 0, request.arrived
+    adapter = arrived.adapter
+    for number, (name, tokens) in enumerate(arrived.content if arrived.items else arrived.prompt):
         if name == PRIVATE:
             name = f"\0{request.id}.{number}"
         elif adapter and not number:

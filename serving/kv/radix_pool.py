@@ -151,9 +151,9 @@ class RadixPool:
     def check(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless the counts equal a recount over `requests`, which are all live requests."""
         self.tree.check()
-        held = 0
+        private = 0
         for request in requests:  # the set of decodes counts the blocks of its members together
             count = request.block_count if request.decodes is None else -(-request.computed // self.page)
-            held += count - request.registered
-        assert self.available + self.tree.tokens // self.page + held == self.total
+            private += count - request.registered
+        assert self.available + self.tree.tokens // self.page + private == self.total
         assert 0 <= self.available <= self.total

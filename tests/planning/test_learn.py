@@ -56,7 +56,7 @@ def learnt() -> tuple[SmallServer, Learner, Twin]:
     """A server, what was asked, and its twin."""
     hidden = server("sglang", factor=1.2, max_num_batched_tokens=4096)
     known = {"async_scheduling": False, "policy": "sglang"}
-    learner = Learner(hidden, told(), GPU, BOUNDS._replace(steps=250), known, within_pct=6.0)
+    learner = Learner(hidden, told(), GPU, BOUNDS, known, within_pct=6.0)
     return hidden, learner, learnt_of_few(learner)
 
 
@@ -65,6 +65,7 @@ def test_all_settings_of_a_server_are_found(learnt) -> None:
     true = hidden.deployment.scheduler
     found = twin.setting._replace(num_blocks=0)
     assert found == Setting("sglang", 4096, False, 24, 0, 16, True)
+    # SGLang reserves the whole answer of a request, so numbers of blocks between two requests' worth behave alike.
     assert twin.setting.num_blocks == pytest.approx(true.num_blocks, rel=0.03)
     assert not learner.findings.at_least and not learner.findings.assumed
 
@@ -86,7 +87,7 @@ def test_the_twin_predicts_traffic_that_taught_it_nothing(learnt) -> None:
         answer = hidden.ask(question)
         seen, said = figures(answer.sent_ns, answer.tokens_ns, list(answer.tokens_ns)), predicted(twin, answer)
         for (metric, statistic), value in seen.items():
-            allowed = 0.1 if statistic == "p99" else 0.03  # few questions leave the slowest requests less certain
+            allowed = 0.08 if statistic == "p99" else 0.03
             assert said[metric, statistic] == pytest.approx(value, rel=allowed), (question.name, metric, statistic)
 
 
