@@ -181,7 +181,7 @@ def _sweep(to: Sheet, source: Sweep) -> str:
     if complete.num_rows and results.metrics:
         view, rated = source.view or sweep_charts.opening_view(results), sweep_charts.trust(complete)
         for name in dict.fromkeys((view.y, *sweep_charts.FIRST)):
-            if name in results.metrics:
+            if name in results.metrics and name != view.x:
                 plot = sweep_charts.drawn(results, complete, view._replace(y=name))
                 to.figure(plot, name, f"{results.metrics[name]} against {view.x}", rated, sweep_charts.help_of(name))
     metrics = {name: title for name, title in results.metrics.items() if name in sweep_charts.FIRST}

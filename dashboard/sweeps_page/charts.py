@@ -11,14 +11,18 @@ import plotly.graph_objects as go
 import pyarrow as pa
 
 from calibration.trust import Trust, noted_trust, weakest
-from dashboard.palette import SERIES, band, empty, finish, line, log_axis, policy_colour, symbols
+from dashboard.palette import SERIES, band, dots, empty, finish, line, log_axis, policy_colour, symbols
 from dashboard.series import thin
 from planning.exports.sweep import SweepView
 from planning.sweep.results import SweepResults
+from serving.answers.figures import shown_number
 from serving.metrics import METRICS
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
 SERIES_AT_FIRST = 4
+LINE, SCATTER, HEAT_MAP = "line", "scatter", "heat map"
+MOST_CELLS = 40  # values of a parameter in a heat map
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star")
 _LINE = 30  # number of x values up to which points are joined by lines
 _POINTS = 2000
 _DECADE_AND_HALF = 30.0
@@ -63,6 +67,73 @@ def metric_over(
         figure.update_layout(scattermode="group", scattergap=0.6)
     figure.update_layout(legend_title={"text": by and f"{by}  ", "side": "left"})
     return finish(figure, 440, legend=by is not None)
+
+
+def each_run(
+    runs: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str | None,
+    titles: Mapping[str, str],
+    values: Sequence[Any] = (None,),
+    log_y: bool = False,
+) -> go.Figure:
+    """Return a point for each run: column `y` against column `x`, coloured by column `by`; hollow if extrapolated."""
+    figure = go.Figure()
+    known = runs[runs[y].notna() & runs[x].notna()]
+    if not len(known):
+        return empty(_FAILED, 420)
+    policies = by is not None and by.rpartition(".")[2] == "policy"
+    for at, value in enumerate(values):
+        mine = known if by is None else known[known[by] == value]
+        mine = mine.iloc[thin(len(mine), _POINTS)]
+        if len(mine):
+            label = "runs" if by is None else shown(value)
+            colour = policy_colour(label) if policies else SERIES[at % len(SERIES)]
+            hover = f"{label}: %{{y:,.4~g}} at %{{x:,.4~g}}<extra></extra>"
+            symbol = _SYMBOLS[at % len(_SYMBOLS)]  # a series differs by more than its colour
+            dots(figure, mine[x], mine[y], label, colour, hover, 8, {"symbol": symbols(mine["trust"], symbol)})
+    figure.update_xaxes(title_text=titles[x])
+    figure.update_yaxes(title_text=titles[y], rangemode="tozero")
+    if log_y:
+        figure.update_yaxes(**_log_y(known, y))
+    figure.update_layout(legend_title={"text": by and f"{by}  ", "side": "left"})
+    return finish(figure, 440, legend=by is not None)
+
+
+def heat_map(runs: pd.DataFrame, x: str, y: str, by: str, titles: Mapping[str, str]) -> go.Figure:
+    """Return the median of column `y` for each value of column `x` (columns) and of `by` (rows), as colour and number.
+
+    A cell has the number of its runs on hover, and a star if one of them is extrapolated. Runs may be at most
+    `MOST_CELLS` values wide and high.
+    """
+    known = runs[runs[y].notna() & runs[x].notna() & runs[by].notna()]
+    if not len(known):
+        return empty(_FAILED, 420)
+    cells = known.groupby([by, x], observed=True, sort=True)
+    median = cells[y].median().unstack()
+    count = cells[y].count().unstack().fillna(0)
+    beyond = cells["trust"].agg(lambda levels: "extrapolated" in set(levels)).unstack().fillna(False)
+    pairs = (zip(*row, strict=True) for row in zip(median.to_numpy(), beyond.to_numpy(), strict=True))
+    text = [["" if np.isnan(value) else shown_number(value) + "*" * bool(star) for value, star in row] for row in pairs]
+    figure = go.Figure(
+        go.Heatmap(
+            x=list(map(shown, median.columns)),
+            y=list(map(shown, median.index)),
+            z=median.to_numpy(),
+            text=text,
+            texttemplate="%{text}",
+            customdata=count.to_numpy(),
+            hovertemplate=f"{x} %{{x}}, {by} %{{y}}: %{{z:,.4~g}}, %{{customdata}} runs<extra></extra>",
+            colorscale="Cividis",  # made for readers with colour deficiencies (Nunez et al. 2018)
+            colorbar={"title": {"text": titles[y], "side": "right"}, "thickness": 12},
+            xgap=1,
+            ygap=1,
+        )
+    )
+    figure.update_xaxes(title_text=titles[x], type="category")
+    figure.update_yaxes(title_text=titles[by], type="category")
+    return finish(figure, 440, legend=False)
 
 
 def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
@@ -152,11 +223,14 @@ def numeric(sweep: SweepResults, name: str) -> bool:
 
 def drawn(sweep: SweepResults, runs: pa.Table, view: SweepView) -> Any:
     """Return the figure of `runs`, which are some of the sweep's runs."""
-    y, x, by, values, log_y = view
+    y, x, by, values, log_y, kind = view
     ends = [end for end in (f"{y}_low", f"{y}_high") if end in runs.column_names]
     columns = dict.fromkeys([x, y, *ends, "trust", *([by] if by else [])])
-    titles = {**sweep.metrics, x: parameter_title(x)}
-    return metric_over(runs.select(list(columns)).to_pandas(), x, y, by, titles, values, log_y)
+    titles = {**{name: parameter_title(name) for name in (x, by) if name}, **sweep.metrics}
+    data = runs.select(list(columns)).to_pandas()
+    if kind == HEAT_MAP and by is not None:
+        return heat_map(data, x, y, by, titles)
+    return (each_run if kind == SCATTER else metric_over)(data, x, y, by, titles, values, log_y)
 
 
 def trust(runs: pa.Table) -> Trust:
