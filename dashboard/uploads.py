@@ -11,10 +11,11 @@ import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dashboard import upload_process
@@ -23,6 +24,7 @@ from planning.jobs.files import read_json, write_json
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 from serving.python_process import module_command, module_environment
+from traces.formats.rows import SAY_COLUMNS
 
 MOST_MB = 50
 LIMITS = Limits()
@@ -32,12 +34,14 @@ _DIGEST = re.compile(r"[0-9a-f]{16}")
 _TRACE, _MODEL = "*.parquet", "model-*/config.json"
 
 
-def keep_trace(runs: Path, content: bytes, name: str = "") -> str:
+def keep_trace(runs: Path, content: bytes, name: str = "", columns: Mapping[str, str] = MappingProxyType({})) -> str:
     """Keep the requests of an uploaded trace, with the name of its first upload, and return their digest.
 
-    The digest is the beginning of the SHA-256 of `content`. Raises UserError, one line, if `content` is no trace.
+    The digest is the beginning of the SHA-256 of `content`, and of `columns` if they are stated: the column of each
+    field. Raises UserError, one line, if `content` is no trace.
     """
-    digest = sha256(content).hexdigest()[:16]
+    said = json.dumps(dict(columns), sort_keys=True).encode() if columns else b""
+    digest = sha256(content + said).hexdigest()[:16]
     path = _path(runs, _TRACE, digest)
     if not path.is_file():
         if len(content) > MOST_MB * MB:
@@ -45,7 +49,7 @@ def keep_trace(runs: Path, content: bytes, name: str = "") -> str:
         with _written_below(path.parent), tempfile.TemporaryDirectory(dir=path.parent, prefix=".reading-") as folder:
             upload, requests = Path(folder) / "upload", Path(folder) / "requests.parquet"
             upload.write_bytes(content)
-            _read(upload, requests)
+            _read(upload, requests, columns)
             requests.replace(path)
             if name:
                 write_json(_name_of(path), plain_name(name))
@@ -144,9 +148,9 @@ def _written_below(folder: Path) -> Iterator[None]:
         raise UserError("runs", str(folder), f"cannot be written: {error.strerror}") from None
 
 
-def _read(upload: Path, requests: Path) -> None:
+def _read(upload: Path, requests: Path, columns: Mapping[str, str]) -> None:
     """Write the requests of a trace to a file of their own, in a process that may end in any way."""
-    command = module_command(upload_process.__name__, *upload_process.arguments(upload, requests, LIMITS))
+    command = module_command(upload_process.__name__, *upload_process.arguments(upload, requests, LIMITS, columns))
     done = subprocess.run(command, env=module_environment(), stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode == FAILED and done.stdout:
         raise _of_the_upload(UserError(*json.loads(done.stdout)), upload)
@@ -160,4 +164,5 @@ def _of_the_upload(error: UserError, path: Path) -> UserError:
     """Return the error without the name of the temporary file that the readers were given."""
     if error.field == "trace":
         return UserError("trace", "the upload", error.remedy)
-    return UserError(error.field.replace(f"{path}:", "trace, line "), error.value, error.remedy)
+    remedy = error.remedy.replace(f" ({SAY_COLUMNS})", " below")
+    return UserError(error.field.replace(f"{path}:", "trace, line "), error.value, remedy)
