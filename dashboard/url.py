@@ -89,12 +89,14 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
     return drawn
 
 
-def go_to(**parameters: str) -> None:
+def go_to(**parameters: str | Sequence[str]) -> None:
     """Set parameters for the next drawing of the page, in place of its widgets' values; call it in a widget's callback.
 
-    An empty text resets a parameter to its default.
+    A parameter may have several values. An empty text resets a parameter to its default.
     """
-    st.session_state[_STATED] = {name: [text] if text else [] for name, text in parameters.items()}
+    st.session_state[_STATED] = {
+        name: list(filter(None, [value] if isinstance(value, str) else value)) for name, value in parameters.items()
+    }
 
 
 def choose(

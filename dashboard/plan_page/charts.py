@@ -87,6 +87,7 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
         for objective in parse_objectives(answer.objectives).slos:
             for name, bound in objective.bounds:
                 label = "SLO" if objective.attainment else f"SLO p{100 * float(objective.share):g}"
+                label += f" {objective.slo_class}" if objective.slo_class else ""
                 bounds.get(name, {}).setdefault(bound, label)
     return {name: latency(answer.by_rate, name, planned, knee, mine) for name, mine in bounds.items()}
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from calibration.steps.step_cost import Calibration
 from dashboard.kept_inputs import Incomplete, deployment_input, model_input, trace_input
 from dashboard.library import OWN_CALIBRATION, calibrations
+from dashboard.plan_page.slo_form import slo_form
 from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.url import (
     amount,
@@ -50,8 +51,8 @@ MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
 SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
 _SLOS = (
     "One SLO on each line, as for `tokentwin plan --slo`. `ttft_ms p99<=500`: 99 % of the requests have a TTFT of at "
-    "most 500 ms; `TTFT p99 < 0.5 s` is the same. `tpot_ms<=50` with `attainment>=0.99`: 99 % of the requests meet all "
-    "bounds that have no percentile. "
+    "most 500 ms; `TTFT p99 < 0.5 s` is the same. `ttft_ms p99<=500 for chat` is about one SLO class. `tpot_ms<=50` "
+    "with `attainment>=0.99`: 99 % of the requests meet all bounds that have no percentile. "
     "You can bound ttft_ms, tpot_ms, e2e_ms, queue_ms, prefill_ms and decode_ms."
 )
 RATE = 20.0
@@ -341,6 +342,8 @@ def _slos() -> list[str]:
     typed: str = st.text_area("SLOs", said, 100, _MOST_TEXT, fresh_key("url_slo", "slo"), help=_SLOS)
     slos = list(dict.fromkeys(filter(None, (" ".join(line.split()) for line in typed.splitlines()))))
     keep_all("slo", slos, SLOS)
+    with st.expander("SLOs by form"):
+        slo_form(slos)
     return slos
 
 

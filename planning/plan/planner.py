@@ -127,8 +127,13 @@ def plan(
 
 
 def questioned(request: PlanRequest, workload: Workload, objectives: Objectives, pricing: Pricing) -> Question:
-    """Return the question of a request about `workload`."""
+    """Return the question of a request about `workload`.
+
+    Raises UserError for an objective of a class without requests.
+    """
     requests = sum(1 for _ in workload.requests)
+    for objective in objectives.slos:
+        objective.check_class({r.slo_class for r in workload.requests} if objective.slo_class else ())
     question = Question(
         workload, requests, objectives, pricing, request.router, request.risk, loop=request.loop, limit=request.limit
     )

@@ -87,6 +87,8 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
     prompts, outputs = question.demand  # the prompt's last step gives the first token
     least = 1.0
     for objective in question.objectives.slos:
+        if objective.slo_class:
+            continue  # other requests may wait for the requests of this class
         must = len(requests) - objective.allowed(len(requests))
         first_ms, last_ms = _deadlines(objective, outputs[-1])
         if math.isfinite(first_ms):
