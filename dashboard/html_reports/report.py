@@ -85,7 +85,7 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
         show_engines(to, answer)
         to.table(plan_words.every_fleet(answer, answer.place(best) if best else None))
     plan_answer.show_others(to, answer)
-    plan_answer.show_traffic(to, answer.traffic, drawn["lengths"])
+    plan_answer.show_traffic(to, answer.traffic, drawn)
     _again(to, answer.version, answer.inputs, "Plan", *plan_command(answer.inputs))
     return plan_words.fleet_name(best, answer.spares) if best else "No fleet"
 

@@ -20,6 +20,7 @@ from serving.metrics import METRICS, metric
 def figures(answer: PlanDocument) -> dict[str, go.Figure]:
     """Return the figures of an answer by name."""
     drawn = {**plan_charts.latencies(answer), "lengths": plan_charts.lengths(answer.lengths)}
+    drawn |= plan_charts.over_time(answer.over_time)
     if best := answer.recommendation:
         drawn["attainment"] = plan_charts.attainment(answer.by_replicas, best.replicas)
         drawn["prices"] = plan_charts.prices([best, *answer.runners_up], answer.spares)
@@ -77,11 +78,28 @@ def show_others(to: Sheet, answer: PlanDocument) -> None:
     show(to, others)
 
 
-def show_traffic(to: Sheet, about: str, plot: go.Figure) -> None:
-    """Show the lengths of prompts and outputs; `about` is a clause below them."""
+def show_traffic(to: Sheet, about: str, drawn: Mapping[str, go.Figure]) -> None:
+    """Show the figures of the traffic that are among `drawn`; `about` is a clause below them."""
     asked = Trust(ASSUMED, "it is your input")
-    to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
+    to.figure(drawn["lengths"], "lengths", "The traffic", asked, menu=BARE)
+    for name, (title, help) in _TRAFFIC.items():
+        if name in drawn:
+            to.figure(drawn[name], name, title, asked, help, menu=BARE, small=True)
     to.text(sentence(about), soft=True)
+
+
+_TRAFFIC = {
+    "over_time": (
+        "Requests and tokens over time",
+        "Means of equal periods. Requests that wait for an earlier answer are drawn as if answers took no time.",
+    ),
+    "turns": ("Prompts of sessions", "Mean length of the prompt of each turn of a session."),
+    "clients": (
+        "What the clients send",
+        "Clients who wait send more if answers are quick: clients / (time of an answer + think time) requests per "
+        "second. The line shows the mean time of an answer at which every SLO would be just met.",
+    ),
+}
 
 
 def _plausible(best: Recommendation) -> str:

@@ -10,10 +10,24 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, finish, line, log_axis, symbols, tint
+from dashboard.palette import (
+    ALARM,
+    NEUTRAL,
+    SERIES,
+    SIMULATED,
+    band,
+    bars,
+    empty,
+    finish,
+    line,
+    log_axis,
+    symbols,
+    tint,
+)
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
 from planning.plan.objectives import parse_objectives
+from planning.plan.offered_load import ClientsLoad, OverTime
 from serving.answers.figures import shown_usd
 from serving.errors import UserError
 from serving.metrics import metric
@@ -124,3 +138,50 @@ def lengths(histograms: Lengths) -> go.Figure:
         figure.update_xaxes(**axis, row=1, col=at)
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, 230, legend=False)
+
+
+def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
+    """Return the figure `over_time` of requests, tokens and sessions, and `turns` of a session's prompts, if known."""
+    if traffic is None:
+        return {}
+    titles = ["requests/s", "tokens/s", *(["sessions"] if traffic.sessions else [])]
+    figure = make_subplots(rows=1, cols=len(titles), subplot_titles=titles, horizontal_spacing=0.09)
+    x = [traffic.period_s * (at + 0.5) for at in range(len(traffic.requests_per_s))]
+    at_s = "at %{x:,.4g} s"
+    hover = f"{at_s}: %{{y:,.3g}} requests/s<extra></extra>"
+    line(figure, x, traffic.requests_per_s, "requests", SIMULATED, hover, shape="hvh", showlegend=False, row=1, col=1)
+    tokens = (("prompt tokens", traffic.prompt_tokens_per_s, SIMULATED, None),)
+    tokens += (("output tokens", traffic.output_tokens_per_s, SERIES[1], "dash"),)
+    for name, y, colour, dash in tokens:
+        hover = f"{name} {at_s}: %{{y:,.4g}} a second<extra></extra>"
+        line(figure, x, y, name, colour, hover, dash=dash, shape="hvh", row=1, col=2)
+    if traffic.sessions:
+        hover = f"{at_s}: %{{y:,}} sessions<extra></extra>"
+        line(figure, x, traffic.sessions, "", SIMULATED, hover, shape="hvh", showlegend=False, row=1, col=3)
+    figure.update_xaxes(title_text="s", range=[0, traffic.period_s * len(x)])
+    figure.update_yaxes(rangemode="tozero")
+    drawn = {"over_time": finish(figure, 260)}
+    if traffic.prompt_tokens_of_turn:
+        drawn["turns"] = go.Figure()
+        turns = [at + 1 for at in range(len(traffic.prompt_tokens_of_turn))]
+        hover = "turn %{x}: %{y:,.4g} tokens<extra></extra>"
+        bars(drawn["turns"], turns, traffic.prompt_tokens_of_turn, "", SIMULATED, hover)
+        drawn["turns"].update_xaxes(title_text="turn")
+        drawn["turns"].update_yaxes(title_text="prompt (tokens)")
+        finish(drawn["turns"], 230, legend=False)
+    return drawn
+
+
+def clients(load: ClientsLoad, slowest_s: float | None) -> go.Figure:
+    """Return what clients send against the mean time of an answer, which is at most `slowest_s` by the SLOs."""
+    end = 2 * (slowest_s or max(load.think_s, 5.0))
+    x = np.linspace(0 if load.think_s else end / 100, end, 101).tolist()
+    figure = make_subplots(rows=1, cols=2, subplot_titles=["requests/s", "requests in flight"])
+    for at, (amount, unit) in enumerate(((load.requests_per_s, "requests/s"), (load.in_flight, "in flight")), start=1):
+        hover = f"answers in %{{x:,.3g}} s: %{{y:,.3g}} {unit}<extra></extra>"
+        line(figure, x, list(map(amount, x)), "", SIMULATED, hover, row=1, col=at)
+        if slowest_s:
+            figure.add_vline(x=slowest_s, line={"color": ALARM, "width": 1.5, "dash": "dash"}, row=1, col=at)
+    figure.update_xaxes(title_text="mean time of an answer (s)", rangemode="tozero")
+    figure.update_yaxes(rangemode="tozero")
+    return finish(figure, 260, legend=False)

@@ -43,6 +43,7 @@ from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, clients_in_words, percent, traffic_in_words
 from planning.plan.most_clients import MostClientsDocument
 from planning.plan.objectives import parse_objectives
+from planning.plan.offered_load import clients_load, over_time
 from planning.plan.planner import expected_s
 from planning.plan.request import FleetRequest, PlanRequest
 from planning.plan.sentences import risk
@@ -87,12 +88,12 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         if not computed:
             _example(job)
         _answer(plan, drawn, runs, ways)
-        show_traffic(blocks, plan.answer.traffic, drawn["lengths"])
+        show_traffic(blocks, plan.answer.traffic, {**drawn, **_clients(request)})
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
-        requests, about, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
+        requests, about, drawn = _traffic(offered, request)  # refuses traffic that is too long to plan for
         _unanswered(job, requests, request)
-        show_traffic(blocks, about, plan_charts.lengths(lengths))
+        show_traffic(blocks, about, {**drawn, **_clients(request)})
 
 
 def _example(job: Job) -> None:
@@ -108,15 +109,17 @@ def _borne(runs: Path, request: FleetRequest) -> None:
     """Show how many clients a fleet bears."""
     st.title("How many users?", anchor=False)
     job = Job(runs / "jobs", MOST_CLIENTS, request.as_json())
+    offered = json.dumps(request.model_dump(mode="json", include=set(Offered.model_fields)), sort_keys=True)
+    _, about, drawn = _traffic(offered, request)  # refuses traffic that is too long
     if (computed := job.result) is None:
-        glance(request, _FEW)  # refuses traffic that is too long
         fleets = f"{counted(request.replicas, 'replica')} of {counted(request.combinations, 'candidate')}"
         why = f"There is no answer for these inputs yet. Fewer and more clients are simulated on {fleets}."
         offer(job, why, "Find the number", "find")
-        return
-    answer = MostClientsDocument.read(computed)
-    downloads(answer, "users")
-    show_report(blocks, answer.report())
+    else:
+        answer = MostClientsDocument.read(computed)
+        downloads(answer, "users")
+        show_report(blocks, answer.report())
+    show_traffic(blocks, about, {**drawn, **_clients(request)})
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -219,8 +222,8 @@ def _choices(answer: PlanDocument) -> None:
 
 
 @st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
-def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
-    """Return the number of requests, a sentence about them, and the lengths of prompts and outputs of the first."""
+def _traffic(key: str, _request: PlanRequest) -> tuple[int, str, dict[str, go.Figure]]:
+    """Return the number of requests, a sentence about them, and figures of the first of them."""
     requests = list(glance(_request, _GLANCE).requests)
     count = round(_request.expected_requests or len(requests))
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
@@ -229,4 +232,20 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
     means = sum(prompts) / len(prompts), sum(outputs) / len(outputs)
     loop = _request.loop
     about = clients_in_words(clients_of(loop), None, *means) if loop else traffic_in_words(count, seconds, rate, *means)
-    return count, about, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))
+    histograms = Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))
+    drawn = {"lengths": plan_charts.lengths(histograms)}
+    if loop is None:
+        drawn |= plan_charts.over_time(over_time(requests))
+    return count, about, drawn
+
+
+def _clients(request: PlanRequest) -> dict[str, go.Figure]:
+    """Return the figure `clients` if clients wait for answers."""
+    loop = request.loop
+    if loop is None:
+        return {}
+    bounds = dict(parse_objectives(request.slos).bounds)
+    slowest_ms = bounds.get("e2e_ms")
+    if slowest_ms is None and "ttft_ms" in bounds and "tpot_ms" in bounds:
+        slowest_ms = bounds["ttft_ms"] + max(loop.output.expected - 1, 0) * bounds["tpot_ms"]
+    return {"clients": plan_charts.clients(clients_load(loop), slowest_ms and slowest_ms / 1e3)}

@@ -27,6 +27,7 @@ from planning.plan.document import (
 )
 from planning.plan.next_measurement import next_measurement
 from planning.plan.objectives import Objective
+from planning.plan.offered_load import over_time
 from planning.plan.plan import Offer, Plan
 from planning.plan.plan import Recommendation as Recommended
 from planning.plan.sentences import answer, choices, near_ties, span_s, too_short, why_not_fewer
@@ -99,6 +100,7 @@ def plan_document(
             for engine in engines
         },
         lengths=Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs)),
+        over_time=None if plan.question.loop else over_time(requests),
         by_replicas=tuple(by_replicas),
         by_rate=tuple(by_rate),
         engine_curves=tuple(curves),

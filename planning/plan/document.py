@@ -14,6 +14,7 @@ from pydantic import computed_field
 
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from planning.plan.mixed_fleet import MixedFleet
+from planning.plan.offered_load import OverTime
 from serving.answers.document import Document, Number, Part, fact
 from serving.answers.figures import NOTHING, counted, shown_band, shown_change, shown_number, shown_share, shown_usd
 from serving.answers.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
@@ -335,6 +336,9 @@ class PlanDocument(Document):
     requests_per_s: float | None = fact("mean rate; null if all requests arrive at once", "requests/s")
     candidates: dict[str, Candidate] = fact("engines that were considered, by name", default={})
     lengths: Lengths = fact("distribution of the lengths of prompts and outputs")
+    over_time: OverTime | None = fact(
+        "the traffic over time; null if all requests arrive at once, and in older answers", default=None
+    )
     by_replicas: tuple[FleetPoint, ...] = fact("the recommended engine with more and fewer replicas")
     by_rate: tuple[LoadPoint, ...] = fact("the recommended fleet with more and less traffic")
     engine_curves: tuple[EngineCurve, ...] = fact("capacity of each engine", default=())
