@@ -1,7 +1,8 @@
 """Uploads of users: a trace, or a model's config.json. They are read as data, checked, and kept under their hash.
 
-Nothing of an upload is executed, and neither its name nor a name in it becomes a path: traces go through the readers of
-`traces` from a temporary file, in a process with limits (`upload_process`), and their requests are kept, not the bytes.
+Nothing of an upload is executed, except a policy (`dashboard.own_policy`). Neither its name nor a name in it becomes a
+path: traces go through the readers of `traces` from a temporary file, in a process with limits (`upload_process`), and
+their requests are kept, not the bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from planning.jobs.files import read_json, write_json
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 from serving.python_process import module_command, module_environment
+from serving.whole_file import write_whole
 from traces.formats.rows import SAY_COLUMNS
 
 MOST_MB = 50
@@ -111,6 +113,21 @@ def kept_document(runs: Path, place: str, digest: str) -> Any:
     """Return the document that `keep_document` kept; None if the digest is invalid or unknown."""
     path = _kept(runs, place, digest)
     return path and read_json(path)
+
+
+def keep_file(runs: Path, place: str, content: bytes) -> str:
+    """Keep a file in `place`, a path in which `*` stands for the digest, and return the digest."""
+    digest = sha256(content).hexdigest()[:16]
+    path = _path(runs, place, digest)
+    if not path.is_file():
+        with _written_below(path.parent):
+            write_whole(path, lambda partial: partial.write_bytes(content), True)
+    return digest
+
+
+def kept_file(runs: Path, place: str, digest: str) -> Path | None:
+    """Return the path of a file that `keep_file` kept; None if the digest is invalid or unknown."""
+    return _kept(runs, place, digest)
 
 
 def _finite(text: str) -> float:

@@ -183,7 +183,8 @@ def _sweep(to: Sheet, source: Sweep) -> str:
         for name in dict.fromkeys((view.y, *sweep_charts.FIRST)):
             if name in results.metrics and name != view.x:
                 plot = sweep_charts.drawn(results, complete, view._replace(y=name))
-                to.figure(plot, name, f"{results.metrics[name]} against {view.x}", rated, sweep_charts.help_of(name))
+                said = sweep_charts.heading(results, view._replace(y=name))
+                to.figure(plot, name, said, rated, sweep_charts.help_of(name))
     metrics = {name: title for name, title in results.metrics.items() if name in sweep_charts.FIRST}
     shown = complete.select([*results.parameters, *metrics, "trust"]).slice(0, _ROWS)
     to.heading("Runs", None)

@@ -145,7 +145,7 @@ def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
     if traffic is None:
         return {}
     titles = ["requests/s", "tokens/s", *(["sessions"] if traffic.sessions else [])]
-    figure = make_subplots(rows=1, cols=len(titles), subplot_titles=titles, horizontal_spacing=0.09)
+    figure = make_subplots(rows=1, cols=len(titles), horizontal_spacing=0.12)
     x = [traffic.period_s * (at + 0.5) for at in range(len(traffic.requests_per_s))]
     at_s = "at %{x:,.4g} s"
     hover = f"{at_s}: %{{y:,.3g}} requests/s<extra></extra>"
@@ -159,7 +159,8 @@ def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
         hover = f"{at_s}: %{{y:,}} sessions<extra></extra>"
         line(figure, x, traffic.sessions, "", SIMULATED, hover, shape="hvh", showlegend=False, row=1, col=3)
     figure.update_xaxes(title_text="s", range=[0, traffic.period_s * len(x)])
-    figure.update_yaxes(rangemode="tozero")
+    for at, title in enumerate(titles, start=1):
+        figure.update_yaxes(title_text=title, rangemode="tozero", row=1, col=at)
     drawn = {"over_time": finish(figure, 260)}
     if traffic.prompt_tokens_of_turn:
         drawn["turns"] = go.Figure()
@@ -176,12 +177,20 @@ def clients(load: ClientsLoad, slowest_s: float | None) -> go.Figure:
     """Return what clients send against the mean time of an answer, which is at most `slowest_s` by the SLOs."""
     end = 2 * (slowest_s or max(load.think_s, 5.0))
     x = np.linspace(0 if load.think_s else end / 100, end, 101).tolist()
-    figure = make_subplots(rows=1, cols=2, subplot_titles=["requests/s", "requests in flight"])
-    for at, (amount, unit) in enumerate(((load.requests_per_s, "requests/s"), (load.in_flight, "in flight")), start=1):
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    amounts = ((load.requests_per_s, "requests/s"), (load.in_flight, "requests in flight"))
+    for at, (amount, unit) in enumerate(amounts, start=1):
+        figure.update_yaxes(title_text=unit, row=1, col=at)
         hover = f"answers in %{{x:,.3g}} s: %{{y:,.3g}} {unit}<extra></extra>"
         line(figure, x, list(map(amount, x)), "", SIMULATED, hover, row=1, col=at)
         if slowest_s:
-            figure.add_vline(x=slowest_s, line={"color": ALARM, "width": 1.5, "dash": "dash"}, row=1, col=at)
+            figure.add_vline(
+                x=slowest_s,
+                line={"color": ALARM, "width": 1.5, "dash": "dash"},
+                annotation={"text": "SLOs", "font_color": ALARM},
+                row=1,
+                col=at,
+            )
     figure.update_xaxes(title_text="mean time of an answer (s)", rangemode="tozero")
     figure.update_yaxes(rangemode="tozero")
     return finish(figure, 260, legend=False)

@@ -80,7 +80,7 @@ def _row(lines: Sequence[str], at: int, slo: Slo) -> None:
     keys = {field: f"slo_{field}_{at}_{lines[at]}" for field in Slo._fields}
     how = {"on_change": _changed, "args": (lines, at, slo, keys)}
     options = list(LATENCIES) if slo.metric != ATTAINMENT else [ATTAINMENT]
-    name, share = st.columns(2)
+    name, share = st.columns([5, 4], gap="small")
     with name:
         st.selectbox("Metric", options, options.index(slo.metric), _label, keys["metric"], **how)
     with share:

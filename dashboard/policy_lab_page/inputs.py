@@ -11,6 +11,7 @@ import streamlit as st
 from dashboard.bundled import DEMO, PAIR, SAMPLES, bundled_pair, bundled_pair_on_vllm
 from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
 from dashboard.library import calibrations, stamp
+from dashboard.own_policy import policy_input
 from dashboard.planned import Planned
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.shapes import mixes
@@ -33,6 +34,7 @@ POLICY = {"a": "vllm", "b": "fair"}
 RATE, SECONDS, SEEDS = 40.0, 30.0, 8
 BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
 PASTED = "pasted"
+OWN = "own"
 PLANNED = "plan"  # an option of the traffic
 _SOURCES = ("preset", "trace")
 _PLAN_SEEDS = 5  # the fewest seeds with which intervals compare whole runs
@@ -55,10 +57,13 @@ _LIMITS: dict[str, tuple[float, float, float]] = {
 }
 
 
-def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest | Incomplete:
+def simulation_inputs(
+    runs: Path, plan: Planned | None = None, own_policies: bool = False
+) -> CompareRequest | Incomplete:
     """Draw the traffic, the source of step times, and the sides. Raises UserError for inputs that cannot be simulated.
 
-    With a `plan` its traffic, its recommended fleet and its bounds can be chosen; they are then the defaults.
+    With a `plan` its traffic, its recommended fleet and its bounds can be chosen; they are then the defaults. A side
+    may have a policy in an uploaded file if `own_policies` is set.
     """
     fleet = plan.answer.recommendation if plan else None
     with st.sidebar:
@@ -79,7 +84,7 @@ def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest
         inputs: dict[str, Any] = {"seeds": seeds, "timing": timing, **_judged(plan.bounds if plan else BOUNDS)}
     for name, place in zip("ab", st.columns(2, gap="medium"), strict=True):
         with place:
-            inputs[name] = _side(runs, name, fleet)
+            inputs[name] = _side(runs, name, fleet, own_policies)
     if isinstance(traffic, Incomplete):
         return traffic
     for side in "ab":
@@ -232,14 +237,17 @@ def _judged(bounds: Mapping[str, float] = BOUNDS) -> dict[str, Any]:
     return {"bounds": said, "threshold": threshold}
 
 
-def _side(runs: Path, side: str, fleet: Recommendation | None) -> Side | Incomplete:
+def _side(runs: Path, side: str, fleet: Recommendation | None, own_policies: bool) -> Side | Incomplete:
     """Draw one side; with a planned `fleet` its settings are the defaults."""
-    ordered = [*usual_first(POLICY[side], POLICIES), PASTED]
+    ordered = [*usual_first(POLICY[side], POLICIES), OWN, PASTED]
     chosen = choose(f"Policy {side.upper()}", ordered, side, show=lambda name: _TITLES.get(name, name), help=_POLICY)
     if chosen == PASTED:
         pasted = deployment_input(runs, f"{side}_yaml", f"deployment of {side.upper()}")
         return pasted if isinstance(pasted, Incomplete) else Side(deployment=pasted)
-    settings: dict[str, Any] = {"policy": chosen}
+    policy: str | Incomplete = policy_input(runs, side, own_policies) if chosen == OWN else chosen
+    if isinstance(policy, Incomplete):
+        return policy
+    settings: dict[str, Any] = {"policy": policy}
     planned = fleet.to_change() if fleet else None
     usual = planned.scheduler if planned else SchedulerConfig()
     with st.expander("Settings"):
@@ -274,7 +282,7 @@ def _deadlines(side: str) -> dict[str, Any]:
     return {"edf_ttft_ms": bounds} if bounds else {}
 
 
-_TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
+_TITLES = {OWN: "a policy file of your own", PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
 _DEADLINES = "chat=1000, batch=20000"
 _POLICY = "The policy decides when each request is served. `docs/policies.md` describes all policies."
 _TIMING = "Step times come from measured kernels of a GPU, or from a calibration in the runs directory."

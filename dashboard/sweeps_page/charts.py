@@ -233,6 +233,13 @@ def drawn(sweep: SweepResults, runs: pa.Table, view: SweepView) -> Any:
     return (each_run if kind == SCATTER else metric_over)(data, x, y, by, titles, values, log_y)
 
 
+def heading(sweep: SweepResults, view: SweepView) -> str:
+    """Return the heading of a view's figure."""
+    if view.kind == HEAT_MAP:
+        return f"{sweep.metrics[view.y]} by {view.x} and {view.by}"
+    return f"{sweep.metrics[view.y]} against {sweep.metrics.get(view.x, view.x)}"
+
+
 def trust(runs: pa.Table) -> Trust:
     """Return the trust in runs shown together."""
     noted = zip(runs["trust"].to_pylist(), runs["trust_reason"].to_pylist(), strict=True)

@@ -48,7 +48,10 @@ class NewSweep(NamedTuple):
 
 def sweep_inputs(runs: Path) -> NewSweep | Incomplete:
     """Draw the inputs, and return the sweep. Raises UserError for a value that no sweep can have."""
-    if pick("Describe it", list(_FORMS), "how", _FORMS.__getitem__) == "yaml":
+    narrow, _ = st.columns([1, 2], gap="medium")
+    with narrow:
+        how = pick("Describe it", list(_FORMS), "how", _FORMS.__getitem__)
+    if how == "yaml":
         return _from_text(runs)
     left, middle, right = st.columns(3, gap="medium")
     with left:

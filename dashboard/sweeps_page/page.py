@@ -190,7 +190,7 @@ def _plot(results: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     figure(
         sweep_charts.drawn(results, chosen, view),
         "metric",
-        f"{results.metrics[view.y]} against {view.x}",
+        sweep_charts.heading(results, view),
         sweep_charts.trust(chosen),
         sweep_charts.help_of(view.y),
         marked=True,
