@@ -306,6 +306,12 @@ def set_interval(low: float, high: float, parameter: str, ends: tuple[float, flo
         go_to(**{parameter: _range(low, high, (begin, end))})
 
 
+def link() -> Said:
+    """Return the parameters that the page's address will have, as far as they are drawn by now."""
+    page = _drawing.get()
+    return {parameter: values for parameter, values in (page.said | page.now).items() if values}
+
+
 def _arrive(name: str) -> _Page:
     """Return the page of this name, with inputs from the address, or from a callback where one has set them."""
     pages: dict[str, _Page] = st.session_state.setdefault(_PAGES, {})

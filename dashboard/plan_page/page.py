@@ -22,6 +22,7 @@ from dashboard.blocks import mistake
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
 from dashboard.fleet_run import run_of
+from dashboard.frontier_page.page import show_fleets
 from dashboard.job_view import follow, offer, start
 from dashboard.kept_inputs import Incomplete
 from dashboard.library import stamp
@@ -32,12 +33,12 @@ from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
-from dashboard.planned import Planned, Ways, go_on
+from dashboard.planned import FLEETS, Planned, Ways, go_on, keep_link
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.sheet import show as show_report
 from dashboard.shown import literal, prose, sentence
 from dashboard.trust_page.results import External, error_line, newest_external
-from dashboard.url import in_url
+from dashboard.url import in_url, link, pick
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, clients_in_words, percent, traffic_in_words
@@ -52,6 +53,8 @@ from planning.traffic import Offered, clients_of
 from serving.answers.figures import counted, shown_share, shown_usd
 from serving.errors import UserError
 
+_VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier"}
+_VIEW = ("show", "fleet")  # parameters that are no inputs of the plan
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _FEW = 2000  # maximum number of requests read for an estimate
 
@@ -85,7 +88,9 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         key = f"{job.directory} {stamp(job.directory)}" if computed else EXAMPLE
         plan = Planned(st.session_state[LOOKED_AT], settings, _read(key, answer))
         drawn = _figures(key, plan.answer)
-        if not computed:
+        if computed:
+            keep_link(job, {name: values for name, values in link().items() if name not in _VIEW})
+        else:
             _example(job)
         _answer(plan, drawn, runs, ways)
         show_traffic(blocks, plan.answer.traffic, {**drawn, **_clients(request)})
@@ -189,6 +194,9 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."
         blocks.warning(sentence(answer.too_short) + (most if answer.requests == MOST_REQUESTS else ""))
     _choices(answer)
+    if pick("Show", list(_VIEWS), "show", _VIEWS.__getitem__) == FLEETS:
+        show_fleets(runs, plan, ways, on_plan=True)
+        return
     show_recommended(blocks, answer, best, drawn)
     show_others(blocks, answer)
 

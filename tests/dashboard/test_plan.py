@@ -116,7 +116,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert answer["answer"].partition("/h. ")[2] in text
     assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
     assert f"{answer['recommendation']['trust']['level']}]" in text
-    assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
+    assert len(app.get("plotly_chart")) == 6 and not app.get("progress")
     assert {button.label for button in app.get("download_button")} == {"Parquet", "CSV", "Report", "JSON"}
     assert not app.query_params.get("rate"), "what is as usual is not in the link"
 
