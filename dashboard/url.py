@@ -94,9 +94,15 @@ def go_to(**parameters: str | Sequence[str]) -> None:
 
     A parameter may have several values. An empty text resets a parameter to its default.
     """
-    st.session_state[_STATED] = {
+    st.session_state[_STATED] = st.session_state.get(_STATED, {}) | {
         name: list(filter(None, [value] if isinstance(value, str) else value)) for name, value in parameters.items()
     }
+
+
+def going_to(parameter: str) -> list[str] | None:
+    """Return the values that an earlier callback of this click has set with `go_to`; None without one."""
+    values: list[str] | None = st.session_state.get(_STATED, {}).get(parameter)
+    return values
 
 
 def choose(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from dashboard.shown import verbatim
-from dashboard.url import go_to
+from dashboard.url import go_to, going_to
 from planning.plan.objectives import parse_objectives
 from serving.errors import UserError
 from serving.metrics import metric
@@ -26,6 +26,7 @@ _HELP = "A percentile has its own share of the requests. All bounds *by attainme
 _CLASS = "Only requests of this SLO class count; empty: all requests."
 _ADDED = "10000"  # bound in ms of an SLO that is added
 _HIGHEST = 1e9
+_WRITTEN = "slo_written"  # key of `st.session_state`: new lines by old ones, of the callbacks of one click
 
 
 class Slo(NamedTuple):
@@ -78,7 +79,7 @@ def slo_form(lines: Sequence[str]) -> None:
 def _row(lines: Sequence[str], at: int, slo: Slo) -> None:
     """Draw the inputs of one SLO. Their keys name its line, so that another text makes new inputs."""
     keys = {field: f"slo_{field}_{at}_{lines[at]}" for field in Slo._fields}
-    how = {"on_change": _changed, "args": (lines, at, slo, keys)}
+    how = {"on_change": _changed, "args": (lines[at], slo, keys, lines)}
     options = list(LATENCIES) if slo.metric != ATTAINMENT else [ATTAINMENT]
     name, share = st.columns([5, 4], gap="small")
     with name:
@@ -105,17 +106,27 @@ def _row(lines: Sequence[str], at: int, slo: Slo) -> None:
         st.button("Remove", key=key, type="tertiary", icon=":material/delete:", on_click=go_to, kwargs={"slo": rest})
 
 
-def _changed(lines: Sequence[str], at: int, slo: Slo, keys: dict[str, str]) -> None:
-    """Rewrite one line from the inputs of its row, and add a share if it needs one."""
+def _changed(line: str, slo: Slo, keys: dict[str, str], lines: Sequence[str]) -> None:
+    """Rewrite one line from the inputs of its row, and add a share if it needs one.
+
+    Changes of several rows may come at once; each then begins with the lines of the one before.
+    """
     said = {field: st.session_state[key] for field, key in keys.items() if key in st.session_state}
     if isinstance(said.get("slo_class"), str):
         said["slo_class"] = " ".join(said["slo_class"].split())
-    new = [slo._replace(**said).line if number == at else line for number, line in enumerate(lines)]
-    shared = [Slo.of_line(line) for line in new]
-    needs = any(one and one.percentile == _SHARED for one in shared)
-    if needs and not any(one and one.metric == ATTAINMENT for one in shared):
-        new.append(Slo(ATTAINMENT, "", 99.0).line)
-    go_to(slo=list(dict.fromkeys(new)))
+    written = st.session_state.setdefault(_WRITTEN, {})
+    before, new = going_to("slo"), slo._replace(**said).line
+    if before is None:
+        before = list(lines)
+        written.clear()
+    mine = written.get(line, line)
+    after = [new if one == mine else one for one in before]
+    written[line] = new
+    rows = [Slo.of_line(one) for one in after]
+    shared, shares = (any(row and row[at] == name for row in rows) for at, name in ((1, _SHARED), (0, ATTAINMENT)))
+    if shared and not shares:
+        after.append(Slo(ATTAINMENT, "", 99.0).line)
+    go_to(slo=list(dict.fromkeys(after)))
 
 
 def _label(name: str) -> str:

@@ -24,7 +24,9 @@ from dashboard.trust_page.words import (
     of_report,
     of_steps,
 )
-from serving.answers.report import PERCENT, Table
+from serving.answers.figures import shown_change, shown_percent
+from serving.answers.report import FIGURE, METRIC, PERCENT, Table
+from serving.answers.report import Column as TableColumn
 from serving.errors import UserError
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
@@ -111,6 +113,26 @@ def show_runs(
     if report.rows:
         with to.fold("The figures"):
             to.table(report.figures())
+
+
+def show_engines(to: Sheet, by_engine: Mapping[str, ValidationReport]) -> None:
+    """Show the blind error of each statistic on each engine, beside its noise."""
+    by_figure: dict[tuple[str, str], dict[str, str]] = {}
+    for engine, report in by_engine.items():
+        for row in report.rows:
+            if row.error_pct is not None:
+                noise = "" if row.floor_pct is None else f" (noise {shown_percent(abs(row.floor_pct), 1)})"
+                said = f"{shown_change(row.error_pct, 1)}{noise}"
+                by_figure.setdefault((row.metric, row.stat), {})[engine] = said
+    columns = [TableColumn("metric", METRIC), TableColumn("stat"), *(TableColumn(name, FIGURE) for name in by_engine)]
+    to.heading("The error on each engine", None, _ENGINES)
+    to.table(Table(columns, [(*key, *(said.get(name, "") for name in by_engine)) for key, said in by_figure.items()]))
+
+
+_ENGINES = (
+    "The error of the blind simulation of a real run on each engine, with the calibration of this engine. The noise is "
+    "the largest difference between repeats of the real run. Workloads may differ between reports."
+)
 
 
 def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:

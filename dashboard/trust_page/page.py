@@ -5,7 +5,8 @@ The page opens on bundled results if there are no others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -27,6 +28,7 @@ from dashboard.trust_page.answer import (
     ComparedLatencies,
     compared_latencies,
     figures,
+    show_engines,
     show_published,
     show_runs,
     show_steps,
@@ -43,7 +45,7 @@ from dashboard.trust_page.results import (
     newest_external,
 )
 from dashboard.trust_page.rungs import LADDER, Rung, rungs
-from dashboard.trust_page.words import FLOOR, disturbance, made_of, of_report
+from dashboard.trust_page.words import FLOOR, disturbance, engine_of, made_of, of_report
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from planning.exports.validation import Validation
 from planning.learn.watched import FILE as WATCHED
@@ -55,6 +57,7 @@ Results = TypeVar("Results")
 
 BUNDLED = "bundled: tokentwin demo"
 BUNDLED_VLLM = "bundled: tokentwin demo --engine vllm"
+_MOST_REPORTS = 20  # reports among which other engines are looked for
 _VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "Measured steps", "engines": "Other engines"}
 _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
@@ -93,7 +96,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(of_report(report))
         downloads(Validation(reports[name], runs if own else None), name)
-    _view(runs, reports[name], report, external, bool(own))
+    _view(runs, reports[name], report, external, bool(own), _engines(report, reports))
     decisions, clients = _newest(newest_decisions, runs), _newest(newest_clients, runs)
     with st.expander("Seven checks of the simulator, from single decisions to the choice of a configuration"):
         _ladder(rungs(report, external, clients, decisions))
@@ -106,13 +109,22 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
 
 @st.fragment
 @part_in_url
-def _view(runs: Path, directory: Path, report: ValidationReport, external: External | None, own: bool) -> None:
+def _view(
+    runs: Path,
+    directory: Path,
+    report: ValidationReport,
+    external: External | None,
+    own: bool,
+    by_engine: Mapping[str, ValidationReport],
+) -> None:
     """Draw the chosen view, without the rest of the page; other views are not made."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     if view == "runs":
         latencies = compared_latencies(directory, report, lambda path: open_run(path)[1])
         read = (len(latencies.real), latencies.simulated is not None)
         show_runs(blocks, latencies, report, _figures(directory, read, latencies, report))
+        if len(by_engine) > 1:
+            show_engines(blocks, by_engine)
     elif view == "steps":
         try:
             show_steps(blocks, directory, report)
@@ -127,6 +139,16 @@ def _view(runs: Path, directory: Path, report: ValidationReport, external: Exter
     elif external is not None:
         chosen = pick("Prediction", list(_PREDICTIONS), "prediction", show=_PREDICTIONS.__getitem__)
         show_published(blocks, external, "anchored" if chosen == "anchored" else "blind")
+
+
+def _engines(report: ValidationReport, reports: Mapping[str, Path]) -> dict[str, ValidationReport]:
+    """Return the report by the name of its engine, and the newest report of each other engine among `reports`."""
+    by_engine = {engine_of(report): report}
+    for path in list(reports.values())[:_MOST_REPORTS]:
+        with suppress(UserError):  # a damaged report says so when it is chosen
+            other = load_report(path)
+            by_engine.setdefault(engine_of(other), other)
+    return by_engine
 
 
 def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | None:

@@ -36,7 +36,7 @@ from tests.traces.notes import add_notes
 from traces.recording import Recording
 
 PAGES = {
-    "plan": ("plan", {}, 5),
+    "plan": ("plan", {}, 6),
     "frontier": ("frontier", {}, 2),
     "policy lab": ("policy_lab", {}, 4),
     "recordings": ("policy_lab", {"compare": "recordings"}, 4),

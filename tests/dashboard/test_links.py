@@ -132,11 +132,10 @@ PARAMETERS = re.findall(
     """
     a a_deadlines a_fair_input_weight a_max_num_seqs a_own a_replicas a_router a_yaml async b b_sjf_error b_yaml
     batch_tokens beside by calibration chunk columns compare config context cv do energy factors file fleet gpu gpus
-    grid how judged kernel kv lab_trace limit log
-    minutes mix model of of_gpu trust_in_run offered only_rate output over past plan policies prediction prefix preset price prompt
-    prompt_sigma prompts pue q quantization rate rate_scale rates rec_a rec_b report req_s request requests rows run scenario
-    seconds seeds seqs serving shape shards show size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic
-    view win window x y
+    grid how judged kernel kv lab_trace limit log minutes mix model of of_gpu trust_in_run offered only_rate output
+    over past plan policies prediction prefix preset price prompt prompt_sigma prompts pue q quantization rate
+    rate_scale rates rec_a rec_b report req_s request requests rows run scenario seconds seeds seqs serving shape
+    shards show size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic view win window x y
     """,
 )
 ODD = (

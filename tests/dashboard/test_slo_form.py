@@ -53,6 +53,10 @@ def test_form_and_text_are_one_state(tmp_path):
     assert lines() == app.query_params["slo"] == ["ttft_ms p99<=700", "tpot_ms p99<=50"]
     field("Percentile", 1).set_value("by attainment").run()
     assert lines() == ["ttft_ms p99<=700", "tpot_ms<=50", "attainment>=0.99"]
+    field("at most (ms)", 0).set_value(800.0)
+    field("Percentile", 0).set_value("p95")
+    field("at most (ms)", 1).set_value(60.0).run()  # in one click, as the browser sends quick ones
+    assert lines() == ["ttft_ms p95<=800", "tpot_ms<=60", "attainment>=0.99"]
     app.text_area[0].set_value("ttft_ms p90<=300").run()
     assert field("Percentile").value == "p90" and field("at most (ms)").value == 300.0
     app.button(key="slo_add").click().run()

@@ -185,7 +185,13 @@ def test_the_bundled_report_of_vllm_says_so(tmp_path):
     app = trust(tmp_path / "nowhere", report="bundled: tokentwin demo --engine vllm")
     assert not app.exception and not app.error
     assert load_report(DEMO_ON_VLLM / "validation").verdict[1:] in text(app)
-    assert "on vLLM 0.32.0" in text(app)
+    assert "on vLLM 0.32.0" in text(app) and "The error on each engine" in text(app)
+    (by_engine,) = (frame.value for frame in app.dataframe if "vLLM 0.32.0" in frame.value)
+    assert list(by_engine)[2:] == ["vLLM 0.32.0", "our engine"]
+    mean = next(
+        row for row in load_report(DEMO_ON_VLLM / "validation").rows if (row.metric, row.stat) == ("ttft_ms", "mean")
+    )
+    assert by_engine["vLLM 0.32.0"][0].startswith(f"{mean.error_pct:+.1f} %")
 
 
 def test_both_verdicts_stand_side_by_side(tmp_path, samples):
