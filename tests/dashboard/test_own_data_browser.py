@@ -56,9 +56,14 @@ def test_slos_by_form_are_the_text(server, page):
     assert bound.input_value() == "1000"
     bound.fill("700")
     bound.press("Enter")
-    page.wait_for_function("[...document.querySelectorAll('textarea')].some(it => it.value === 'ttft_ms p99<=700')")
+    page.wait_for_url("**slo=ttft_ms**700**")
+    settle(page)
+    text = page.get_by_role("textbox", name="SLOs")
+    assert text.input_value() == "ttft_ms p99<=700"
     page.get_by_role("button", name="Add an SLO").click()
-    page.wait_for_function("[...document.querySelectorAll('textarea')].some(it => it.value.includes('tpot_ms p99'))")
+    page.wait_for_url("**slo=tpot_ms**")
+    settle(page)
+    assert text.input_value().splitlines() == ["ttft_ms p99<=700", "tpot_ms p99<=10000"]
 
 
 def test_an_own_policy_needs_the_flag_and_an_old_link_leads_to_the_plan(server, page):
