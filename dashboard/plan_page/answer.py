@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -12,7 +12,7 @@ from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
 from dashboard.sheet import Fact, Sheet, show
 from dashboard.shown import sentence
-from planning.plan.document import PlanDocument, Recommendation
+from planning.plan.document import FleetPoint, PlanDocument, Recommendation
 from serving.answers.report import Line
 from serving.metrics import METRICS, metric
 
@@ -22,7 +22,8 @@ def figures(answer: PlanDocument) -> dict[str, go.Figure]:
     drawn = {**plan_charts.latencies(answer), "lengths": plan_charts.lengths(answer.lengths)}
     drawn |= plan_charts.over_time(answer.over_time)
     if best := answer.recommendation:
-        drawn["attainment"] = plan_charts.attainment(answer.by_replicas, best.replicas)
+        if around := _around(answer, best):
+            drawn["attainment"] = plan_charts.attainment(around, best.replicas)
         drawn["prices"] = plan_charts.prices([best, *answer.runners_up], answer.spares)
     return drawn
 
@@ -32,14 +33,19 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
     bands = words.headline_bands(answer)
     helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
     to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
-    to.text("The ranges are 90 % bands from the uncertainty of step times.", soft=True)
+    to.text(
+        "The ranges are 90 % bands of this fleet, from the uncertainty of step times. Between fast and slow steps, "
+        f"fleets of {best.plausible} GPUs would be enough.",
+        soft=True,
+    )
     if best.energy:
         to.text(sentence(best.energy.sentence), soft=True)
     show(to, (Line(f"almost as good: {tie}") for tie in answer.near_ties))
     left, right = to.beside(2)
     with left:
-        rated = words.trust_in(answer.by_replicas, "simulated fleets")
-        to.figure(drawn["attainment"], "attainment", "How many replicas", rated, _HELP["replicas"])
+        if around := _around(answer, best):
+            rated = words.trust_in(around, "simulated fleets")
+            to.figure(drawn["attainment"], "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
         to.heading(words.why_not_fewer(best, answer.spares), None)
         to.text(sentence(answer.why_not_fewer or ""))
@@ -100,6 +106,12 @@ _TRAFFIC = {
         "second. The line shows the mean time of an answer at which every SLO would be just met.",
     ),
 }
+
+
+def _around(answer: PlanDocument, best: Recommendation) -> Sequence[FleetPoint]:
+    """Return the points of more and fewer replicas; until they are simulated, those of the choices."""
+    choices = {choice.replicas: choice for choice in (best.choices.existing if best.choices else ())}
+    return answer.by_replicas or [choices[number] for number in sorted(choices)]
 
 
 def _plausible(best: Recommendation) -> str:

@@ -21,6 +21,7 @@ from dashboard.plan_page.slo_form import slo_form
 from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.url import (
     amount,
+    check_numbers,
     choose,
     choose_many,
     fresh_key,
@@ -33,6 +34,7 @@ from dashboard.url import (
     quantity,
     switch,
     text,
+    typed_number,
     usual_first,
 )
 from planning.deployments import named_values
@@ -170,6 +172,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
     spot = {} if own else _spot(served["gpus"])
     energy = {} if own else _energy()
+    check_numbers()
     if isinstance(model := served.get("model"), Incomplete):
         return model
     if isinstance(traffic, Incomplete):
@@ -507,7 +510,7 @@ def _prices(chosen: list[str]) -> dict[str, float]:
             gpu, key = gpus()[name], fresh_key(f"url_price_{name}", "price")
             wanted = quantity(said.get(name), 0, _DEAREST, gpu.usd_per_hour)
             help = f"{gpu.price_source}, {gpu.price_as_of}"
-            value = float(st.number_input(name, 0.0, _DEAREST, wanted, 0.1, key=key, help=help))
+            value = typed_number(f"{name} ($/h)", 0, _DEAREST, wanted, 0.1, key, help=help)
             if value != gpu.usd_per_hour:
                 prices[name] = value
     keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))

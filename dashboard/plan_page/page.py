@@ -29,9 +29,11 @@ from dashboard.library import stamp
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
 from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic
+from dashboard.plan_page.beside import pinned
 from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
+from dashboard.plan_page.what_if_line import what_if_line
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.planned import FLEETS, Planned, Ways, go_on, keep_link
 from dashboard.shapes import MOST_REQUESTS
@@ -50,11 +52,11 @@ from planning.plan.request import FleetRequest, PlanRequest
 from planning.plan.sentences import risk
 from planning.progress import in_words
 from planning.traffic import Offered, clients_of
-from serving.answers.figures import counted, shown_share, shown_usd
+from serving.answers.figures import counted, shown_usd
 from serving.errors import UserError
 
 _VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier"}
-_VIEW = ("show", "fleet")  # parameters that are no inputs of the plan
+_VIEW = ("show", "fleet", "pin")  # parameters that are no inputs of the plan
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _FEW = 2000  # maximum number of requests read for an estimate
 
@@ -93,12 +95,25 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         else:
             _example(job)
         _answer(plan, drawn, runs, ways)
+        pinned(runs, plan)
         show_traffic(blocks, plan.answer.traffic, {**drawn, **_clients(request)})
+    elif early := _early(job):
+        follow(job, COARSE)
+        st.caption("The fleet is final. Plots of other fleets, other rates and other engines follow.")
+        plan = Planned(job.id, settings, PlanDocument.read(early))
+        _answer(plan, figures(plan.answer), runs, {})
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
         requests, about, drawn = _traffic(offered, request)  # refuses traffic that is too long to plan for
+        st.title("Which fleet?", anchor=False)
+        what_if_line(runs, request)
         _unanswered(job, requests, request)
         show_traffic(blocks, about, {**drawn, **_clients(request)})
+
+
+def _early(job: Job) -> Any:
+    """Return the answer that a job under way has written without its curves; None as long as it searches."""
+    return (job.document(COARSE) or {}).get("answer") if job.status.active else None
 
 
 def _example(job: Job) -> None:
@@ -140,7 +155,6 @@ def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
 
 def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
     """Draw the button that starts the plan, or the progress with a first answer; until then, estimates below."""
-    st.title("Which fleet?", anchor=False)
     candidates = request.combinations
     why = (
         f"There is no answer for these inputs yet. Simulating {counted(candidates, 'candidate')} with "
@@ -222,10 +236,12 @@ def _choices(answer: PlanDocument) -> None:
         with place.container(border=True, height="stretch"):
             st.markdown(f"**{choice.gpus:,} GPUs** {name}" + (" :blue-badge[recommended]" if taken else ""))
             holds = "an unknown share" if choice.holds is None else percent(choice.holds)
-            broken = f"{literal(choice.broken_if_slow)} would break: " if choice.broken_if_slow else ""
+            broken = (
+                f" If steps are slow, {literal(choice.broken_if_slow)} would break." if choice.broken_if_slow else ""
+            )
             st.caption(
-                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. If steps are slow, {broken}"
-                f"{shown_share(choice.if_slow, 1)} of the requests keep the SLOs."
+                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. "
+                f"{literal(words.attainment(choice))} of the requests keep the SLOs.{broken}"
             )
 
 

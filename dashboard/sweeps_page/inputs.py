@@ -11,7 +11,7 @@ from dashboard.deployment_text import MOST_KB, parse_text
 from dashboard.kept_inputs import Incomplete, trace_input
 from dashboard.shapes import shapes
 from dashboard.uploads import keep_document, kept_document
-from dashboard.url import amount, choose, choose_many, fresh_key, keep, named, number, pick, usual_first
+from dashboard.url import amount, check_numbers, choose, choose_many, fresh_key, keep, named, number, pick, usual_first
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
@@ -69,6 +69,7 @@ def sweep_inputs(runs: Path) -> NewSweep | Incomplete:
         with tpot:
             next_ms = amount("TPOT within (ms)", "tpot_within", 0, 1e7, 50, 10, help="0: no bound.")
         seeds = number("Seeds", "seeds", 1, 20, 2, help="Runs of each combination with other random arrivals.")
+    check_numbers()
     if isinstance(workload, Incomplete):
         return workload
     grid: dict[str, list[Any]] = {

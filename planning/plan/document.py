@@ -247,6 +247,10 @@ class LoadPoint(Part):
     requests_per_s: float = fact("mean rate", "requests/s")
     ttft_p99_ms: Number = fact("99th percentile of TTFT", "ms")
     tpot_p99_ms: Number = fact("99th percentile of TPOT", "ms")
+    ttft_p99_if_slow_ms: Number = fact(
+        "99th percentile of TTFT at the slow end of the 90 % interval of step times", "ms", default=None
+    )
+    tpot_p99_if_slow_ms: Number = fact("99th percentile of TPOT at the same end", "ms", default=None)
     attainment: float = fact("share of the requests within every bound", "fraction", default=0.0)
     level: str = fact("trust in the fleet's step times", default="")
     reason: str = fact("reason of the level", default="")
@@ -266,6 +270,10 @@ class EngineCurve(Part):
     gpu: str = fact("GPU of the engine")
     points: tuple[RatePoint, ...] = fact(
         "points by rate; the last is the highest at which every SLO holds; empty if none does"
+    )
+    planned: RatePoint | None = fact(
+        "the same requests at the planned rate of one replica of the recommended fleet; null for other engines",
+        default=None,
     )
 
 

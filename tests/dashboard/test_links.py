@@ -130,12 +130,13 @@ def test_what_is_changed_is_in_the_link(name: str, samples: Path) -> None:
 PARAMETERS = re.findall(
     r"\w+",
     """
-    a a_deadlines a_fair_input_weight a_max_num_seqs a_own a_replicas a_router a_yaml async b b_sjf_error b_yaml
-    batch_tokens beside by calibration chunk columns compare config context cv do energy factors file fleet gpu gpus
-    grid how judged kernel kv lab_trace limit log minutes mix model of of_gpu trust_in_run offered only_rate output
-    over past plan policies prediction prefix preset price prompt prompt_sigma prompts pue q quantization rate
-    rate_scale rates rec_a rec_b report req_s request requests rows run scenario seconds seeds seqs serving shape
-    shards show size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic view win window x y
+    a a_deadlines a_fair_input_weight a_max_num_seqs a_own a_replicas a_router a_yaml asked_engine asked_figure
+    asked_gpu asked_load asked_model asked_tp asked_weights async b b_sjf_error b_yaml batch_tokens beside by
+    calibration chunk columns compare config context cv do energy factors file fleet gpu gpus grid how judged kernel
+    kv lab_trace limit log minutes mix model of of_gpu offered only_rate output over past pin plan policies
+    prediction prefix preset price prompt prompt_sigma prompts pue q quantization rate rate_scale rates rec_a rec_b
+    report req_s request requests rows run scenario seconds seeds seqs serving shape shards show size slo spares sql
+    stretch sweep timing tp tpot_within trace trace_rate traffic trust_in_run view win window x y
     """,
 )
 ODD = (
