@@ -148,8 +148,8 @@ def likely_columns(header: Sequence[str]) -> dict[str, str]:
             likely.setdefault(usual, column)
     for field, words in _WORDS.items():
         free = (column for column in header if column not in likely.values() and re.search(words, _in_words(column)))
-        if field not in likely and (column := next(free, None)) is not None:
-            likely[field] = column
+        if field not in likely and (first := next(free, None)) is not None:
+            likely[field] = first
     return likely
 
 

@@ -154,9 +154,11 @@ def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
     at_s = "at %{x:,.4g} s"
     hover = f"{at_s}: %{{y:,.3g}} requests/s<extra></extra>"
     line(figure, x, traffic.requests_per_s, "requests", SIMULATED, hover, shape="hvh", showlegend=False, row=1, col=1)
-    tokens = (("prompt tokens", traffic.prompt_tokens_per_s, SIMULATED, None),)
-    tokens += (("output tokens", traffic.output_tokens_per_s, SERIES[1], "dash"),)
-    for name, y, colour, dash in tokens:
+    prompts, outputs = traffic.prompt_tokens_per_s, traffic.output_tokens_per_s
+    for name, y, colour, dash in (
+        ("prompt tokens", prompts, SIMULATED, None),
+        ("output tokens", outputs, SERIES[1], "dash"),
+    ):
         hover = f"{name} {at_s}: %{{y:,.4g}} a second<extra></extra>"
         line(figure, x, y, name, colour, hover, dash=dash, shape="hvh", row=1, col=2)
     if traffic.sessions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
 
@@ -79,7 +79,7 @@ def slo_form(lines: Sequence[str]) -> None:
 def _row(lines: Sequence[str], at: int, slo: Slo) -> None:
     """Draw the inputs of one SLO. Their keys name its line, so that another text makes new inputs."""
     keys = {field: f"slo_{field}_{at}_{lines[at]}" for field in Slo._fields}
-    how = {"on_change": _changed, "args": (lines[at], slo, keys, lines)}
+    how: dict[str, Any] = {"on_change": _changed, "args": (lines[at], slo, keys, lines)}
     options = list(LATENCIES) if slo.metric != ATTAINMENT else [ATTAINMENT]
     name, share = st.columns([5, 4], gap="small")
     with name:

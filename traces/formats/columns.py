@@ -67,12 +67,11 @@ class Columns:
             by_column = {column: field for field, column in self._stated.items()}
             return tuple(by_column.get(column) for column in header)
         taken = set(header)
-        fields = []
+        fields: list[str | None] = []
         for column in header:
-            field = column if column in self._known else usual_field(column, self._known)
-            renamed = field is not None and field not in taken
-            fields.append(field if renamed else column)
-            taken |= {field} if field and renamed else set()
+            usual = None if column in self._known else usual_field(column, self._known)
+            fields.append(column if usual is None or usual in taken else usual)
+            taken |= {usual} if usual else set()
         return tuple(fields)
 
 
