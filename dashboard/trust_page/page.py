@@ -111,6 +111,25 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         if clients is not None:
             _clients(clients)
     _trust(report)
+    _beneath(ways)
+
+
+def _beneath(ways: Ways) -> None:
+    """Draw links to the pages with the evidence beneath this one."""
+    there = [(ways[title], icon, what) for title, (icon, what) in _EVIDENCE.items() if title in ways]
+    if not there:
+        return
+    st.subheader("The evidence beneath", anchor=False)
+    with st.container(horizontal=True):
+        for page, icon, what in there:
+            st.page_link(page, label=f"{page.title}: {what}", icon=f":material/{icon}:")
+
+
+_EVIDENCE = {
+    "Step": ("layers", "the cost of one engine step"),
+    "Calibration": ("tune", "measured kernel times, and their errors"),
+    "Claims": ("fact_check", "what is said about inference, checked"),
+}
 
 
 @st.fragment

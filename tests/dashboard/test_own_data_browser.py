@@ -66,7 +66,7 @@ def test_slos_by_form_are_the_text(server, page):
     assert text.input_value().splitlines() == ["ttft_ms p99<=700", "tpot_ms p99<=10000"]
 
 
-def test_an_own_policy_needs_the_flag_and_an_old_link_leads_to_the_plan(server, page):
+def test_an_own_policy_needs_the_flag_an_old_link_leads_to_the_plan_and_trust_to_its_evidence(server, page):
     page = without_plots(page)
     page.goto(f"{server}/policy-lab?b=own")
     page.get_by_text("tokentwin dashboard RUNS_DIR --own-policies").wait_for()
@@ -74,3 +74,6 @@ def test_an_own_policy_needs_the_flag_and_an_old_link_leads_to_the_plan(server, 
     page.get_by_text("All fleets and the frontier").wait_for()
     page.get_by_text("The cost of speed").wait_for()
     page.wait_for_url("**show=fleets**")
+    page.goto(f"{server}/trust")
+    page.get_by_role("link", name="Step: the cost of one engine step").click()
+    page.wait_for_url("**/step**")
