@@ -27,7 +27,7 @@ st.set_page_config(page_title="tokentwin", page_icon=_icon(), layout="wide")
 st.html(
     "<style>[data-testid=stMainBlockContainer] { padding-top: 4.5rem }"
     "[data-testid=stCaptionContainer] { opacity: 0.82 !important }"
-    "[data-testid=stMultiSelect] [data-baseweb=tag] { background-color: #2257b8 !important }</style>"
+    "[data-testid=stMultiSelectTagsContainer] :has(> span[title]) { background-color: #2257b8 !important }</style>"
 )
 runs = Path(sys.argv[1])
 page = st.navigation(pages(runs), position="top")
