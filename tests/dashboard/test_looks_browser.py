@@ -50,7 +50,7 @@ def test_a_number_out_of_its_range_stops_the_button_and_quick_clicks_are_all_cou
     field.press("Enter")
     page.get_by_role("button", name="Find the fleet").wait_for()
     settle(page)
-    more = field.locator("xpath=ancestor::*[@data-testid='stNumberInput']").get_by_test_id("stNumberInputStepUp")
+    more = field.locator("xpath=ancestor::*[@data-testid='stNumberInput'][1]").get_by_test_id("stNumberInputStepUp")
     for _ in range(20):
         more.click(no_wait_after=True)
     page.wait_for_url("**spares=24**")
