@@ -91,7 +91,7 @@ def latency(
         figure.update_yaxes(dtick=1)
     else:
         figure.update_yaxes(range=[0, 1.1 * highest])
-    return finish(figure, HEIGHT)
+    return finish(figure, HEIGHT).update_layout(legend_y=1.13, margin_t=50)  # above the names of the rates
 
 
 def latencies(answer: PlanDocument) -> dict[str, go.Figure]:

@@ -75,7 +75,8 @@ def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
         x, y = [row.percent or 0.0 for row in mine], [_of_change(row) for row in mine]
         lows, highs = ([at + _percent(row, end(row)) for at, row in zip(x, mine, strict=True)] for end in _ENDS)
         around = whiskers(x, lows, highs, color=colour_by_side[better], thickness=2, width=4)
-        look = {"symbol": ["diamond" if row.low is None else "circle" for row in mine]}
+        mark = "square" if better == "A" else "circle"  # beside the colour
+        look = {"symbol": ["diamond" if row.low is None else mark for row in mine]}
         hover = "<b>%{y}</b>: %{x:+.1f}<br>%{customdata}<extra></extra>"
         dots(
             figure,

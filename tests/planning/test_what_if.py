@@ -1,4 +1,4 @@
-"""An answered plan at other prices, with other spares or another risk: what a complete plan says, without simulating."""
+"""An answered plan at other prices, with other spares or another risk: the answer of a complete plan, at once."""
 
 from collections.abc import Mapping
 from dataclasses import replace
