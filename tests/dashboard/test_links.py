@@ -69,7 +69,7 @@ def change(widget: Any) -> None:
         widget.set_value(value[:-1] if len(value) > 1 else widget.options[:2])
     elif kind == "number_input":
         step = widget.step or 1
-        widget.set_value(value + step if value + step <= widget.max else value - step)
+        widget.set_value(value + step)
     elif kind == "slider":
         low, high = widget.value
         widget.set_range(low + 0.25 * (high - low), low + 0.75 * (high - low))

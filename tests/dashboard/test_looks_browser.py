@@ -1,4 +1,4 @@
-"""What only a browser shows: contrast in both themes, numbers out of range, quick clicks, a lost server."""
+"""What only a browser shows: contrast in both themes, numbers out of range, a lost server."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_text_has_enough_contrast_in_both_themes(server, page):
     assert faults == []
 
 
-def test_a_number_out_of_its_range_stops_the_button_and_quick_clicks_are_all_counted(server, page):
+def test_a_number_out_of_its_range_stops_the_button(server, page):
     page = without_plots(page)
     page.goto(f"{server}/?spares=3")
     page.get_by_role("button", name="Find the fleet").wait_for()
@@ -49,13 +49,7 @@ def test_a_number_out_of_its_range_stops_the_button_and_quick_clicks_are_all_cou
     field.fill("4")
     field.press("Enter")
     page.get_by_role("button", name="Find the fleet").wait_for()
-    settle(page)
-    more = field.locator("xpath=ancestor::*[@data-testid='stNumberInput'][1]").get_by_test_id("stNumberInputStepUp")
-    for _ in range(20):
-        more.click(no_wait_after=True)
-    page.wait_for_url("**spares=24**")
-    settle(page)
-    assert field.input_value() == "24"
+    page.wait_for_url("**spares=4**")
 
 
 def test_a_lost_server_is_said(server_runs, window, tmp_path):
