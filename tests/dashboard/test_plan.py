@@ -579,7 +579,7 @@ def test_a_curve_ends_at_the_highest_rate_within_the_slos_and_says_its_units() -
         assert f"{chosen.replicas} × TP4 H100" in star.customdata[0]
     assert "plan again" in frontier_charts.frontier([], None).layout.annotations[0].text
     of_one_token = tuple(p.model_copy(update={"tok_s_user": None}) for p in slow.points)
-    nobody_waits = frontier_charts.frontier([slow.model_copy(update={"points": of_one_token})], None)
+    nobody_waits = frontier_charts.frontier([slow.model_copy(update={"points": of_one_token, "planned": None})], None)
     assert "one token" in nobody_waits.layout.annotations[0].text
 
 
