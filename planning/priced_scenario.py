@@ -264,4 +264,5 @@ def _priced_pool(
     if not pool.deployment and pool.gpu is None and pool.calibration is None:
         return own._replace(deployment=pool_deployment(own.deployment, pool))
     of_all = gpu if pool.calibration is None else None
-    return priced(pool.calibration or calibration, pool.gpu or of_all, pool_deployment(deployment, pool), shared_prefix)
+    named = pool.calibration or calibration, pool.gpu or of_all
+    return priced(*named, pool_deployment(deployment, pool), shared_prefix, pool.role == "encode")

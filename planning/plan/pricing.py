@@ -100,7 +100,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         request.policies or (base.policy,),
         request.prices,
         request.variations,
-        Split.listed(request.splits or ("none",)),
+        Split.listed(request.splits or ("none",), encoders=base.multimodal is not None),
     )
     return Candidates(engines, ruled_out, KernelPricing(learnt, common_prefix(workload.requests)))
 
