@@ -214,7 +214,7 @@ def _encoded(use: EncoderUse, apart: ApartUse | None) -> str:
     waited, sent = (shown_time(ns / apart.requests / 1e6) for ns in (apart.waiting_ns, apart.sending_ns))
     busy = shown_share(apart.busy_ns / max(apart.ready_ns, 1))
     return (
-        f"{said} of {apart.replicas:,} encoder replicas, busy {busy} of the time; on average a request with items "
+        f"{said} of encoder replicas ({apart.replicas:,}, busy {busy} of the time); on average a request with items "
         f"waited {waited} until they were encoded, and {sent} until the embeddings had arrived"
     )
 

@@ -177,6 +177,20 @@ def test_a_shape_of_ones_own(tmp_path: Path, started: list[Job]) -> None:
     assert spec["system_prompts"]["tokens"]["tokens"] == 100
 
 
+def test_images_and_adapters_of_a_shape_make_the_engine_serve_them(tmp_path: Path, started: list[Job]) -> None:
+    shape = {"traffic": "shape", "minutes": "2", "prompt": "300", "output": "40"}
+    url = shape | {"images": "2", "image_tokens": "400", "adapters": "20", "max_loras": "4", "splits": "none,1e2"}
+    settings = asked(plan(tmp_path, **url), started)
+    spec = settings["traffic"]
+    assert (spec["images"]["count"], spec["images"]["tokens"]["tokens"], spec["adapters"]["count"]) == (2, 400, 20)
+    assert settings["deployment"] == {"multimodal": {}, "lora": {"max_loras": 4, "max_lora_rank": 16}}
+    assert settings["splits"] == ["none", "1e2"]
+    _, files = plan_command(settings)
+    assert "max_loras: 4" in files["deployment.yaml"] and "images:" in files["traffic.yaml"]
+    plain = asked(plan(tmp_path, **shape), started)
+    assert "deployment" not in plain and not {"images", "adapters"} & plain["traffic"].keys()
+
+
 def test_users_and_requests_in_flight_need_no_rate(tmp_path: Path, started: list[Job]) -> None:
     users = {"traffic": "shape", "prompt": "300", "output": "40", "minutes": "2", "arrivals": "users", "users": "30"}
     app = plan(tmp_path, **users, think="5")
