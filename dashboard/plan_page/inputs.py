@@ -118,7 +118,7 @@ _RANKS = {"price": "Price", "gpus": "Number of GPUs"}
 _MIXES = {"none": "none", "search": "at half, 3/4 and 9/10 of the prompts"}
 _MIX = (
     "Also tries fleets of two kinds of engines: one for prompts up to a length, one for longer prompts. You can type "
-    "lengths in tokens. Such a fleet needs traffic at a rate."
+    "lengths in tokens."
 )
 _SPOT = "Price of a spot GPU in $/h; 0: none. The plan then tries it alone and beside GPUs on demand."
 _HOLD = (

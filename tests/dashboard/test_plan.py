@@ -39,6 +39,7 @@ from planning.jobs.files import write_json
 from planning.jobs.job import DIED, Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
+from planning.plan.mixed_fleet import MixedFleet, MixedPool
 from planning.plan.objectives import parse_objectives
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
@@ -426,6 +427,24 @@ def test_a_finished_job_is_answered_without_asking_again(tmp_path: Path) -> None
     app = plan(tmp_path, rate="7")
     assert "the answer of the job" in shown(app)
     assert "find" not in [button.key for button in app.button]
+
+
+def test_a_mixed_fleet_that_wins_is_the_title_and_headroom_is_said_to_be_another_fleets(tmp_path: Path) -> None:
+    answer = bundled()
+    pools = [
+        MixedPool(engine=engine, replicas=1, gpus=2, usd_per_hour=5.0, max_prompt_tokens=most)
+        for engine, most in (("TP2 H100", 1000), ("TP2 H200", None))
+    ]
+    about = {"gpus": 4, "usd_per_hour": 10.0, "change": -0.5, "holds": 0.95, "met": True, "attainment": 0.999}
+    mix = MixedFleet(pools=tuple(pools), **about)
+    won = {"mixes": (mix,), "mixed": "It is cheaper.", "answer": f"{mix.name} = 4 GPUs, $10.00/h."}
+    leave(unanswered(tmp_path), result=answer.model_copy(update=won).as_json())
+    app = plan(tmp_path, rate="7")
+    assert app.title[0].value == f"{mix.name} = 4 GPUs"
+    text = shown(app)
+    assert "The SLOs hold in 95 % of cases." in text and "The best single kind: " in text
+    assert [metric.label for metric in app.metric].count("headroom") == 1
+    assert app.metric[0].value == "4" and "was not simulated" in text
 
 
 def test_traffic_too_short_to_fill_the_fleet_is_warned_of(tmp_path: Path) -> None:
