@@ -82,8 +82,8 @@ def priced(
     """Return `deployment` with its cost model, from a calibration, a GPU, or both.
 
     `calibration` is a directory, or the `module:Class` of a user's cost model. All prompts start with the same
-    `shared_prefix` tokens, which old releases of vLLM read once in a step. An engine that only `encodes` images needs no
-    memory for the language model and its KV.
+    `shared_prefix` tokens, which old releases of vLLM read once in a step. An engine that only `encodes` images needs
+    no memory for the language model and its KV.
 
     Raises UserError when the arguments do not go together.
     """
@@ -160,7 +160,9 @@ def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_pref
     if encodes:
         check_encoder(find_model(deployment.model), spec, deployment)
         cost = predicted_cost(gpu, deployment, learnt)
-        return Priced(deployment.model_copy(update={"gpu_memory_utilization": None}), observed(cost), identity(gpu, learnt))
+        return Priced(
+            deployment.model_copy(update={"gpu_memory_utilization": None}), observed(cost), identity(gpu, learnt)
+        )
     capacity = kv_capacity(find_model(deployment.model), spec, deployment)
     if deployment.gpu_memory_utilization is None:
         capacity.check_stated(deployment.scheduler.num_blocks)

@@ -94,8 +94,8 @@ class PricedScenario:
 
     @property
     def num_blocks(self) -> int | None:
-        """KV blocks of one replica, without the null block; None if replicas differ."""
-        sizes = {pool.deployment.scheduler.num_blocks - 1 for pool in self.all_pools}
+        """KV blocks of one replica, without the null block; None if replicas differ. Encoder replicas have none."""
+        sizes = {pool.deployment.scheduler.num_blocks - 1 for pool in self.all_pools if pool.config.role != "encode"}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property

@@ -351,7 +351,7 @@ def simulate_to(
     fleet = fleet or deployment.fleet or plain_fleet(replicas)
     deployment = deployment.model_copy(update={"fleet": fleet})
     pools = pools or alike_pools(fleet, deployment, cost)
-    schedulers = [pool.deployment.scheduler for pool in pools]
+    schedulers = [pool.deployment.scheduler for pool in pools if pool.config.role != "encode"]
     run = {
         "run_id": Path(out).name,
         "clock": "virtual",

@@ -1,9 +1,9 @@
 """Encoders on GPUs of their own (E/P/D), coupled to the other replicas as by vLLM's proxy and its EC connector.
 
-Each image, video or clip of a request becomes a job of an encoder replica, which vLLM's scheduler plans, with an encoder
-cache of its own. When all of them are encoded, the request is routed to a replica that prefills it. The embeddings are
-sent there, except those in its encoder cache, and the request runs when all have arrived. Embeddings that were sent are
-kept for their request, also if it is preempted. Requests without images pass the encoders by.
+Each image, video or clip of a request becomes a job of an encoder replica, which vLLM's scheduler plans, with an
+encoder cache of its own. When all of them are encoded, the request is routed to a replica that prefills it. The
+embeddings are sent there, except those in its encoder cache, and the request runs when all have arrived. Embeddings
+that were sent are kept for their request, also if it is preempted. Requests without images pass the encoders by.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from serving.deployments.config import Deployment, SchedulerConfig
-from serving.deployments.weight_types import DTYPE_BYTES
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.multimodal import find_tower
+from serving.deployments.weight_types import DTYPE_BYTES
 from serving.errors import UserError
 from serving.request import Request, Status
 from serving.step_plan import StepPlan
@@ -94,7 +94,7 @@ class _Job:
 
 
 class _Stay:
-    """A request whose items are encoded and sent. `left` counts the jobs, and then the transfers, that have not ended."""
+    """A request whose items are encoded and sent. `left` counts the jobs, and then the transfers, not yet ended."""
 
     __slots__ = ("flows", "jobs", "left", "since_ns")
 
@@ -307,7 +307,9 @@ def embedding_bytes(pools: Sequence[PricedPool]) -> int:
     for pool in pools:
         own, where = pool.deployment, f"fleet.pools.{pool.config.name}.deployment"
         if own.multimodal is None:
-            remedy = "is missing, and the fleet has a pool of role encode; set it (docs/multimodal.md), or drop the pool"
+            remedy = (
+                "is missing, and the fleet has a pool of role encode; set it (docs/multimodal.md), or drop the pool"
+            )
             raise UserError(f"{where}.multimodal", None, remedy)
         if own.model != first.model:
             remedy = f"must be {first.model}, because encoder replicas send embeddings to all other pools"

@@ -106,7 +106,9 @@ def encoder_of(pool: PricedPool, scheduler: Scheduler) -> EncoderTimes:
 
 
 def _no_items(policy: str) -> UserError:
-    return UserError("policy", policy, "knows no items to encode; derive it from VllmScheduler, or leave multimodal out")
+    return UserError(
+        "policy", policy, "knows no items to encode; derive it from VllmScheduler, or leave multimodal out"
+    )
 
 
 def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:

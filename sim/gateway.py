@@ -112,9 +112,7 @@ class Gateway:
         self._patience = admission.patience
         self._retry = admission.retry
 
-    def open(
-        self, fleet: Fleet, transfers: KvTransfers | None = None, encoders: EncoderPools | None = None
-    ) -> None:
+    def open(self, fleet: Fleet, transfers: KvTransfers | None = None, encoders: EncoderPools | None = None) -> None:
         """Send requests to `fleet` from now on.
 
         `fleet` calls `ended` and `lost`; `transfers` calls `prefilled` or `reserved`; `encoders` calls `encoded` or

@@ -17,6 +17,7 @@ from sim.kv_transfers import links_of
 from sim.replica import Replica
 from sim.run_log import RunLog
 
+
 class RemotePrefills:
     """The prompts that other servers have prefilled, and the links to them. A token has `bytes_per_token` of KV."""
 

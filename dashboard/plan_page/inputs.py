@@ -202,7 +202,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
 
 
 def _reading(deployment: dict[str, Any] | None, traffic: Any) -> dict[str, Any] | None:
-    """Return `deployment` with `multimodal` and `lora` if requests of `traffic` need them, and it does not state them."""
+    """Return `deployment` with `multimodal` and `lora` if requests of `traffic` need them, unless stated."""
     needed: dict[str, Any] = {}
     if isinstance(traffic, SynthSpec):
         needed |= {"multimodal": {}} if traffic.images else {}
@@ -435,7 +435,9 @@ def _items() -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     with tokens:
         help = "Placeholder tokens of an image: 2,040 for 1080p in Qwen3-VL, 400 for 640 x 640."
         of_each = number("Tokens an image", "image_tokens", 1, 1_000_000, 1000, 100, help=help) if count else 0
-    adapters = number("LoRA adapters", "adapters", 0, 100_000, 0, help="Adapters of requests, the k-th as often as 1/k.")
+    adapters = number(
+        "LoRA adapters", "adapters", 0, 100_000, 0, help="Adapters of requests, the k-th as often as 1/k."
+    )
     drawn = {"count": count, "tokens": {"kind": "fixed", "tokens": of_each}} if count else None
     return drawn, {"count": adapters} if adapters else None
 

@@ -183,8 +183,8 @@ def _late_embeddings(e: Evidence) -> Finding | None:
     return Finding(
         share,
         f"requests with images, videos or audio wait {shown_time(waited_ms)} for their embeddings, "
-        f"{shown_share(share)} of the mean TTFT; encoder replicas ({use['replicas']:,}) are busy {shown_share(busy)} of "
-        f"the time",
+        f"{shown_share(share)} of the mean TTFT; encoder replicas ({use['replicas']:,}) are busy {shown_share(busy)} "
+        f"of the time",
     )
 
 

@@ -4,9 +4,9 @@ The kinds are sized apart first. Prompts up to the length are one traffic, longe
 finds the two cheapest kinds and their fewest replicas. Then whole fleets of the two cheapest pairs of different kinds,
 with about these numbers, are simulated, the cheapest first, until one meets the objectives with the accepted risk on
 all requests together. Requests that wait for answers are divided as they arrive at the best fleet of a single kind; the
-whole fleets are simulated with clients who wait. All kinds are assumed to be slower or faster than predicted together. The idea to serve each size
-of request where it is cheapest is that of Mélange (https://arxiv.org/abs/2404.14527), which solves an integer program
-over measured throughputs instead of simulating.
+whole fleets are simulated with clients who wait. All kinds are assumed to be slower or faster than predicted together.
+The idea to serve each size of request where it is cheapest is that of Mélange (https://arxiv.org/abs/2404.14527), which
+solves an integer program over measured throughputs instead of simulating.
 """
 
 from __future__ import annotations

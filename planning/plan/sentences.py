@@ -37,7 +37,7 @@ def first_answer(answer: FirstAnswer | None) -> str:
 
 
 def risk_of_mix(mix: MixedFleet) -> str:
-    """Return a text like `The SLOs hold in 92 % of cases.`"""
+    """Return a text like `The SLOs hold in 92 % of cases`."""
     if mix.holds is None:
         return "The probability that the SLOs hold is unknown."
     return f"The SLOs hold in {percent(mix.holds)} of cases."

@@ -1,4 +1,4 @@
-"""Encoders on GPUs of their own: when requests run, what is sent, and what becomes of requests when a replica crashes."""
+"""Encoders on GPUs of their own: when requests run, what is sent, and what becomes of requests in a crash."""
 
 from random import Random
 
