@@ -237,7 +237,7 @@ class Gateway:
             if self._transfers is not None and self._transfers.begins_at_decode(visit.request):
                 outputs = 1  # a prefill replica will sample the first token
             visit.live = live = replica.offer(offered, visit.arrival_ns, visit.attempts, outputs)
-            if not outputs:
+            if self._encoders is not None and not outputs:
                 self._send_embeddings(live, replica)
 
     def _send_embeddings(self, live: Request, replica: Replica) -> None:
@@ -370,7 +370,8 @@ class Gateway:
         self._left(visit.request)
 
     def _left(self, request: WorkloadRequest) -> None:
-        self._drop(request.id)
+        if self._transfers is not None or self._encoders is not None:
+            self._drop(request.id)
         del self._visits[request.id]
         self._on_end(request)
 
