@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.multimodal import find_tower
 from serving.deployments.weight_types import DTYPE_BYTES
+from serving.encoder_cache import EncoderCache
 from serving.errors import UserError
 from serving.request import Request, Status
 from serving.step_plan import StepPlan
@@ -111,6 +112,7 @@ class EncoderPools:
     Attributes:
         links: links that carry embeddings, and the KV of the fleet
         log: log of the encoder replicas, which writes nothing
+        waiting: number of requests whose items are not all encoded
 
     Args:
         embedding_bytes: bytes of the embeddings of one token
@@ -128,6 +130,7 @@ class EncoderPools:
     ) -> None:
         self.links = links
         self.log = RunLog(_Nowhere(), steps=False)
+        self.waiting = 0
         self._clock = clock
         self._embedding_bytes = embedding_bytes
         self._on_encoded = on_encoded
@@ -142,10 +145,6 @@ class EncoderPools:
         """Send jobs to `fleet` from now on, which calls `ended` and `lost`."""
         self._fleet = fleet
         fleet.on_ready.append(lambda _: self._place_again())
-
-    def __len__(self) -> int:
-        """Return the number of requests that are not encoded."""
-        return sum(any(job.source < 0 for job in stay.jobs) for stay in self._stays.values())
 
     # Called by the gateway
 
@@ -172,6 +171,7 @@ class EncoderPools:
             )
             stay.jobs.append(_Job(request.id, number, alone))
         stay.left = len(stay.jobs)
+        self.waiting += 1
         self._requests += 1
         self._items += len(stay.jobs)
         for job in stay.jobs:
@@ -191,7 +191,7 @@ class EncoderPools:
         """Send the embeddings of `request` to `replica`, where it runs when they have arrived."""
         stay = self._stays[request.id]
         stay.since_ns, stay.left = self._clock.now_ns, 0
-        cache = replica.scheduler.encoding.cache
+        cache: EncoderCache = cast(Any, replica.scheduler).encoding.cache  # the fleet has checked that there is one
         for job in stay.jobs:
             if cache.has(request, job.number):
                 continue
@@ -213,6 +213,7 @@ class EncoderPools:
         stay = self._stays.pop(id, None)
         if stay is None:
             return
+        self.waiting -= any(job.source < 0 for job in stay.jobs)
         for flow in stay.flows:
             self.links.cancel(flow)
         for job in stay.jobs:
@@ -237,6 +238,7 @@ class EncoderPools:
         stay = self._stays[job.owner]
         stay.left -= 1
         if not stay.left:
+            self.waiting -= 1
             self._waiting_ns += self._clock.now_ns - stay.since_ns
             self._on_encoded(job.owner)
 

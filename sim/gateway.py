@@ -285,7 +285,7 @@ class Gateway:
 
     def _refusal(self, replica: Replica | None) -> str:
         """Return why no request can be queued now; empty if a request can be queued."""
-        encoding = 0 if self._encoders is None else len(self._encoders)
+        encoding = 0 if self._encoders is None else self._encoders.waiting
         if self._most is not None and self._log.queued + len(self._unplaced) + encoding >= self._most:
             return f"{self._most} requests were queued in the fleet"
         if replica and self._most_at_replica is not None and replica.queued_requests >= self._most_at_replica:

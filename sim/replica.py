@@ -91,7 +91,7 @@ class Replica:
         self.encoder: Encoder | None = None
         self.reserved_requests = 0
         self._kept: dict[int, Request] = {}
-        self._holds: dict[int, int] = {}  # by request id: number of things that a request waits for before it can run
+        self._holds: dict[Request, int] = {}  # number of things that a request waits for before it can run
         overlaps = policy.limits.async_scheduling
         self._depth = stages + overlaps
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
@@ -193,17 +193,17 @@ class Replica:
 
     def hold(self, request: Request) -> None:
         """Let other requests pass `request` until `let_go` has been called as often as `hold`."""
-        self._holds[request.id] = self._holds.get(request.id, 0) + 1
+        self._holds[request] = self._holds.get(request, 0) + 1
         request.await_grammar()
 
     def let_go(self, request: Request) -> None:
         """End one hold of `request`, unless it has ended."""
-        left = self._holds.pop(request.id, 1) - 1
+        left = self._holds.pop(request, 1) - 1
         if request.ended:
             return
         self._wake()
         if left:
-            self._holds[request.id] = left
+            self._holds[request] = left
         else:
             request.compiling = False
 
@@ -211,6 +211,7 @@ class Replica:
         """Drop a request that has not ended. A step in flight that computes it continues."""
         self._end_leap()
         self._policy.abort(request.id)
+        self._holds.pop(request, None)
         self._withdrawals = bool(self._launched)
         self._shed_load(request)
         # no event is due, so plan now: other requests may have waited for the place of this request

@@ -157,7 +157,8 @@ def _as_they_arrive(question: Question, engine: Engine, replicas: int) -> Questi
     cluster = Cluster(engine.deployment, cost, sink, fleet=fleet, steps=False, front_door=question.front_door)
     workload = replace(question.workload, warm_up_ns=0, warm_up_requests=0)
     cluster.run(workload)
-    arrived = dict(zip(*(sink.requests[name].to_pylist() for name in ("request_id", "arrival_ns")), strict=True))
+    rows = sink.requests.select(["request_id", "arrival_ns"]).to_pylist()
+    arrived = {row["request_id"]: row["arrival_ns"] for row in rows}
     known = (request for request in workload.requests if request.id in arrived)
     requests = [replace(request, arrival_ns=arrived[request.id], think_ns=None) for request in known]
     requests.sort(key=lambda request: (request.arrival_ns, request.id))

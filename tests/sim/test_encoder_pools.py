@@ -122,6 +122,16 @@ def test_every_request_ends_once_whatever_crashes(rest):
         assert sum(row["status"] == "finished" for row in rows) == done.finished > 30
 
 
+def test_a_request_that_waits_for_embeddings_begins_again_when_its_decode_replica_crashes() -> None:
+    """The prefill replica holds it no longer than its second transfer takes, although it was held there before."""
+    pools = [ENCODE, APART[0], APART[1] | {"deployment": NO_CACHE, "replicas": 2}]
+    slow = {"nic_gb_s": 1e-5 * WIDTH, "latency_us": 0.0}  # 100 embeddings take 10 ms
+    crash = {"crashes": [{"at_s": 0.015, "pool": "decode", "recovery_s": None}]}
+    settings = {"decode_reserves": "before-prefill", "links": slow, "failures": crash}
+    (row,), _ = simulated([with_image(0, content="cat")], pools, **settings)
+    assert (row["status"], row["attempts"]) == ("finished", 2)
+
+
 def test_the_time_of_an_unencoded_request_runs_out_in_the_queue_and_not_after():
     pictures = [with_image(id) for id in range(6)]
     rows, _ = simulated(pictures, [ENCODE, SERVE], admission={"queue_timeout_s": 0.015})
