@@ -345,8 +345,8 @@ class Fleet:
         if self.pools[pool].config.role == "encode":
             return self._kept_life(self._new_encoder(pool, index), pool, after)
         settings = deployment.staged_settings
-        if self._encoders is not None:
-            settings = settings.model_copy(update={"encoder_apart": True})
+        if settings.encoder_apart != (apart := self._encoders is not None):
+            settings = settings.model_copy(update={"encoder_apart": apart})
         if self._transfers is not None:
             settings = for_transfers(settings)
             if "sglang" in deployment.policy:
