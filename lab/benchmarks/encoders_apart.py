@@ -18,7 +18,7 @@ from serving.deployments.config import Deployment, parse
 from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
 
 _1080P, _1080P_OF_QWEN2_5 = 2040, 2691  # placeholder tokens of an image: 1920 x 1080 in blocks of 32, and of 28, pixels
-_SGLANG = {"engine": "sglang", "policy": "sglang", "multimodal": {}}
+_SGLANG: dict[str, Any] = {"engine": "sglang", "policy": "sglang", "multimodal": {}}
 _GOODPUT_MS = {"ttft": 20_000, "tpot": 100}  # bounds of the p99 in the blog of vLLM
 _RATES = (8, 16, 24, 32)
 
@@ -41,7 +41,7 @@ def _scenario(workload: Workload, gpu: str, settings: Mapping[str, Any], replica
     return price_scenario(workload, None, gpu, parse(Deployment, dict(settings), "deployment"), replicas)
 
 
-def _apart(encoders: int, engines: int = 1, **settings: Any) -> dict[str, Any]:
+def _apart(encoders: int, engines: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     pools = [
         {"name": "encode", "role": "encode", "replicas": encoders, "deployment": {"tensor_parallel_size": 1}},
         {"name": "serve", "replicas": engines},
@@ -51,8 +51,8 @@ def _apart(encoders: int, engines: int = 1, **settings: Any) -> dict[str, Any]:
 
 def _of_sglang() -> None:
     print("sgl-project/sglang#30398: Qwen3-VL-8B, 1 encoder and 1 engine on H20, 4 images of 1080p a request")
-    scheduler = {"max_num_batched_tokens": 8192, "max_model_len": 16384, "enable_prefix_caching": False}
-    settings = _apart(1, model="Qwen3-VL-8B", gpu_memory_utilization=0.6, scheduler=scheduler, **_SGLANG)
+    scheduler: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_model_len": 16384, "enable_prefix_caching": False}
+    settings = _apart(1, 1, {"model": "Qwen3-VL-8B", "gpu_memory_utilization": 0.6, "scheduler": scheduler, **_SGLANG})
     for concurrency, count, measured in ((1, 8, (0.403, 2047, 6.78)), (4, 16, (0.566, 5352, 19.4))):
         workload = Workload(_requests(count, 1024, 64, _1080P, (4, 4)), concurrency=concurrency)
         scenario = _scenario(workload, "H20", settings)
@@ -68,10 +68,10 @@ def _of_sglang() -> None:
 
 def _of_a_large_model() -> None:
     print("sgl-project/sglang#12263: Qwen3-VL-235B in FP8, TP4 on H20, 1 to 8 images of 1080p, 0.5 requests/s")
-    model = {"model": "Qwen3-VL-235B-A22B", "quantization": "fp8", "tensor_parallel_size": 4, **_SGLANG}
+    model: dict[str, Any] = {"model": "Qwen3-VL-235B-A22B", "quantization": "fp8", "tensor_parallel_size": 4, **_SGLANG}
     model |= {"gpu_memory_utilization": 0.9, "scheduler": {"max_model_len": 32768}}
     workload = Workload(_requests(64, 1087, 300, _1080P, (1, 8), 0.5))
-    for name, settings in (("no encoder", model), ("1 encoder", _apart(1, **model)), ("2", _apart(2, **model))):
+    for name, settings in (("no encoder", model), ("1 encoder", _apart(1, 1, model)), ("2", _apart(2, 1, model))):
         _, metrics = _scenario(workload, "H20", settings).measured({})
         rate = metrics.scalars()["request_throughput"]
         print(f"  {name}: TTFT mean {metrics.distribution('ttft_ms').mean:.0f} ms, {rate:.2f} req/s", end="")
@@ -92,10 +92,10 @@ def _goodput(settings: Mapping[str, Any], images: int, text: int, replicas: int 
 
 def _of_vllm() -> None:
     print("blog.vllm.ai/2025/12/15: Qwen3-VL-4B on 4 A100, goodput of 4 engines and of 1 encoder with 3 engines")
-    base = {"model": "Qwen3-VL-4B", "gpu_memory_utilization": 0.9, "multimodal": {}}
+    base: dict[str, Any] = {"model": "Qwen3-VL-4B", "gpu_memory_utilization": 0.9, "multimodal": {}}
     measured = {(400, 1): (23, 24), (400, 4): (6, 12), (2000, 1): (8, 18), (2000, 4): (4, 8)}
     for (text, images), known in measured.items():
-        ours = _goodput(base, images, text, 4), _goodput(_apart(1, 3, **base), images, text)
+        ours = _goodput(base, images, text, 4), _goodput(_apart(1, 3, base), images, text)
         print(f"  {text} text tokens, {images} images: {ours}; measured {known}")
 
 
