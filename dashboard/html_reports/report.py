@@ -76,6 +76,7 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
         to.text(error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)), soft=True)
         if answer.too_short:
             to.warning(sentence(answer.too_short))
+        plan_answer.show_winning_mix(to, answer, best)
         plan_answer.show_recommended(to, answer, best, drawn)
         with to.fold("The complete deployment of one replica"):
             to.settings(best.deployment)
@@ -87,7 +88,7 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
     plan_answer.show_others(to, answer)
     plan_answer.show_traffic(to, answer.traffic, drawn)
     _again(to, answer.version, answer.inputs, "Plan", *plan_command(answer.inputs))
-    return plan_words.fleet_name(best, answer.spares) if best else "No fleet"
+    return plan_words.answer_name(answer, best) if best else "No fleet"
 
 
 def _most_clients(to: Sheet, answer: MostClientsDocument) -> str:

@@ -28,6 +28,14 @@ def figures(answer: PlanDocument) -> dict[str, go.Figure]:
     return drawn
 
 
+def show_winning_mix(to: Sheet, answer: PlanDocument, best: Recommendation) -> None:
+    """If a mixed fleet is the answer, show its figures, and a heading above those of the best single kind."""
+    if (mix := answer.winning_mix) is not None:
+        to.facts(Fact(name, value) for name, value in words.mixed_headline(mix).items())
+        to.text("How much more traffic the mixed fleet bears was not simulated.", soft=True)
+        to.heading(f"The best single kind: {words.fleet_name(best, answer.spares)}", None)
+
+
 def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, drawn: Mapping[str, go.Figure]) -> None:
     """Show the fleet's main figures, the effect of fewer replicas and of more traffic, and the command to serve it."""
     bands = words.headline_bands(answer)

@@ -28,7 +28,7 @@ from dashboard.kept_inputs import Incomplete
 from dashboard.library import stamp
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
-from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic
+from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic, show_winning_mix
 from dashboard.plan_page.beside import pinned
 from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
@@ -49,7 +49,7 @@ from planning.plan.objectives import parse_objectives
 from planning.plan.offered_load import clients_load, over_time
 from planning.plan.planner import expected_s
 from planning.plan.request import FleetRequest, PlanRequest
-from planning.plan.sentences import risk
+from planning.plan.sentences import risk, risk_of_mix
 from planning.progress import in_words
 from planning.traffic import Offered, clients_of
 from serving.answers.figures import counted, shown_usd
@@ -191,9 +191,10 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         show_others(blocks, answer)
         return
     published = _published(runs)
-    st.title(words.fleet_name(best, answer.spares), anchor=False)
+    st.title(words.answer_name(answer, best), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
-    st.markdown(f"**{risk(best.choices)}** For {asked}.")
+    said = risk(best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
+    st.markdown(f"**{said}** For {asked}.")
     if answer.mixed:
         st.info(literal(answer.mixed))
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -207,6 +208,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     if answer.too_short:
         most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."
         blocks.warning(sentence(answer.too_short) + (most if answer.requests == MOST_REQUESTS else ""))
+    show_winning_mix(blocks, answer, best)
     _choices(answer)
     if pick("Show", list(_VIEWS), "show", _VIEWS.__getitem__) == FLEETS:
         show_fleets(runs, plan, ways, on_plan=True)

@@ -12,6 +12,7 @@ from dashboard.shown import prose
 from dashboard.uploads import trace_name
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
+from planning.plan.mixed_fleet import MixedFleet
 from serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
 from serving.answers.report import Column, Table
 from serving.deployments.hf_config import spec_from_hf_config
@@ -25,6 +26,12 @@ _UNSAID = "the plan does not state how far to trust its step times"
 def fleet_name(point: Fleet, spares: int = 0) -> str:
     """Return `4 × TP4 H100 = 16 GPUs`, spares included."""
     return f"{point.called(spares)} = {counted(point.gpus, 'GPU')}"
+
+
+def answer_name(answer: PlanDocument, best: Recommendation) -> str:
+    """Return the name of the fleet that is the answer: the mixed fleet that wins, or else the recommended one."""
+    mix = answer.winning_mix
+    return fleet_name(best, answer.spares) if mix is None else f"{mix.name} = {counted(mix.gpus, 'GPU')}"
 
 
 def headline(best: Recommendation) -> dict[str, str]:
@@ -62,6 +69,16 @@ def attainment_of(answer: PlanDocument, fleet: Point) -> str:
         if best and (best.engine, known.replicas) == (fleet.engine, fleet.replicas):
             return attainment(known)
     return shown_share(fleet.attainment, 1)
+
+
+def mixed_headline(mix: MixedFleet) -> dict[str, str]:
+    """Return the main figures of a mixed fleet by name."""
+    return {
+        "GPUs": f"{mix.gpus:,}",
+        "$ per hour": shown_usd(mix.usd_per_hour),
+        "attainment": shown_share(mix.attainment, 1),
+        "tok/s per user": shown_number(mix.tok_s_user),
+    }
 
 
 def headline_bands(answer: PlanDocument) -> dict[str, str]:

@@ -463,6 +463,12 @@ class PlanDocument(Document):
         ]
         return self.fleets(offers, more, "Fleets that meet the SLOs")
 
+    @property
+    def winning_mix(self) -> MixedFleet | None:
+        """The mixed fleet that is the answer; None if a fleet of a single kind is."""
+        first = self.mixes[0] if self.mixes else None
+        return first if first is not None and self.answer.startswith(f"{first.name} = ") else None
+
     def shown_mixes(self) -> Table:
         """Return the mixed fleets, after the best fleet of a single kind if there is one."""
         best = self.recommendation
@@ -602,6 +608,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
     for objective in plan.unforgiving:
         yield f"{objective}: there are so few requests that not a single one may break it"
     if best is not None:
+        if plan.winning_mix is not None:
+            yield f"the next lines are about the best single kind, {best.called(plan.spares)}"
         headroom = best.headroom + (f" ({best.headroom_range})" if best.headroom_range else "")
         yield f"attainment {shown_share(best.attainment, 1)}, headroom {headroom}, plausible GPUs {best.plausible}"
         if best.elsewhere:
