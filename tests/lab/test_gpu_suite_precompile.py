@@ -34,10 +34,11 @@ def cases(device):
 FILL = """
 import multiprocessing
 from functools import partial
-from lab.gpu_suite.precompile import compile_launches, run_once
-claims = multiprocessing.Array("b", 100)
+from lab.gpu_suite.precompile import Shared, compile_launches, run_once
+Array = multiprocessing.Array
+shared = Shared(Array("b", 100), Array("b", 1 << 16), Array("i", 1))
 rows = []
-compile_launches([partial(run_once, c) for c in cases(torch.device("meta"))], claims, rows.append, True)
+compile_launches([partial(run_once, c) for c in cases(torch.device("meta"))], shared, rows.append)
 print(json.dumps(rows))
 """
 # The JIT as a launch uses it, on real tensors, up to where it would hand the kernel to a GPU.
@@ -85,7 +86,7 @@ def test_every_launch_of_a_gpu_run_can_be_prepared(tmp_path: Path) -> None:
     script = """
 import triton
 from lab.gpu_suite import precompile
-from lab.gpu_suite.precompile import compile_launches, launches
+from lab.gpu_suite.precompile import Shared, compile_launches, launches
 from lab.gpu_suite.sizes import gpu_sizes
 from triton.runtime.jit import JITFunction
 from realengine.kernels import paged_attention
@@ -98,7 +99,7 @@ def noted(*arguments, **options):
         seen.add((options["HEADS"], options["KV_HEADS"], str(arguments[1].dtype)))
     return run(*arguments, **options)
 part.run = noted
-compile_launches(launches(gpu_sizes()), [], rows.append, True)
+compile_launches(launches(gpu_sizes()), Shared([], [], [0]), rows.append)
 print(json.dumps([rows, list(seen)]))
 """
     failed, shapes = run(script, tmp_path)

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="transformers is the oracle here; ins
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from realengine.models import smollm2  # noqa: E402
-from realengine.models.weights import RANDOM, load_model_files, random_state  # noqa: E402
+from realengine.models.weights import RANDOM, load_model_files, random_spec, random_state  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from tests.realengine.tiny_models import CONFIGS, save  # noqa: E402
@@ -67,8 +67,8 @@ def test_a_random_model_is_the_same_each_time_and_sane() -> None:
         assert spec.parameters == sum(weight.numel() for weight in state.values())
         assert any(not torch.equal(state[key], other) for key, other in random_state(spec, torch.float32, 1).items())
     assert 134e6 < RANDOM["smollm2"].parameters < 135e6
-    assert RANDOM["llama-3.1-8b"].parameters == 8_030_261_248
-    assert RANDOM["qwen3-0.6b"].parameters == 596_049_920
+    assert random_spec("random:llama-3.1-8b").parameters == 8_030_261_248
+    assert random_spec("random:qwen3-0.6b").parameters == 596_049_920
     assert RANDOM["smollm2"].kv_bytes_per_token(2) == 2 * 30 * 3 * 64 * 2
 
 
