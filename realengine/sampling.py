@@ -162,8 +162,19 @@ def uniform(seed: int, step: int, name: str = "") -> float:
 
     `name` selects another number for the same token.
     """
-    digest = blake2b(f"{seed}:{step}{name}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 40) / 2**24
+    return UniformNumbers(seed)(step, name)
+
+
+class UniformNumbers:
+    """The uniform numbers of one seed, as `uniform` defines them, at half of its cost for each."""
+
+    def __init__(self, seed: int) -> None:
+        self._seeded = blake2b(f"{seed}:".encode(), digest_size=8)
+
+    def __call__(self, step: int, name: str = "") -> float:
+        hashed = self._seeded.copy()
+        hashed.update(f"{step}{name}".encode())
+        return (int.from_bytes(hashed.digest(), "little") >> 40) / 2**24
 
 
 def changed_logits(logits: torch.Tensor, changes: StepChanges, last_tokens: torch.Tensor) -> torch.Tensor:
