@@ -78,10 +78,10 @@ def random_spec(model: str) -> ModelSpec:
         )
         raise UserError("model", model, remedy)
     spec = find_model(catalogued[name.lower()])
+    check_runnable(spec)
     if spec.checkpoint_quantization != "none":
         remedy = f"is stored in {spec.checkpoint_quantization}; random weights have 16 bits; choose another model"
         raise UserError("model", model, remedy)
-    check_runnable(spec)
     return spec.model_copy(update={"name": model, "bos_id": None, "eos_ids": ()})
 
 
