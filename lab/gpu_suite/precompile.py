@@ -127,9 +127,13 @@ def compile_launches(
         tell({"kernel": src.name.lstrip("_"), "seconds": round(seconds, 2), "cached": cache_hit})
         signature = ", ".join(map(str, src.signature.values()))
         if not claimed_before(shared.launchers, crc32(signature.encode()) % _LAUNCHERS):
-            built = build_launcher(src, metadata)
-            if built is not None:
-                tell({"launcher": signature, "seconds": round(built, 2)})
+            try:
+                built = build_launcher(src, metadata)
+            except Exception as error:  # other kernels can be compiled all the same
+                tell({"failed": f"launcher of {signature}: {type(error).__name__}: {str(error)[:300]}"})
+            else:
+                if built is not None:
+                    tell({"launcher": signature, "seconds": round(built, 2)})
 
     triton.knobs.runtime.jit_cache_hook = is_claimed
     triton.knobs.compilation.listener = compiled

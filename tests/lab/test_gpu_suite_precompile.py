@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,8 +57,8 @@ print(json.dumps(rows))
 """
 
 
-def run(script: str, cache: Path) -> list:  # type: ignore[type-arg]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+def run(script: str, cache: Path, **more: str) -> list:  # type: ignore[type-arg]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | more
     done = subprocess.run(
         [sys.executable, "-c", CASES + script],
         capture_output=True,
@@ -77,6 +78,25 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_for(tmp_path: Path) -> No
     *launched, other = run(LAUNCH, tmp_path)
     assert launched == [["_" + row["kernel"], True] for row in filled]
     assert other == ["_add_rms_norm", False]  # another size is another kernel
+
+
+@pytest.mark.deep
+def test_the_modules_that_launch_kernels_are_built_ahead(tmp_path: Path) -> None:
+    """With a library of empty functions as the driver's. Triton 3.6 has one for each signature, Triton 3.7 one for all."""
+    import triton
+
+    driver = (Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c").read_text()
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", driver)))
+    (tmp_path / "cuda.c").write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "cuda.c"], check=True)
+    rows = run(FILL, tmp_path / "cache", TRITON_LIBCUDA_PATH=str(tmp_path), LD_LIBRARY_PATH=str(tmp_path))
+    launchers = [row for row in rows if "launcher" in row]
+    kernels = [row for row in rows if "kernel" in row]
+    assert len(rows) == len(kernels) + len(launchers) and len(kernels) == 7
+    assert 3 <= len(launchers) == len({row["launcher"] for row in launchers}) <= len(kernels)
+    built = [path.name.split(".")[0] for path in (tmp_path / "cache").rglob("*.so")]
+    assert "cuda_utils" in built
+    assert built.count("__triton_launcher") in (0, len(launchers))
 
 
 @pytest.mark.deep
