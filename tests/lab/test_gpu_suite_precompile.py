@@ -82,7 +82,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_for(tmp_path: Path) -> No
 
 @pytest.mark.deep
 def test_the_modules_that_launch_kernels_are_built_ahead(tmp_path: Path) -> None:
-    """Triton 3.6 has one for each signature, 3.7 one for all; a library of empty functions stands in for the driver's."""
+    """Triton 3.6 has one for each signature, 3.7 one for all. A library of empty functions stands for the driver's."""
     import triton
 
     driver = (Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c").read_text()
