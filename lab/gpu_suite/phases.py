@@ -35,10 +35,12 @@ from serving.deployments.config import Deployment
 from serving.python_process import module_command, module_environment
 
 
-def validate_runs(runs: list[Path], out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
+def validate_runs(
+    runs: list[Path], out: Path, left: Callable[[], float], kernels: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each scenario in `runs`: run errors, decisions, and the message of a command that failed.
 
-    Each scenario is predicted by a calibration from the other scenarios' runs, with the commands that a user has. They
+    `kernels` is the table of the engine's own kernels; None if it is not known. Each scenario is predicted by a calibration from the other scenarios' runs, with the commands that a user has. They
     run as processes, because this package must not import the simulator.
     """
     for name in sorted({path.name.rpartition("-")[0] for path in runs}):
@@ -46,17 +48,18 @@ def validate_runs(runs: list[Path], out: Path, left: Callable[[], float]) -> Ite
             return
         mine = [path for path in runs if path.name.rpartition("-")[0] == name]
         others = [path for path in runs if path not in mine]
-        yield {"scenario": name, **_validate(mine, others, out / name)}
+        yield {"scenario": name, **_validate(mine, others, out / name, kernels)}
 
 
-def calibrate_all(runs: list[Path], out: Path) -> str | None:
+def calibrate_all(runs: list[Path], out: Path, kernels: Path | None = None) -> str | None:
     """Make one calibration from every run, in `out`; return an error message, or None."""
-    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs))
+    own = [] if kernels is None else ["--kernels", str(kernels)]
+    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs), *own)
 
 
-def _validate(mine: list[Path], others: list[Path], out: Path) -> dict[str, Any]:
+def _validate(mine: list[Path], others: list[Path], out: Path, kernels: Path | None) -> dict[str, Any]:
     calibration = out / "calibration"
-    failed = _tokentwin("calibrate", "--force", "-o", str(calibration), *_from(others))
+    failed = calibrate_all(others, calibration, kernels)
     if failed is None:
         failed = _tokentwin("validate", *map(str, mine), "-c", str(calibration), "-o", str(out), "--force")
     if not (out / "report.json").is_file():
@@ -148,9 +151,11 @@ def validation(work: Work) -> None:
     if not recordings:
         raise RuntimeError("there are no recordings; the phase that records them must run first")
     work.results.set("validation", [])
-    for row in validate_runs(recordings, work.scratch / "validation", work.left):
+    own = work.out / "kernels.parquet"
+    kernels = own if own.is_file() and not work.sizes.dry_run else None
+    for row in validate_runs(recordings, work.scratch / "validation", work.left, kernels):
         work.results.add("validation", row)
-    failed = calibrate_all(recordings, work.scratch / "calibration")
+    failed = calibrate_all(recordings, work.scratch / "calibration", kernels)
     work.results.set("calibration_failed", failed)
     if failed is None:
         shutil.copy(work.scratch / "calibration" / "calibration.json", work.out / "calibration.json")
