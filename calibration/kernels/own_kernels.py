@@ -29,8 +29,8 @@ from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
 _TYPES = {"bf16": "bfloat16", "fp8": "fp8"}
-_COLUMNS = ("op", "model", "backend", "dtype", "kv_dtype", "rows", "tokens", "context", "longest", "inputs", "outputs",
-            "median_ns")  # fmt: skip
+_COLUMNS = ("op", "model", "dtype", "kv_dtype", "rows", "tokens", "context", "inputs", "outputs", "median_ns")
+_OF_BATCHES = ("backend", "longest")
 _NEAR = 1e-3  # squared distance in octaves below which a size counts as measured
 _DIGITS = 4  # of sizes in octaves; equal sizes are interpolated once
 
@@ -71,8 +71,8 @@ def kernel_ratios(base: KernelTimes, path: Path, backend: str) -> list[KernelRat
     """
     made = []
     for row, operation in _measured(path):
-        even = row["longest"] is None or row["longest"] == row["context"]
-        if even and (isinstance(operation, Gemm) or row["backend"] == backend):
+        even = row.get("longest") in (None, row["context"])
+        if even and (isinstance(operation, Gemm) or row.get("backend", backend) == backend):
             log = float(np.log(row["median_ns"] / float(base.time(operation).ns)))
             made.append(KernelRatio(_shape(operation), tuple(_place(operation).ravel().tolist()), log))
     return made
@@ -92,7 +92,8 @@ def _measured(path: Path) -> Iterator[tuple[dict[str, Any], Operation]]:
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if missing:
         raise UserError("kernels", str(path), f"has no column {missing[0]}; is it kernels.parquet of the GPU suite?")
-    for row in table.select(list(_COLUMNS)).to_pylist():
+    known = [*_COLUMNS, *(name for name in _OF_BATCHES if name in table.column_names)]
+    for row in table.select(known).to_pylist():
         operation = _operation(row)
         if operation is not None and row["median_ns"]:
             yield row, operation

@@ -235,7 +235,7 @@ _PRIOR = {"imbalance": 0.3}
 ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only": 1e6, "prompts only, token": 2e3}
 TIGHT = {"weights": 0.2, **dict.fromkeys(COMPUTE, 0.3), "decode attention": 0.3, "elementwise": 0.5}
 LOOSE = 1.0  # standard deviation of the logarithm of the other multipliers, which may be off by a factor of e
-RIDGE = 0.02
+_RIDGE = 0.02
 # with a belief: weight of its multipliers, and the added times that it takes for none
 _BELIEF_RIDGE = 0.25
 _BELIEVED_ADDED_NS = {"step": 1e5, "decode row": 2e3, "prompt": 2e4, "prompts only": 1e5, "prompts only, token": 20.0}
@@ -331,7 +331,7 @@ def fit_correction(
         raise UserError("steps", len(measured_ns), remedy)
     names, columns = _columns(parts, sizes)
     believed = {} if around is None else {**around.factors, **around.added_ns}
-    ridge, added_ns = (RIDGE, ADDED_PRIOR_NS) if around is None else (_BELIEF_RIDGE, _BELIEVED_ADDED_NS)
+    ridge, added_ns = (_RIDGE, ADDED_PRIOR_NS) if around is None else (_BELIEF_RIDGE, _BELIEVED_ADDED_NS)
     prior = np.array([believed.get(name) or added_ns.get(name, _PRIOR.get(name, 1.0)) for name in names])
     spread = np.array([TIGHT.get(name, LOOSE) for name in names])
     regime = regimes(sizes)

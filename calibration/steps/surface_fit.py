@@ -25,7 +25,6 @@ from calibration.steps.correction import (
     FACTORS,
     LOOSE,
     PROMPT_PARTS,
-    RIDGE,
     TIGHT,
     Correction,
     added_amounts,
@@ -45,7 +44,9 @@ from serving.errors import UserError
 _ROUNDS = 6
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST = 0.3  # smallest predicted time as a share of the measured one, which bounds the weight of a step
-_EAGER_PRIOR, _EAGER_SPREAD = 0.05, 1.0
+_PULL = 0.01  # weight with which a factor is pulled to that of the kernels alone
+_ADDED_PULL = 0.001  # weight with which a time around the kernels is pulled to none, in units of its usual size
+_EAGER_PRIOR = 0.05
 _EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _SWEEPS = 2
 _MOST_TRIED = 2500  # number of steps that choose the exponents and the balance of a CPU
@@ -116,12 +117,16 @@ class SurfaceFeatures:
         return {name: column for name, column in columns.items() if np.any(column > 0)}
 
     def learnt(self, used: NDArray[np.bool_], like: MachineSlowdown | None = None) -> LearntSurfaces:
-        """Fit the unknowns to the `used` steps; the exponents are those of `like`, or fitted as well."""
+        """Fit the unknowns to the `used` steps; the exponents are those of `like`, or fitted as well.
+
+        A fit that borrows its exponents is one of several that only measure errors, so fewer steps will do.
+        """
         steps = self.steps
         taken = float(steps.step_ns[used].sum() / steps.own_ns[used].sum())
         machine = MachineSlowdown(taken, float(np.median(steps.speed[used])), 0.0, compute_exponent=0.0)
         if like is not None:
             machine = replace(machine, exponent=like.exponent, compute_exponent=like.compute_exponent)
+            used = thinned(used)
         elif np.ptp(steps.speed[used]):
             machine = self._exponents(machine, used)
         values = self._values(machine, used)
@@ -180,13 +185,15 @@ class SurfaceFeatures:
         prior = np.array([ADDED_PRIOR_NS.get(name, _EAGER_PRIOR if name == "eager" else 1.0) for name in names])
         amounts = self._matrix[used] * slower**exponents * prior
         own_ns = steps.own_ns[used]
-        pull = RIDGE / np.array([TIGHT.get(name, LOOSE) for name in names])
+        is_added = np.array([name in ADDED_PRIOR_NS or name == "eager" for name in names])
+        spread_of = np.array([TIGHT.get(name, LOOSE) for name in names])
+        pull = np.where(is_added, _ADDED_PULL, _PULL / spread_of)
         even, expected, robust = balanced(steps.regime[used]), own_ns.copy(), np.ones(len(own_ns))
         solution = np.ones(len(names))
         for _ in range(_ROUNDS):
             weights = even * robust / expected
             rows = np.vstack([amounts * weights[:, None], np.diag(pull)])
-            solution, _ = nnls(rows, np.concatenate([own_ns * weights, pull]))
+            solution, _ = nnls(rows, np.concatenate([own_ns * weights, pull * ~is_added]))
             expected = np.maximum(amounts @ solution, _LEAST * own_ns)
             error = own_ns / expected - 1
             spread = 1.4826 * np.median(np.abs(error - np.median(error))) + 1e-9
