@@ -1,8 +1,9 @@
 """Kernel times of our own engine on a GPU: what the GPU suite measured, and the bundled surfaces beyond it.
 
-Measured times of one kind and shape are kept as ratios to the bundled surface. Between measured sizes the ratio is a
-mean of the measured ratios, weighted by the inverse of distance to the fourth power (Shepard 1968), so the time at a
-measured size is the measured one. A kind or shape that was not measured has the time of the bundled surface.
+Measured times of one kind and shape are kept as ratios to the bundled surface. Their logarithms are interpolated by
+radial functions (phi(r) = r, Hardy 1971) over sizes in octaves: the time at a measured size is the measured one, and in
+one dimension the ratio is piecewise linear, and constant beyond the ends. A kind or shape that was not measured has the
+time of the bundled surface.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from serving.errors import UserError
 _TYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 _COLUMNS = ("op", "model", "dtype", "kv_dtype", "rows", "tokens", "context", "inputs", "outputs", "median_ns")
 _OF_BATCHES = ("backend", "longest")
-_NEAR = 1e-3  # squared distance in octaves below which a size counts as measured
 _DIGITS = 4  # of sizes in octaves; equal sizes are interpolated once
 
 
@@ -51,10 +51,7 @@ class OwnKernels:
         by_shape: dict[str, list[KernelRatio]] = {}
         for ratio in ratios:
             by_shape.setdefault(ratio.shape, []).append(ratio)
-        self._measured = {
-            shape: (np.array([one.place for one in many]), np.array([one.log for one in many]))
-            for shape, many in by_shape.items()
-        }
+        self._measured = {shape: _interpolant(many) for shape, many in by_shape.items()}
 
     def time(self, operation: Operation) -> Estimate:
         time = self._base.time(operation)
@@ -141,8 +138,23 @@ def _place(operation: Operation) -> NDArray[np.float64]:
     return np.stack(np.broadcast_arrays(*(np.log2(np.maximum(np.asarray(s, float), 1.0)) for s in sizes)), axis=-1)
 
 
-def _between(at: NDArray[np.float64], places: NDArray[np.float64], logs: NDArray[np.float64]) -> NDArray[np.float64]:
+def _interpolant(ratios: list[KernelRatio]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the distinct places `[places, sizes]`, and a weight for each and a constant `[places + 1]`."""
+    places, back = np.unique(np.round([one.place for one in ratios], _DIGITS), axis=0, return_inverse=True)
+    logs = np.bincount(back.ravel(), [one.log for one in ratios]) / np.bincount(back.ravel())
+    count = len(places)
+    system = np.ones((count + 1, count + 1))
+    system[:count, :count] = -_distances(places, places)
+    system[count, count] = 0.0
+    return places, np.linalg.solve(system, np.append(logs, 0.0))
+
+
+def _between(at: NDArray[np.float64], places: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     flat = np.round(at.reshape(-1, at.shape[-1]), _DIGITS)
     distinct, back = np.unique(flat, axis=0, return_inverse=True)
-    weights = 1.0 / (np.square(distinct[:, None, :] - places).sum(axis=-1) + _NEAR) ** 2
-    return np.asarray(((weights @ logs) / weights.sum(axis=1))[back.ravel()].reshape(at.shape[:-1]))
+    logs = weights[-1] - _distances(distinct, places) @ weights[:-1]
+    return np.asarray(logs[back.ravel()].reshape(at.shape[:-1]))
+
+
+def _distances(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.sqrt(np.square(one[:, None, :] - other).sum(axis=-1))

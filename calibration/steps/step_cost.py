@@ -34,7 +34,7 @@ from calibration.steps.features import (
 from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
 from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.surfaces import Surfaces, SurfaceCost
+from calibration.steps.surfaces import SurfaceCost, Surfaces
 from serving.adapter_times import AdapterTimes
 from serving.cost_model import MASK_NS, padded
 from serving.deployments.config import Deployment, parse
@@ -144,11 +144,13 @@ class Calibration:
     @property
     def chosen(self) -> str:
         """A sentence that says what prices the steps, and why; empty in an older calibration."""
+        if self.no_surfaces:
+            return f"steps are timed by linear prices: {self.no_surfaces}"
         if len(self.unseen_error_pct) < 2:
-            return f"steps are timed by linear prices: {self.no_surfaces}" if self.no_surfaces else ""
-        name, other = sorted(self.unseen_error_pct, key=lambda one: (one != "corrected surfaces") == bool(self.surfaces))
-        errors = self.unseen_error_pct
-        return f"steps are timed by {name}: off by {errors[name]:g} % in unseen recordings, {other} by {errors[other]:g} %"
+            return ""
+        linear, surfaces = self.unseen_error_pct.items()
+        (name, error), (other, more) = (surfaces, linear) if self.surfaces else (linear, surfaces)
+        return f"steps are timed by {name}, off by {error:g} % in unseen recordings ({other}: {more:g} %)"
 
     @property
     def learnt_as(self) -> Deployment:
@@ -221,7 +223,7 @@ class StepCost:
         return self.priced_by(replace(made, surfaces=known.surfaces and known.surfaces.scaled(factor)))
 
     def priced_by(self, calibration: Calibration) -> StepCost:
-        """Return the cost model of the same deployment by `calibration`, which has other prices for the same kernels."""
+        """Return the cost model of the same deployment by `calibration`, with other prices of the same kernels."""
         return StepCost(calibration, self.deployment, self._surfaces)
 
     def cpu_ns(self, plan: StepPlan) -> int:

@@ -34,7 +34,16 @@ from calibration.steps.correction import (
 )
 from calibration.steps.features import Floats, MeasuredSteps, pads_mixed_steps
 from calibration.steps.machine_slowdown import MachineSlowdown
-from calibration.steps.surfaces import CPU, Surfaces, beyond_graphs, kernels_of, measured_parts, run_tokens
+from calibration.steps.surfaces import (
+    CPU,
+    LINE,
+    Surfaces,
+    beyond_graphs,
+    kernels_of,
+    line_amounts,
+    measured_parts,
+    run_tokens,
+)
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_catalogue import find_model
@@ -43,10 +52,11 @@ from serving.errors import UserError
 
 _ROUNDS = 6
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
+_LEAST_SPREAD = 0.02  # relative errors of this size are no outliers, however exact the other steps are
 _LEAST = 0.3  # smallest predicted time as a share of the measured one, which bounds the weight of a step
 _PULL = 0.01  # weight with which a factor is pulled to that of the kernels alone
 _ADDED_PULL = 0.001  # weight with which a time around the kernels is pulled to none, in units of its usual size
-_EAGER_PRIOR = 0.05
+_USUAL = {**ADDED_PRIOR_NS, "eager": 0.05, **dict.fromkeys(LINE, 1e6)}  # sizes of what steps take beside kernels
 _EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _SWEEPS = 2
 _MOST_TRIED = 2500  # number of steps that choose the exponents and the balance of a CPU
@@ -112,6 +122,8 @@ class SurfaceFeatures:
         parts = measured_parts(self.model, self.deployment, kernels, sizes, captures)
         tokens = run_tokens(sizes, captures)
         columns = correction_columns(parts, tokens) | added_amounts(sizes)
+        if self.gpu == CPU:
+            columns |= line_amounts(sizes)
         dense = sum(ns for name, ns in parts.items() if "attention" not in name)
         columns["eager"] = beyond_graphs(tokens, captures) * dense
         return {name: column for name, column in columns.items() if np.any(column > 0)}
@@ -156,7 +168,8 @@ class SurfaceFeatures:
             source="measured steps",
         )
         shape, eager = self.model.model_dump_json(), self._eager_share(learnt)
-        return Surfaces(shape, self.gpu, correction, self.balance, self.own, eager, self.captures)
+        line_ns = {name: values.get(name, 0.0) for name in LINE if self.gpu == CPU}
+        return Surfaces(shape, self.gpu, correction, self.balance, self.own, eager, self.captures, line_ns)
 
     def _eager_share(self, learnt: LearntSurfaces) -> float:
         """Return the additional time of eager steps as a share of their corrected time outside of attention."""
@@ -182,10 +195,10 @@ class SurfaceFeatures:
         steps, names = self.steps, list(self.columns)
         slower = machine.speed / steps.speed[used, None]
         exponents = np.where(self._computes, machine.compute_exponent or 0.0, machine.exponent)
-        prior = np.array([ADDED_PRIOR_NS.get(name, _EAGER_PRIOR if name == "eager" else 1.0) for name in names])
+        prior = np.array([_USUAL.get(name, 1.0) for name in names])
         amounts = self._matrix[used] * slower**exponents * prior
         own_ns = steps.own_ns[used]
-        is_added = np.array([name in ADDED_PRIOR_NS or name == "eager" for name in names])
+        is_added = np.array([name in _USUAL for name in names])
         spread_of = np.array([TIGHT.get(name, LOOSE) for name in names])
         pull = np.where(is_added, _ADDED_PULL, _PULL / spread_of)
         even, expected, robust = balanced(steps.regime[used]), own_ns.copy(), np.ones(len(own_ns))
@@ -196,7 +209,7 @@ class SurfaceFeatures:
             solution, _ = nnls(rows, np.concatenate([own_ns * weights, pull * ~is_added]))
             expected = np.maximum(amounts @ solution, _LEAST * own_ns)
             error = own_ns / expected - 1
-            spread = 1.4826 * np.median(np.abs(error - np.median(error))) + 1e-9
+            spread = max(1.4826 * float(np.median(np.abs(error - np.median(error)))), _LEAST_SPREAD)
             robust = np.sqrt(np.minimum(1.0, _HUBER * spread / np.maximum(np.abs(error), 1e-12)))
         return np.asarray(solution * prior)
 

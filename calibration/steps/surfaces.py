@@ -9,8 +9,8 @@ beyond the CUDA graphs, which run eagerly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ from serving.step_prices import PromptCells, StepPrices
 
 _OF_ATTENTION = ("decode attention", "prompt attention", "past attention")
 CPU = "cpu"
+LINE = ("padded row", "sampled row", "prompt token")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Surfaces:
         balance: FLOPs of a CPU in the time of reading a byte; 0 for a GPU
         own: measured times of the engine's own kernels, as ratios to the GPU's bundled surfaces
         eager: share of the time outside of attention that a step beyond the CUDA graphs takes longer
+        line_ns: times of `LINE` on a CPU, whose kernels for few rows the roofline does not describe; empty for a GPU
         captures: True if the engine runs mixed steps as CUDA graphs
     """
 
@@ -53,6 +55,7 @@ class Surfaces:
     own: tuple[KernelRatio, ...] = ()
     eager: Price = 0.0
     captures: bool = False
+    line_ns: Mapping[str, Price] = field(default_factory=dict)
 
     def kernels(self) -> KernelTimes:
         """Return the uncorrected kernel times."""
@@ -60,7 +63,8 @@ class Surfaces:
 
     def scaled(self, factor: float) -> Surfaces:
         """Return the surfaces with all times multiplied by `factor`."""
-        return replace(self, correction=self.correction.scaled(factor, factor))
+        line_ns = {name: ns * factor for name, ns in self.line_ns.items()}
+        return replace(self, correction=self.correction.scaled(factor, factor), line_ns=line_ns)
 
     def with_parts(self, factor: float, *parts: str) -> Surfaces:
         """Return the surfaces with the times of `parts` multiplied by `factor`."""
@@ -93,6 +97,12 @@ def beyond_graphs(tokens: Any, captures: bool) -> Any:
     return (np.asarray(tokens) > TOKEN_BUCKETS[-1]) & captures
 
 
+def line_amounts(sizes: StepSizes) -> dict[str, NDArray[np.float64]]:
+    """Return the amounts `[steps]` of each name in `LINE`."""
+    rows = np.array([padded(int(row)) for row in np.atleast_1d(sizes.decode_rows)], dtype=np.float64)
+    return dict(zip(LINE, (rows, sizes.sampled_rows + 0.0 * rows, sizes.prefill_tokens + 0.0 * rows), strict=True))
+
+
 def measured_parts(
     model: ModelSpec, deployment: Deployment, kernels: KernelTimes, sizes: StepSizes, captures: bool
 ) -> dict[str, NDArray[np.float64]]:
@@ -114,9 +124,12 @@ def surface_ns(surfaces: Surfaces, deployment: Deployment, sizes: StepSizes) -> 
     eager = 1.0 + surfaces.eager * beyond_graphs(tokens, surfaces.captures)
     columns = correction_columns(parts, tokens)
     ns = sum(
-        correction.factors[name] * amount * (1.0 if name in _OF_ATTENTION else eager) for name, amount in columns.items()
+        correction.factors[name] * amount * (1.0 if name in _OF_ATTENTION else eager)
+        for name, amount in columns.items()
     )
-    return np.asarray(ns + sum(correction.added_ns[name] * amount for name, amount in added_amounts(sizes).items()))
+    ns += sum(correction.added_ns[name] * amount for name, amount in added_amounts(sizes).items())
+    line = line_amounts(sizes) if surfaces.line_ns else {}
+    return np.asarray(ns + sum(surfaces.line_ns[name] * amount for name, amount in line.items()))
 
 
 class SurfaceCost(OperationCost):
@@ -126,6 +139,7 @@ class SurfaceCost(OperationCost):
         self.surfaces = surfaces
         spec = ModelSpec.model_validate_json(surfaces.model)
         super().__init__(spec, deployment, surfaces.kernels(), surfaces.correction, tables=tables)
+        self._line_ns = tuple(surfaces.line_ns.get(name, 0.0) for name in LINE)
 
     def of(self, surfaces: Surfaces) -> SurfaceCost:
         """Return the prices by `surfaces` that differ only in their correction; kernel times are not made again."""
@@ -134,11 +148,16 @@ class SurfaceCost(OperationCost):
     def step_ps(self, plan: StepPlan) -> int:
         """Return the picoseconds of a step."""
         prices = self._mixed if plan.prefill_tokens or plan.draft_tokens else self._prices
-        return prices.step_ps(plan, plan.sampled_rows)
+        more_ns = self._line(plan.decode_rows, plan.sampled_rows, plan.prefill_tokens)
+        return prices.step_ps(plan, plan.sampled_rows) + 1000 * more_ns
 
     def run_ns(self, rows: int, context: int, squares: int, steps: int, cpu_ns: int) -> Iterable[int]:
         """Return the durations of `steps` pure decode steps, each with `cpu_ns` before it."""
-        return self._prices.run(rows, context, squares, steps, cpu_ns)
+        return self._prices.run(rows, context, squares, steps, cpu_ns + self._line(rows, rows, 0))
+
+    def _line(self, rows: int, sampled: int, tokens: int) -> int:
+        of_row, of_sample, of_token = self._line_ns
+        return round(padded(rows) * of_row + sampled * of_sample + tokens * of_token)
 
     @cached_property
     def _mixed(self) -> StepPrices:

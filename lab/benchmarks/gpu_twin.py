@@ -117,9 +117,11 @@ def steps_of(scenario: Scenario, cost: StepCost) -> pa.Table:
 def calibrated(tables: Sequence[pa.Table], deployment: Deployment, own: Path | None, linear: bool) -> Calibration:
     """Return a calibration from the steps of some scenarios."""
     steps = MeasuredSteps(list(tables), knees=True)
-    surfaces = [] if linear else surfaces_for(steps, deployment, GPU, own)
     stated = deployment.model_dump_json()
-    made = fit(steps, deployment=stated, hardware={}, version="", created="", noise={}, surfaces=surfaces)
+    made = fit(steps, deployment=stated, hardware={}, version="", created="", noise={})
+    if not linear:
+        (surfaces,) = surfaces_for(steps, deployment, GPU, own)
+        made = replace(made, surfaces=surfaces.surfaces(surfaces.learnt(np.ones(len(steps), dtype=np.bool_))))
     # the truth has no noise, so the CPU time is the truth's as well; only steps are compared
     return replace(made, cpu_prices_ps={name: _CPU_PS[name] for name in CPU_FEATURES})
 
@@ -144,7 +146,7 @@ def compare(folder: Path, seconds: float) -> Iterator[dict[str, object]]:
             made = calibrated(others, deployment, own, is_linear)
             mine = MeasuredSteps([steps[one.name]], knees=True)
             missed = np.abs(predict(made, mine) / mine.step_ns - 1)
-            row: dict[str, object] = {"scenario": one.name, "prices": label, "surfaces": made.surfaces is not None}
+            row: dict[str, object] = {"scenario": one.name, "prices": label}
             for kind, regime in enumerate(REGIMES):
                 here = mine.regime == kind
                 row[regime] = 100 * float(np.median(missed[here])) if here.any() else None
@@ -163,7 +165,7 @@ def worst(rows: Sequence[dict[str, object]], label: str, stat: str) -> float:
 
 def table_of(rows: Sequence[dict[str, object]]) -> str:
     """Return the rows as a Markdown table."""
-    names = [name for name in rows[0] if name != "surfaces"]
+    names = list(rows[0])
     cells = ([f"{row[n]:.1f}" if isinstance(row[n], float) else str(row[n] or "-") for n in names] for row in rows)
     return markdown_table(names, cells)
 

@@ -40,8 +40,9 @@ def validate_runs(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each scenario in `runs`: run errors, decisions, and the message of a command that failed.
 
-    `kernels` is the table of the engine's own kernels; None if it is not known. Each scenario is predicted by a calibration from the other scenarios' runs, with the commands that a user has. They
-    run as processes, because this package must not import the simulator.
+    `kernels` is the table of the engine's own kernels; None if it is not known. Each scenario is predicted by a
+    calibration from the other scenarios' runs, with the commands that a user has. They run as processes, because this
+    package must not import the simulator.
     """
     for name in sorted({path.name.rpartition("-")[0] for path in runs}):
         if left() < 5:

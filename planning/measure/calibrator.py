@@ -165,8 +165,8 @@ def _with_graphs(engine: Deployment) -> Deployment:
 def fit_recordings(paths: list[Path], out: Path, kernels: Path | None = None) -> Calibration:
     """Fit a calibration to recordings of one deployment and save it in `out`.
 
-    `kernels` is the table of the engine's own kernels, which the GPU suite writes. If some recordings are without CUDA graphs, the time of a kernel launch is fitted to these, and everything else to
-    the others.
+    `kernels` is the table of the engine's own kernels, which the GPU suite writes. If some recordings are without CUDA
+    graphs, the time of a kernel launch is fitted to these, and everything else to the others.
     """
     recorded = [Recording.load(path) for path in paths]
     runs = [run for run in recorded if not recorded_deployment(run).enforce_eager] or recorded
