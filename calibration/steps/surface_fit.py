@@ -56,7 +56,7 @@ _LEAST_SPREAD = 0.02  # relative errors of this size are no outliers, however ex
 _LEAST = 0.3  # smallest predicted time as a share of the measured one, which bounds the weight of a step
 _PULL = 0.01  # weight with which a factor is pulled to that of the kernels alone
 _ADDED_PULL = 0.001  # weight with which a time around the kernels is pulled to none, in units of its usual size
-_USUAL = {**ADDED_PRIOR_NS, "eager": 0.05, **dict.fromkeys(LINE, 1e6)}  # sizes of what steps take beside kernels
+_USUAL = {**ADDED_PRIOR_NS, "eager": 0.2, **dict.fromkeys(LINE, 1e6)}  # sizes of what steps take beside kernels
 _EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _SWEEPS = 2
 _MOST_TRIED = 2500  # number of steps that choose the exponents and the balance of a CPU
@@ -201,12 +201,17 @@ class SurfaceFeatures:
         is_added = np.array([name in _USUAL for name in names])
         spread_of = np.array([TIGHT.get(name, LOOSE) for name in names])
         pull = np.where(is_added, _ADDED_PULL, _PULL / spread_of)
+        pulls = np.diag(pull)
+        target = pull * ~is_added
+        if "past attention" in names and "prompt attention" in names:  # one kernel, so one factor if few have a past
+            past, chunk = names.index("past attention"), names.index("prompt attention")
+            pulls[past, chunk], target[past] = -pull[past], 0.0
         even, expected, robust = balanced(steps.regime[used]), own_ns.copy(), np.ones(len(own_ns))
         solution = np.ones(len(names))
         for _ in range(_ROUNDS):
             weights = even * robust / expected
-            rows = np.vstack([amounts * weights[:, None], np.diag(pull)])
-            solution, _ = nnls(rows, np.concatenate([own_ns * weights, pull * ~is_added]))
+            rows = np.vstack([amounts * weights[:, None], pulls])
+            solution, _ = nnls(rows, np.concatenate([own_ns * weights, target]))
             expected = np.maximum(amounts @ solution, _LEAST * own_ns)
             error = own_ns / expected - 1
             spread = max(1.4826 * float(np.median(np.abs(error - np.median(error)))), _LEAST_SPREAD)

@@ -141,6 +141,9 @@ class SurfaceCost(OperationCost):
         super().__init__(spec, deployment, surfaces.kernels(), surfaces.correction, tables=tables)
         self._line_ns = tuple(surfaces.line_ns.get(name, 0.0) for name in LINE)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_mixed"}
+
     def of(self, surfaces: Surfaces) -> SurfaceCost:
         """Return the prices by `surfaces` that differ only in their correction; kernel times are not made again."""
         return SurfaceCost(surfaces, self.deployment, self._tables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +82,14 @@ def test_a_saved_calibration_prices_the_same(learnt: Calibration, tmp_path: Path
     again = Calibration.load(tmp_path)
     assert again == learnt
     plan = StepPlan.from_amounts(decode_rows=8, decode_context=4000, decode_squares=2_000_000, sampled_rows=8)
-    assert StepCost(again).step_ns(plan) == StepCost(learnt).step_ns(plan)
+    mixed = StepPlan.from_amounts(
+        decode_rows=8, decode_context=4000, decode_squares=2_000_000, sampled_rows=9, prefill_rows=1,
+        prefill_tokens=300, prefill_pairs=45_150,
+    )  # fmt: skip
+    used = StepCost(learnt)
+    times = [used.step_ns(one) for one in (plan, mixed)]
+    for cost in (StepCost(again), pickle.loads(pickle.dumps(used))):  # a worker process gets a pickled one
+        assert [cost.step_ns(one) for one in (plan, mixed)] == times
 
 
 def test_the_simulator_prices_steps_as_the_fit_does(learnt: Calibration) -> None:
