@@ -7,8 +7,8 @@ steps each part takes longer or less long than alone, by factors like those of r
 and prompt, and eager steps beyond 2,048 tokens take 8 % longer. It runs the scenarios of the suite. In turn, each is
 left out and predicted by calibrations from the other four. They have linear prices, NVIDIA's kernel times, or our own
 measured kernel times, as in the suite. Kernel times are corrected by the steps, which must teach the factors. A run is
-twice as long as in the suite, or a p99 would be that of one request. Errors of steps are medians of absolute errors. The targets are 2 % of the mean and 5 % of the
-p99 of TTFT and TPOT.
+twice as long as in the suite, or a p99 would be that of one request. Errors of steps are medians of absolute errors.
+The targets are 2 % of the mean and 5 % of the p99 of TTFT and TPOT.
 """
 
 from __future__ import annotations
