@@ -54,8 +54,10 @@ _ROUNDS = 6
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_SPREAD = 0.02  # relative errors of this size are no outliers, however exact the other steps are
 _LEAST = 0.3  # smallest predicted time as a share of the measured one, which bounds the weight of a step
-_PULL = 0.01  # weight with which a factor is pulled to that of the kernels alone
-_ADDED_PULL = 0.001  # weight with which a time around the kernels is pulled to none, in units of its usual size
+_PULL = 0.003  # weight with which a factor is pulled to that of the kernels alone
+_ADDED_PULL = 0.0003  # weight with which a time around the kernels is pulled to none, in units of its usual size
+_LIKE = {"past attention": "prompt attention", **dict(zip(COMPUTE[1:], COMPUTE, strict=False))}
+"""A factor that few steps teach is like another: that of the same kernel, or of the same kernels in smaller steps."""
 _USUAL = {**ADDED_PRIOR_NS, "eager": 0.2, **dict.fromkeys(LINE, 1e6)}  # sizes of what steps take beside kernels
 _EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _SWEEPS = 2
@@ -203,9 +205,10 @@ class SurfaceFeatures:
         pull = np.where(is_added, _ADDED_PULL, _PULL / spread_of)
         pulls = np.diag(pull)
         target = pull * ~is_added
-        if "past attention" in names and "prompt attention" in names:  # one kernel, so one factor if few have a past
-            past, chunk = names.index("past attention"), names.index("prompt attention")
-            pulls[past, chunk], target[past] = -pull[past], 0.0
+        for name, other in _LIKE.items():
+            if name in names and other in names:
+                at = names.index(name)
+                pulls[at, names.index(other)], target[at] = -pull[at], 0.0
         even, expected, robust = balanced(steps.regime[used]), own_ns.copy(), np.ones(len(own_ns))
         solution = np.ones(len(names))
         for _ in range(_ROUNDS):
