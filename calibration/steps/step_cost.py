@@ -200,7 +200,9 @@ class StepCost:
         self.pads = pads_mixed_steps(serves)
         self.launching = serves.enforce_eager and not learnt_as.enforce_eager
         surfaces = calibration.surfaces
-        self._surfaces = surfaces and (like.of(surfaces) if like else SurfaceCost(surfaces, serves))
+        self._surfaces: SurfaceCost | None = None
+        if surfaces is not None:
+            self._surfaces = SurfaceCost(surfaces, serves) if like is None else like.of(surfaces)
         self._launching_ps: dict[tuple[bool, bool, bool], int] = {}
         if self.launching:
             model, each_ns = find_model(serves.model), calibration.launches.ns or 0.0

@@ -54,8 +54,8 @@ _ROUNDS = 6
 _HUBER = 3.0  # residuals beyond this many robust standard deviations weigh less
 _LEAST_SPREAD = 0.02  # relative errors of this size are no outliers, however exact the other steps are
 _LEAST = 0.3  # smallest predicted time as a share of the measured one, which bounds the weight of a step
-_PULL = 0.003  # weight with which a factor is pulled to that of the kernels alone
-_ADDED_PULL = 0.0003  # weight with which a time around the kernels is pulled to none, in units of its usual size
+_PULL = 0.01  # weight with which a factor is pulled to that of the kernels alone
+_ADDED_PULL = 0.001  # weight with which a time around the kernels is pulled to none, in units of its usual size
 _LIKE = {"past attention": "prompt attention", **dict(zip(COMPUTE[1:], COMPUTE, strict=False))}
 """A factor that few steps teach is like another: that of the same kernel, or of the same kernels in smaller steps."""
 _USUAL = {**ADDED_PRIOR_NS, "eager": 0.2, **dict.fromkeys(LINE, 1e6)}  # sizes of what steps take beside kernels
@@ -226,9 +226,9 @@ class SurfaceFeatures:
         chosen = thinned(used)
         best = self._tried(machine, chosen), machine
         for _ in range(_SWEEPS):
-            for name in ("compute_exponent", "exponent"):
+            for of_compute in (True, False):
                 for value in _EXPONENTS:
-                    one = replace(best[1], **{name: value})
+                    one = replace(best[1], compute_exponent=value) if of_compute else replace(best[1], exponent=value)
                     best = min(best, (self._tried(one, chosen), one), key=lambda pair: pair[0])
         return best[1]
 
