@@ -25,14 +25,13 @@ from calibration.steps.observed import JudgedCost
 from calibration.steps.surface_fit import known_model
 from calibration.validation.bands import bands, run_metrics
 from calibration.validation.decision_replay import recorded_deployment
-from lab.benchmarks.gpu_twin import suite_deployment
-from lab.gpu_suite.recorded_runs import Pace, scenarios, unpack, usual_lengths
+from lab.benchmarks.gpu_twin import pace, suite_deployment
+from lab.gpu_suite.recorded_runs import scenarios, unpack
 from lab.gpu_suite.sizes import gpu_sizes
 from planning.costs import priced
 from serving.answers.markdown import markdown_table
 from serving.deployments.config import Deployment
 from serving.errors import UserError
-from serving.step_plan import StepPlan
 from serving.workload import Workload
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
@@ -62,25 +61,10 @@ def predicted(workload: Workload, deployment: Deployment, gpu: str) -> dict[str,
     return {"figures": figures, "trust": trust.level, "because": trust.reason}
 
 
-def predicted_pace(deployment: Deployment, gpu: str, longest: int) -> Pace:
-    """Return the ns of a decode step and of a prompt token that the suite would measure, as they are predicted."""
-    cost = priced(None, gpu, catalogued(deployment)).cost
-    prompt, output = usual_lengths(longest)
-    rows = deployment.scheduler.max_num_seqs // 2
-    context = rows * (prompt + output // 2)
-    decode = StepPlan.from_amounts(
-        decode_rows=rows, decode_context=context, decode_squares=context**2 // rows, sampled_rows=rows
-    )
-    whole = StepPlan.from_amounts(
-        prefill_rows=1, prefill_tokens=prompt, prefill_pairs=prompt * (prompt + 1) // 2, sampled_rows=1
-    )
-    return Pace(cost.cpu_ns(decode) + cost.step_ns(decode), cost.step_ns(whole) // prompt)
-
-
 def predictions(gpu: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each scenario of the suite on `gpu`."""
     sizes, deployment = gpu_sizes(), suite_deployment(gpu)
-    known = predicted_pace(deployment, gpu, sizes.run_longest)
+    known = pace(priced(None, gpu, catalogued(deployment)).cost, deployment, sizes.run_longest)
     for workload, limits in scenarios(deployment.scheduler, known, sizes.run_seconds, sizes.run_longest):
         about = {"scenario": workload.name, "requests": sum(1 for _ in workload.requests), "pace_ns": list(known)}
         yield about | predicted(workload, deployment.rescheduled(**limits), gpu)

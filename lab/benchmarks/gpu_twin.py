@@ -34,7 +34,7 @@ from calibration.validation.bands import run_metrics
 from lab.gpu_suite.recorded_runs import Pace, scenarios, usual_lengths
 from lab.gpu_suite.sizes import gpu_sizes
 from serving.answers.markdown import markdown_table
-from serving.cost_model import TOKEN_BUCKETS
+from serving.cost_model import TOKEN_BUCKETS, CostModel
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.kv_capacity import kv_capacity
@@ -89,10 +89,10 @@ def true_cost(deployment: Deployment) -> StepCost:
     return StepCost(Calibration("truth", stated, {}, "", "", none, cpu, {}, {}, {}, 0, surfaces=surfaces), deployment)
 
 
-def pace(cost: StepCost, longest: int) -> Pace:
+def pace(cost: CostModel, deployment: Deployment, longest: int) -> Pace:
     """Return the pace that the suite would measure on an engine with this `cost`."""
     prompt, output = usual_lengths(longest)
-    rows = cost.deployment.scheduler.max_num_seqs // 2
+    rows = deployment.scheduler.max_num_seqs // 2
     context = rows * (prompt + output // 2)
     decode = StepPlan.from_amounts(
         decode_rows=rows, decode_context=context, decode_squares=context**2 // rows, sampled_rows=rows
@@ -108,7 +108,7 @@ def suite_scenarios(cost: StepCost, seconds: float) -> list[Scenario]:
     longest, deployment = gpu_sizes().run_longest, cost.deployment
     return [
         Scenario(workload.name, workload, deployment.rescheduled(**limits))
-        for workload, limits in scenarios(deployment.scheduler, pace(cost, longest), seconds, longest)
+        for workload, limits in scenarios(deployment.scheduler, pace(cost, deployment, longest), seconds, longest)
     ]
 
 
