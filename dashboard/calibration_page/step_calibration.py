@@ -90,6 +90,8 @@ def _prices(calibration: Calibration) -> None:
     ]
     data_table(prices, {"time (µs)": "%.4g"}, height="content")
     st.caption(f"Launches without CUDA graphs: {literal(str(calibration.launches))}")
+    if calibration.chosen:
+        st.caption(literal(calibration.chosen[:1].upper() + calibration.chosen[1:]))
 
 
 def _steps(path: Path) -> tuple[NDArray[Any], ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.gpu_suite.results import FILE, SLOW_CLOCK, Progress, ceilings_of, load, phases_of, progress_of, stand_ins
+from lab.gpu_suite.vllm_kernels import decode_step_ns, prompt_step_ns
 from serving.answers.markdown import markdown_table
 
 UNMEASURED = "not yet measured"
@@ -60,6 +61,28 @@ def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale
     return find
 
 
+def _decode_of_kernels(rows: int) -> Callable[[dict[str, Any]], float | None]:
+    def find(results: dict[str, Any]) -> float | None:
+        measured = _benchmark(_LARGE, "decode", "rows", rows, "median_step_ns", 1)(results)
+        gpu = results.get("environment", {}).get("gpu", "")
+        if measured is None:
+            return None
+        row = next(row for row in results[_LARGE] if row["kind"] == "decode" and row["rows"] == rows)
+        kernels = decode_step_ns(gpu, row["model"], rows, row["context"])
+        return None if kernels is None else 100 * kernels / measured
+
+    return find
+
+
+def _prefill_of_kernels(results: dict[str, Any]) -> float | None:
+    measured = _benchmark(_LARGE, "prefill", "tokens", 8192, "median_ns", 1)(results)
+    if measured is None:
+        return None
+    row = next(row for row in results[_LARGE] if row["kind"] == "prefill" and row["tokens"] == 8192)
+    kernels = prompt_step_ns(results.get("environment", {}).get("gpu", ""), row["model"], row["tokens"])
+    return None if kernels is None else 100 * kernels / measured
+
+
 def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
     """Return the shares of copy bandwidth that decode attention reaches with bf16 KV in large steps.
 
@@ -95,6 +118,7 @@ def _decisions(results: dict[str, Any]) -> float | None:
 
 _COPY, _GEMM = "copy_bytes_per_s", "gemm_flops_per_s"
 _DECODES = [(rows, _benchmark(_LARGE, "decode", "rows", rows, "roofline_share")) for rows in (1, 8, 64)]
+_OF_KERNELS = [(rows, _decode_of_kernels(rows)) for rows in (1, 8, 64)]
 _PREFILL = _benchmark(_LARGE, "prefill", "tokens", 8192, "gemm_share")
 _IDLE = _benchmark(_LARGE, "decode", "rows", 64, "idle_share")
 _THROUGHPUT = _benchmark(_SMALL, "throughput", "requests", 256, "output_tokens_per_s", 1)
@@ -104,8 +128,13 @@ TARGETS = (
         Target(f"decode step, batch {n}, context 1k, of the roofline", 80, " %", find, False, _COPY)
         for n, find in _DECODES
     ),
+    *(
+        Target(f"decode step, batch {n}, context 1k, of the speed of vLLM's kernels alone", 100, " %", find)
+        for n, find in _OF_KERNELS
+    ),
     Target(_ATTENTION, 80, " %", _attention, False, _COPY),
     Target("prefill of 8k tokens, of the measured GEMM rate", 60, " %", _PREFILL, False, _GEMM),
+    Target("prefill of 8k tokens, of the speed of vLLM's kernels alone", 100, " %", _prefill_of_kernels),
     Target("GPU idle in decode, batch 64", 3, " %", _IDLE, most=True),
     Target("Qwen3-0.6B shape, 256 requests, output tokens/s", 25_000, "", _THROUGHPUT),
     Target("engine and simulator decide alike (rung 1)", 100, " %", _decisions),

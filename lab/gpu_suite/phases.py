@@ -36,10 +36,13 @@ from serving.deployments.config import Deployment
 from serving.python_process import module_command, module_environment
 
 
-def validations(runs: list[Path], out: Path, left: Callable[[], float]) -> list[Callable[[], list[dict[str, Any]]]]:
+def validations(
+    runs: list[Path], out: Path, left: Callable[[], float], kernels: Path | None = None
+) -> list[Callable[[], list[dict[str, Any]]]]:
     """Return the validation of each scenario in `runs`.
 
-    Its row has run errors, decisions, and the message of a command that failed. Each scenario is predicted by a
+    Its row has run errors, decisions, and the message of a command that failed. `kernels` is the table of the engine's
+    own kernels; None if it is not known. Each scenario is predicted by a
     calibration from the other scenarios' runs, with the commands that a user has. They run as processes, because this
     package must not import the simulator.
     """
@@ -49,19 +52,20 @@ def validations(runs: list[Path], out: Path, left: Callable[[], float]) -> list[
             raise OutOfTime
         mine = [path for path in runs if path.name.rpartition("-")[0] == name]
         others = [path for path in runs if path not in mine]
-        return [{"scenario": name, **_validate(mine, others, out / name)}]
+        return [{"scenario": name, **_validate(mine, others, out / name, kernels)}]
 
     return [partial(one, name) for name in sorted({path.name.rpartition("-")[0] for path in runs})]
 
 
-def calibrate_all(runs: list[Path], out: Path) -> str | None:
+def calibrate_all(runs: list[Path], out: Path, kernels: Path | None = None) -> str | None:
     """Make one calibration from every run, in `out`; return an error message, or None."""
-    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs))
+    own = [] if kernels is None else ["--kernels", str(kernels)]
+    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs), *own)
 
 
-def _validate(mine: list[Path], others: list[Path], out: Path) -> dict[str, Any]:
+def _validate(mine: list[Path], others: list[Path], out: Path, kernels: Path | None) -> dict[str, Any]:
     calibration = out / "calibration"
-    failed = _tokentwin("calibrate", "--force", "-o", str(calibration), *_from(others))
+    failed = calibrate_all(others, calibration, kernels)
     if failed is None:
         failed = _tokentwin("validate", *map(str, mine), "-c", str(calibration), "-o", str(out), "--force")
     if not (out / "report.json").is_file():
@@ -173,15 +177,17 @@ def _kernel_table(work: Work) -> None:
 def validation(work: Work) -> list[Unit]:
     """Validate the archived recordings. This phase needs only them, so it may run later, on another machine."""
     recorded = unpack(work.out, work.scratch / "validated")
+    own = work.out / "kernels.parquet"
+    kernels = own if own.is_file() and not work.sizes.dry_run else None
 
     def calibrate() -> None:
         if not recorded:
             raise RuntimeError("there are no recordings; the phase that records them must run first")
-        if failed := calibrate_all(recorded, work.scratch / "calibration"):
+        if failed := calibrate_all(recorded, work.scratch / "calibration", kernels):
             raise RuntimeError(failed)
         shutil.copy(work.scratch / "calibration" / "calibration.json", work.out / "calibration.json")
 
-    return [*validations(recorded, work.scratch / "validation", work.left), calibrate]
+    return [*validations(recorded, work.scratch / "validation", work.left, kernels), calibrate]
 
 
 _OF_OTHERS = ("decode", "prefill", "throughput")
