@@ -110,7 +110,9 @@ from transformers.models.auto import configuration_auto  # noqa: E402
 
 _register = configuration_auto._LazyConfigMapping.register
 # SGLang before 0.5.20 registers models that newer transformers have, too
-configuration_auto._LazyConfigMapping.register = lambda self, key, value, **_: _register(self, key, value, exist_ok=True)
+configuration_auto._LazyConfigMapping.register = lambda self, key, value, **_: _register(
+    self, key, value, exist_ok=True
+)
 
 import sglang  # noqa: E402
 import torch  # noqa: E402

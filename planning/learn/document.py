@@ -33,7 +33,9 @@ class LearntSetting(Part):
         "value that the server reports, if you stated another; else null", default=None
     )
     also: tuple[bool | int | str, ...] = fact("other values that the answers do not tell apart from it", default=())
-    least: int | None = fact("least number that cannot be told apart from it; null if none was looked for", default=None)
+    least: int | None = fact(
+        "least number that cannot be told apart from it; null if none was looked for", default=None
+    )
     greatest: int | None = fact("greatest number that cannot be told apart from it; null as `least`", default=None)
 
     @property

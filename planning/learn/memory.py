@@ -95,7 +95,7 @@ def with_block_size(twin: Twin, ask: Ask, bounds: Bounds, findings: Findings) ->
 
 
 def _likeliest_blocks(twin: Twin, answer: Answer) -> tuple[Twin, tuple[int, int]]:
-    """Return the twin with the likeliest number of KV blocks, and the range that the answer does not tell apart from it.
+    """Return the twin with the likeliest number of KV blocks, and the range that cannot be told apart from it.
 
     The likeliest is the middle of the numbers that explain the answer alike. SGLang reserves whole answers, so under
     `sglang` all numbers between two requests' worth do.

@@ -319,7 +319,8 @@ class FamilyResult:
         if self.lacks:
             text += f"; {len(self.lacks)} not asked: no {', '.join(sorted(set(self.lacks)))}"
         if self.stuck:
-            text += f"; {len(self.stuck)} that {self.engine.title} refused or did not end: {one_line(shortened(self.stuck[0], 150))}"
+            why = one_line(shortened(self.stuck[0], 150))
+            text += f"; {len(self.stuck)} that {self.engine.title} refused or did not end: {why}"
         different = [result for result in self.decided if not result.identical]
         return "\n".join([text, *([str(different[0])] if different else [])])
 
@@ -378,9 +379,7 @@ def _recording(path: Path) -> Path:
     return path.with_suffix(".rec.json.gz")
 
 
-def _family(
-    engine: EngineOracle, family: str, paths: Sequence[Path], policy: str | None, version: str
-) -> FamilyResult:
+def _family(engine: EngineOracle, family: str, paths: Sequence[Path], policy: str | None, version: str) -> FamilyResult:
     lacks, stuck, decided = [], [], []
     for path in paths:
         answer = _answer(path)
