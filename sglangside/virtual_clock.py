@@ -1,4 +1,4 @@
-"""SGLang's own scheduler on a virtual clock: `python live_sglang.py SCENARIO.json ...` writes a recording beside each.
+"""SGLang's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes recordings beside them.
 
 The program needs an interpreter that can import sglang 0.5.23 (`make sglang`), and imports nothing of this project. No
 model and no GPU is used: packages that only compute are replaced by empty ones (`_STUBS`), and `Scheduler` gets its own
