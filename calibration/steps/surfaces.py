@@ -123,7 +123,7 @@ def surface_ns(surfaces: Surfaces, deployment: Deployment, sizes: StepSizes) -> 
     tokens = run_tokens(sizes, surfaces.captures)
     eager = 1.0 + surfaces.eager * beyond_graphs(tokens, surfaces.captures)
     columns = correction_columns(parts, tokens)
-    ns = sum(
+    ns: NDArray[np.float64] | float = sum(
         correction.factors[name] * amount * (1.0 if name in _OF_ATTENTION else eager)
         for name, amount in columns.items()
     )

@@ -73,7 +73,7 @@ class Scenario(NamedTuple):
 
 def suite_deployment(gpu: str = GPU) -> Deployment:
     """Return the large engine of the GPU suite with the KV blocks that fit on `gpu`."""
-    engine = gpu_sizes().large.model_copy(update={"dtype": "bfloat16", "quantization": "none"})
+    engine = gpu_sizes().deployments["large"].model_copy(update={"dtype": "bfloat16", "quantization": "none"})
     capacity = kv_capacity(known_model(engine.model), find_gpu(gpu), engine)
     return engine.rescheduled(num_blocks=capacity.num_blocks).model_copy(update={"gpu_memory_utilization": None})
 
