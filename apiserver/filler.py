@@ -16,6 +16,7 @@ class Texts(Protocol):
     """A tokenizer, which converts text to token ids and back, and chats to prompts.
 
     `eos_id` is the end-of-sequence token; None if not known. `longest` is the largest number of characters of a token.
+    `template` is the source of the chat template; empty without one.
     If `special`, `encode` adds special tokens, and `decode` keeps them. `chat_text` returns a prompt, and the value of
     `special` for its tokens.
     """
@@ -24,6 +25,8 @@ class Texts(Protocol):
     def eos_id(self) -> int | None: ...
     @property
     def longest(self) -> int: ...
+    @property
+    def template(self) -> str: ...
     def encode(self, text: str, special: bool = False) -> list[int]: ...
     def decode(self, ids: Sequence[int], special: bool = False) -> str: ...
     def names(self, ids: Sequence[int]) -> list[str]: ...
@@ -78,6 +81,7 @@ class PlainTexts:
     """
 
     eos_id: int | None = None
+    template = ""
     longest = 5  # a space and four letters
 
     def __init__(self, vocab_size: int) -> None:

@@ -23,8 +23,8 @@ from realengine.devices.machine import find_device
 from realengine.devices.memory import KvBudget, memory_for
 from realengine.devices.speed import Speed
 from realengine.host_tier import Copy, HostMemory
-from realengine.models.layer_ops import LayerOps
 from realengine.logit_rules import PromptLogprob
+from realengine.models.layer_ops import LayerOps
 from realengine.models.lora_slots import LoraSlots
 from realengine.models.model import Model
 from realengine.models.weights import ModelFiles

@@ -31,8 +31,8 @@ class Launched:
         logits: `[S, vocab]` logits after masks and changes, valid from `wait` to the next step; None unless they are
             kept
         copying: marks before and after the copies of LoRA adapters into slots; None without a copy
-        scored: by row, as the step was given its rows, position in the prompt of the first token with a logprob, and the
-            logprobs; valid after `wait`
+        scored: by index of the given row, position in the prompt of the first token with a logprob, and the logprobs;
+            valid after `wait`
         pooled: by sample, final hidden state `[hidden]` in float32 on the host, of each pooling request; valid after
             `wait`
     """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from apiserver.filler import Texts
-from apiserver.openai_api.tools import Calls
+from apiserver.openai_api.tools import Calls, ChosenCalls
 from realengine.logit_rules import Logprob, PromptLogprob
 
 _LEAST = -9999.0  # the smallest log-probability that is written, because JSON has no infinity
@@ -90,7 +90,7 @@ class Wording:
         return {"finish_reason": piece.finish, **ended, **tokens}
 
     def prompt_logprobs(self, piece: Piece) -> list[dict[int, Any] | None] | None:
-        """Return vLLM's `prompt_logprobs`: for each token of the prompt but the first, its logprob and the likeliest."""
+        """Return vLLM's `prompt_logprobs`: of each token of the prompt but the first, and of the likeliest tokens."""
         if piece.scored is None:
             return None
         prompt, scores = piece.scored
@@ -164,12 +164,12 @@ class ChatStyle:
 
     Attributes:
         role: role of the message
-        calls: the tool calls that the message consists of; None if no tool must be called
+        calls: the tool calls in the message; None if it has none
     """
 
     wording: Wording
     role: str = "assistant"
-    calls: Calls | None = None
+    calls: Calls | ChosenCalls | None = None
     object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
     id_prefix: str = "chatcmpl"
@@ -185,14 +185,19 @@ class ChatStyle:
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """Return the choice of one chunk, and the tokens of the prompt if they are wanted."""
-        delta = self._delta(piece)
+        delta = self.delta(piece)
         return {"choices": [{"index": piece.index, "delta": delta, **self._end(piece)}], **_prompt(piece)}
 
+    def message(self, piece: Piece) -> dict[str, Any]:
+        """Return the text and the tool calls of a whole answer."""
+        return {"content": piece.text} if self.calls is None else self.calls.message(piece.index, piece.text)
+
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        said = {"content": piece.text} if self.calls is None else self.calls.message(piece.text)
+        said = self.message(piece)
         return {"index": piece.index, "message": {"role": self.role, "refusal": None, **said}, **self._end(piece)}
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """Return the text and the tool calls that a piece of a stream adds."""
         if self.calls is not None:
             return self.calls.delta(piece.index, piece.text, piece.finish is not None)
         return {"content": piece.text} if piece.text else {}
@@ -207,7 +212,7 @@ class ChatStyle:
             logprobs = {"content": content, "refusal": None}
         end = self.wording.end(piece)
         if self.calls is not None:
-            end["finish_reason"] = self.calls.finish(piece.finish)
+            end["finish_reason"] = self.calls.finish(piece.index, piece.finish)
         return {"logprobs": logprobs, **end}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
@@ -223,10 +228,14 @@ Style = CompletionStyle | ChatStyle
 
 
 class Documents:
-    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in every document."""
+    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in every document.
 
-    def __init__(self, style: Style, id: str, model: str, created: int) -> None:
+    The last event of a stream has the usage if the client `wants_usage`.
+    """
+
+    def __init__(self, style: Style, id: str, model: str, created: int, wants_usage: bool = False) -> None:
         self._style = style
+        self._wants_usage = wants_usage
         self.every = style.wording.token_ids  # true: send a chunk for every token, even if it completes no text
         self._text_alone = not self.every and not (isinstance(style, ChatStyle) and style.calls)
         self._about = {"id": id, "created": created, "model": model, "object": style.chunk_object}
@@ -258,9 +267,27 @@ class Documents:
         self._around[index] = before, after
         return before, after
 
-    def usage(self, usage: Usage) -> bytes:
-        """Return the last event before the end of the stream, which has the usage that the client asked for."""
-        return event({**self._about, "choices": [], "usage": usage.document()})
+    def end(self, usage: Usage) -> bytes:
+        """Return the last events of a stream."""
+        if not self._wants_usage:
+            return DONE
+        return event({**self._about, "choices": [], "usage": usage.document()}) + DONE
+
+    def failure(self, error: dict[str, Any]) -> bytes:
+        """Return the last events of a stream that ends with an error, of which OpenAI's document is given."""
+        return event({"error": error}) + DONE
+
+
+class AnswerDocuments(Protocol):
+    """The documents of an answer in the form of one of the APIs; see `Documents`."""
+
+    @property
+    def every(self) -> bool: ...
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]: ...
+    def opening(self, index: int) -> bytes: ...
+    def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes: ...
+    def end(self, usage: Usage) -> bytes: ...
+    def failure(self, error: dict[str, Any]) -> bytes: ...
 
 
 DONE = b"data: [DONE]\n\n"

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from time import monotonic_ns, time
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 from zlib import crc32
 
 from aiohttp import web
 from msgspec.structs import replace
+from pydantic import ValidationError
 
 from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
 from apiserver.messages import About, Add
-from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
+from apiserver.openai_api.answers import AnswerDocuments, ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
+from apiserver.openai_api.anthropic_messages import CountRequest, MessageDocuments, MessagesRequest, error_document
 from apiserver.openai_api.api_keys import check_host, check_key
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
@@ -37,7 +40,11 @@ from apiserver.openai_api.protocol import (
     TokenizeChat,
     TokenizeRequest,
 )
-from apiserver.openai_api.refusal import Refusal, answer_to
+from apiserver.openai_api.refusal import Refusal, invalid
+from apiserver.openai_api.refusal import answer_to as openai_answer
+from apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
+from apiserver.openai_api.tool_formats import format_of
+from apiserver.openai_api.tools import ChosenCalls, parameters_of
 from realengine.logit_rules import LogitRules
 from realengine.tokenizer import Detokenizer
 from serving.errors import UserError
@@ -49,6 +56,7 @@ _MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a 
 _MOST_ANSWERS = 4096  # maximum number of answers to one request: vLLM has no such limit
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
+AnyChat = TypeVar("AnyChat", ChatRequest, ResponsesRequest, MessagesRequest)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -56,7 +64,8 @@ class Api:
     """The HTTP handlers, which pass requests to `engine`; `texts` returns the tokenizer of the served model.
 
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
-    `hosts` are given, it must call the server by one of these names.
+    `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
+    the model chooses to make; `auto` follows its chat template.
     """
 
     def __init__(
@@ -67,6 +76,7 @@ class Api:
         deadline_s: float,
         keys: Sequence[bytes] = (),
         hosts: Collection[str] = (),
+        tool_format: str = "auto",
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -75,6 +85,7 @@ class Api:
         self._bodies = bodies
         self._keys = keys
         self._hosts = hosts
+        self._tool_format = tool_format
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
@@ -89,6 +100,9 @@ class Api:
             [
                 post("/v1/completions", self.completions),
                 post("/v1/chat/completions", self.chat),
+                post("/v1/responses", self.responses),
+                post("/v1/messages", self.messages),
+                post("/v1/messages/count_tokens", self.count_tokens),
                 post("/v1/embeddings", self.embeddings),
                 post("/tokenize", self.tokenize),
                 post("/detokenize", self.detokenize),
@@ -115,7 +129,7 @@ class Api:
             if self._hosts:
                 check_host(request.host, self._hosts)
             if self._keys:
-                check_key(request.headers.get("Authorization", ""), self._keys)
+                check_key(request.headers.get("Authorization") or request.headers.get("X-Api-Key", ""), self._keys)
         return await handler(request)
 
     # Endpoints for operators
@@ -207,7 +221,28 @@ class Api:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/chat/completions`."""
-        return await self._generate(request, *await self._chat(request, monotonic_ns()))
+        _, *asked = await self._chat(request, monotonic_ns(), ChatRequest)
+        return await self._generate(request, *asked)
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/responses`."""
+        given, body, asked, style = await self._chat(request, monotonic_ns(), ResponsesRequest, "resp")
+        return await self._generate(request, body, asked, style, documents=partial(ResponseDocuments, given))
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/messages`."""
+        _, body, asked, style = await self._chat(request, monotonic_ns(), MessagesRequest, "msg")
+        documents = partial(MessageDocuments, prompt_tokens=len(asked[0].prompt))
+        return await self._generate(request, body, asked, style, documents=documents)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """Answer `POST /v1/messages/count_tokens`."""
+        async with self._bodies.take(request) as given:
+            body = _as_chat(given.parse(CountRequest))
+            about, texts = self._served(body.model)
+            length = PromptLength(max(about.max_model_len, _MOST_COUNTED))
+            tokens = await given.apart(partial(_chat_tokens, texts, length, body))
+        return web.json_response({"input_tokens": len(tokens)})
 
     async def _completion(
         self, request: web.Request, received_ns: int
@@ -236,17 +271,35 @@ class Api:
         await self._constrained(asked, constraint)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
 
-    async def _chat(self, request: web.Request, received_ns: int) -> tuple[ChatRequest, list[Add], Style]:
-        """Return the request, and a message for the engine."""
+    async def _chat(
+        self, request: web.Request, received_ns: int, kind: type[AnyChat], id_prefix: str = "chatcmpl"
+    ) -> tuple[AnyChat, ChatRequest, list[Add], ChatStyle]:
+        """Return the request, the same as a chat, and a message for the engine; answers' ids begin with `id_prefix`."""
         async with self._bodies.take(request) as given:
-            body = given.parse(ChatRequest)
+            asked_for = given.parse(kind)
+            body = _as_chat(asked_for)
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
-            style = ChatStyle(_wording(body, texts), body.role, body.calls)
+            calls = body.calls or self._chosen_calls(body, about, texts)
+            style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
-        return body, asked, style
+        return asked_for, body, asked, style
+
+    def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts) -> ChosenCalls | None:
+        """Return the reader of the calls that the model may choose to make; None if its format is not known.
+
+        Special tokens may mark calls, so they stay in the text that is read. A twin calls only tools that it must call.
+        """
+        name = format_of(texts.template) if self._tool_format == "auto" else self._tool_format
+        if about.twin or not body.tools or body.tool_choice == "none" or name in ("", "none"):
+            return None
+        body.skip_special_tokens = False
+        try:
+            return ChosenCalls(name, parameters_of(body.tools))
+        except ValueError as error:
+            raise Refusal(400, f"tools {error}", "tools") from None
 
     def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> str:
         """Set the rules of messages, drop what `body` holds only for them, and return the constraint of the answers."""
@@ -305,8 +358,13 @@ class Api:
         of_prompts: list[Add],
         style: Style,
         echoes: Sequence[str] = (),
+        documents: Callable[..., AnswerDocuments] | None = None,
     ) -> web.StreamResponse:
-        """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text."""
+        """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text.
+
+        `documents` are made from the style, the answer's id, the model and the time in s; by default those of OpenAI's
+        completions and chats.
+        """
         about, texts = self._served()
         given_id = _plain_header(request, "X-Request-Id", 128) or body.request_id
         answer_id = given_id or f"{style.id_prefix}-{uuid4().hex}"
@@ -343,17 +401,18 @@ class Api:
                     choice.prompt = asked.prompt
                 choices.append(choice)
             every.clear()  # the engine has them
-            documents = Documents(style, answer_id, body.model or about.model, int(time()))
+            wants_usage = stream_options.include_usage
+            form = documents or partial(Documents, wants_usage=wants_usage)
+            written = form(style, answer_id, body.model or about.model, int(time()))
             if body.stream:
-                last = usage if stream_options.include_usage else None
-                so_far = stream_options.include_usage and stream_options.continuous_usage_stats
-                return await write_stream(request, choices, documents, last, so_far, drawn, self._deadline_s)
+                so_far = wants_usage and stream_options.continuous_usage_stats
+                return await write_stream(request, choices, written, usage, so_far, drawn, self._deadline_s)
             picks = Picks(body.n or 1, drawn, body.alternatives is not None)
             host, port = request.get_extra_info("sockname", ("", 0))[:2]
             handed_on = transfer.answer(about, answer_id, usage.prompt_tokens, host, port)
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    return await write_whole(request, choices, documents, usage, handed_on, picks)
+                    return await write_whole(request, choices, written, usage, handed_on, picks)
             except TimeoutError:
                 raise timed_out() from None
 
@@ -392,6 +451,16 @@ class Api:
             return texts.decode(tokens, special=not body.skip_special_tokens)
 
         return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
+
+
+def _as_chat(asked: Any) -> ChatRequest:
+    """Return a request of any of the chat APIs as a request of OpenAI's. Raises Refusal if it is not valid."""
+    if isinstance(asked, ChatRequest):
+        return asked
+    try:
+        return ChatRequest.model_validate(asked.as_chat())
+    except ValidationError as error:
+        raise invalid(error) from None
 
 
 def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
@@ -520,6 +589,7 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
 
     No variable outlives its `except`: an exception holds the frames of its traceback, and with them a parsed body.
     """
+    answer_to = _anthropic_answer if request.path.startswith("/v1/messages") else openai_answer
     try:
         return await handler(request)
     except Refusal as error:
@@ -539,6 +609,12 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         LOG.exception("a request failed")
         return answer_to(Refusal(500, "the server has made a mistake; its log says more"))
+
+
+def _anthropic_answer(refusal: Refusal) -> web.Response:
+    answer = openai_answer(refusal)
+    answer.body = json.dumps(error_document(refusal.status, refusal.message)).encode()
+    return answer
 
 
 def texts_of(about: About) -> Texts:

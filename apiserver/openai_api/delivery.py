@@ -13,7 +13,7 @@ from aiohttp import web
 from apiserver.engine_client import Answer
 from apiserver.filler import Words
 from apiserver.messages import Output
-from apiserver.openai_api.answers import DONE, Documents, Piece, Usage, event
+from apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
 from apiserver.openai_api.refusal import Refusal
 from realengine.logit_rules import PromptLogprob
 from realengine.tokenizer import Detokenizer
@@ -141,7 +141,7 @@ def refusal_for(output: Output) -> Refusal:
 async def write_whole(
     request: web.Request,
     choices: Sequence[Choice],
-    documents: Documents,
+    documents: AnswerDocuments,
     usage: Usage,
     handed_on: dict[str, Any] | None,
     picks: Picks,
@@ -170,13 +170,13 @@ async def write_whole(
 async def write_stream(
     request: web.Request,
     choices: Sequence[Choice],
-    documents: Documents,
-    usage: Usage | None,
+    documents: AnswerDocuments,
+    usage: Usage,
     so_far: bool,
     n: int,
     deadline_s: float,
 ) -> web.StreamResponse:
-    """Send the answer as a stream while it is generated; the last event has `usage` if it is given.
+    """Send the answer as a stream while it is generated, and complete `usage`; each prompt has `n` choices.
 
     If `so_far`, every chunk has the usage so far. Raises ErrorSent if an error was sent in the stream, and Refusal if
     an error occurred before the first byte.
@@ -200,15 +200,12 @@ async def write_stream(
         refusal = error if isinstance(error, Refusal) else timed_out()
         if response is None:
             raise refusal from None
-        await response.write(event(refusal.document()) + DONE)
+        await response.write(documents.failure(refusal.document()["error"]))
         await response.write_eof()
         raise ErrorSent(response, refusal.message) from error
     assert response is not None
-    end = DONE
-    if usage is not None:
-        _complete(usage, choices, n)
-        end = documents.usage(usage) + DONE
-    await response.write(end)
+    _complete(usage, choices, n)
+    await response.write(documents.end(usage))
     await response.write_eof()
     for choice in choices:
         choice.delivered()

@@ -1,7 +1,8 @@
 """The process that writes grammars and, for a twin, answers: `python -m apiserver.openai_api.grammar_process`.
 
 It reads a constraint or an order for an answer from each line of its input, and writes the result or an error on each
-line of its output, all in JSON. For a twin its arguments are the folder of the tokenizer and the size of the vocabulary. Before the first grammar it writes an empty line, when it is ready.
+line of its output, all in JSON. For a twin its arguments are the folder of the tokenizer and the size of the
+vocabulary. Before the first result it writes an empty line, when it is ready.
 """
 
 from __future__ import annotations

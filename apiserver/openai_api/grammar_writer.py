@@ -90,7 +90,12 @@ class GrammarWriter:
         answer = None
         try:
             if self._process is None:
-                command = [sys.executable, "-m", "apiserver.openai_api.grammar_process", *map(str, self.tokenizer or ())]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "apiserver.openai_api.grammar_process",
+                    *map(str, self.tokenizer or ()),
+                ]
                 self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LONGEST)
                 await self._process.stdout.readline()  # type: ignore[union-attr]  # it is ready
             async with asyncio.timeout(self._within_s):

@@ -6,6 +6,8 @@ default.
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -36,13 +38,13 @@ _MOST_BIASED = 1024
 _MOST_ALLOWED = 4096  # token ids in `allowed_token_ids`
 _MOST_DETOKENISED = 1 << 18
 _MOST_METADATA = 16  # OpenAI's limit
-_MOST_MESSAGES = 1 << 14  # also parts of a message
-_MOST_TOOLS = 1024
+MOST_MESSAGES = 1 << 14  # also parts of a message
+MOST_TOOLS = 1024
 _MOST_PROMPTS = 4096
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_Label = Annotated[str, Field(max_length=1024)]
+Label = Annotated[str, Field(max_length=1024)]
 _Penalty = Annotated[Number, Field(ge=-2, le=2)]
 _Truncation = Annotated[int, Field(strict=True, ge=-1, le=_INT32)]
 _Stops = Annotated[
@@ -151,7 +153,7 @@ class Generation(Limited):
     truncation_side: Literal["left", "right"] | None = None
 
     # Fields without effect here
-    session_id: _Label | None = None
+    session_id: Label | None = None
     return_token_offsets: StrictBool | None = False  # vLLM ignores it at these endpoints, too
     spaces_between_special_tokens: StrictBool = True
     length_penalty: neutral(1) = 1  # type: ignore[valid-type]
@@ -277,27 +279,40 @@ class ChatMessage(Limited):
 
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | Annotated[list[Part], Field(max_length=_MOST_MESSAGES, fail_fast=True)] | None = None
+    content: str | Annotated[list[Part], Field(max_length=MOST_MESSAGES, fail_fast=True)] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it, with its content as one text."""
+        """Return the message as templates expect it: with its content as one text, and calls' arguments as objects."""
         content = self.content
         text = "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
         role = "system" if self.role == "developer" else self.role  # templates know only the older name
-        return {**(self.model_extra or {}), "role": role, "content": text}
+        extra = dict(self.model_extra or {})
+        if isinstance(calls := extra.get("tool_calls"), list):
+            extra["tool_calls"] = list(map(_call_for_template, calls))
+        return {**extra, "role": role, "content": text}
+
+
+def _call_for_template(call: Any) -> Any:
+    """Return a tool call whose arguments are an object, if they are one in JSON: templates write them as JSON again."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
+        return call
+    with suppress(ValueError):
+        return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
+    return call
 
 
 class _Chat(Limited):
     """Messages, and the options for turning them into a prompt with the model's chat template."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
-    tools: Annotated[list[dict[str, Any]], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: StrictBool = True
     continue_final_message: StrictBool = False
     add_special_tokens: StrictBool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: Annotated[list[dict[str, str]], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
-    reasoning_effort: _Label | None = None
+    documents: Annotated[list[dict[str, str]], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    reasoning_effort: Label | None = None
     chat_template: neutral(None) = None  # type: ignore[valid-type]
     media_io_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
     mm_processor_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
@@ -334,9 +349,9 @@ class ChatRequest(_Chat, Generation):
     include_reasoning: StrictBool = True
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
     store: StrictBool | None = None
-    service_tier: _Label | None = None
-    safety_identifier: _Label | None = None
-    prompt_cache_key: _Label | None = None
+    service_tier: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
 
     tool_choice: ToolChoice | None = None
     echo: neutral(False) = False  # type: ignore[valid-type]
