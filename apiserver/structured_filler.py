@@ -60,7 +60,8 @@ class StructuredFiller:
         answer: list[int] = []
         words, patience = 0, chance.randint(1, 3)
         while len(answer) <= most and not matcher.is_stopped():
-            if matcher.is_accepting() and len(answer) >= least:
+            may_end = matcher.is_accepting() and len(answer) >= least
+            if may_end and (len(answer) > _LONG or chance.random() < 0.5):
                 break
             new = matcher.compute_ff_tokens()
             if not new:

@@ -149,7 +149,9 @@ def _messages_of(message: _Message, field: str) -> list[dict[str, Any]]:
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         else:
             texts.append(_text_of([block], f"{field}.{at}"))
-    said = [{"role": message.role, "content": "\n".join(texts)}] if texts or not (results or calls) else []
+    said: list[dict[str, Any]] = []
+    if texts or not (results or calls):
+        said = [{"role": message.role, "content": "\n".join(texts)}]
     if calls:
         said = [{"role": message.role, "content": "\n".join(texts) or None, "tool_calls": calls}]
     return [*results, *said]

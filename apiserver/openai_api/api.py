@@ -129,7 +129,7 @@ class Api:
             if self._hosts:
                 check_host(request.host, self._hosts)
             if self._keys:
-                check_key(request.headers.get("Authorization") or request.headers.get("X-Api-Key", ""), self._keys)
+                check_key(request.headers.get("Authorization", request.headers.get("X-Api-Key", "")), self._keys)
         return await handler(request)
 
     # Endpoints for operators
@@ -221,8 +221,8 @@ class Api:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/chat/completions`."""
-        _, *asked = await self._chat(request, monotonic_ns(), ChatRequest)
-        return await self._generate(request, *asked)
+        body, _, asked, style = await self._chat(request, monotonic_ns(), ChatRequest)
+        return await self._generate(request, body, asked, style)
 
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/responses`."""

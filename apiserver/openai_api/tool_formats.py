@@ -44,7 +44,7 @@ class Format(NamedTuple):
 def _call(call: Any, *names: str) -> ToolCall:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise ValueError("no call")
-    arguments = next((call[name] for name in names if name in call), {})
+    arguments: Any = next((call[name] for name in names if name in call), {})
     return ToolCall(call["name"], arguments if isinstance(arguments, str) else _written(arguments))
 
 
