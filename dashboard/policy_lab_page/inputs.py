@@ -30,8 +30,8 @@ from sim.router import ROUTERS
 
 MODEL, GPU = "Llama-3.1-8B", "H100"
 POLICY = {"a": "vllm", "b": "fair"}
-RATE, SECONDS, SEEDS = 40.0, 30.0, 8
-BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
+RATE, SECONDS, SEEDS = 36.0, 30.0, 8
+BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 100.0}
 PASTED = "pasted"
 PLANNED = "plan"  # an option of the traffic
 _SOURCES = ("preset", "trace")
