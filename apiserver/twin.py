@@ -6,8 +6,10 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from math import inf
 from time import monotonic_ns
 from typing import Any
+from zlib import crc32
 
 from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
@@ -41,6 +43,8 @@ class AnswerLengths:
             return min(len(asked.answer), asked.max_tokens)
         if self._drawn is None or not asked.stop_ids or not asked.max_tokens:
             return asked.max_tokens
+        if asked.temperature == 0:
+            id = crc32(array("q", asked.prompt).tobytes())  # equal requests get equal answers
         length = self._drawn(asked.seed if asked.seed is not None else id)
         return min(max(length, asked.min_tokens, 1), asked.max_tokens)
 
@@ -156,6 +160,11 @@ class Twin:
             return answer.asked.answer[at]
         return self._filler[(answer.seed + at * 7) % len(self._filler)]
 
+    def _certain(self, token: int, alternatives: int) -> Logprob:
+        """Return the logprob of a token that no model has chosen: it is certain, and the alternatives impossible."""
+        others = [(other, -inf) for other in self._filler[:alternatives] if other != token]
+        return Logprob(0.0, [(token, 0.0), *others][:alternatives])
+
     def _advance(self) -> None:
         """Advance the simulation to the current time.
 
@@ -189,7 +198,8 @@ class Twin:
                 sampled.append(request.id)
                 generated += len(new)
                 if not answer.cut:
-                    logprobs = None if answer.asked.logprobs is None else [Logprob(0.0)] * len(new)
+                    wanted = answer.asked.logprobs
+                    logprobs = None if wanted is None else [self._certain(token, wanted) for token in new]
                     self._exchange.give(request.id, new, logprobs)
                 if answer.cut_after is not None and len(answer.tokens) >= answer.cut_after:
                     self._cut(request.id, answer, "the twin's failures had its connection break")

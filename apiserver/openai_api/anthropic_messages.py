@@ -194,7 +194,7 @@ class MessageDocuments(BlockStream):
             content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
         return {**self._message(usage), "content": content, **self._stop}
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         self._events.append({"type": "message_start", "message": self._message(Usage(self._prompt_tokens))})
         return self._written()
 

@@ -396,7 +396,8 @@ class Api:
                 if echoes:
                     choice.echo, choice.all_of_it = echoes[index // drawn], body.limit == 0
                 if asked.prompt_logprobs is not None:
-                    choice.scored, choice.echoes = asked.prompt, bool(echoes) and asked.logprobs is not None
+                    choice.scored, choice.score_top = asked.prompt, asked.prompt_logprobs
+                    choice.echoes = bool(echoes) and asked.logprobs is not None
                 if body.return_token_ids or (echoes and body.stream):  # as vLLM does for echoes
                     choice.prompt = asked.prompt
                 choices.append(choice)

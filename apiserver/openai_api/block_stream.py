@@ -36,7 +36,7 @@ class BlockStream(ABC):
         """Return the whole answer as one document."""
 
     @abstractmethod
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         """Return the first events of a stream."""
 
     @abstractmethod

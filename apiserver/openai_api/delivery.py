@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic_ns
 from typing import Any
 
@@ -29,7 +30,7 @@ class Choice:
         echo: text with which the choice begins; if `all_of_it`, generated text is dropped
         prompt: tokens of the prompt, which are sent with the first piece; None if they are not wanted
         scored: tokens of the prompt if their logprobs are sent with the first piece, else None; if `echoes`, these are
-            the first logprobs of the choice
+            the first logprobs of the choice. `score_top` is the number of alternatives
     """
 
     index: int
@@ -43,6 +44,7 @@ class Choice:
     all_of_it: bool = False
     prompt: list[int] | None = None
     scored: list[int] | None = None
+    score_top: int = 0
     echoes: bool = False
     first_text_ns: int = field(default=0, init=False)
     first_sent_ns: int = field(default=0, init=False)
@@ -62,7 +64,7 @@ class Choice:
             if self.scored is not None:
                 scores = output.prompt_logprobs
                 if scores is None:  # of a twin
-                    scores = [PromptLogprob(0.0, 1)] * (len(self.scored) - 1)
+                    scores = [_certain(token, self.score_top) for token in self.scored[1:]]
                 piece.scored, piece.echoes, self.scored = (self.scored, scores), self.echoes, None
             piece.text, text = text + piece.text, ""
             piece.prompt, self.prompt = self.prompt, None
@@ -99,6 +101,12 @@ class Choice:
     def delivered(self) -> None:
         """Report that the whole text of the choice was sent."""
         self.answer.delivered(self.first_text_ns, self.first_sent_ns, self.last_text_ns)
+
+
+def _certain(token: int, alternatives: int) -> PromptLogprob:
+    """Return the logprob of a twin's token, which no model has judged: it is certain, the alternatives impossible."""
+    others = [(other, -inf) for other in range(alternatives) if other != token]
+    return PromptLogprob(0.0, 1, [(token, 0.0), *others][:alternatives])
 
 
 async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
@@ -190,8 +198,12 @@ async def write_stream(
                 if response is None:
                     response = web.StreamResponse(headers=headers)
                     await response.prepare(request)
-                    if opening := b"".join(documents.opening(one.index) for one in choices):
-                        await response.write(opening)
+                    openings = [
+                        documents.opening(one.index, Usage(one.usage.prompt_tokens) if so_far else None)
+                        for one in choices
+                    ]
+                    if any(openings):
+                        await response.write(b"".join(openings))
                 if documents.every or piece.text or piece.finish or piece.logprobs:
                     await response.write(documents.chunk(piece, choice.usage if so_far else None))
                     choice.answer.left()

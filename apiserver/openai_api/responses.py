@@ -190,7 +190,7 @@ class ResponseDocuments(BlockStream):
             self._output.append(_call(call["id"], function["name"], function["arguments"], "completed"))
         return self._document(self._status, usage)
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         self._send("response.created", response=self._document("in_progress"))
         self._send("response.in_progress", response=self._document("in_progress"))
         return self._written()
