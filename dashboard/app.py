@@ -22,8 +22,14 @@ def _icon() -> Image.Image:
 
 
 st.set_page_config(page_title="tokentwin", page_icon=_icon(), layout="wide")
-# Streamlit leaves 96 px above a page's first line; its own bar takes 60 of them.
-st.html("<style>[data-testid=stMainBlockContainer] { padding-top: 4.5rem }</style>")
+# Streamlit leaves 96 px above a page's first line; its own bar takes 60 of them. Its captions, with an opacity of 0.6,
+# and white text on the primary colour of the dark theme have a contrast below 4.5.
+st.html(
+    "<style>[data-testid=stMainBlockContainer] { padding-top: 4.5rem }"
+    "[data-testid=stCaptionContainer] { opacity: 0.82 !important }"
+    "[data-testid=stMultiSelectTagsContainer] :has(> span[title]), [data-testid=stBaseButton-primary] "
+    "{ background-color: #2257b8 !important; border-color: #2257b8 !important }</style>"
+)
 runs = Path(sys.argv[1])
 page = st.navigation(pages(runs), position="top")
 if first := first_page(page, runs):

@@ -87,7 +87,11 @@ def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], 
     fleet = deployment.fleet
     if fleet is None:
         return
-    yield "fleet.router", fleet.router.name, ROUTERS, f"must be one of {', '.join(ROUTERS)} on this page"
+    for field in ("router", "decode_router", "encode_router"):
+        if (router := getattr(fleet, field)) is not None:
+            yield f"fleet.{field}", router.name, ROUTERS, f"must be one of {', '.join(ROUTERS)} on this page"
+    for process in fleet.processes:
+        yield "fleet.processes", process, (), "is code of your own, which this page does not run; leave it out"
     for number, pool in enumerate(fleet.pools):
         where = f"fleet.pools.{number}."
         yield from _names_of_engine(f"{where}deployment.", pool_deployment(deployment, pool))

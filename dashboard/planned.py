@@ -6,7 +6,7 @@ A plan is identified by the name of its job, which is in the links between these
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -97,13 +97,18 @@ def _kept(runs: Path, name: str) -> Planned | None:
     return None
 
 
+def plan_named(runs: Path, name: str) -> Planned | None:
+    """Return the plan of this name, computed here or bundled; None if it is absent or damaged."""
+    return _bundled() if name == EXAMPLE else _kept(runs, name)
+
+
 def planned(runs: Path) -> Planned | None:
     """Return the plan that the link names or that this tab viewed last, and keep it in the link; None without one."""
     said = named("plan")
     name = said or st.session_state.get(LOOKED_AT)
     if name is None:
         return None
-    plan = _bundled() if name == EXAMPLE else _kept(runs, name)
+    plan = plan_named(runs, name)
     if plan is None:
         if said:
             st.info(
@@ -134,6 +139,22 @@ def plan_with(runs: Path, settings: Mapping[str, Any]) -> Planned | None:
     """Return the plan with these settings, computed here or bundled; None if there is no answer."""
     bundled = _bundled()
     return bundled if settings == bundled.settings else _kept(runs, Job(runs / "jobs", PLAN, settings).id)
+
+
+def alike(runs: Path, settings: Mapping[str, Any], but: Collection[str]) -> Planned | None:
+    """Return the newest plan, or the bundled one, whose settings are the same except those in `but`; None if none is.
+
+    Plans without an answer that can be read are left out.
+    """
+
+    def kept(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in of.items() if name not in but}
+
+    for job in finished(runs / "jobs", PLAN):
+        if kept(job.settings) == kept(settings) and (plan := _kept(runs, job.id)) is not None:
+            return plan
+    bundled = _bundled()
+    return bundled if kept(bundled.settings) == kept(settings) else None
 
 
 def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:

@@ -267,7 +267,6 @@ class ModelRunner:
         """Do the work of a step that was submitted to the device; `graph` is the layout of its graph, if it has one."""
         if self.slots is not None:
             self._fill_slots(self.slots, step, launched)
-        self._mark(launched)
         size, samples = len(step.packed), launched.layout.samples
         self._buffer[:size].copy_(host.step[:size], non_blocking=True)
         # A copy from memory that is not pinned waits for the device's work. It costs nothing here, because no work is
@@ -275,6 +274,8 @@ class ModelRunner:
         masks = [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks or ()]
         batch = Batch.from_buffer(self._buffer, step.layout, step.packed)
         self.attention.prepare(batch, graph is not None)
+        # The step starts when its inputs are there: a device that waits for the host's copies is idle.
+        self._mark(launched)
         self._times = launched.times
         if step.scored:
             every = self._forward(batch, every=True)

@@ -9,7 +9,7 @@ import torch
 
 from realengine.grammar import Bits, Grammar
 from realengine.logit_rules import LogitChanges, LogitRules, Logprob, PromptLogprob, RuledLogits
-from realengine.sampling import SamplingParams
+from realengine.sampling import SamplingParams, UniformNumbers
 from serving.request import Request
 from serving.step_plan import Row
 
@@ -28,6 +28,7 @@ class TokenSequence:
         logprobs: number of alternatives in each logprob; None for no logprobs
         score_top: number of alternatives in each logprob of the prompt; None for no such logprobs
         rules: changes to the request's logits
+        is_plain: True if a step needs no more than tokens and draws of this request, unless it has a grammar
         grammar: grammar of the answer, once it is compiled; it reads the sampled tokens, even if other tokens are
             forced
         drafts: draft tokens that the next step verifies
@@ -68,6 +69,13 @@ class TokenSequence:
         self._on_scored = on_scored
         self._ruled = None if rules is None else RuledLogits(rules, prompt)
         self.grammar: Grammar | None = None
+        self.is_plain = logprobs is score_top is rules is None and not request.pools
+        self._uniform = UniformNumbers(self.sampling.seed or 0)
+        self.greedy = self.sampling.greedy
+
+    def uniform(self, step: int) -> float:
+        """Return the uniform number for output token `step`, or 0 if it is not drawn."""
+        return 0.0 if self.greedy else self._uniform(step)
 
     @property
     def outputs(self) -> list[int]:

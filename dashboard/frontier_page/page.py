@@ -18,6 +18,7 @@ from dashboard.fleet_run import run_of
 from dashboard.frontier_page.answer import show_engines
 from dashboard.plan_page.words import (
     LOOKED_AT,
+    attainment_of,
     every_fleet,
     plan_name,
     ranked,
@@ -29,7 +30,7 @@ from dashboard.planned import Planned, Ways, plans, strip
 from dashboard.shown import literal
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
-from serving.answers.figures import shown_number, shown_share, shown_usd
+from serving.answers.figures import shown_number, shown_usd
 
 
 @in_url
@@ -90,7 +91,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
         price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per Mtok output"
         text.caption(
             f"{point.gpus} GPUs, \\{shown_usd(point.usd_per_hour)}/h{price}; "
-            f"{shown_share(point.attainment, 1)} of the requests meet the SLOs; "
+            f"{literal(attainment_of(planned.answer, point))} of the requests meet the SLOs; "
             f"{shown_number(point.tok_s_user)} tokens/s per user, {shown_number(point.tok_s_gpu)} per GPU; "
             f"step times {rated.level}: {literal(rated.reason)}"
         )

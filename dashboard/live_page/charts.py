@@ -35,7 +35,7 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
             scale = 100 if gauge.endswith("perc") else 1
             values = [scale * snapshot.values.get((gauge, replica), 0.0) for snapshot in history]
             colour = SIMULATED if len(replicas) == 1 else OWN_POLICY[number % len(OWN_POLICY)]
-            hover = f"replica {replica}: %{{y:.3g}}<extra></extra>"
+            hover = f"replica {replica}: %{{y:,.3~r}}<extra></extra>"
             place = {"row": at // 2 + 1, "col": at % 2 + 1}
             line(plot, times, values, f"replica {replica}", colour, hover, shape="hv", showlegend=at == 0, **place)
     line(

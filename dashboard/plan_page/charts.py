@@ -35,6 +35,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
     marker = {"size": [13 if n == chosen else 7 for n in x], "symbol": symbols(p.level for p in points)}
     y, ends = [100 * p.attainment for p in points], list(zip(low, high, strict=True))
     line(figure, x, y, "simulated", SIMULATED, hover, mode="lines+markers", marker=marker, customdata=ends)
+    line(figure, x, low, "if steps are slow", SIMULATED, None, 1.5, "dash")
     figure.add_vline(x=chosen, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="replicas", tickmode="array" if len(x) < 12 else "auto", tickvals=x)
     figure.update_yaxes(title_text="attainment (%)", range=[0, 103])
@@ -52,9 +53,12 @@ def latency(
     x = [p.requests_per_s for p in points]
     y = [getattr(p, f"{name.removesuffix('_ms')}_p99_ms") for p in points]
     marker = {"size": 7, "symbol": symbols(p.level for p in points)}
-    hover = "%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>"
-    line(figure, x, y, "p99", SIMULATED, hover, mode="lines+markers", marker=marker)
-    known = [value for value in y if value]
+    hover = "%{x:,.3~r} requests/s: %{y:,.4~r} ms<extra></extra>"
+    line(figure, x, y, "as predicted", SIMULATED, hover, mode="lines+markers", marker=marker)
+    slow = [getattr(p, f"{name.removesuffix('_ms')}_p99_if_slow_ms") for p in points]
+    if any(slow):
+        line(figure, x, slow, "if steps are slow", SIMULATED, f"if slow, {hover}", 1.5, "dash")
+    known = [value for value in (*y, *slow) if value]
     highest = max([*known, *bounds], default=1.0)
     steep = bool(known) and highest > 20 * min(known)
     for bound, label in bounds.items():
@@ -73,7 +77,7 @@ def latency(
         figure.update_yaxes(dtick=1)
     else:
         figure.update_yaxes(range=[0, 1.1 * highest])
-    return finish(figure, HEIGHT, legend=False)
+    return finish(figure, HEIGHT).update_layout(legend_y=1.13, margin_t=50)  # above the names of the rates
 
 
 def latencies(answer: PlanDocument) -> dict[str, go.Figure]:

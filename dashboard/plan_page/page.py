@@ -27,10 +27,12 @@ from dashboard.kept_inputs import Incomplete
 from dashboard.library import stamp
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
-from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic
+from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic, show_winning_mix
+from dashboard.plan_page.beside import pinned
 from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
+from dashboard.plan_page.what_if_line import what_if_line
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.planned import Planned, Ways, go_on
 from dashboard.shapes import MOST_REQUESTS
@@ -45,10 +47,10 @@ from planning.plan.most_clients import MostClientsDocument
 from planning.plan.objectives import parse_objectives
 from planning.plan.planner import expected_s
 from planning.plan.request import FleetRequest, PlanRequest
-from planning.plan.sentences import risk
+from planning.plan.sentences import risk, risk_of_mix
 from planning.progress import in_words
 from planning.traffic import Offered, clients_of
-from serving.answers.figures import counted, shown_share, shown_usd
+from serving.answers.figures import counted, shown_usd
 from serving.errors import UserError
 
 _GLANCE = 20_000  # maximum number of requests read for the lengths
@@ -87,12 +89,25 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         if not computed:
             _example(job)
         _answer(plan, drawn, runs, ways)
+        pinned(runs, plan)
         show_traffic(blocks, plan.answer.traffic, drawn["lengths"])
+    elif early := _early(job):
+        follow(job, COARSE)
+        st.caption("The fleet is final. Plots of other fleets, other rates and other engines follow.")
+        plan = Planned(job.id, settings, PlanDocument.read(early))
+        _answer(plan, figures(plan.answer), runs, {})
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
         requests, about, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
+        st.title("Which fleet?", anchor=False)
+        what_if_line(runs, request)
         _unanswered(job, requests, request)
         show_traffic(blocks, about, plan_charts.lengths(lengths))
+
+
+def _early(job: Job) -> Any:
+    """Return the answer that a job under way has written without its curves; None as long as it searches."""
+    return (job.document(COARSE) or {}).get("answer") if job.status.active else None
 
 
 def _example(job: Job) -> None:
@@ -132,7 +147,6 @@ def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
 
 def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
     """Draw the button that starts the plan, or the progress with a first answer; until then, estimates below."""
-    st.title("Which fleet?", anchor=False)
     candidates = request.combinations
     why = (
         f"There is no answer for these inputs yet. Simulating {counted(candidates, 'candidate')} with "
@@ -169,9 +183,10 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         show_others(blocks, answer)
         return
     published = _published(runs)
-    st.title(words.fleet_name(best, answer.spares), anchor=False)
+    st.title(words.answer_name(answer, best), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
-    st.markdown(f"**{risk(best.choices)}** For {asked}.")
+    said = risk(best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
+    st.markdown(f"**{said}** For {asked}.")
     if answer.mixed:
         st.info(literal(answer.mixed))
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -185,6 +200,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     if answer.too_short:
         most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."
         blocks.warning(sentence(answer.too_short) + (most if answer.requests == MOST_REQUESTS else ""))
+    show_winning_mix(blocks, answer, best)
     _choices(answer)
     show_recommended(blocks, answer, best, drawn)
     show_others(blocks, answer)
@@ -211,10 +227,12 @@ def _choices(answer: PlanDocument) -> None:
         with place.container(border=True, height="stretch"):
             st.markdown(f"**{choice.gpus:,} GPUs** {name}" + (" :blue-badge[recommended]" if taken else ""))
             holds = "an unknown share" if choice.holds is None else percent(choice.holds)
-            broken = f"{literal(choice.broken_if_slow)} would break: " if choice.broken_if_slow else ""
+            broken = (
+                f" If steps are slow, {literal(choice.broken_if_slow)} would break." if choice.broken_if_slow else ""
+            )
             st.caption(
-                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. If steps are slow, {broken}"
-                f"{shown_share(choice.if_slow, 1)} of the requests keep the SLOs."
+                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. "
+                f"{literal(words.attainment(choice))} of the requests keep the SLOs.{broken}"
             )
 
 

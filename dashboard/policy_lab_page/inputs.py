@@ -15,7 +15,7 @@ from dashboard.planned import Planned
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.shapes import mixes
 from dashboard.shown import literal
-from dashboard.url import amount, choose, number, pick, text, usual_first
+from dashboard.url import amount, check_numbers, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.deployments import named_value
 from planning.plan.document import Recommendation
@@ -80,6 +80,7 @@ def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest
     for name, place in zip("ab", st.columns(2, gap="medium"), strict=True):
         with place:
             inputs[name] = _side(runs, name, fleet)
+    check_numbers()
     if isinstance(traffic, Incomplete):
         return traffic
     for side in "ab":
@@ -105,6 +106,7 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
     with st.sidebar:
         timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
         inputs = {"stamps": [_written(path) for path in paths], "timing": timing, **_judged()}
+    check_numbers()
     a, b = (path.resolve() for path in paths)
     return parse(CompareRecordingsRequest, {"a": a, "b": b, **inputs}, where="lab")
 

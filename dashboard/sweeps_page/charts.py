@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import pyarrow as pa
 
 from calibration.trust import Trust, noted_trust, weakest
-from dashboard.palette import SERIES, band, empty, finish, line, log_axis, policy_colour, symbols
+from dashboard.palette import MARKS, SERIES, band, empty, finish, line, log_axis, policy_colour, symbols
 from dashboard.series import thin
 from planning.exports.sweep import SweepView
 from planning.sweep.results import SweepResults
@@ -50,7 +50,8 @@ def metric_over(
         mine = known if by is None else known[known[by] == value]
         if len(mine):
             label = titles[y] if by is None else shown(value)
-            _series(figure, mine, x, y, label, policy_colour(label) if policies else SERIES[at % len(SERIES)])
+            colour = policy_colour(label) if policies else SERIES[at % len(SERIES)]
+            _series(figure, mine, x, y, label, colour, MARKS[at % len(MARKS)])
     spread = known[x]
     numeric = pd.api.types.is_numeric_dtype(spread) and not pd.api.types.is_bool_dtype(spread)
     wide = numeric and spread.min() > 0 and spread.max() > _DECADE_AND_HALF * spread.min()
@@ -72,21 +73,24 @@ def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
     return log_axis(above.min(), above.max()) if len(above) else {"type": "log"}
 
 
-def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str) -> None:
+def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str, mark: str) -> None:
     def points(x: Any, y: Any, levels: pd.Series, mode: str, hover: str, **more: Any) -> None:
-        marker, hover = {"color": colour, "size": 7, "symbol": symbols(levels)}, f"{label}: {hover}<extra></extra>"
+        marker, hover = (
+            {"color": colour, "size": 7, "symbol": symbols(levels, mark)},
+            f"{label}: {hover}<extra></extra>",
+        )
         line(figure, list(x), list(y), label, colour, hover, mode=mode, marker=marker, legendgroup=label, **more)
 
     if runs[x].nunique() > _LINE:
         kept = runs.iloc[thin(len(runs), _POINTS)]
-        points(kept[x], kept[y], kept["trust"], "markers", "%{y:,.4~g}")
+        points(kept[x], kept[y], kept["trust"], "markers", "%{y:,.4~r}")
         return
     at = runs.groupby(x, observed=True, sort=True)
     lowest, highest = (end if end in runs else y for end in (f"{y}_low", f"{y}_high"))
     median, low, high, count = at[y].median(), at[lowest].min(), at[highest].max(), at[y].count()
     worst = at["trust"].agg(lambda levels: "extrapolated" if "extrapolated" in set(levels) else "")
     ends = np.stack([low, high, count], axis=1)
-    hover = "%{y:,.4~g} (%{customdata[0]:,.4~g} to %{customdata[1]:,.4~g}, %{customdata[2]} runs)"
+    hover = "%{y:,.4~r} (%{customdata[0]:,.4~r} to %{customdata[1]:,.4~r}, %{customdata[2]} runs)"
     numeric = pd.api.types.is_numeric_dtype(runs[x])
     if numeric and bool((high > low).any()):
         band(figure, median.index, low, high, "", colour, showlegend=False, legendgroup=label)

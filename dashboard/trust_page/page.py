@@ -13,6 +13,7 @@ from typing import TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 
+from calibration.validation.evidence import trust_in_report
 from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
 from dashboard import blocks
 from dashboard.blocks import badge, data_table, mistake, titled
@@ -20,7 +21,7 @@ from dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import BY_FILES, open_run
-from dashboard.planned import Planned, Ways, planned_or_bundled, strip
+from dashboard.planned import Ways, planned_or_bundled, strip
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, when
 from dashboard.trust_page.answer import (
@@ -31,8 +32,9 @@ from dashboard.trust_page.answer import (
     show_runs,
     show_steps,
 )
+from dashboard.trust_page.asked_question import asked_question
 from dashboard.trust_page.domain_view import show_domain
-from dashboard.trust_page.own_question import judged, question_of
+from dashboard.trust_page.own_question import Question, judged, question_of
 from dashboard.trust_page.results import (
     Clients,
     Decisions,
@@ -43,7 +45,7 @@ from dashboard.trust_page.results import (
     newest_external,
 )
 from dashboard.trust_page.rungs import LADDER, Rung, rungs
-from dashboard.trust_page.words import FLOOR, disturbance, made_of, of_report
+from dashboard.trust_page.words import FLOOR, disturbance, made_of
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from planning.exports.validation import Validation
 from planning.learn.watched import FILE as WATCHED
@@ -59,7 +61,7 @@ _VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "Measured ste
 _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (
-    "This verdict is about the plan above. The evidence is published runs, each predicted without its own "
+    "The evidence is published runs, each predicted without its own "
     "measurements. Yes means that runs with the same GPU, model, weights and tensor parallelism, and half to twice the "
     "concurrent requests per replica, state the figures of your SLOs, lie in their 90 % bands, and have median errors "
     "of at most 25 %."
@@ -77,8 +79,12 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         name = choose("Validation report", list(reports), "report", lasting=False)
     _changed_servers(runs, ways)
     external = _newest(newest_external, runs)
-    if external is not None and plan is not None:
-        _own_question(plan, external)
+    if external is not None:
+        question = question_of(plan.answer) if plan else None
+        if question is not None:
+            _judged(question, external)
+        with st.expander("Ask about another model, GPU, engine, precision or figure"):
+            _judged(asked_question(external, question), external)
     try:
         report = load_report(reports[name])
     except UserError as error:
@@ -91,7 +97,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         )
     _verdict(report)
     with st.container(horizontal=True, vertical_alignment="center"):
-        badge(of_report(report))
+        badge(trust_in_report(report))
         downloads(Validation(reports[name], runs if own else None), name)
     _view(runs, reports[name], report, external, bool(own))
     decisions, clients = _newest(newest_decisions, runs), _newest(newest_clients, runs)
@@ -150,11 +156,8 @@ def _changed_servers(runs: Path, ways: Ways) -> None:
             st.page_link(server, label=label, icon=":material/fingerprint:", query_params={"server": name})
 
 
-def _own_question(plan: Planned, external: External) -> None:
-    """Draw a verdict on the plan."""
-    question = question_of(plan.answer)
-    if question is None:
-        return
+def _judged(question: Question, external: External) -> None:
+    """Draw the verdict on a question."""
     verdict = judged(question, external)
     colour, icon = _ANSWERS[verdict.answer]
     with st.container(border=True):

@@ -246,6 +246,10 @@ class LoadPoint(Part):
     requests_per_s: float = fact("mean rate", "requests/s")
     ttft_p99_ms: Number = fact("99th percentile of TTFT", "ms")
     tpot_p99_ms: Number = fact("99th percentile of TPOT", "ms")
+    ttft_p99_if_slow_ms: Number = fact(
+        "99th percentile of TTFT at the slow end of the 90 % interval of step times", "ms", default=None
+    )
+    tpot_p99_if_slow_ms: Number = fact("99th percentile of TPOT at the same end", "ms", default=None)
     attainment: float = fact("share of the requests within every bound", "fraction", default=0.0)
     level: str = fact("trust in the fleet's step times", default="")
     reason: str = fact("reason of the level", default="")
@@ -265,6 +269,10 @@ class EngineCurve(Part):
     gpu: str = fact("GPU of the engine")
     points: tuple[RatePoint, ...] = fact(
         "points by rate; the last is the highest at which every SLO holds; empty if none does"
+    )
+    planned: RatePoint | None = fact(
+        "the same requests at the planned rate of one replica of the recommended fleet; null for other engines",
+        default=None,
     )
 
 
@@ -451,6 +459,12 @@ class PlanDocument(Document):
         ]
         return self.fleets(offers, more, "Fleets that meet the SLOs")
 
+    @property
+    def winning_mix(self) -> MixedFleet | None:
+        """The mixed fleet that is the answer; None if a fleet of a single kind is."""
+        first = self.mixes[0] if self.mixes else None
+        return first if first is not None and self.answer.startswith(f"{first.name} = ") else None
+
     def shown_mixes(self) -> Table:
         """Return the mixed fleets, after the best fleet of a single kind if there is one."""
         best = self.recommendation
@@ -590,6 +604,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
     for objective in plan.unforgiving:
         yield f"{objective}: there are so few requests that not a single one may break it"
     if best is not None:
+        if plan.winning_mix is not None:
+            yield f"the next lines are about the best single kind, {best.called(plan.spares)}"
         headroom = best.headroom + (f" ({best.headroom_range})" if best.headroom_range else "")
         yield f"attainment {shown_share(best.attainment, 1)}, headroom {headroom}, plausible GPUs {best.plausible}"
         if best.elsewhere:

@@ -73,6 +73,12 @@ class Objective:
         """Return True if the observed attainment, or the observed percentile in ms, breaks the objective."""
         return observed < self.share if self.attainment else observed > self.bounds[0][1]
 
+    def over(self, observed: float) -> str:
+        """Return by how much an observed percentile exceeds its bound: `, 13.2 ms too long`; empty for attainment."""
+        if self.attainment or not math.isfinite(observed):
+            return ""
+        return f", {shown_time(observed - self.bounds[0][1])} too long"
+
     def excess(self, observed: float) -> float:
         """Return the factor by which `observed` exceeds the bound.
 
@@ -114,9 +120,12 @@ class Objectives:
         return ", ".join([f"attainment {shown_share(observed, 2)}", *culprits])
 
     def seen_broken(self, observed: Sequence[float], broken: Sequence[float]) -> list[str]:
-        """Return each broken objective with its observed value; the arguments are in the order of the objectives."""
+        """Return each broken objective with its observed value and the excess over its bound.
+
+        The arguments are in the order of the objectives.
+        """
         return [
-            f"{objective.text} ({self.seen(objective, value, broken)})"
+            f"{objective.text} ({self.seen(objective, value, broken)}{objective.over(value)})"
             for objective, value in zip(self.slos, observed, strict=True)
             if objective.is_broken_by(value)
         ]

@@ -69,7 +69,7 @@ def change(widget: Any) -> None:
         widget.set_value(value[:-1] if len(value) > 1 else widget.options[:2])
     elif kind == "number_input":
         step = widget.step or 1
-        widget.set_value(value + step if value + step <= widget.max else value - step)
+        widget.set_value(value + step)
     elif kind == "slider":
         low, high = widget.value
         widget.set_range(low + 0.25 * (high - low), low + 0.75 * (high - low))
@@ -126,11 +126,13 @@ def test_what_is_changed_is_in_the_link(name: str, samples: Path) -> None:
 PARAMETERS = re.findall(
     r"\w+",
     """
+    asked_engine asked_figure asked_gpu asked_load asked_model asked_tp asked_weights
     a a_deadlines a_fair_input_weight a_max_num_seqs a_replicas a_router a_yaml async b b_sjf_error b_yaml
     batch_tokens beside by calibration chunk compare config context cv energy fleet gpu gpus grid judged kernel kv
     lab_trace log
-    minutes mix model of of_gpu trust_in_run offered only_rate output past plan prediction prefix preset price prompt
-    prompt_sigma prompts pue q quantization rate rate_scale rec_a rec_b report req_s request rows run scenario seconds
+    minutes mix model of of_gpu trust_in_run offered only_rate output past pin plan prediction prefix preset price
+    prompt prompt_sigma prompts pue q quantization rate rate_scale rec_a rec_b report req_s request rows run scenario
+    seconds
     seeds seqs serving shape shards size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic
     view win window x y
     """,

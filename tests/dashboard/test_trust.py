@@ -321,9 +321,9 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
     done = recorded(scenario, tmp_path / "run", band=False)
     maps = domain(done.recording, Source(None, "H100"))
     assert maps.level == done.trust.level == "extrapolated"
-    assert done.trust.reason.endswith(f"beyond measured shapes, in {maps.beyond}")
+    assert done.trust.reason.endswith(f"(least certain: prefill attention), in {maps.beyond}")
     few = recorded(price_scenario(made.workload(), None, "H100", alone), tmp_path / "few", band=False, details=False)
-    assert few.trust.reason.endswith("beyond measured shapes")
+    assert few.trust.reason.endswith("were not measured at such sizes (least certain: prefill attention)")
 
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):
