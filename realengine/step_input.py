@@ -344,9 +344,11 @@ def pack(
         generates=first > 0 or any(row.draws and not row.pools for row in rows) or not any(row.pools for row in rows),
         segments=_segments(ordered, query_start) if adapted else (),
         scored=tuple(
-            ScoredTokens(number, int(query_start[at]), row.start, row.scored, row.score_top)
-            for at, (row, number) in enumerate(zip(ordered, numbers, strict=True))
-            if row.scored and number is not None
+            ScoredTokens(
+                place if numbers is None else numbers[place], int(query_start[at]), row.start, row.scored, row.score_top
+            )
+            for at, (row, place) in enumerate(zip(ordered, places, strict=True), first)
+            if row.scored and place is not None
         ),
     )
     sample_rows = [
