@@ -105,6 +105,7 @@ def make_twin(
     if settings.kv_events is not None:
         follow_kv(twin, settings, settings.kv_events, deployments, poller)
     metrics = _metrics(about, deployments)
+    twin.on_stall = metrics.stalled
     twin.ledger = ledger = _ledger(twin, metrics, settings, place, run)
     return twin, ledger, metrics
 

@@ -63,6 +63,7 @@ class EngineClient:
         self._well = True
         self._unanswered = 0  # pulses since the last answer
         self.lateness = Distribution(LATENESS_S)
+        self.stalled_ns = 0  # time for which a twin's run has paused
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start the tasks that read and send messages; they end when they are cancelled."""
@@ -131,6 +132,7 @@ class EngineClient:
             message = read_answer(await self._socket.recv())
             match message:
                 case Outputs():
+                    self.stalled_ns = max(self.stalled_ns, message.stalled_ns)
                     for output in message.outputs:
                         if (answer := self._answers.get(output.id)) is not None:
                             answer.take(output, message.due_ns)
@@ -141,6 +143,7 @@ class EngineClient:
                 case About():
                     self._well, self._unanswered = True, 0
                     self.about, self.drains = message, self.drains and self.about is not None
+                    self.stalled_ns = 0
                     self.served.set()
                 case Drain():
                     self.drains = True
@@ -182,6 +185,7 @@ class Answer:
         self.id = id
         self.ended = False
         self._client = client
+        self._stalled_ns = client.stalled_ns  # before this request
         self._new: list[Output] = []
         self._due: list[tuple[int, int]] = []  # time at which tokens should have been sent, and their number
         self._waiter: asyncio.Future[None] | None = None
@@ -193,6 +197,11 @@ class Answer:
             self._due.append((due_ns, len(output.tokens)))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    @property
+    def stalled_ms(self) -> int:
+        """The time in ms for which a twin's run has paused since the request, because its machine stalled."""
+        return max(self._client.stalled_ns - self._stalled_ns, 0) // 1_000_000
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Yield outputs; all outputs that came since the last one was yielded are merged into one."""

@@ -77,6 +77,7 @@ _LENGTHS = {
 CACHE_CONFIG = Family("vllm:cache_config_info", "gauge", "settings of the KV cache, as labels")
 _LATENESS = "when a token was written to its client minus when the engine had it, or the twin should have"
 _REFUSED = "requests refused because too many were queued"
+_STALLED = "real time for which a twin paused, because its machine stalled"
 _POSITIONS = "draft tokens accepted, by their position in the draft"
 
 
@@ -85,7 +86,7 @@ def _families(kind: Literal["gauge", "counter"], helps: Mapping[str, str]) -> tu
 
 
 OF_THE_SERVER = (
-    *_families("counter", {"vllm:admission_rejections": _REFUSED}),
+    *_families("counter", {"vllm:admission_rejections": _REFUSED, "tokentwin:stalled_seconds": _STALLED}),
     Family("tokentwin:lateness_seconds", "histogram", _LATENESS, LATENESS_S),
     Family("tokentwin:recording", "gauge", "1 while a recording is written, else 0"),
 )

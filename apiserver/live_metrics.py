@@ -71,6 +71,10 @@ class LiveMetrics:
         """Add an API process's report of the delays with which tokens were sent."""
         self._server.add("tokentwin:lateness_seconds", late.counts, late.sum_s)
 
+    def stalled(self, seconds: float) -> None:
+        """Count real time for which the run of a twin paused, because its machine stalled."""
+        self._server.inc("tokentwin:stalled_seconds", seconds)
+
     def step(self, end: StepEnd) -> None:
         engine = self._engine(end.replica)
         _holds(engine, end.running, end.waiting, end.deferred, end.usage)

@@ -198,10 +198,14 @@ class Output(msgspec.Struct, array_like=True):
 
 
 class Outputs(Message):
-    """The outputs of one step for one API process; they should be sent to clients at `due_ns`."""
+    """The outputs of one step for one API process; they should be sent to clients at `due_ns`.
+
+    `stalled_ns` is the time for which the run of a twin has paused so far, because its machine stalled.
+    """
 
     due_ns: int
     outputs: list[Output]
+    stalled_ns: int = 0
 
 
 class Drain(Message):

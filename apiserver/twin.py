@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from math import inf
 from time import monotonic_ns
 from typing import Any
 
@@ -15,6 +16,7 @@ from apiserver.ledger import Ledger
 from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import Answer, PromptSegments
+from apiserver.run_clock import RunClock
 from apiserver.served_fleet import class_of
 from realengine.logit_rules import Logprob
 from serving.request import Request
@@ -26,6 +28,7 @@ from sim.remote_prefills import RemotePrefills
 from sim.run_log import TokenObserver
 
 _SECOND_NS = 1_000_000_000
+_STALL_NS = 200_000_000  # lateness of the whole twin, in real time, from which on its run pauses
 
 
 class AnswerLengths:
@@ -46,7 +49,7 @@ class Twin:
     """The backend of a simulated fleet; with `speed` 10, ten simulated seconds pass in a real second.
 
     `cluster` returns the `LiveCluster` for a sink of rows and an observer of tokens. Answers consist of tokens from
-    `filler`.
+    `filler`. `on_stall` gets the real seconds of each stall of the machine, during which the run pauses.
     """
 
     def __init__(
@@ -67,24 +70,25 @@ class Twin:
         self._lengths = lengths
         self._filler = filler
         self._segments = PromptSegments(block_size)
-        self._speed = speed
         self._accidents = accidents
         self._now = now
         self._open: dict[int, _Answer] = {}
         self._adds: list[Callable[[int], None]] = []  # functions to call with a time of the run
         self._aborts: dict[int, tuple[str, str]] = {}  # status and reason by request
         self._due_ns = 0  # time at which the outputs in the exchange should be sent
+        self._next_ns = inf  # time of the run of the next event
+        self.on_stall: Callable[[float], None] = lambda seconds: None
         self.cluster = cluster(self, self._step_ended)
         self.kv_feeds: KvFeeds | None = None
         self.prefills: RemotePrefills | None = None
-        self._origin_ns = now()
+        self._clock = RunClock(now(), speed)
         self.cluster.follow(self._ready, self._gone)
 
     def run_ns(self, monotonic_ns: int) -> int:
-        return round((monotonic_ns - self._origin_ns) * self._speed)
+        return self._clock.run_ns(monotonic_ns)
 
     def monotonic_ns(self, run_ns: float) -> int:
-        return round(self._origin_ns + run_ns / self._speed)
+        return self._clock.monotonic_ns(run_ns)
 
     def add(self, id: int, asked: Add) -> None:
         cut = self._accidents.cut(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
@@ -113,14 +117,26 @@ class Twin:
     def turn(self) -> float | None:
         if self.kv_feeds is not None:
             self.kv_feeds.replay()
+        self._note_stall()
         self._advance()
         self._exchange.flush(self._due_ns)
+        self._next_ns = self.cluster.next_ns
         if self._aborts:
             return 0.0
-        next_ns = self.cluster.next_ns
-        if next_ns == float("inf"):
+        if self._next_ns == inf:
             return None
-        return max((self.monotonic_ns(next_ns) - self._now()) / _SECOND_NS, 0.0)
+        return max((self.monotonic_ns(self._next_ns) - self._now()) / _SECOND_NS, 0.0)
+
+    def _note_stall(self) -> None:
+        """Let the run pause if the next event is long overdue, because this machine or this process had no time."""
+        if self._next_ns == inf:
+            return
+        now_ns = self._now()
+        late_ns = now_ns - self.monotonic_ns(self._next_ns)
+        if late_ns > _STALL_NS:
+            self._clock.pause(self._next_ns, now_ns)
+            self._exchange.stalled_ns = self._clock.stalled_ns
+            self.on_stall(late_ns / _SECOND_NS)
 
     def replicas(self) -> list[ReplicaNow]:
         now = []

@@ -145,6 +145,7 @@ async def write_whole(
     usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
     document = documents.whole([whole[choice.index] for choice in choices], usage)
     response = web.json_response(document if handed_on is None else {**document, "kv_transfer_params": handed_on})
+    response.headers.update(_stalled(choices))
     await response.prepare(request)
     await response.write_eof()
     for choice in choices:
@@ -175,7 +176,7 @@ async def write_stream(
             async for piece in pieces_of(choices):
                 choice = choices[piece.index]
                 if response is None:
-                    response = web.StreamResponse(headers=headers)
+                    response = web.StreamResponse(headers={**headers, **_stalled(choices)})
                     await response.prepare(request)
                     if opening := b"".join(documents.opening(one.index) for one in choices):
                         await response.write(opening)
@@ -200,6 +201,12 @@ async def write_stream(
     for choice in choices:
         choice.delivered()
     return response
+
+
+def _stalled(choices: Sequence[Choice]) -> dict[str, str]:
+    """Return the header that tells for how long the twin's machine stalled so far; none if it did not."""
+    stalled_ms = max(choice.answer.stalled_ms for choice in choices)
+    return {"X-Twin-Stalled-Ms": str(stalled_ms)} if stalled_ms else {}
 
 
 class ErrorSent(Exception):

@@ -74,7 +74,7 @@ VLLM = {
 DRAFTING = {
     f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 }
-OURS = {"tokentwin:lateness_seconds", "tokentwin:recording"}
+OURS = {"tokentwin:lateness_seconds", "tokentwin:recording", "tokentwin:stalled_seconds"}
 SPLITS = {
     "reason": {"capacity", "deferred", "max_num_queued_reqs", "max_num_queued_tokens"},
     "sleep_state": {"awake", "weights_offloaded", "discard_all"},
@@ -467,3 +467,17 @@ def test_the_cache_is_described_by_replica():
         ("0", "512", "16"),
         ("1", "512", "16"),
     ]
+
+
+def test_a_twin_pauses_while_its_machine_stalls():
+    served = Served()
+    served.twin.on_stall = served.metrics.stalled
+    served.ask(20, 10)
+    served.wait(ms=5000)
+    stalled_ns = served.wire.stalled_ns
+    assert not served.wire.ends  # the tokens of these 5 s do not come at once
+    assert 4.9 * S < stalled_ns < 5 * S
+    assert served.twin.run_ns(served.now_ns) == 5 * S - stalled_ns
+    served.until_idle()
+    counted = families(served.metrics.text([one_replica()], True))["tokentwin:stalled_seconds"].samples
+    assert [sample.value for sample in counted] == [stalled_ns / S]
