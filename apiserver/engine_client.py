@@ -24,6 +24,7 @@ from apiserver.messages import (
     Late,
     Output,
     Outputs,
+    Plant,
     Pulse,
     Reply,
     Scrape,
@@ -109,7 +110,14 @@ class EngineClient:
         """
         return await self._ask(Follow(self._id(), name))
 
-    async def _ask(self, question: Scrape | Follow) -> bytes:
+    async def failures(self, new: str = "") -> bytes:
+        """Replace the failures of a twin's requests by `new` (JSON), if it is not empty; return the present ones.
+
+        Raises Refusal without an answer in 5 s.
+        """
+        return await self._ask(Plant(self._id(), new))
+
+    async def _ask(self, question: Scrape | Follow | Plant) -> bytes:
         self.replica(None)
         reply = self._replies[question.id] = asyncio.get_running_loop().create_future()
         self._send(question)

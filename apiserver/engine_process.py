@@ -11,7 +11,21 @@ from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Abort, Add, Alive, Delivered, Drain, Follow, Hello, Late, Message, Pulse, Reply, Scrape
+from apiserver.messages import (
+    Abort,
+    Add,
+    Alive,
+    Delivered,
+    Drain,
+    Follow,
+    Hello,
+    Late,
+    Message,
+    Plant,
+    Pulse,
+    Reply,
+    Scrape,
+)
 
 _DELIVERED_S = 2.0  # time to wait at the end for reports that the last answers were delivered
 
@@ -110,6 +124,8 @@ class EngineProcess:
                 exchange.send(peer, Reply(message.id, text))
             case Follow():
                 exchange.send(peer, Reply(message.id, self._ledger.journey(message.name)))
+            case Plant():
+                exchange.send(peer, Reply(message.id, self._backend.plant(message.failures).encode()))
 
     def _abort(self, id: int, why: str) -> None:
         """Abort request `id`, whose client or API process is gone."""

@@ -170,8 +170,15 @@ class Follow(Message):
     name: str
 
 
+class Plant(Message):
+    """New failures of requests as JSON, or empty text to ask for the present ones; a `Reply` has the present ones."""
+
+    id: int
+    failures: str
+
+
 class Reply(Message):
-    """An answer: metrics in Prometheus' text format, or a trace as JSON; empty if there is none."""
+    """An answer: metrics in Prometheus' text format, or a trace or failures as JSON; empty if there is none."""
 
     id: int
     text: bytes
@@ -212,7 +219,7 @@ class Drain(Message):
     """A message from the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Late | Pulse | Scrape | Follow
+To = Hello | Add | Abort | Delivered | Late | Pulse | Scrape | Follow | Plant
 From = About | Outputs | Alive | Reply | Drain
 
 encode = msgspec.msgpack.Encoder().encode

@@ -10,7 +10,7 @@ from time import monotonic_ns
 from typing import Any
 
 from apiserver.exchange import Exchange
-from apiserver.failures import Accidents, ServedFailures
+from apiserver.failures import Accidents, RequestFailures
 from apiserver.kv_cache_events.feeds import KvFeeds
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import ReplicaNow, step_end
@@ -62,7 +62,7 @@ class Twin:
         block_size: int,
         speed: float = 1.0,
         now: Callable[[], int] = monotonic_ns,
-        accidents: Accidents = Accidents(ServedFailures()),
+        accidents: Accidents = Accidents(RequestFailures()),
     ) -> None:
         self.about = about
         self.ledger: Ledger
@@ -109,6 +109,13 @@ class Twin:
     def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
         accident = self._accidents.refusal(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
         return None if accident is None else (accident.status, "the twin's failures have this request refused")
+
+    def plant(self, failures: str) -> str:
+        """Replace the failures of requests by `failures` (JSON; empty: keep them), and return the present ones."""
+        if failures:
+            begin_s = self.run_ns(self._now()) / _SECOND_NS
+            self._accidents = Accidents(RequestFailures.model_validate_json(failures), begin_s)
+        return self._accidents.failures.model_dump_json(include=set(RequestFailures.model_fields))
 
     def abort(self, id: int, why: str) -> None:
         end = ("finished", STOPPED) if why == "stop" else ("cancelled", why)

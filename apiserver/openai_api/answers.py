@@ -207,6 +207,10 @@ class Documents:
         """Return the whole answer as one document."""
         return {**self._about, "object": self._style.object, **self._style.whole(pieces), "usage": usage.document()}
 
+    def encode(self, document: dict[str, Any]) -> bytes:
+        """Return a whole document as JSON."""
+        return json.dumps(document).encode()
+
     def opening(self, index: int) -> bytes:
         """Return the first event of a choice in a stream, or empty bytes if the style has no such event."""
         choice = self._style.opening(index)

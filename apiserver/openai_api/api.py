@@ -13,6 +13,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from apiserver.engine_client import EngineClient
+from apiserver.failures import RequestFailures
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
 from apiserver.messages import About, Add
@@ -24,6 +25,7 @@ from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, wri
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
 from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.planted_failures import HEADER, BrokenDocuments, failing, planted_failure
 from apiserver.openai_api.prompt_length import PromptLength
 from apiserver.openai_api.protocol import (
     ChatRequest,
@@ -92,6 +94,8 @@ class Api:
                 web.get("/version", self.version),
                 web.get("/metrics", self.metrics),
                 web.get("/journeys/{name}", self.journey),
+                web.get("/admin/failures", self.failures),
+                web.put("/admin/failures", self.failures, expect_handler=expect),
                 web.get("/health", self.health),
                 web.get("/ping", self.health),
                 post("/ping", self.health),
@@ -187,6 +191,20 @@ class Api:
         if not journey:
             raise Refusal(404, "no request of this name was followed; send it with the header X-Journey: 1", "name")
         return web.Response(body=journey, content_type="application/json")
+
+    async def failures(self, request: web.Request) -> web.Response:
+        """Return the failures of a twin's requests; `PUT` replaces them first, and their times count from then on."""
+        about, _ = self._served()
+        if not about.twin:
+            raise Refusal(404, "only a twin has failures")
+        new = ""
+        if request.method == "PUT":
+            async with self._bodies.take(request) as given:
+                failures = given.parse(RequestFailures)
+            if failures.of_one_replica and not about.places:
+                raise Refusal(400, "replica needs --ports-per-replica; leave replica out", "replica")
+            new = failures.model_dump_json()
+        return web.Response(body=await self._engine.failures(new), content_type="application/json")
 
     # Generation
 
@@ -301,6 +319,7 @@ class Api:
     ) -> web.StreamResponse:
         """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text."""
         about, texts = self._served()
+        failure = planted_failure(_plain_header(request, HEADER, 128), about.twin)
         given_id = _plain_header(request, "X-Request-Id", 128) or body.request_id
         answer_id = given_id or f"{style.id_prefix}-{uuid4().hex}"
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
@@ -315,9 +334,11 @@ class Api:
                 asked = _nth(of_prompts[index // n], index % n)
                 _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = source
+                answer = answers.enter_context(self._engine.open(asked))
                 choice = Choice(
                     index,
-                    answers.enter_context(self._engine.open(asked)),
+                    answer,
+                    failing(answer, failure),
                     self._detokenizer(about, body),
                     Usage(len(asked.prompt)),
                     [*asked.stop_ids, *asked.also_stop_ids],
@@ -330,7 +351,8 @@ class Api:
                     choice.prompt = asked.prompt
                 choices.append(choice)
             of_prompts.clear()  # the engine has them
-            documents = Documents(style, answer_id, body.model or about.model, int(time()))
+            kind = BrokenDocuments if failure.broken else Documents
+            documents = kind(style, answer_id, body.model or about.model, int(time()))
             if body.stream:
                 last = usage if stream_options.include_usage else None
                 so_far = stream_options.include_usage and stream_options.continuous_usage_stats

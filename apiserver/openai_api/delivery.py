@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
@@ -23,6 +23,7 @@ class Choice:
     """The choice `index` of a request: the engine's answer, and the detokenizer that turns its tokens into text.
 
     Attributes:
+        outputs: the outputs of the answer, in a twin with the failure that the client asks for
         ends: tokens that end the choice; they become text only if `keeps_ends`. Such a token is the `stop_reason`,
             unless it is `silent`
         echo: text with which the choice begins; if `all_of_it`, generated text is dropped
@@ -31,6 +32,7 @@ class Choice:
 
     index: int
     answer: Answer
+    outputs: AsyncIterable[Output]
     detokenizer: Detokenizer | Words
     usage: Usage
     ends: Sequence[int] = ()
@@ -46,7 +48,7 @@ class Choice:
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the text piece by piece. Raises Refusal if the engine refuses the request or crashes."""
         text = self.echo
-        async for output in self.answer:
+        async for output in self.outputs:
             if output.finish in ("refused", "crashed", "failed"):
                 raise refusal_for(output)
             piece = self._piece(output)
@@ -144,8 +146,9 @@ async def write_whole(
     made_ns = monotonic_ns()
     usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
     document = documents.whole([whole[choice.index] for choice in choices], usage)
-    response = web.json_response(document if handed_on is None else {**document, "kv_transfer_params": handed_on})
-    response.headers.update(_stalled(choices))
+    whole_document = document if handed_on is None else {**document, "kv_transfer_params": handed_on}
+    body = documents.encode(whole_document)
+    response = web.Response(body=body, content_type="application/json", charset="utf-8", headers=_stalled(choices))
     await response.prepare(request)
     await response.write_eof()
     for choice in choices:
