@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from time import monotonic_ns
 
@@ -17,6 +18,7 @@ from apiserver.messages import (
     About,
     Add,
     Alive,
+    Asked,
     Delivered,
     Drain,
     Follow,
@@ -44,7 +46,7 @@ class EngineClient:
     """A client of the engine process at `address`; `about` describes the served model, or is None without an engine.
 
     `lateness` is the distribution, since the last report, of the delays in seconds with which tokens were sent to
-    clients.
+    clients. `asked` counts the HTTP requests since then, by method, path and kind of status.
     """
 
     def __init__(self, address: str, identity: str) -> None:
@@ -65,6 +67,7 @@ class EngineClient:
         self._unanswered = 0  # pulses since the last answer
         self.lateness = Distribution(LATENESS_S)
         self.stalled_ns = 0  # time for which a twin's run has paused
+        self.asked: Counter[tuple[str, str, str]] = Counter()
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start the tasks that read and send messages; they end when they are cancelled."""
@@ -100,7 +103,7 @@ class EngineClient:
 
         Raises Refusal without an answer in 5 s.
         """
-        self._tell_lateness()
+        self._report()
         return await self._ask(Scrape(self._id(), replica))
 
     async def journey(self, name: str) -> bytes:
@@ -171,15 +174,18 @@ class EngineClient:
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(_LATE_S)
-            self._tell_lateness()
+            self._report()
             if self.about is not None:
                 self._unanswered += 1
                 self._send(Pulse())
 
-    def _tell_lateness(self) -> None:
+    def _report(self) -> None:
         if self.about is not None and any(self.lateness.counts):
             self._send(Late(self.lateness.counts, self.lateness.sum))
             self.lateness = Distribution(LATENESS_S)
+        if self.about is not None and self.asked:
+            self._send(Asked([(*labels, count) for labels, count in self.asked.items()]))
+            self.asked.clear()
 
     def forget(self, id: int) -> None:
         """Drop request `id`, whose outputs are no longer needed."""

@@ -15,6 +15,7 @@ from apiserver.messages import (
     Abort,
     Add,
     Alive,
+    Asked,
     Delivered,
     Drain,
     Follow,
@@ -117,6 +118,8 @@ class EngineProcess:
                 exchange.forget(known)
             case Late():
                 self._metrics.late(message)
+            case Asked():
+                self._metrics.asked(message)
             case Pulse():
                 exchange.send(peer, Alive(self._backend.well()))
             case Scrape():

@@ -74,6 +74,8 @@ _LENGTHS = {
     "vllm:request_prefill_kv_computed_tokens": "prompt tokens of a finished request that were computed",
 }
 
+HTTP_REQUESTS = Family("http_requests", "counter", "HTTP requests by method, path and kind of status")
+LORA_REQUESTS = Family("vllm:lora_requests_info", "gauge", "time of this list of adapters, since 1970")
 CACHE_CONFIG = Family("vllm:cache_config_info", "gauge", "settings of the KV cache, as labels")
 _LATENESS = "when a token was written to its client minus when the engine had it, or the twin should have"
 _REFUSED = "requests refused because too many were queued"

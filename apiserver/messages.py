@@ -146,6 +146,12 @@ class Late(Message):
     sum_s: float
 
 
+class Asked(Message):
+    """A report of the HTTP requests since the last one: their number by method, path and kind of status (`2xx`)."""
+
+    counts: list[tuple[str, str, str, int]]
+
+
 class Pulse(Message):
     """A question whether the engine process still runs; `Alive` answers it."""
 
@@ -219,7 +225,7 @@ class Drain(Message):
     """A message from the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Late | Pulse | Scrape | Follow | Plant
+To = Hello | Add | Abort | Delivered | Late | Asked | Pulse | Scrape | Follow | Plant
 From = About | Outputs | Alive | Reply | Drain
 
 encode = msgspec.msgpack.Encoder().encode

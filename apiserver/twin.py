@@ -211,7 +211,8 @@ class Twin:
                 if answer.cut_after is not None and len(answer.tokens) >= answer.cut_after:
                     self._cut(request.id, answer, "the twin's failures had its connection break")
         scheduler = self.cluster.replicas[replica].scheduler
-        self.ledger.step_ended(step_end(replica, scheduler, plan, now_ns, sampled, generated))
+        lora = bool(self.about.adapters)
+        self.ledger.step_ended(step_end(replica, scheduler, plan, now_ns, sampled, generated, lora))
 
     def _cut(self, id: int, answer: _Answer, why: str) -> None:
         """Break the connection to the client of request `id`; its answer is never reported as delivered."""

@@ -79,7 +79,7 @@ class Api:
 
     def application(self, place: int | None = None) -> web.Application:
         """Return the application for a port that serves every replica, or only the replica at `place`."""
-        app = web.Application(middlewares=[refusals, self._guarded])
+        app = web.Application(middlewares=[self._counted, refusals, self._guarded])
         app[_PLACE] = place
         app.on_cleanup.append(self._ended)
         post = partial(web.post, expect_handler=expect)
@@ -116,6 +116,19 @@ class Api:
             if self._keys:
                 check_key(request.headers.get("Authorization", ""), self._keys)
         return await handler(request)
+
+    @web.middleware
+    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count the request by the path of its handler, and by the kind of its status, as vLLM does."""
+        status = 499  # the client went away
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            resource = request.match_info.route.resource
+            path = resource.canonical if resource is not None else "none"
+            self._engine.asked[request.method, path, f"{status // 100}xx"] += 1
 
     # Endpoints for operators
 

@@ -12,6 +12,7 @@ from apiserver.messages import About, Add, Late
 from apiserver.twin import AnswerLengths, Twin
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
+from serving.deployments.lora import LoraConfig
 from serving.metrics import METRICS
 from serving.speculative import SpeculativeConfig
 from sim.live_cluster import LiveCluster
@@ -74,7 +75,9 @@ VLLM = {
 DRAFTING = {
     f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 }
-OURS = {"tokentwin:lateness_seconds", "tokentwin:recording", "tokentwin:stalled_seconds"}
+PROCESS = {"cpu_seconds", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "open_fds", "max_fds"}
+OURS = {"tokentwin:lateness_seconds", "tokentwin:recording", "tokentwin:stalled_seconds", "http_requests"}
+OURS |= {f"process_{name}" for name in PROCESS}
 SPLITS = {
     "reason": {"capacity", "deferred", "max_num_queued_reqs", "max_num_queued_tokens"},
     "sleep_state": {"awake", "weights_offloaded", "discard_all"},
@@ -481,3 +484,14 @@ def test_a_twin_pauses_while_its_machine_stalls():
     served.until_idle()
     counted = families(served.metrics.text([one_replica()], True))["tokentwin:stalled_seconds"].samples
     assert [sample.value for sample in counted] == [stalled_ns / S]
+
+
+def test_adapters_of_running_and_waiting_requests_are_named_as_in_vllm():
+    metrics, replica = (
+        LiveMetrics("a-model", LONGEST),
+        one_replica()._replace(deployment=Deployment(lora=LoraConfig(max_loras=2))),
+    )
+    metrics.step(StepEnd(0, 5, 2, 1, 0, 0.5, 8, 2, [], [], (), ("legal,tax", "medical")))
+    (lora,) = families(metrics.text([replica], True))["vllm:lora_requests_info"].samples
+    assert lora.labels == {"max_lora": "2", "running_lora_adapters": "legal,tax", "waiting_lora_adapters": "medical"}
+    assert "vllm:lora_requests_info" not in families(metrics.text([one_replica()], True))
