@@ -105,9 +105,10 @@ async def _serve_http(
 ) -> None:
     from aiohttp import web
 
+    from apiserver.certificate import follow_certificate, tls_context
     from apiserver.engine_client import EngineClient
     from apiserver.openai_api.api import Api, texts_of
-    from apiserver.openai_api.api_keys import read_keys, tls_context
+    from apiserver.openai_api.api_keys import read_keys
     from apiserver.openai_api.bodies import Bodies
     from apiserver.openai_api.connection import listen
 
@@ -134,6 +135,8 @@ async def _serve_http(
         assert runner.server is not None
         servers.append(await listen(runner.server, settings.client_timeout, sock=port, ssl=tls))
         runners.append(runner)
+    if tls is not None and settings.tls_cert is not None:
+        tasks.append(asyncio.create_task(follow_certificate(tls, settings.tls_cert, settings.tls_key)))
     gc.freeze()  # the objects made so far are kept
     asked = asyncio.create_task(stopped.wait())
     ended, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -13,7 +13,8 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any
 
-from apiserver.openai_api.api_keys import read_keys, tls_context
+from apiserver.certificate import tls_context
+from apiserver.openai_api.api_keys import read_keys
 from apiserver.processes import Engine, api_main, engine_main
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
