@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from zlib import crc32
 
 _WORDS = 512
+_BYTES = 256
 
 
 class Texts(Protocol):
@@ -72,7 +73,8 @@ class Words:
 class PlainTexts:
     """A tokenizer for a model whose own is not on this machine; a token is about four characters.
 
-    The tokenizer's own words decode to themselves. Any other text becomes tokens that cannot be decoded.
+    The tokenizer's own words decode to themselves. Any other text becomes tokens that cannot be decoded. The last 256
+    tokens of a large vocabulary are bytes; only structured answers have them.
     """
 
     eos_id: int | None = None
@@ -83,7 +85,8 @@ class PlainTexts:
         words = [f" {first}{second}" for first, second in product(syllables, syllables)]
         self._words = words[: max(vocab_size // 2, 1)]
         self._ids = {word: token for token, word in enumerate(self._words)}
-        self._others = max(vocab_size - len(self._words), 1)
+        self._first_byte = vocab_size - _BYTES if vocab_size > 2 * _BYTES else vocab_size
+        self._others = max(self._first_byte - len(self._words), 1)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the token ids of `text`."""
@@ -95,11 +98,21 @@ class PlainTexts:
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Return the text of `ids`; a token that is no word of this tokenizer becomes a dot."""
-        return "".join(self.names(ids))
+        return b"".join(map(self._bytes, ids)).decode("utf-8", "replace")
 
     def names(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""
-        return [self._words[token] if token < len(self._words) else " ." for token in ids]
+        return [self.decode([token]) for token in ids]
+
+    def spelling(self) -> dict[int, bytes]:
+        """Return the tokens that are bytes, in the order of the bytes, and then the words, each with its text."""
+        tokens = [*range(self._first_byte, self._first_byte + _BYTES), *range(len(self._words))]
+        return {token: self._bytes(token) for token in tokens}
+
+    def _bytes(self, token: int) -> bytes:
+        if token >= self._first_byte:
+            return bytes([(token - self._first_byte) % _BYTES])
+        return self._words[token].encode() if token < len(self._words) else b" ."
 
     def chat_text(
         self,

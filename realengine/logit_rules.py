@@ -177,3 +177,11 @@ class Logprob(NamedTuple):
 
     logprob: float
     top: Sequence[tuple[int, float]] = ()
+
+
+class PromptLogprob(NamedTuple):
+    """The `Logprob` of a token of a prompt, and its rank: 1 for the likeliest token at its place."""
+
+    logprob: float
+    rank: int
+    top: Sequence[tuple[int, float]] = ()

@@ -96,7 +96,11 @@ class Seating:
         changes = sequence.changes(drafts, unseen=tokens[-1] < 0) if samples else ()
         blocks, *others = self.blocks(request, start + count)
         pools = samples and request.pools
-        return RowInput(tokens, start, blocks, seat, draws, wanted, masks, changes, tuple(others), pools)
+        given = RowInput(tokens, start, blocks, seat, draws, wanted, masks, changes, tuple(others), pools)
+        if sequence.score_top is None:
+            return given
+        scored = tuple(sequence.tokens[start + 1 : min(start + count + 1, sequence.prompt_len)])
+        return given._replace(scored=scored, score_top=sequence.score_top)
 
     def padding(self, plan: StepPlan) -> list[RowInput]:
         """Return the rows of a plan that belong to no request."""

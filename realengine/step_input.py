@@ -79,6 +79,24 @@ class Segment(NamedTuple):
     end: int
 
 
+class ScoredTokens(NamedTuple):
+    """Tokens of a prompt whose logprobs are wanted.
+
+    Attributes:
+        row: index of the row, as the step was given its rows
+        first: index in the step of the token before the first of them
+        start: position of that token in the prompt
+        targets: the tokens
+        top: number of alternatives
+    """
+
+    row: int
+    first: int
+    start: int
+    targets: tuple[int, ...]
+    top: int
+
+
 class Batch(NamedTuple):
     """The fields of a step on the device; they are int32 unless another type is stated.
 
@@ -187,6 +205,7 @@ class StepInput(NamedTuple):
     generates: bool = True
     segments: tuple[Segment, ...] = ()
     copies: tuple[tuple[int, HostAdapter], ...] = ()
+    scored: tuple[ScoredTokens, ...] = ()
 
 
 class RowInput(NamedTuple):
@@ -198,7 +217,8 @@ class RowInput(NamedTuple):
     alternatives wanted with each logprob; None if no logprobs are wanted. `masks`, as rows of `TokenMasks.bits`, belong
     to the first of these samples; there are none if any token is allowed. `changes` belong to all of these samples;
     there are none if their logits do not change. With `pools`, the hidden state of the last token is the result, and
-    nothing is sampled. `slot` is the slot of the row's LoRA adapter; None for the base model.
+    nothing is sampled. `scored` are the tokens of the prompt that follow the row's first tokens, if their logprobs are
+    wanted, with `score_top` alternatives each. `slot` is the slot of the row's LoRA adapter; None for the base model.
     """
 
     tokens: Sequence[int]
@@ -212,6 +232,8 @@ class RowInput(NamedTuple):
     other_blocks: tuple[Ints, ...] = ()
     pools: bool = False
     slot: int | None = None
+    scored: tuple[int, ...] = ()
+    score_top: int = 0
 
 
 Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
@@ -272,6 +294,11 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
         pooled=tuple(number for number, sample in enumerate(samples) if ordered[sample.row].pools),
         generates=any(row.draws and not row.pools for row in rows) or not any(row.pools for row in rows),
         segments=_segments(ordered, query_start) if adapted else (),
+        scored=tuple(
+            ScoredTokens(number, int(query_start[at]), row.start, row.scored, row.score_top)
+            for at, (row, number) in enumerate(zip(ordered, numbers, strict=True))
+            if row.scored and number is not None
+        ),
     )
     return Packed(step, [numbers[sample.row] if ordered[sample.row].draws else None for sample in samples])
 

@@ -33,6 +33,9 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
     """
     launched = step.launched
     assert launched is not None
+    for index, scored in launched.scored.items():
+        if (scorer := sequences.get(step.rows[index].request.id)) is not None:
+            scorer.scored(*scored)
     samples: dict[int, list[int]] = {}
     for sample, index in enumerate(step.sampled_rows):
         if index is not None:

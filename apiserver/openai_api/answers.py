@@ -11,7 +11,7 @@ import msgspec
 
 from apiserver.filler import Texts
 from apiserver.openai_api.tools import Calls
-from realengine.logit_rules import Logprob
+from realengine.logit_rules import Logprob, PromptLogprob
 
 _LEAST = -9999.0  # the smallest log-probability that is written, because JSON has no infinity
 
@@ -24,6 +24,8 @@ class Piece:
         index: index of the choice
         ended_by: the stop string, or the token of `stop_token_ids`, that ended the choice
         prompt: tokens of the prompt; None if the answer does not repeat them
+        scored: tokens of the prompt, and the logprobs of all but the first of them; None if they are not wanted
+        echoes: True if the logprobs of the piece begin with those of the prompt
     """
 
     text: str
@@ -33,6 +35,8 @@ class Piece:
     index: int = 0
     ended_by: str | int | None = None
     prompt: list[int] | None = None
+    scored: tuple[list[int], list[PromptLogprob]] | None = None
+    echoes: bool = False
 
     def add(self, more: Piece) -> None:
         """Append the next piece of the same choice."""
@@ -45,18 +49,20 @@ class Piece:
 
 @dataclass(slots=True)
 class Usage:
-    """The numbers of tokens of a request, or of one of its choices."""
+    """The numbers of tokens of a request, or of one of its choices; the KV of `cached_tokens` was in the cache."""
 
     prompt_tokens: int
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
-    def document(self) -> dict[str, int]:
+    def document(self) -> dict[str, Any]:
         """Return the JSON object `usage`."""
         total = self.prompt_tokens + self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} if self.cached_tokens else None,
         }
 
 
@@ -79,9 +85,24 @@ class Wording:
 
     def end(self, piece: Piece) -> dict[str, Any]:
         """Return the last fields of a choice, which both styles have."""
-        ended = {} if piece.ended_by is None else {"stop_reason": piece.ended_by}
+        ended = {} if piece.finish is None else {"stop_reason": piece.ended_by}
         tokens = {"token_ids": piece.tokens} if self.token_ids else {}
         return {"finish_reason": piece.finish, **ended, **tokens}
+
+    def prompt_logprobs(self, piece: Piece) -> list[dict[int, Any] | None] | None:
+        """Return vLLM's `prompt_logprobs`: for each token of the prompt but the first, its logprob and the likeliest."""
+        if piece.scored is None:
+            return None
+        prompt, scores = piece.scored
+        return [None, *map(self._scored, prompt[1:], scores)]
+
+    def _scored(self, token: int, score: PromptLogprob) -> dict[int, Any]:
+        ranked = [(token, score.logprob, score.rank)]
+        ranked += [(other, logprob, rank) for rank, (other, logprob) in enumerate(score.top, 1) if other != token]
+        return {
+            one: {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": self.word(one)}
+            for one, logprob, rank in ranked
+        }
 
 
 @dataclass(slots=True)
@@ -100,7 +121,10 @@ class CompletionStyle:
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return the choices of an answer in one document."""
-        return {"choices": list(map(self.choice, pieces))}
+        return {"choices": [self._whole(piece) for piece in pieces]}
+
+    def _whole(self, piece: Piece) -> dict[str, Any]:
+        return {**self.choice(piece), "prompt_logprobs": self.wording.prompt_logprobs(piece)}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """Return the choice of one chunk."""
@@ -114,17 +138,21 @@ class CompletionStyle:
 
     def _logprobs(self, piece: Piece, logprobs: list[Logprob]) -> dict[str, Any]:
         word, offsets, offset = self.wording.word, [], self._offsets.get(piece.index, 0)
-        words = list(map(word, piece.tokens))
+        tokens, scores = piece.tokens, list[Logprob | PromptLogprob | None](logprobs)
+        if piece.echoes and piece.scored is not None:
+            prompt, scored = piece.scored
+            tokens, scores = [*prompt, *tokens], [None, *scored, *logprobs]
+        words = list(map(word, tokens))
         for text in words:
             offsets.append(offset)
             offset += len(text)
         self._offsets[piece.index] = offset
         return {
             "tokens": words,
-            "token_logprobs": [max(one.logprob, _LEAST) for one in logprobs],
+            "token_logprobs": [one and max(one.logprob, _LEAST) for one in scores],
             "top_logprobs": [
-                {own: max(one.logprob, _LEAST)} | {word(token): max(other, _LEAST) for token, other in one.top}
-                for own, one in zip(words, logprobs, strict=True)
+                one and {own: max(one.logprob, _LEAST)} | {word(token): max(other, _LEAST) for token, other in one.top}
+                for own, one in zip(words, scores, strict=True)
             ],
             "text_offset": offsets,
         }
@@ -152,7 +180,8 @@ class ChatStyle:
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return the choices of an answer in one document, and the tokens of the prompt if they are wanted."""
-        return {"choices": list(map(self._choice, pieces)), **_prompt(pieces[0])}
+        scores = self.wording.prompt_logprobs(pieces[0])
+        return {"choices": list(map(self._choice, pieces)), "prompt_logprobs": scores, **_prompt(pieces[0])}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """Return the choice of one chunk, and the tokens of the prompt if they are wanted."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from time import monotonic_ns, time
+from typing import Any
 from uuid import uuid4
+from zlib import crc32
 
 from aiohttp import web
 from msgspec.structs import replace
@@ -21,7 +24,7 @@ from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, 
 from apiserver.openai_api.api_keys import check_host, check_key
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
-from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
+from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, Picks, timed_out, write_stream, write_whole
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
 from apiserver.openai_api.kv_transfer import KvTransferParams
@@ -76,6 +79,7 @@ class Api:
         self._hosts = hosts
         self._grammars = GrammarWriter()
         self._created = int(time())
+        self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
 
     def application(self, place: int | None = None) -> web.Application:
         """Return the application for a port that serves every replica, or only the replica at `place`."""
@@ -91,6 +95,7 @@ class Api:
                 post("/tokenize", self.tokenize),
                 post("/detokenize", self.detokenize),
                 web.get("/v1/models", self.models),
+                web.get("/v1/models/{name:.+}", self.model),
                 web.get("/version", self.version),
                 web.get("/metrics", self.metrics),
                 web.get("/journeys/{name}", self.journey),
@@ -161,19 +166,25 @@ class Api:
     async def models(self, request: web.Request) -> web.Response:
         """Return the list of models: the served model and its adapters."""
         about, _ = self._served()
-        models = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._created,
-                "owned_by": "tokentwin",
-                "root": name,
-                "parent": None if name == about.model else about.model,
-                "max_model_len": about.max_model_len,
-            }
-            for name in (about.model, *about.adapters)
-        ]
-        return web.json_response({"object": "list", "data": models})
+        data = [self._model(about, name) for name in (about.model, *about.adapters)]
+        return web.json_response({"object": "list", "data": data})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Return one model of the list."""
+        name = request.match_info["name"]
+        about, _ = self._served(name)
+        return web.json_response(self._model(about, name))
+
+    def _model(self, about: About, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tokentwin",
+            "root": name,
+            "parent": None if name == about.model else about.model,
+            "max_model_len": about.max_model_len,
+        }
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Return the token ids of a text, or of a chat after the chat template."""
@@ -237,7 +248,7 @@ class Api:
         async with self._bodies.take(request) as given:
             body = given.parse(CompletionRequest)
             about, texts = self._served(body.model)
-            if len(body.prompts) * (body.n or 1) > _MOST_ANSWERS:
+            if len(body.prompts) * body.drawn > _MOST_ANSWERS:
                 raise Refusal(400, f"n: more than {_MOST_ANSWERS} answers to one request; send several requests", "n")
             length = _length(body, about)
             for prompt in body.prompts:
@@ -263,10 +274,6 @@ class Api:
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
-            if about.twin and body.calls is not None:
-                raise Refusal(
-                    400, "tool_choice: a twin's words call no tool; leave it out, or take auto", "tool_choice"
-                )
             style = ChatStyle(_wording(body, texts), body.role, body.calls)
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
@@ -339,12 +346,16 @@ class Api:
         transfer = body.kv_transfer_params or KvTransferParams()
         source = transfer.source(about, bool(body.stream))
         stream_options = body.stream_options or StreamOptions()
-        n = body.n or 1
+        drawn = body.drawn
         usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
+        every = [_nth(asked, number) for asked in of_prompts for number in range(drawn)]
+        of_prompts.clear()
+        if about.twin and every[0].grammar:
+            for asked in every:
+                asked.answer = await self._written(asked)
         with ExitStack() as answers:
             choices = []
-            for index in range(len(of_prompts) * n):
-                asked = _nth(of_prompts[index // n], index % n)
+            for index, asked in enumerate(every):
                 _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = source
                 answer = answers.enter_context(self._engine.open(asked))
@@ -352,29 +363,32 @@ class Api:
                     index,
                     answer,
                     failing(answer, failure),
-                    self._detokenizer(about, body),
+                    self._detokenizer(about, body, bool(asked.answer)),
                     Usage(len(asked.prompt)),
                     [*asked.stop_ids, *asked.also_stop_ids],
                     body.include_stop_str_in_output,
                     texts.eos_id,
                 )
                 if echoes:
-                    choice.echo, choice.all_of_it = echoes[index // n], body.limit == 0
+                    choice.echo, choice.all_of_it = echoes[index // drawn], body.limit == 0
+                if asked.prompt_logprobs is not None:
+                    choice.scored, choice.echoes = asked.prompt, bool(echoes) and asked.logprobs is not None
                 if body.return_token_ids or (echoes and body.stream):  # as vLLM does for echoes
                     choice.prompt = asked.prompt
                 choices.append(choice)
-            of_prompts.clear()  # the engine has them
+            every.clear()  # the engine has them
             kind = BrokenDocuments if failure.broken else Documents
             documents = kind(style, answer_id, body.model or about.model, int(time()))
             if body.stream:
                 last = usage if stream_options.include_usage else None
                 so_far = stream_options.include_usage and stream_options.continuous_usage_stats
-                return await write_stream(request, choices, documents, last, so_far, self._deadline_s)
+                return await write_stream(request, choices, documents, last, so_far, drawn, self._deadline_s)
+            picks = Picks(body.n or 1, drawn, body.alternatives is not None)
             host, port = request.get_extra_info("sockname", ("", 0))[:2]
             handed_on = transfer.answer(about, answer_id, usage.prompt_tokens, host, port)
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    return await write_whole(request, choices, documents, usage, handed_on)
+                    return await write_whole(request, choices, documents, usage, handed_on, picks)
             except TimeoutError:
                 raise timed_out() from None
 
@@ -389,17 +403,26 @@ class Api:
         if self._texts is None:
             self._texts = texts = self._make_texts(about)
             self._word = cache(lambda token: texts.decode([token]))
+            self._grammars.tokenizer = (about.texts, about.vocab_size) if about.twin else None
         if model and model != about.model and model not in about.adapters:
             raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
         return about, self._texts
 
-    def _detokenizer(self, about: About, body: Generation) -> Detokenizer | Words:
+    async def _written(self, asked: Add) -> list[int]:
+        """Return a twin's answer that follows the grammar of `asked`; at temperature 0 the prompt is its seed."""
+        self._unseeded += 1
+        by_prompt = crc32(array("q", asked.prompt).tobytes()) if asked.temperature == 0 else self._unseeded
+        seed = by_prompt if asked.seed is None or asked.temperature == 0 else asked.seed
+        return await self._grammars.answer(asked.grammar, seed, asked.min_tokens, asked.max_tokens)
+
+    def _detokenizer(self, about: About, body: Generation, structured: bool) -> Detokenizer | Words:
         _, texts = self._served()
-        if about.twin and not body.stop:
+        filler = about.twin and not structured
+        if filler and not body.stop:
             return Words(self._word)
 
         def decode(tokens: Sequence[int]) -> str:
-            if about.twin:
+            if filler:
                 return "".join(map(self._word, tokens))
             return texts.decode(tokens, special=not body.skip_special_tokens)
 
@@ -502,7 +525,8 @@ def _asked(
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
         seed=body.seed,
-        logprobs=body.alternatives,
+        logprobs=0 if body.alternatives is None and body.drawn > (body.n or 1) else body.alternatives,
+        prompt_logprobs=body.prompt_alternatives,
         priority=body.priority,
         tenant=body.user or "",
         adapter=body.model if body.model in about.adapters else "",

@@ -15,6 +15,7 @@ from apiserver.filler import Words
 from apiserver.messages import Output
 from apiserver.openai_api.answers import DONE, Documents, Piece, Usage, event
 from apiserver.openai_api.refusal import Refusal
+from realengine.logit_rules import PromptLogprob
 from realengine.tokenizer import Detokenizer
 
 
@@ -28,6 +29,8 @@ class Choice:
             unless it is `silent`
         echo: text with which the choice begins; if `all_of_it`, generated text is dropped
         prompt: tokens of the prompt, which are sent with the first piece; None if they are not wanted
+        scored: tokens of the prompt if their logprobs are sent with the first piece, else None; if `echoes`, these are
+            the first logprobs of the choice
     """
 
     index: int
@@ -41,6 +44,8 @@ class Choice:
     echo: str = ""
     all_of_it: bool = False
     prompt: list[int] | None = None
+    scored: list[int] | None = None
+    echoes: bool = False
     first_text_ns: int = field(default=0, init=False)
     first_sent_ns: int = field(default=0, init=False)
     last_text_ns: int = field(default=0, init=False)
@@ -53,8 +58,14 @@ class Choice:
                 raise refusal_for(output)
             piece = self._piece(output)
             self.usage.completion_tokens += len(piece.tokens)
+            self.usage.cached_tokens = output.cached or self.usage.cached_tokens
             if self.all_of_it:
-                piece.text, piece.tokens, piece.logprobs = "", [], None
+                piece.text, piece.tokens, piece.logprobs = "", [], [] if self.echoes else None
+            if self.scored is not None:
+                scores = output.prompt_logprobs
+                if scores is None:  # of a twin
+                    scores = [PromptLogprob(0.0, 1)] * (len(self.scored) - 1)
+                piece.scored, piece.echoes, self.scored = (self.scored, scores), self.echoes, None
             piece.text, text = text + piece.text, ""
             piece.prompt, self.prompt = self.prompt, None
             self.last_text_ns = monotonic_ns()
@@ -135,6 +146,7 @@ async def write_whole(
     documents: Documents,
     usage: Usage,
     handed_on: dict[str, Any] | None,
+    picks: Picks,
 ) -> web.Response:
     """Send the answer as one document, and complete `usage`."""
     whole: dict[int, Piece] = {}
@@ -144,8 +156,8 @@ async def write_whole(
         else:
             known.add(piece)
     made_ns = monotonic_ns()
-    usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
-    document = documents.whole([whole[choice.index] for choice in choices], usage)
+    _complete(usage, choices, picks.drawn)
+    document = documents.whole(picks.best([whole[choice.index] for choice in choices]), usage)
     whole_document = document if handed_on is None else {**document, "kv_transfer_params": handed_on}
     body = documents.encode(whole_document)
     response = web.Response(body=body, content_type="application/json", charset="utf-8", headers=_stalled(choices))
@@ -165,6 +177,7 @@ async def write_stream(
     documents: Documents,
     usage: Usage | None,
     so_far: bool,
+    n: int,
     deadline_s: float,
 ) -> web.StreamResponse:
     """Send the answer as a stream while it is generated; the last event has `usage` if it is given.
@@ -197,7 +210,7 @@ async def write_stream(
     assert response is not None
     end = DONE
     if usage is not None:
-        usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
+        _complete(usage, choices, n)
         end = documents.usage(usage) + DONE
     await response.write(end)
     await response.write_eof()
@@ -210,6 +223,42 @@ def _stalled(choices: Sequence[Choice]) -> dict[str, str]:
     """Return the header that tells for how long the twin's machine stalled so far; none if it did not."""
     stalled_ms = max(choice.answer.stalled_ms for choice in choices)
     return {"X-Twin-Stalled-Ms": str(stalled_ms)} if stalled_ms else {}
+
+
+def _complete(usage: Usage, choices: Sequence[Choice], drawn: int) -> None:
+    """Add the tokens of all choices, and the cached tokens of each of the prompts, which have `drawn` choices."""
+    usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
+    usage.cached_tokens = sum(choice.usage.cached_tokens for choice in choices[::drawn])
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """The choice of the `n` likeliest of the `drawn` answers to each prompt: by their mean logprob, as OpenAI's.
+
+    If `drawn` is larger, all answers have logprobs; the client sees them if it `wants_logprobs`.
+    """
+
+    n: int
+    drawn: int
+    wants_logprobs: bool
+
+    def best(self, pieces: list[Piece]) -> list[Piece]:
+        """Return the answers that the client gets, numbered anew."""
+        if self.n == self.drawn:
+            return pieces
+        best: list[Piece] = []
+        for begin in range(0, len(pieces), self.drawn):
+            best += sorted(pieces[begin : begin + self.drawn], key=_unlikely)[: self.n]
+        for index, piece in enumerate(best):
+            piece.index = index
+            if not self.wants_logprobs:
+                piece.logprobs = None
+        return best
+
+
+def _unlikely(piece: Piece) -> float:
+    logprobs = piece.logprobs or []
+    return -sum(one.logprob for one in logprobs) / max(len(logprobs), 1)
 
 
 class ErrorSent(Exception):

@@ -144,6 +144,7 @@ class Generation(Limited):
     skip_special_tokens: StrictBool = True
     return_token_ids: StrictBool | None = False
     return_tokens_as_token_ids: StrictBool | None = False
+    prompt_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
 
     # The prompt
     truncate_prompt_tokens: _Truncation | None = None
@@ -157,7 +158,6 @@ class Generation(Limited):
     use_beam_search: neutral(False) = False  # type: ignore[valid-type]
 
     # Fields that are not supported
-    prompt_logprobs: neutral(None) = None  # type: ignore[valid-type]
     logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
     cache_salt: neutral(None) = None  # type: ignore[valid-type]
     ec_transfer_params: neutral(None, {}) = None  # type: ignore[valid-type]
@@ -176,6 +176,13 @@ class Generation(Limited):
         if options is not None and info.data.get("stream") is False:
             raise ValueError("is for streams; leave it out, or set stream to true")
         return options
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _of_a_whole(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top is not None and info.data.get("stream"):
+            raise ValueError("are not in a stream; leave it out, or set stream to false")
+        return top
 
     @model_validator(mode="after")
     def _structured_once(self) -> Generation:
@@ -200,6 +207,16 @@ class Generation(Limited):
         """The number of alternatives returned with each output token; None if no log-probabilities are wanted."""
         raise NotImplementedError
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """The number of alternatives returned with each token of the prompt; None if its logprobs are not wanted."""
+        return self.prompt_logprobs
+
+    @property
+    def drawn(self) -> int:
+        """The number of answers to generate to each prompt; `n` of them are returned."""
+        return self.n or 1
+
     def drop_input(self) -> None:
         """Drop the fields that can be long, and that only the prompt and the constraint needed."""
         for name in _INPUT & type(self).model_fields.keys():
@@ -214,16 +231,19 @@ class CompletionRequest(Generation):
     logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
     add_special_tokens: StrictBool = True
 
-    best_of: neutral(1, None) = None  # type: ignore[valid-type]
+    best_of: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
     prompt_embeds: neutral(None) = None  # type: ignore[valid-type]
     suffix: neutral(None) = None  # type: ignore[valid-type]
 
-    @field_validator("logprobs")
+    @field_validator("best_of")
     @classmethod
-    def _not_of_the_prompt(cls, logprobs: int | None, info: ValidationInfo) -> int | None:
-        if logprobs is not None and info.data.get("echo"):
-            raise ValueError("of the prompt are not supported; leave out echo or logprobs")
-        return logprobs
+    def _chosen_from(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        n = info.data.get("n") or 1
+        if best_of is not None and best_of < n:
+            raise ValueError(f"must be at least n, which is {n}")
+        if best_of is not None and best_of > n and info.data.get("stream"):
+            raise ValueError("needs whole answers; leave it out, or set stream to false")
+        return best_of
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -235,6 +255,14 @@ class CompletionRequest(Generation):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
+    @property
+    def drawn(self) -> int:
+        return self.best_of or self.n or 1
 
 
 class Part(Limited):
