@@ -66,6 +66,8 @@ def make_twin(
     model = _known_model(first.model)
     vocab_size, folder = model.vocab_size if model else _VOCABULARY, _tokenizer_folder(settings.tokenizer, first.model)
     texts = Tokenizer(Path(folder)) if folder else PlainTexts(vocab_size)
+    if settings.answers and not folder:
+        raise UserError("answers", settings.answers, "needs the model's tokenizer; name one with --tokenizer")
     about = About(
         _model_name(settings, first),
         min(pool.deployment.scheduler.max_model_len for pool in scenario.all_pools),

@@ -111,6 +111,7 @@ async def _serve_http(
     from apiserver.openai_api.api_keys import read_keys
     from apiserver.openai_api.bodies import Bodies
     from apiserver.openai_api.connection import listen
+    from apiserver.openai_api.given_answers import read_answers
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -126,7 +127,8 @@ async def _serve_http(
         await asyncio.wait_for(engine.served.wait(), _ENGINE_S)
     keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
     bodies = Bodies(settings.body_limit, settings.client_timeout)
-    api = Api(engine, texts_of, bodies, settings.request_timeout, keys, settings.hosts)
+    answers = read_answers(settings.answers)
+    api = Api(engine, texts_of, bodies, settings.request_timeout, keys, settings.hosts, answers)
     runners, servers = [], []
     for place, port in enumerate(listening):
         app = api.application(place if settings.ports_per_replica else None)

@@ -13,7 +13,16 @@ from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
 from traces.distributions import Lengths
 
-_OF_A_TWIN = ("gpu", "calibration", "tokenizer", "output_tokens", "failures", "ports_per_replica", "kv_links")
+_OF_A_TWIN = (
+    "gpu",
+    "calibration",
+    "tokenizer",
+    "answers",
+    "output_tokens",
+    "failures",
+    "ports_per_replica",
+    "kv_links",
+)
 _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
 
 
@@ -106,6 +115,11 @@ class ServeSettings(Request):
         "",
         description="the twin's tokenizer: a folder with tokenizer.json, or a name in the local hub cache; by default "
         "the model's, or if that is not on this machine an approximation of four characters per token",
+    )
+    answers: str = Field(
+        "",
+        description="texts of the twin's answers: echo repeats the prompt; a JSON file has answers by prompt. By "
+        "default words without meaning",
     )
     output_tokens: Lengths | None = Field(
         None,

@@ -26,6 +26,7 @@ from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
 from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, Picks, timed_out, write_stream, write_whole
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
+from apiserver.openai_api.given_answers import GivenAnswers
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
 from apiserver.openai_api.kv_transfer import KvTransferParams
 from apiserver.openai_api.planted_failures import HEADER, BrokenDocuments, failing, planted_failure
@@ -58,7 +59,7 @@ class Api:
     """The HTTP handlers, which pass requests to `engine`; `texts` returns the tokenizer of the served model.
 
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
-    `hosts` are given, it must call the server by one of these names.
+    `hosts` are given, it must call the server by one of these names. A twin gives `answers`, if there are any.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Api:
         deadline_s: float,
         keys: Sequence[bytes] = (),
         hosts: Collection[str] = (),
+        answers: GivenAnswers | None = None,
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -77,6 +79,7 @@ class Api:
         self._bodies = bodies
         self._keys = keys
         self._hosts = hosts
+        self._answers = answers
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
@@ -263,6 +266,8 @@ class Api:
             if not prompts:
                 raise Refusal(400, "prompt is missing; add it", "prompt")
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
+            for one, said in zip(asked, body.prompts, strict=True):
+                self._answer(one, said if isinstance(said, str) else texts.decode(one.prompt))
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
@@ -274,10 +279,17 @@ class Api:
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
+            self._answer(asked[0], body.messages[-1].for_template()["content"])
             style = ChatStyle(_wording(body, texts), body.role, body.calls)
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
         return body, asked, style
+
+    def _answer(self, asked: Add, prompt: str) -> None:
+        """Set the answer to `prompt`, if a twin has one; a request that ignores the end gets filler words."""
+        if self._answers is not None and asked.stop_ids:
+            _, texts = self._served()
+            asked.answer = texts.encode(self._answers.to(prompt))
 
     def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> str:
         """Set the rules of messages, drop what `body` holds only for them, and return the constraint of the answers."""
