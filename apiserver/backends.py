@@ -36,12 +36,15 @@ from serving.errors import UserError
 from serving.workload import Workload
 from sim.fleet import Life
 from sim.remote_prefills import RemotePrefills
+from traces.distributions import Lengths, Lognormal
 from traces.live_recording import Place
 
 if TYPE_CHECKING:
     from apiserver.real_fleet import RealFleet
     from apiserver.request_spans import RequestSpans
 
+# Answers to chats without max_tokens: median 129 and mean 211 tokens, as in Azure's trace of conversations (2023).
+_USUAL_LENGTHS = Lognormal(kind="lognormal", mean=211, sigma=1.0)
 _VOCABULARY = 32_000  # size of the vocabulary of a model that is not known
 _END = 0  # the end-of-sequence token of a twin; no filler token is 0
 
@@ -99,7 +102,7 @@ def make_twin(
             LiveCluster, sink, steps=True, tokens=True, block=1, on_tokens=on_tokens
         ),
         exchange,
-        AnswerLengths(_drawn(settings)),
+        AnswerLengths(_drawn(settings.output_tokens, settings.seed), _drawn(_USUAL_LENGTHS, settings.seed)),
         filler_tokens(texts, vocab_size),
         first.scheduler.block_size,
         settings.speed,
@@ -264,9 +267,8 @@ def _tokenizer_folder(named: str, model: str) -> str:
     return ""
 
 
-def _drawn(settings: ServeSettings) -> Callable[[int], int] | None:
-    """Return a function that draws an answer's length by a seed or request id; None if lengths are not drawn."""
-    lengths = settings.output_tokens
+def _drawn(lengths: Lengths | None, seed: int) -> Callable[[int], int] | None:
+    """Return a function that draws an answer's length by a seed or request id; None without `lengths`."""
     if lengths is None:
         return None
-    return lambda number: int(lengths.draw(np.random.default_rng((settings.seed, abs(number))), 1)[0])
+    return lambda number: int(lengths.draw(np.random.default_rng((seed, abs(number))), 1)[0])

@@ -70,6 +70,7 @@ class Add(Message):
         followed: True if the request is traced
         grammar: constraint on the answer, as `realengine.grammar` writes it; empty for any text
         rules: changes to the logits; None for no changes
+        open_ended: True if the client gave no `max_tokens`, which is then the rest of the model's context
         answer: tokens with which a twin answers, one more than `max_tokens` if they are cut; empty for filler words
         adapter: LoRA adapter that answers; empty for the base model
         operation: OpenTelemetry's name of the operation; `answer_id` is the name of the answer
@@ -104,6 +105,7 @@ class Add(Message):
     adapter: str = ""
     answer: list[int] = []
     prompt_logprobs: int | None = None
+    open_ended: bool = False
 
 
 GRAMMAR_FAILED = "the grammar of the answer gave up; simplify the schema or the expression"

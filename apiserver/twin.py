@@ -33,18 +33,23 @@ _STALL_NS = 200_000_000  # lateness of the whole twin, in real time, from which 
 
 
 class AnswerLengths:
-    """The lengths of answers: `max_tokens` with `ignore_eos` or without `drawn`, else drawn by seed or request id."""
+    """The lengths of answers: `max_tokens` with `ignore_eos` or without `drawn`, else drawn by seed or request id.
 
-    def __init__(self, drawn: Callable[[int], int] | None) -> None:
+    `usual` draws the lengths of answers to requests without `max_tokens`, if there is no `drawn`.
+    """
+
+    def __init__(self, drawn: Callable[[int], int] | None, usual: Callable[[int], int] | None = None) -> None:
         self._drawn = drawn
+        self._usual = drawn or usual
 
     def length(self, id: int, asked: Add) -> int:
         """Return the number of tokens of the answer to request `id`; 0 for a pooling request."""
         if asked.answer:
             return min(len(asked.answer), asked.max_tokens)
-        if self._drawn is None or not asked.stop_ids or not asked.max_tokens:
+        draw = self._usual if asked.open_ended else self._drawn
+        if draw is None or not asked.stop_ids or not asked.max_tokens:
             return asked.max_tokens
-        length = self._drawn(asked.seed if asked.seed is not None else id)
+        length = draw(asked.seed if asked.seed is not None else id)
         return min(max(length, asked.min_tokens, 1), asked.max_tokens)
 
 

@@ -531,6 +531,7 @@ def _asked(
         limit,
         received_ns,
         min_tokens=body.min_tokens,
+        open_ended=body.limit is None and otherwise is None,
         stop_ids=[] if body.ignore_eos else about.stop_ids,
         also_stop_ids=body.stop_token_ids or [],
         temperature=temperature,

@@ -6,6 +6,8 @@ from time import monotonic
 
 import pytest
 
+from apiserver.messages import Add
+from apiserver.twin import AnswerLengths
 from tests.apiserver.served import TWIN, serving
 
 WORDS = [{"role": "user", "content": "Hello"}]
@@ -408,3 +410,11 @@ def test_failures_are_changed_while_the_twin_serves(server):
     assert server.complete().status == 200
     for wrong in ({"refusals": [{"replica": 1}]}, {"refusals": [{"share": 2}]}, {"crashes": []}):
         assert server.ask("PUT", "/admin/failures", wrong).status == 400
+
+
+def test_a_chat_without_a_limit_gets_an_answer_of_usual_length():
+    usual = AnswerLengths(None, lambda number: 100 + number % 7)
+    chat, limited = Add(1, [5], 100_000, 0, stop_ids=[0], open_ended=True), Add(1, [5], 300, 0, stop_ids=[0])
+    assert [usual.length(id, chat) for id in (0, 3)] == [100, 103]
+    assert usual.length(3, limited) == 300
+    assert AnswerLengths(lambda number: 9, lambda number: 100).length(3, chat) == 9
