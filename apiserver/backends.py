@@ -28,18 +28,24 @@ from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
+from serving.deployments.hub_cache import cached_config
 from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype
-from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_catalogue import find_model, hub_id
+from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 from serving.workload import Workload
 from sim.fleet import Life
 from sim.remote_prefills import RemotePrefills
+from traces.distributions import Lengths, Lognormal
 from traces.live_recording import Place
 
 if TYPE_CHECKING:
     from apiserver.real_fleet import RealFleet
     from apiserver.request_spans import RequestSpans
 
+# Answers to chats without max_tokens: median 129 and mean 211 tokens, as in Azure's trace of conversations (2023).
+_USUAL_LENGTHS = Lognormal(kind="lognormal", mean=211, sigma=1.0)
+_VOCABULARY = 32_000  # size of the vocabulary of a model that is not known
 _END = 0  # the end-of-sequence token of a twin; no filler token is 0
 
 
@@ -60,8 +66,11 @@ def make_twin(
     first = scenario.all_pools[0].deployment
     if settings.adapters and any(pool.deployment.lora is None for pool in scenario.all_pools):
         raise UserError("lora_modules", settings.lora_modules, "needs slots; add the section lora to the deployment")
-    vocab_size, folder = 32_000, _tokenizer_folder(first.model)
+    model = _known_model(first.model)
+    vocab_size, folder = model.vocab_size if model else _VOCABULARY, _tokenizer_folder(settings.tokenizer, first.model)
     texts = Tokenizer(Path(folder)) if folder else PlainTexts(vocab_size)
+    if settings.answers and not folder:
+        raise UserError("answers", settings.answers, "needs the model's tokenizer; name one with --tokenizer")
     about = About(
         _model_name(settings, first),
         min(pool.deployment.scheduler.max_model_len for pool in scenario.all_pools),
@@ -73,7 +82,7 @@ def make_twin(
         places=[-1] * scenario.ranks if settings.ports_per_replica else [],
         role=settings.role,
         adapters=settings.adapters,
-        embedding_size=_embedding_size(first.model),
+        embedding_size=model.hidden_size if model else 0,
     )
     run = {
         **_identity(settings),
@@ -93,7 +102,7 @@ def make_twin(
             LiveCluster, sink, steps=True, tokens=True, block=1, on_tokens=on_tokens
         ),
         exchange,
-        AnswerLengths(_drawn(settings)),
+        AnswerLengths(_drawn(settings.output_tokens, settings.seed), _drawn(_USUAL_LENGTHS, settings.seed)),
         filler_tokens(texts, vocab_size),
         first.scheduler.block_size,
         settings.speed,
@@ -105,16 +114,17 @@ def make_twin(
     if settings.kv_events is not None:
         follow_kv(twin, settings, settings.kv_events, deployments, poller)
     metrics = _metrics(about, deployments)
+    twin.on_stall = metrics.stalled
     twin.ledger = ledger = _ledger(twin, metrics, settings, place, run)
     return twin, ledger, metrics
 
 
-def _embedding_size(model: str) -> int:
-    """Return the hidden size of a model; 0 if it is not known."""
+def _known_model(name: str) -> ModelSpec | None:
+    """Return the model, or None if it is not known, as with a user's own cost model."""
     try:
-        return find_model(model).hidden_size
+        return find_model(name)
     except UserError:
-        return 0
+        return None
 
 
 def _metrics(about: About, deployments: Sequence[Deployment]) -> LiveMetrics:
@@ -242,17 +252,23 @@ def _request_spans(settings: ServeSettings, backend: Backend) -> RequestSpans | 
     return RequestSpans(settings.otlp_endpoint, backend.about.model, backend)
 
 
-def _tokenizer_folder(model: str) -> str:
-    """Return the folder of the model's tokenizer; empty if there is none on this machine."""
-    for folder in (Path(model), home() / "models" / model):
-        if (folder / "tokenizer.json").is_file():
-            return str(folder)
+def _tokenizer_folder(named: str, model: str) -> str:
+    """Return the folder of the tokenizer that is `named`, or else of the model's; empty if the model's is not here.
+
+    A tokenizer is named by its folder, or by a name in the local hub cache. Raises UserError if it is not there.
+    """
+    for name in [named] if named else [model, hub_id(model)]:
+        cached = cached_config(name)
+        for folder in (Path(name).expanduser(), home() / "models" / name, *([cached.parent] if cached else [])):
+            if (folder / "tokenizer.json").is_file():
+                return str(folder)
+    if named:
+        raise UserError("tokenizer", named, "has no tokenizer.json; give its folder, or a name in the local hub cache")
     return ""
 
 
-def _drawn(settings: ServeSettings) -> Callable[[int], int] | None:
-    """Return a function that draws an answer's length by a seed or request id; None if lengths are not drawn."""
-    lengths = settings.output_tokens
+def _drawn(lengths: Lengths | None, seed: int) -> Callable[[int], int] | None:
+    """Return a function that draws an answer's length by a seed or request id; None without `lengths`."""
     if lengths is None:
         return None
-    return lambda number: int(lengths.draw(np.random.default_rng((settings.seed, abs(number))), 1)[0])
+    return lambda number: int(lengths.draw(np.random.default_rng((seed, abs(number))), 1)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from time import monotonic_ns
 
@@ -17,6 +18,7 @@ from apiserver.messages import (
     About,
     Add,
     Alive,
+    Asked,
     Delivered,
     Drain,
     Follow,
@@ -24,6 +26,7 @@ from apiserver.messages import (
     Late,
     Output,
     Outputs,
+    Plant,
     Pulse,
     Reply,
     Scrape,
@@ -43,7 +46,7 @@ class EngineClient:
     """A client of the engine process at `address`; `about` describes the served model, or is None without an engine.
 
     `lateness` is the distribution, since the last report, of the delays in seconds with which tokens were sent to
-    clients.
+    clients. `asked` counts the HTTP requests since then, by method, path and kind of status.
     """
 
     def __init__(self, address: str, identity: str) -> None:
@@ -63,6 +66,8 @@ class EngineClient:
         self._well = True
         self._unanswered = 0  # pulses since the last answer
         self.lateness = Distribution(LATENESS_S)
+        self.stalled_ns = 0  # time for which a twin's run has paused
+        self.asked: Counter[tuple[str, str, str]] = Counter()
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start the tasks that read and send messages; they end when they are cancelled."""
@@ -98,7 +103,7 @@ class EngineClient:
 
         Raises Refusal without an answer in 5 s.
         """
-        self._tell_lateness()
+        self._report()
         return await self._ask(Scrape(self._id(), replica))
 
     async def journey(self, name: str) -> bytes:
@@ -108,7 +113,14 @@ class EngineClient:
         """
         return await self._ask(Follow(self._id(), name))
 
-    async def _ask(self, question: Scrape | Follow) -> bytes:
+    async def failures(self, new: str = "") -> bytes:
+        """Replace the failures of a twin's requests by `new` (JSON), if it is not empty; return the present ones.
+
+        Raises Refusal without an answer in 5 s.
+        """
+        return await self._ask(Plant(self._id(), new))
+
+    async def _ask(self, question: Scrape | Follow | Plant) -> bytes:
         self.replica(None)
         reply = self._replies[question.id] = asyncio.get_running_loop().create_future()
         self._send(question)
@@ -131,6 +143,7 @@ class EngineClient:
             message = read_answer(await self._socket.recv())
             match message:
                 case Outputs():
+                    self.stalled_ns = max(self.stalled_ns, message.stalled_ns)
                     for output in message.outputs:
                         if (answer := self._answers.get(output.id)) is not None:
                             answer.take(output, message.due_ns)
@@ -141,6 +154,7 @@ class EngineClient:
                 case About():
                     self._well, self._unanswered = True, 0
                     self.about, self.drains = message, self.drains and self.about is not None
+                    self.stalled_ns = 0
                     self.served.set()
                 case Drain():
                     self.drains = True
@@ -160,15 +174,18 @@ class EngineClient:
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(_LATE_S)
-            self._tell_lateness()
+            self._report()
             if self.about is not None:
                 self._unanswered += 1
                 self._send(Pulse())
 
-    def _tell_lateness(self) -> None:
+    def _report(self) -> None:
         if self.about is not None and any(self.lateness.counts):
             self._send(Late(self.lateness.counts, self.lateness.sum))
             self.lateness = Distribution(LATENESS_S)
+        if self.about is not None and self.asked:
+            self._send(Asked([(*labels, count) for labels, count in self.asked.items()]))
+            self.asked.clear()
 
     def forget(self, id: int) -> None:
         """Drop request `id`, whose outputs are no longer needed."""
@@ -182,6 +199,7 @@ class Answer:
         self.id = id
         self.ended = False
         self._client = client
+        self._stalled_ns = client.stalled_ns  # before this request
         self._new: list[Output] = []
         self._due: list[tuple[int, int]] = []  # time at which tokens should have been sent, and their number
         self._waiter: asyncio.Future[None] | None = None
@@ -193,6 +211,11 @@ class Answer:
             self._due.append((due_ns, len(output.tokens)))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    @property
+    def stalled_ms(self) -> int:
+        """The time in ms for which a twin's run has paused since the request, because its machine stalled."""
+        return max(self._client.stalled_ns - self._stalled_ns, 0) // 1_000_000
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Yield outputs; all outputs that came since the last one was yielded are merged into one."""

@@ -58,6 +58,7 @@ class StepEnd(NamedTuple):
         generated: number of output tokens of the step
         sampled: ids of the requests that got output tokens
         drafts: for each verified draft, its number of tokens and the number of accepted tokens
+        adapters: names of the LoRA adapters of running and of waiting requests, with commas between them
     """
 
     replica: int
@@ -71,3 +72,4 @@ class StepEnd(NamedTuple):
     sampled: list[int]
     admitted: list[Admitted]
     drafts: tuple[tuple[int, int], ...]
+    adapters: tuple[str, str] = ("", "")

@@ -11,7 +11,22 @@ from apiserver.backend import Backend
 from apiserver.exchange import Exchange
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import LiveMetrics
-from apiserver.messages import Abort, Add, Alive, Delivered, Drain, Follow, Hello, Late, Message, Pulse, Reply, Scrape
+from apiserver.messages import (
+    Abort,
+    Add,
+    Alive,
+    Asked,
+    Delivered,
+    Drain,
+    Follow,
+    Hello,
+    Late,
+    Message,
+    Plant,
+    Pulse,
+    Reply,
+    Scrape,
+)
 
 _DELIVERED_S = 2.0  # time to wait at the end for reports that the last answers were delivered
 
@@ -103,6 +118,8 @@ class EngineProcess:
                 exchange.forget(known)
             case Late():
                 self._metrics.late(message)
+            case Asked():
+                self._metrics.asked(message)
             case Pulse():
                 exchange.send(peer, Alive(self._backend.well()))
             case Scrape():
@@ -110,6 +127,8 @@ class EngineProcess:
                 exchange.send(peer, Reply(message.id, text))
             case Follow():
                 exchange.send(peer, Reply(message.id, self._ledger.journey(message.name)))
+            case Plant():
+                exchange.send(peer, Reply(message.id, self._backend.plant(message.failures).encode()))
 
     def _abort(self, id: int, why: str) -> None:
         """Abort request `id`, whose client or API process is gone."""

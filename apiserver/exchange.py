@@ -27,6 +27,7 @@ class Exchange:
         self._next = 0
         self._outgoing: dict[bytes, dict[int, Output]] = {}
         self.peers: set[bytes] = set()
+        self.stalled_ns = 0  # time for which a twin's run has paused
 
     def register(self, poller: zmq.Poller) -> None:
         """Let `poller` wake when a message has come."""
@@ -88,7 +89,7 @@ class Exchange:
         """Send the outputs since the last flush; they should be sent to clients at `due_ns`."""
         outgoing, self._outgoing = self._outgoing, {}
         for peer, outputs in outgoing.items():
-            self.send(peer, Outputs(due_ns, list(outputs.values())))
+            self.send(peer, Outputs(due_ns, list(outputs.values()), self.stalled_ns))
             for id in [id for id, output in outputs.items() if output.finish in ("refused", "cut")]:
                 self.forget(id)
 

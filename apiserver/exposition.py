@@ -20,7 +20,7 @@ class Value:
 
     def __init__(self, name: str, labels: str) -> None:
         self.value: float = 0
-        self._line = f"{name}{{{labels}}} "
+        self._line = f"{name}{{{labels}}} " if labels else f"{name} "
 
     def lines(self) -> list[str]:
         return [f"{self._line}{self.value}"]

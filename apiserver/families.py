@@ -74,9 +74,12 @@ _LENGTHS = {
     "vllm:request_prefill_kv_computed_tokens": "prompt tokens of a finished request that were computed",
 }
 
+HTTP_REQUESTS = Family("http_requests", "counter", "HTTP requests by method, path and kind of status")
+LORA_REQUESTS = Family("vllm:lora_requests_info", "gauge", "time of this list of adapters, since 1970")
 CACHE_CONFIG = Family("vllm:cache_config_info", "gauge", "settings of the KV cache, as labels")
 _LATENESS = "when a token was written to its client minus when the engine had it, or the twin should have"
 _REFUSED = "requests refused because too many were queued"
+_STALLED = "real time for which a twin paused, because its machine stalled"
 _POSITIONS = "draft tokens accepted, by their position in the draft"
 
 
@@ -85,7 +88,7 @@ def _families(kind: Literal["gauge", "counter"], helps: Mapping[str, str]) -> tu
 
 
 OF_THE_SERVER = (
-    *_families("counter", {"vllm:admission_rejections": _REFUSED}),
+    *_families("counter", {"vllm:admission_rejections": _REFUSED, "tokentwin:stalled_seconds": _STALLED}),
     Family("tokentwin:lateness_seconds", "histogram", _LATENESS, LATENESS_S),
     Family("tokentwin:recording", "gauge", "1 while a recording is written, else 0"),
 )

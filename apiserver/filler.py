@@ -8,6 +8,8 @@ from itertools import product
 from typing import Any, Protocol
 from zlib import crc32
 
+from serving.errors import UserError
+
 _WORDS = 512
 _BYTES = 256
 
@@ -45,18 +47,19 @@ class Texts(Protocol):
 def filler_tokens(texts: Texts, vocab_size: int) -> list[int]:
     """Return up to 512 tokens, each of which is a whole word that encodes to this single token.
 
-    Raises ValueError if the tokenizer has no such token.
+    If no token is a word, the tokens are parts of words. Raises UserError if the tokenizer has no such token either.
     """
-    words = []
-    for token in range(vocab_size):
-        text = texts.decode([token])
-        if re.fullmatch(r" [a-z]{3,}", text) and texts.encode(text) == [token]:
-            words.append(token)
-            if len(words) == _WORDS:
-                break
-    if not words:
-        raise ValueError("no token is a word")
-    return words
+    for form in (r" [a-z]{3,}", r" ?[a-z]+"):
+        words = []
+        for token in range(vocab_size):
+            text = texts.decode([token])
+            if re.fullmatch(form, text) and texts.encode(text) == [token]:
+                words.append(token)
+                if len(words) == _WORDS:
+                    break
+        if words:
+            return words
+    raise UserError("tokenizer", None, "has no token of letters alone; name another tokenizer")
 
 
 class Words:

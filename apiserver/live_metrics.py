@@ -7,14 +7,16 @@ ten times real speed counts simulated seconds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from time import time
 from typing import Any, NamedTuple
 
 from apiserver.engine_messages import Admitted, StepEnd
 from apiserver.exposition import Series, exposition
-from apiserver.families import CACHE_CONFIG, OF_THE_SERVER, of_an_engine
-from apiserver.messages import Add, Late, finish_reason
+from apiserver.families import CACHE_CONFIG, HTTP_REQUESTS, LORA_REQUESTS, OF_THE_SERVER, of_an_engine
+from apiserver.messages import Add, Asked, Late, finish_reason
+from apiserver.process_metrics import ProcessMetrics
 from serving.deployments.config import Deployment
-from serving.request import Status
+from serving.request import Request, Status
 from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan
 from serving.workload import STOPPED
@@ -56,6 +58,9 @@ class LiveMetrics:
         self._computed: dict[int, int] = {}  # tokens of each engine since its last step that sampled
         self._engines: dict[int, Series] = {}
         self._server = Series(OF_THE_SERVER, {"model_name": model})
+        self._asked: dict[tuple[str, str, str], Series] = {}
+        self._adapters: dict[int, tuple[str, str]] = {}  # by engine, adapters of running and of waiting requests
+        self._process = ProcessMetrics()
         self._lives: dict[int, _Life] = {}
         self._ended: list[int] = []  # finished requests; the end of their last step is not noted yet
 
@@ -71,9 +76,22 @@ class LiveMetrics:
         """Add an API process's report of the delays with which tokens were sent."""
         self._server.add("tokentwin:lateness_seconds", late.counts, late.sum_s)
 
+    def asked(self, asked: Asked) -> None:
+        """Add an API process's report of the HTTP requests that it has answered."""
+        for method, path, status, count in asked.counts:
+            labels = {"handler": path, "method": method, "status": status}
+            if (series := self._asked.get((method, path, status))) is None:
+                series = self._asked[method, path, status] = Series([HTTP_REQUESTS], labels)
+            series.inc(HTTP_REQUESTS.name, count)
+
+    def stalled(self, seconds: float) -> None:
+        """Count real time for which the run of a twin paused, because its machine stalled."""
+        self._server.inc("tokentwin:stalled_seconds", seconds)
+
     def step(self, end: StepEnd) -> None:
         engine = self._engine(end.replica)
         _holds(engine, end.running, end.waiting, end.deferred, end.usage)
+        self._adapters[end.replica] = end.adapters
         if not end.tokens:
             return  # no step has run: a request was aborted
         engine.inc("vllm:generation_tokens", end.generated)
@@ -193,7 +211,7 @@ class LiveMetrics:
         `records` is True if a recording is being written.
         """
         self._server.set("tokentwin:recording", int(records))
-        engines, caches = {}, []
+        engines, caches, adapters = {}, [], []
         for now in living:
             engines[now.number] = engine = self._engine(now.number)
             if not now.holds:
@@ -202,12 +220,20 @@ class LiveMetrics:
                 cache = Series([CACHE_CONFIG], _cache_labels(now))
                 cache.set(CACHE_CONFIG.name, 1)
                 caches.append(cache)
+                if now.deployment.lora is not None:
+                    running = self._adapters.get(now.number, ("", "")) if now.holds else ("", "")
+                    adapter = Series([LORA_REQUESTS], _lora_labels(now.deployment.lora.max_loras, *running))
+                    adapter.set(LORA_REQUESTS.name, time())
+                    adapters.append(adapter)
         self._engines = engines
         shown = [engine for number, engine in engines.items() if only in (None, number)]
         return (
             exposition(self._families, shown)
             + exposition([CACHE_CONFIG], caches)
+            + (exposition([LORA_REQUESTS], adapters) if adapters else b"")
             + exposition(OF_THE_SERVER, [self._server])
+            + exposition([HTTP_REQUESTS], list(self._asked.values()))
+            + self._process.text()
         )
 
     def _engine(self, number: int) -> Series:
@@ -225,6 +251,10 @@ def _holds(engine: Series, running: int, waiting: int, deferred: int, usage: flo
     engine.set("vllm:kv_cache_usage_perc", usage)
 
 
+def _lora_labels(slots: int, running: str, waiting: str) -> dict[str, str]:
+    return {"max_lora": str(slots), "running_lora_adapters": running, "waiting_lora_adapters": waiting}
+
+
 def _cache_labels(now: ReplicaNow) -> dict[str, str]:
     scheduler, deployment = now.deployment.scheduler, now.deployment
     return {
@@ -239,9 +269,18 @@ def _cache_labels(now: ReplicaNow) -> dict[str, str]:
 
 
 def step_end(
-    replica: int, scheduler: Scheduler, plan: StepPlan, now_ns: int, sampled: list[int], generated: int
+    replica: int,
+    scheduler: Scheduler,
+    plan: StepPlan,
+    now_ns: int,
+    sampled: list[int],
+    generated: int,
+    lora: bool = False,
 ) -> StepEnd:
-    """Return the message about the end of a step for the metrics; `scheduler` has committed its `plan`."""
+    """Return the message about the end of a step for the metrics; `scheduler` has committed its `plan`.
+
+    With `lora` the message names the adapters of running and of waiting requests.
+    """
     pool = scheduler.pool
     return StepEnd(
         replica,
@@ -255,4 +294,10 @@ def step_end(
         sampled,
         [Admitted(one.id, one.prompt_len, one.first_hit or 0, one.preemptions) for one in plan.admitted],
         plan.verified,
+        (_adapters_of(scheduler.running.values()), _adapters_of(scheduler.waiting)) if lora else ("", ""),
     )
+
+
+def _adapters_of(requests: Iterable[Request]) -> str:
+    """Return the names of the adapters of `requests`, with commas between them, as vLLM does."""
+    return ",".join(dict.fromkeys(request.arrived.adapter for request in requests if request.arrived.adapter))

@@ -70,6 +70,7 @@ class Add(Message):
         followed: True if the request is traced
         grammar: constraint on the answer, as `realengine.grammar` writes it; empty for any text
         rules: changes to the logits; None for no changes
+        open_ended: True if the client gave no `max_tokens`, which is then the rest of the model's context
         answer: tokens with which a twin answers, one more than `max_tokens` if they are cut; empty for filler words
         adapter: LoRA adapter that answers; empty for the base model
         operation: OpenTelemetry's name of the operation; `answer_id` is the name of the answer
@@ -104,6 +105,7 @@ class Add(Message):
     adapter: str = ""
     answer: list[int] = []
     prompt_logprobs: int | None = None
+    open_ended: bool = False
 
 
 GRAMMAR_FAILED = "the grammar of the answer gave up; simplify the schema or the expression"
@@ -150,6 +152,12 @@ class Late(Message):
     sum_s: float
 
 
+class Asked(Message):
+    """A report of the HTTP requests since the last one: their number by method, path and kind of status (`2xx`)."""
+
+    counts: list[tuple[str, str, str, int]]
+
+
 class Pulse(Message):
     """A question whether the engine process still runs; `Alive` answers it."""
 
@@ -174,8 +182,15 @@ class Follow(Message):
     name: str
 
 
+class Plant(Message):
+    """New failures of requests as JSON, or empty text to ask for the present ones; a `Reply` has the present ones."""
+
+    id: int
+    failures: str
+
+
 class Reply(Message):
-    """An answer: metrics in Prometheus' text format, or a trace as JSON; empty if there is none."""
+    """An answer: metrics in Prometheus' text format, or a trace or failures as JSON; empty if there is none."""
 
     id: int
     text: bytes
@@ -206,17 +221,21 @@ class Output(msgspec.Struct, array_like=True):
 
 
 class Outputs(Message):
-    """The outputs of one step for one API process; they should be sent to clients at `due_ns`."""
+    """The outputs of one step for one API process; they should be sent to clients at `due_ns`.
+
+    `stalled_ns` is the time for which the run of a twin has paused so far, because its machine stalled.
+    """
 
     due_ns: int
     outputs: list[Output]
+    stalled_ns: int = 0
 
 
 class Drain(Message):
     """A message from the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Late | Pulse | Scrape | Follow
+To = Hello | Add | Abort | Delivered | Late | Asked | Pulse | Scrape | Follow | Plant
 From = About | Outputs | Alive | Reply | Drain
 
 encode = msgspec.msgpack.Encoder().encode

@@ -105,11 +105,13 @@ async def _serve_http(
 ) -> None:
     from aiohttp import web
 
+    from apiserver.certificate import follow_certificate, tls_context
     from apiserver.engine_client import EngineClient
     from apiserver.openai_api.api import Api, texts_of
-    from apiserver.openai_api.api_keys import read_keys, tls_context
+    from apiserver.openai_api.api_keys import read_keys
     from apiserver.openai_api.bodies import Bodies
     from apiserver.openai_api.connection import listen
+    from apiserver.openai_api.given_answers import read_answers
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -125,8 +127,8 @@ async def _serve_http(
         await asyncio.wait_for(engine.served.wait(), _ENGINE_S)
     keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
     bodies = Bodies(settings.body_limit, settings.client_timeout)
-    timeout, tool_format = settings.request_timeout, settings.tool_call_parser
-    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format)
+    timeout, tool_format, answers = settings.request_timeout, settings.tool_call_parser, read_answers(settings.answers)
+    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers)
     runners, servers = [], []
     for place, port in enumerate(listening):
         app = api.application(place if settings.ports_per_replica else None)
@@ -135,6 +137,8 @@ async def _serve_http(
         assert runner.server is not None
         servers.append(await listen(runner.server, settings.client_timeout, sock=port, ssl=tls))
         runners.append(runner)
+    if tls is not None and settings.tls_cert is not None:
+        tasks.append(asyncio.create_task(follow_certificate(tls, settings.tls_cert, settings.tls_key)))
     gc.freeze()  # the objects made so far are kept
     asked = asyncio.create_task(stopped.wait())
     ended, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -131,10 +131,12 @@ class Requests:
         self._failed: set[int] = set()  # requests whose grammar has failed in the step that ends
         self._outputs: dict[int, Output] = {}  # outputs that were not sent yet, by request
         self._messages: list[Any] = []
+        self._lora = False
 
     def serve(self, about: About) -> None:
         """Send `about`, and run the requests that arrive until `End`."""
         self._messages.append(about)
+        self._lora = bool(about.adapters)
         self._note_kv()
         self._flush()
         with no_cycle_search():
@@ -246,7 +248,7 @@ class Requests:
         sampled = [output.id for output in outputs.values() if output.tokens]
         generated = sum(len(output.tokens) for output in outputs.values())
         now_ns = end_ns - self._recorder.started_ns
-        self._messages.append(step_end(0, self._engine.scheduler, plan, now_ns, sampled, generated))
+        self._messages.append(step_end(0, self._engine.scheduler, plan, now_ns, sampled, generated, self._lora))
         self._recorder.flush_steps()
         self._note_kv()
         self._messages.append(Outputs(end_ns, list(outputs.values())))

@@ -120,6 +120,10 @@ class RealFleet:
     def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
         return None
 
+    def plant(self, failures: str) -> str:
+        """Return empty text: only a twin's requests fail at will."""
+        return ""
+
     def abort(self, id: int, why: str) -> None:
         if (engine := self._engine_of.get(id)) is not None:
             engine.process.send(Abort(id, why))

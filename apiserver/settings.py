@@ -13,7 +13,16 @@ from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
 from traces.distributions import Lengths
 
-_OF_A_TWIN = ("gpu", "calibration", "output_tokens", "failures", "ports_per_replica", "kv_links")
+_OF_A_TWIN = (
+    "gpu",
+    "calibration",
+    "tokenizer",
+    "answers",
+    "output_tokens",
+    "failures",
+    "ports_per_replica",
+    "kv_links",
+)
 _ENDPOINT = r"^tcp://.+:[0-9]{1,5}$"
 
 
@@ -102,6 +111,16 @@ class ServeSettings(Request):
     replicas: int | None = Field(None, ge=1, le=100_000, description="number of replicas behind the router")
     router: str | None = Field(None, description="name of the router; by default round-robin")
     speed: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="simulated seconds per real second")
+    tokenizer: str = Field(
+        "",
+        description="the twin's tokenizer: a folder with tokenizer.json, or a name in the local hub cache; by default "
+        "the model's, or if that is not on this machine an approximation of four characters per token",
+    )
+    answers: str = Field(
+        "",
+        description="texts of the twin's answers: echo repeats the prompt; a JSON file has answers by prompt. By "
+        "default words without meaning",
+    )
     output_tokens: Lengths | None = Field(
         None,
         description="number of tokens of the twin's answers, or in JSON a distribution as in a trace's specification",
@@ -165,8 +184,7 @@ class ServeSettings(Request):
         if self.ports_per_replica and self.router:
             remedy = "cannot be combined with ports_per_replica, where a gateway chooses the replica; leave one out"
             raise UserError("router", self.router, remedy)
-        requests = () if self.failures is None else (*self.failures.refusals, *self.failures.cuts)
-        if not self.ports_per_replica and any(accident.replica is not None for accident in requests):
+        if not self.ports_per_replica and self.failures is not None and self.failures.of_one_replica:
             raise UserError(
                 "failures", None, "replica needs ports_per_replica; set ports_per_replica, or leave replica out"
             )

@@ -13,7 +13,9 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any
 
-from apiserver.openai_api.api_keys import read_keys, tls_context
+from apiserver.certificate import tls_context
+from apiserver.openai_api.api_keys import read_keys
+from apiserver.openai_api.given_answers import read_answers
 from apiserver.processes import Engine, api_main, engine_main
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
@@ -45,6 +47,7 @@ def serve(
     cannot be served, or if the server cannot listen on an address.
     """
     read_keys(settings.api_key_file)
+    read_answers(settings.answers)  # an error is told before any process starts
     scheme = "http" if tls_context(settings.tls_cert, settings.tls_key) is None else "https"
     if settings.twin:
         deployment = served_fleet(settings, deployment)

@@ -12,12 +12,13 @@ from typing import Any
 from zlib import crc32
 
 from apiserver.exchange import Exchange
-from apiserver.failures import Accidents, ServedFailures
+from apiserver.failures import Accidents, RequestFailures
 from apiserver.kv_cache_events.feeds import KvFeeds
 from apiserver.ledger import Ledger
 from apiserver.live_metrics import ReplicaNow, step_end
 from apiserver.messages import About, Add
 from apiserver.prompt_segments import Answer, PromptSegments
+from apiserver.run_clock import RunClock
 from apiserver.served_fleet import class_of
 from realengine.logit_rules import Logprob
 from serving.request import Request
@@ -29,23 +30,29 @@ from sim.remote_prefills import RemotePrefills
 from sim.run_log import TokenObserver
 
 _SECOND_NS = 1_000_000_000
+_STALL_NS = 200_000_000  # lateness of the whole twin, in real time, from which on its run pauses
 
 
 class AnswerLengths:
-    """The lengths of answers: `max_tokens` with `ignore_eos` or without `drawn`, else drawn by seed or request id."""
+    """The lengths of answers: `max_tokens` with `ignore_eos` or without `drawn`, else drawn by seed or request id.
 
-    def __init__(self, drawn: Callable[[int], int] | None) -> None:
+    `usual` draws the lengths of answers to requests without `max_tokens`, if there is no `drawn`.
+    """
+
+    def __init__(self, drawn: Callable[[int], int] | None, usual: Callable[[int], int] | None = None) -> None:
         self._drawn = drawn
+        self._usual = drawn or usual
 
     def length(self, id: int, asked: Add) -> int:
         """Return the number of tokens of the answer to request `id`; 0 for a pooling request."""
         if asked.answer:
             return min(len(asked.answer), asked.max_tokens)
-        if self._drawn is None or not asked.stop_ids or not asked.max_tokens:
+        draw = self._usual if asked.open_ended else self._drawn
+        if draw is None or not asked.stop_ids or not asked.max_tokens:
             return asked.max_tokens
         if asked.temperature == 0:
             id = crc32(array("q", asked.prompt).tobytes())  # equal requests get equal answers
-        length = self._drawn(asked.seed if asked.seed is not None else id)
+        length = draw(asked.seed if asked.seed is not None else id)
         return min(max(length, asked.min_tokens, 1), asked.max_tokens)
 
 
@@ -53,7 +60,7 @@ class Twin:
     """The backend of a simulated fleet; with `speed` 10, ten simulated seconds pass in a real second.
 
     `cluster` returns the `LiveCluster` for a sink of rows and an observer of tokens. Answers consist of tokens from
-    `filler`.
+    `filler`. `on_stall` gets the real seconds of each stall of the machine, during which the run pauses.
     """
 
     def __init__(
@@ -66,7 +73,7 @@ class Twin:
         block_size: int,
         speed: float = 1.0,
         now: Callable[[], int] = monotonic_ns,
-        accidents: Accidents = Accidents(ServedFailures()),
+        accidents: Accidents = Accidents(RequestFailures()),
     ) -> None:
         self.about = about
         self.ledger: Ledger
@@ -74,24 +81,25 @@ class Twin:
         self._lengths = lengths
         self._filler = filler
         self._segments = PromptSegments(block_size)
-        self._speed = speed
         self._accidents = accidents
         self._now = now
         self._open: dict[int, _Answer] = {}
         self._adds: list[Callable[[int], None]] = []  # functions to call with a time of the run
         self._aborts: dict[int, tuple[str, str]] = {}  # status and reason by request
         self._due_ns = 0  # time at which the outputs in the exchange should be sent
+        self._next_ns = inf  # time of the run of the next event
+        self.on_stall: Callable[[float], None] = lambda seconds: None
         self.cluster = cluster(self, self._step_ended)
         self.kv_feeds: KvFeeds | None = None
         self.prefills: RemotePrefills | None = None
-        self._origin_ns = now()
+        self._clock = RunClock(now(), speed)
         self.cluster.follow(self._ready, self._gone)
 
     def run_ns(self, monotonic_ns: int) -> int:
-        return round((monotonic_ns - self._origin_ns) * self._speed)
+        return self._clock.run_ns(monotonic_ns)
 
     def monotonic_ns(self, run_ns: float) -> int:
-        return round(self._origin_ns + run_ns / self._speed)
+        return self._clock.monotonic_ns(run_ns)
 
     def add(self, id: int, asked: Add) -> None:
         cut = self._accidents.cut(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
@@ -113,6 +121,13 @@ class Twin:
         accident = self._accidents.refusal(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
         return None if accident is None else (accident.status, "the twin's failures have this request refused")
 
+    def plant(self, failures: str) -> str:
+        """Replace the failures of requests by `failures` (JSON; empty: keep them), and return the present ones."""
+        if failures:
+            begin_s = self.run_ns(self._now()) / _SECOND_NS
+            self._accidents = Accidents(RequestFailures.model_validate_json(failures), begin_s)
+        return self._accidents.failures.model_dump_json(include=set(RequestFailures.model_fields))
+
     def abort(self, id: int, why: str) -> None:
         end = ("finished", STOPPED) if why == "stop" else ("cancelled", why)
         self._aborts.setdefault(id, end)
@@ -120,14 +135,26 @@ class Twin:
     def turn(self) -> float | None:
         if self.kv_feeds is not None:
             self.kv_feeds.replay()
+        self._note_stall()
         self._advance()
         self._exchange.flush(self._due_ns)
+        self._next_ns = self.cluster.next_ns
         if self._aborts:
             return 0.0
-        next_ns = self.cluster.next_ns
-        if next_ns == float("inf"):
+        if self._next_ns == inf:
             return None
-        return max((self.monotonic_ns(next_ns) - self._now()) / _SECOND_NS, 0.0)
+        return max((self.monotonic_ns(self._next_ns) - self._now()) / _SECOND_NS, 0.0)
+
+    def _note_stall(self) -> None:
+        """Let the run pause if the next event is long overdue, because this machine or this process had no time."""
+        if self._next_ns == inf:
+            return
+        now_ns = self._now()
+        late_ns = now_ns - self.monotonic_ns(self._next_ns)
+        if late_ns > _STALL_NS:
+            self._clock.pause(self._next_ns, now_ns)
+            self._exchange.stalled_ns = self._clock.stalled_ns
+            self.on_stall(late_ns / _SECOND_NS)
 
     def replicas(self) -> list[ReplicaNow]:
         now = []
@@ -204,7 +231,8 @@ class Twin:
                 if answer.cut_after is not None and len(answer.tokens) >= answer.cut_after:
                     self._cut(request.id, answer, "the twin's failures had its connection break")
         scheduler = self.cluster.replicas[replica].scheduler
-        self.ledger.step_ended(step_end(replica, scheduler, plan, now_ns, sampled, generated))
+        lora = bool(self.about.adapters)
+        self.ledger.step_ended(step_end(replica, scheduler, plan, now_ns, sampled, generated, lora))
 
     def _cut(self, id: int, answer: _Answer, why: str) -> None:
         """Break the connection to the client of request `id`; its answer is never reported as delivered."""

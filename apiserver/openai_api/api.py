@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from apiserver.engine_client import EngineClient
+from apiserver.failures import RequestFailures
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
 from apiserver.messages import About, Add
@@ -28,8 +29,10 @@ from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
 from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, Picks, timed_out, write_stream, write_whole
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
+from apiserver.openai_api.given_answers import GivenAnswers
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
 from apiserver.openai_api.kv_transfer import KvTransferParams
+from apiserver.openai_api.planted_failures import HEADER, BrokenDocuments, failing, planted_failure
 from apiserver.openai_api.prompt_length import PromptLength
 from apiserver.openai_api.protocol import (
     ChatRequest,
@@ -65,7 +68,7 @@ class Api:
 
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
-    the model chooses to make; `auto` follows its chat template.
+    the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Api:
         keys: Sequence[bytes] = (),
         hosts: Collection[str] = (),
         tool_format: str = "auto",
+        answers: GivenAnswers | None = None,
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -86,13 +90,14 @@ class Api:
         self._keys = keys
         self._hosts = hosts
         self._tool_format = tool_format
+        self._answers = answers
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
 
     def application(self, place: int | None = None) -> web.Application:
         """Return the application for a port that serves every replica, or only the replica at `place`."""
-        app = web.Application(middlewares=[refusals, self._guarded])
+        app = web.Application(middlewares=[self._counted, refusals, self._guarded])
         app[_PLACE] = place
         app.on_cleanup.append(self._ended)
         post = partial(web.post, expect_handler=expect)
@@ -111,6 +116,8 @@ class Api:
                 web.get("/version", self.version),
                 web.get("/metrics", self.metrics),
                 web.get("/journeys/{name}", self.journey),
+                web.get("/admin/failures", self.failures),
+                web.put("/admin/failures", self.failures, expect_handler=expect),
                 web.get("/health", self.health),
                 web.get("/ping", self.health),
                 post("/ping", self.health),
@@ -131,6 +138,19 @@ class Api:
             if self._keys:
                 check_key(request.headers.get("Authorization", request.headers.get("X-Api-Key", "")), self._keys)
         return await handler(request)
+
+    @web.middleware
+    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count the request by the path of its handler, and by the kind of its status, as vLLM does."""
+        status = 499  # the client went away
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            resource = request.match_info.route.resource
+            path = resource.canonical if resource is not None else "none"
+            self._engine.asked[request.method, path, f"{status // 100}xx"] += 1
 
     # Endpoints for operators
 
@@ -213,6 +233,20 @@ class Api:
             raise Refusal(404, "no request of this name was followed; send it with the header X-Journey: 1", "name")
         return web.Response(body=journey, content_type="application/json")
 
+    async def failures(self, request: web.Request) -> web.Response:
+        """Return the failures of a twin's requests; `PUT` replaces them first, and their times count from then on."""
+        about, _ = self._served()
+        if not about.twin:
+            raise Refusal(404, "only a twin has failures")
+        new = ""
+        if request.method == "PUT":
+            async with self._bodies.take(request) as given:
+                failures = given.parse(RequestFailures)
+            if failures.of_one_replica and not about.places:
+                raise Refusal(400, "replica needs --ports-per-replica; leave replica out", "replica")
+            new = failures.model_dump_json()
+        return web.Response(body=await self._engine.failures(new), content_type="application/json")
+
     # Generation
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -267,6 +301,8 @@ class Api:
             if not prompts:
                 raise Refusal(400, "prompt is missing; add it", "prompt")
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
+            for one, said in zip(asked, body.prompts, strict=True):
+                self._answer(one, said if isinstance(said, str) else texts.decode(one.prompt))
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
@@ -281,6 +317,7 @@ class Api:
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
+            self._answer(asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts)
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
             constraint = self._restricted(body, asked)
@@ -300,6 +337,12 @@ class Api:
             return ChosenCalls(name, parameters_of(body.tools))
         except ValueError as error:
             raise Refusal(400, f"tools {error}", "tools") from None
+
+    def _answer(self, asked: Add, prompt: str) -> None:
+        """Set the answer to `prompt`, if a twin has one; a request that ignores the end gets filler words."""
+        if self._answers is not None and asked.stop_ids:
+            _, texts = self._served()
+            asked.answer = texts.encode(self._answers.to(prompt))
 
     def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> str:
         """Set the rules of messages, drop what `body` holds only for them, and return the constraint of the answers."""
@@ -366,6 +409,7 @@ class Api:
         completions and chats.
         """
         about, texts = self._served()
+        failure = planted_failure(_plain_header(request, HEADER, 128), about.twin)
         given_id = _plain_header(request, "X-Request-Id", 128) or body.request_id
         answer_id = given_id or f"{style.id_prefix}-{uuid4().hex}"
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
@@ -384,9 +428,11 @@ class Api:
             for index, asked in enumerate(every):
                 _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = source
+                answer = answers.enter_context(self._engine.open(asked))
                 choice = Choice(
                     index,
-                    answers.enter_context(self._engine.open(asked)),
+                    answer,
+                    failing(answer, failure),
                     self._detokenizer(about, body, bool(asked.answer)),
                     Usage(len(asked.prompt)),
                     [*asked.stop_ids, *asked.also_stop_ids],
@@ -405,6 +451,8 @@ class Api:
             wants_usage = stream_options.include_usage
             form = documents or partial(Documents, wants_usage=wants_usage)
             written = form(style, answer_id, body.model or about.model, int(time()))
+            if failure.broken:
+                written = BrokenDocuments(written)
             if body.stream:
                 so_far = wants_usage and stream_options.continuous_usage_stats
                 return await write_stream(request, choices, written, usage, so_far, drawn, self._deadline_s)
@@ -554,6 +602,7 @@ def _asked(
         limit,
         received_ns,
         min_tokens=body.min_tokens,
+        open_ended=body.limit is None and otherwise is None,
         stop_ids=[] if body.ignore_eos else about.stop_ids,
         also_stop_ids=body.stop_token_ids or [],
         temperature=temperature,

@@ -1,9 +1,8 @@
-"""API keys and host names, by which requests are authorised, and TLS."""
+"""API keys and host names, by which requests are authorised."""
 
 from __future__ import annotations
 
 import hmac
-import ssl
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -47,18 +46,3 @@ def check_host(host: str, allowed: Collection[str]) -> None:
         name = None
     if name not in allowed:
         raise Refusal(400, f"Host: {host[:256]} is not a name of this server; its operator can allow it")
-
-
-def tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the TLS context for the PEM files of a certificate and its key; None without a certificate.
-
-    Raises UserError if they cannot be used.
-    """
-    if cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(cert, key, password="")  # an empty password, so that OpenSSL never asks for one
-    except OSError as error:  # ssl.SSLError is an OSError
-        raise UserError("tls_cert", cert, f"cannot be used with tls_key {key}: {reason(error)}") from None
-    return context

@@ -35,6 +35,10 @@ class BlockStream(ABC):
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """Return the whole answer as one document."""
 
+    def encode(self, document: dict[str, Any]) -> bytes:
+        """Return a whole document as JSON."""
+        return json.dumps(document).encode()
+
     @abstractmethod
     def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         """Return the first events of a stream."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic_ns
@@ -25,6 +25,7 @@ class Choice:
     """The choice `index` of a request: the engine's answer, and the detokenizer that turns its tokens into text.
 
     Attributes:
+        outputs: the outputs of the answer, in a twin with the failure that the client asks for
         ends: tokens that end the choice; they become text only if `keeps_ends`. Such a token is the `stop_reason`,
             unless it is `silent`
         echo: text with which the choice begins; if `all_of_it`, generated text is dropped
@@ -35,6 +36,7 @@ class Choice:
 
     index: int
     answer: Answer
+    outputs: AsyncIterable[Output]
     detokenizer: Detokenizer | Words
     usage: Usage
     ends: Sequence[int] = ()
@@ -53,7 +55,7 @@ class Choice:
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the text piece by piece. Raises Refusal if the engine refuses the request or crashes."""
         text = self.echo
-        async for output in self.answer:
+        async for output in self.outputs:
             if output.finish in ("refused", "crashed", "failed"):
                 raise refusal_for(output)
             piece = self._piece(output)
@@ -164,7 +166,9 @@ async def write_whole(
     made_ns = monotonic_ns()
     _complete(usage, choices, picks.drawn)
     document = documents.whole(picks.best([whole[choice.index] for choice in choices]), usage)
-    response = web.json_response(document if handed_on is None else {**document, "kv_transfer_params": handed_on})
+    whole_document = document if handed_on is None else {**document, "kv_transfer_params": handed_on}
+    body = documents.encode(whole_document)
+    response = web.Response(body=body, content_type="application/json", charset="utf-8", headers=_stalled(choices))
     await response.prepare(request)
     await response.write_eof()
     for choice in choices:
@@ -196,7 +200,7 @@ async def write_stream(
             async for piece in pieces_of(choices):
                 choice = choices[piece.index]
                 if response is None:
-                    response = web.StreamResponse(headers=headers)
+                    response = web.StreamResponse(headers={**headers, **_stalled(choices)})
                     await response.prepare(request)
                     openings = [
                         documents.opening(one.index, Usage(one.usage.prompt_tokens) if so_far else None)
@@ -222,6 +226,12 @@ async def write_stream(
     for choice in choices:
         choice.delivered()
     return response
+
+
+def _stalled(choices: Sequence[Choice]) -> dict[str, str]:
+    """Return the header that tells for how long the twin's machine stalled so far; none if it did not."""
+    stalled_ms = max(choice.answer.stalled_ms for choice in choices)
+    return {"X-Twin-Stalled-Ms": str(stalled_ms)} if stalled_ms else {}
 
 
 def _complete(usage: Usage, choices: Sequence[Choice], drawn: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 from apiserver.settings import ServeSettings
 from serving.errors import UserError
 from tests.apiserver.served import serving
+from tests.apiserver.test_live_metrics import families
 
 DEPLOYMENT = "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\nlora: {max_loras: 1}\n"
 
@@ -19,6 +20,15 @@ def test_an_adapter_is_asked_for_as_the_model(tmp_path):
         for name in (base["id"], "medical", "legal"):
             assert server.complete(model=name, max_tokens=2).document["model"] == name
         assert server.complete(model="tax").status == 404
+        scraped = families(server.ask("GET", "/metrics").body)
+        (lora,) = scraped["vllm:lora_requests_info"].samples
+        assert lora.labels == {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        asked = {
+            sample.labels["status"]: sample.value
+            for sample in scraped["http_requests"].samples
+            if sample.labels["handler"] == "/v1/completions"
+        }
+        assert asked == {"2xx": 3, "4xx": 1}
     workload = pq.read_table(tmp_path / "out" / "workload.parquet")
     assert workload["adapter"].to_pylist() == ["", "medical", "legal"]
 

@@ -105,5 +105,12 @@ def test_containers_start_the_command_with_options_that_it_has():
     for arguments in (command, container["args"]):
         asked = serve.make_context("serve", [*entry[2:], *arguments]).params
         assert asked["twin"] and asked["host"] == "0.0.0.0" and asked["port"] is None
+    assert all(re.search(r":\d+\.\d+\.\d+", base) for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE))
+    assert (
+        int(re.search(r"^USER (.*)$", text, re.MULTILINE)[1]) > 0
+    )  # Kubernetes checks only a number with runAsNonRoot
+    assert documents[0]["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"]
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
+    assert kustomization["images"][0]["name"] == container["image"].partition(":")[0]
     (port,) = container["ports"]
     assert f"EXPOSE {port['containerPort']}" in text and port["containerPort"] == 8000

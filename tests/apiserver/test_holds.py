@@ -145,6 +145,16 @@ def test_keys_and_tls(tmp_path):
             assert server.ask("GET", "/health", None, Host=host).status == 200, "a probe may call it by its address"
         assert server.ask("GET", "/ready").status == server.ask("GET", "/metrics").status == 200
         assert b" 200 " not in server.raw(b"GET / HTTP/1.1\r\n\r\n")
+        cert.write_text("half a certificate")
+        soon(lambda: "stays as it was" in server.said)
+        assert server.ask("GET", "/ready").status == 200
+        subprocess.run([*make, "-out", cert, "-keyout", key], check=True, capture_output=True)
+        soon(lambda: "read again" in server.said)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            server.ask("GET", "/ready")
+        server.tls = ssl.create_default_context(cafile=cert)
+        server.tls.check_hostname = False
+        assert server.ask("GET", "/ready").status == 200
         assert "secret" not in server.said
 
 

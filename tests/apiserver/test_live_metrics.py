@@ -12,6 +12,7 @@ from apiserver.messages import About, Add, Late
 from apiserver.twin import AnswerLengths, Twin
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
+from serving.deployments.lora import LoraConfig
 from serving.metrics import METRICS
 from serving.speculative import SpeculativeConfig
 from sim.live_cluster import LiveCluster
@@ -74,7 +75,9 @@ VLLM = {
 DRAFTING = {
     f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 }
-OURS = {"tokentwin:lateness_seconds", "tokentwin:recording"}
+PROCESS = {"cpu_seconds", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "open_fds", "max_fds"}
+OURS = {"tokentwin:lateness_seconds", "tokentwin:recording", "tokentwin:stalled_seconds", "http_requests"}
+OURS |= {f"process_{name}" for name in PROCESS}
 SPLITS = {
     "reason": {"capacity", "deferred", "max_num_queued_reqs", "max_num_queued_tokens"},
     "sleep_state": {"awake", "weights_offloaded", "discard_all"},
@@ -467,3 +470,28 @@ def test_the_cache_is_described_by_replica():
         ("0", "512", "16"),
         ("1", "512", "16"),
     ]
+
+
+def test_a_twin_pauses_while_its_machine_stalls():
+    served = Served()
+    served.twin.on_stall = served.metrics.stalled
+    served.ask(20, 10)
+    served.wait(ms=5000)
+    stalled_ns = served.wire.stalled_ns
+    assert not served.wire.ends  # the tokens of these 5 s do not come at once
+    assert 4.9 * S < stalled_ns < 5 * S
+    assert served.twin.run_ns(served.now_ns) == 5 * S - stalled_ns
+    served.until_idle()
+    counted = families(served.metrics.text([one_replica()], True))["tokentwin:stalled_seconds"].samples
+    assert [sample.value for sample in counted] == [stalled_ns / S]
+
+
+def test_adapters_of_running_and_waiting_requests_are_named_as_in_vllm():
+    metrics, replica = (
+        LiveMetrics("a-model", LONGEST),
+        one_replica()._replace(deployment=Deployment(lora=LoraConfig(max_loras=2))),
+    )
+    metrics.step(StepEnd(0, 5, 2, 1, 0, 0.5, 8, 2, [], [], (), ("legal,tax", "medical")))
+    (lora,) = families(metrics.text([replica], True))["vllm:lora_requests_info"].samples
+    assert lora.labels == {"max_lora": "2", "running_lora_adapters": "legal,tax", "waiting_lora_adapters": "medical"}
+    assert "vllm:lora_requests_info" not in families(metrics.text([one_replica()], True))

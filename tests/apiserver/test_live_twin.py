@@ -74,6 +74,7 @@ chats = st.builds(
 class Wire:
     """Stands for the exchange between processes; keeps what was delivered, and when clients should have left."""
 
+    stalled_ns: int = 0
     given: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     due_ns: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[int, str] = field(default_factory=dict)
@@ -205,7 +206,7 @@ def any_fleets(draw):
     policy=st.sampled_from(["vllm", "sarathi", "sjf", "fair", "priority-ageing"]),
     blocks=st.sampled_from([42, 90, 2000]),
     overlapped=st.booleans(),
-    late_ns=st.sampled_from([0, 300_000, 7 * MS]),
+    late_ns=st.sampled_from([0, 300_000, 7 * MS, 300 * MS]),
     speed=st.sampled_from([1.0, 7.3]),
     cut_after=st.none() | st.integers(1, 30),
     killed_at=st.floats(0, 1),

@@ -1,9 +1,13 @@
 """The server's answers: every endpoint, whole and as a stream, compared with the twin that it serves."""
 
 import json
+from http.client import HTTPException
+from time import monotonic
 
 import pytest
 
+from apiserver.messages import Add
+from apiserver.twin import AnswerLengths
 from tests.apiserver.served import TWIN, serving
 
 WORDS = [{"role": "user", "content": "Hello"}]
@@ -473,3 +477,70 @@ def test_embeddings_have_length_1_and_one_for_each_input(server):
 )
 def test_embeddings_that_cannot_be_made_are_refused_by_field(server, body, param):
     assert server.ask("POST", "/v1/embeddings", body).error["param"] == param
+
+
+def test_the_vocabulary_is_the_models_own(server):
+    beginning = 128_000  # Llama-3's token that begins a sequence; its vocabulary has 128,256 tokens
+    assert server.complete(prompt=[beginning, 17]).status == 200
+    assert "below 128256" in server.complete(prompt=[128_256]).error["message"]
+
+
+@pytest.mark.parametrize("status", [401, 429, 500])
+def test_a_client_asks_for_a_refusal(server, status):
+    refused = server.ask("POST", "/v1/completions", {"prompt": "a"}, X_Twin_Failure=f"status={status}")
+    assert refused.status == status and "X-Twin-Failure" in refused.error["message"]
+
+
+@pytest.mark.parametrize("header", ["status=200", "status", "cut=0", "stall=-1", "stall=inf", "broken=1", "naught"])
+def test_a_failure_that_is_none_is_refused_in_one_line(server, header):
+    refused = server.ask("POST", "/v1/completions", {"prompt": "a"}, X_Twin_Failure=header)
+    assert refused.status == 400 and "stall=2.5" in refused.error["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_asks_for_a_broken_connection(server, stream):
+    asked = {"prompt": "a", "max_tokens": 9, "ignore_eos": True, "stream": stream}
+    with pytest.raises(OSError):  # an incomplete read, or a reset
+        try:
+            server.ask("POST", "/v1/completions", asked, X_Twin_Failure="cut=4")
+        except HTTPException as error:
+            raise ConnectionError from error
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_asks_for_broken_documents(server, stream):
+    asked = {"prompt": "a", "max_tokens": 9, "stream": stream}
+    answered = server.ask("POST", "/v1/completions", asked, X_Twin_Failure="broken")
+    lines = [line.removeprefix(b"data: ") for line in answered.body.split(b"\n\n") if line and b"[DONE]" not in line]
+    assert answered.status == 200 and lines
+    for line in lines:
+        with pytest.raises(ValueError):
+            json.loads(line)
+
+
+def test_a_client_asks_for_a_stall(server):
+    began = monotonic()
+    answered = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 5}, X_Twin_Failure="stall=0.3")
+    assert answered.document["usage"]["completion_tokens"] == 5
+    assert monotonic() - began > 0.3
+
+
+def test_failures_are_changed_while_the_twin_serves(server):
+    planted = server.ask("PUT", "/admin/failures", {"refusals": [{"status": 502}], "seed": 3})
+    try:
+        assert planted.document == server.ask("GET", "/admin/failures").document
+        assert planted.document["refusals"][0]["status"] == 502 and planted.document["seed"] == 3
+        assert server.complete().status == 502
+    finally:
+        server.ask("PUT", "/admin/failures", {})
+    assert server.complete().status == 200
+    for wrong in ({"refusals": [{"replica": 1}]}, {"refusals": [{"share": 2}]}, {"crashes": []}):
+        assert server.ask("PUT", "/admin/failures", wrong).status == 400
+
+
+def test_a_chat_without_a_limit_gets_an_answer_of_usual_length():
+    usual = AnswerLengths(None, lambda number: 100 + number % 7)
+    chat, limited = Add(1, [5], 100_000, 0, stop_ids=[0], open_ended=True), Add(1, [5], 300, 0, stop_ids=[0])
+    assert [usual.length(id, chat) for id in (0, 3)] == [100, 103]
+    assert usual.length(3, limited) == 300
+    assert AnswerLengths(lambda number: 9, lambda number: 100).length(3, chat) == 9

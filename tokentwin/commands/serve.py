@@ -21,7 +21,7 @@ SECTIONS = {
     "HTTP": ("host", "port", "served_model_name", "lora_modules", "api_workers", "api_key_file", "tls_cert", "tls_key"),
     "Limits": ("max_requests", "request_timeout", "client_timeout", "body_limit"),
     "Recordings and traces": ("force", "otlp_endpoint"),
-    "The twin": ("calibration", "router", "speed", "output_tokens", "seed", "failures"),
+    "The twin": ("calibration", "router", "speed", "tokenizer", "answers", "output_tokens", "seed", "failures"),
     "Behind a gateway": ("ports_per_replica", "kv_events", "role", "kv_links"),
 }
 

@@ -1,0 +1,44 @@
+"""A twin with a tokenizer and answers that its operator gives."""
+
+import json
+
+import pytest
+
+from apiserver.openai_api.given_answers import read_answers
+from serving.errors import UserError
+from tests.apiserver.served import TWIN, serving
+from tests.realengine.tiny_chat_model import save_tokenizer
+
+
+def test_clients_get_the_answers_of_the_file(tmp_path):
+    answers = tmp_path / "answers.json"
+    answers.write_text(json.dumps({"What is 2+2?": "It is 4.", "": "I do not know."}))
+    options = ("--tokenizer", save_tokenizer(tmp_path / "tokenizer"), "--answers", answers)
+    with serving(tmp_path, *TWIN, *options) as server:
+        question = [{"role": "user", "content": "What is 2+2?"}]
+        for stream in (False, True):
+            answered = server.chat(messages=question, stream=stream, max_tokens=50)
+            texts = [event["choices"][0]["delta"].get("content", "") for event in answered.events] if stream else []
+            assert ("".join(texts) if stream else answered.choice["message"]["content"]) == "It is 4."
+        assert server.complete(prompt="What is 2+2?", max_tokens=50).choice["text"] == "It is 4."
+        cut = server.complete(prompt="And 3?", max_tokens=5).choice
+        assert (cut["text"], cut["finish_reason"]) == ("I do ", "length")
+        whole = server.complete(prompt="And 3?", max_tokens=50)
+        assert whole.choice["finish_reason"] == "stop" and whole.document["usage"]["completion_tokens"] == 14
+        exact = server.complete(prompt="And 3?", max_tokens=50, ignore_eos=True)
+        assert exact.document["usage"]["completion_tokens"] == 50
+        assert server.ask("POST", "/tokenize", {"prompt": "Hello"}).document["count"] == 5
+
+
+def test_an_echo_repeats_the_prompt():
+    echo = read_answers("echo")
+    assert echo is not None and echo.to("Hello") == "Hello"
+    assert read_answers("") is None
+
+
+@pytest.mark.parametrize("text", ["[]", '{"a": 1}', "{", '"echo"'])
+def test_a_file_without_answers_is_refused(tmp_path, text):
+    path = tmp_path / "answers.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="answers"):
+        read_answers(str(path))
