@@ -33,6 +33,7 @@ class Seating:
         shape = (max(len(config.kv_groups), 1), config.max_num_seqs, -(-config.max_model_len // config.block_size))
         self._tables = np.zeros(shape, dtype=np.int32)
         self._filled = [0] * config.max_num_seqs
+        self._entered: list[list[int]] = [[]] * config.max_num_seqs  # by seat, the list whose blocks its table has
         self._free = list(range(config.max_num_seqs))[::-1]
         self._seats: dict[int, int] = {}
         self._left: dict[int, Ints] = {}  # by request id, block tables of requests that the last plan preempted
@@ -65,6 +66,8 @@ class Seating:
         seat = self._seats.get(request.id)
         if seat is None:
             return self._left[request.id]
+        if request.blocks is not self._entered[seat]:  # the pool replaced blocks, or the seat has a new request
+            self._entered[seat], self._filled[seat] = request.blocks, 0
         need, filled = -(-tokens // self._block_size), self._filled[seat]
         # enter new blocks only: earlier entries stay, even if their blocks have left a window, because these are not
         # read
