@@ -26,10 +26,13 @@ from realengine.step import Step
 from serving.request import Request
 
 
-def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, TokenSequence]) -> None:
+def verify_step(
+    step: Step, tokens: Sequence[int], sequences: Mapping[int, TokenSequence], drops_stale: bool = False
+) -> None:
     """Give the sampled `tokens` of a step that has ended to the rows in `step.sampled_rows`, and verify drafts.
 
-    It fills `sampled`, `stopped` and `accepted` of the step.
+    It fills `sampled`, `stopped` and `accepted` of the step. With `drops_stale`, a request that was preempted while the
+    step was under way gets no token, because the policy computes it again.
     """
     launched = step.launched
     assert launched is not None
@@ -41,6 +44,8 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
     for index, its in samples.items():
         request, *_, drafts = step.rows[index]
         if request.ended:  # the request stopped, or was aborted, while this step was under way
+            continue
+        if drops_stale and request.stale:
             continue
         sequence = sequences[request.id]
         if request.pools:
