@@ -36,6 +36,7 @@ from serving.kv.contiguous_pool import longest_free
 from serving.kv.grouped_pool import block_tables
 from serving.kv.tiered_blocks import tier_blocks
 from serving.policies.drafts import judge_drafts
+from serving.policies.sglang_scheduler import SglangScheduler
 from serving.request import Request, Status
 from serving.scheduler import Hold, Scheduler, find_policy
 from serving.step_plan import StepPlan
@@ -390,7 +391,7 @@ class Engine:
         tokens = launched.wait()
         self._host_free_ns = perf_counter_ns()
         thread_ns = thread_time_ns()
-        verify_step(flight, tokens, self.sequences)
+        verify_step(flight, tokens, self.sequences, isinstance(self.scheduler, SglangScheduler))
         self._verified.accepted_tokens = flight.accepted
         proposed, draft_ns = self._draft(flight, flight.stopped)
         draft_thread_ns = thread_time_ns() - thread_ns if draft_ns is not None else 0

@@ -34,6 +34,7 @@ class Seating:
         shape = (max(len(config.kv_groups), 1), config.max_num_seqs, -(-config.max_model_len // config.block_size))
         self._tables = np.zeros(shape, dtype=np.int32)
         self._filled = np.zeros(config.max_num_seqs, dtype=np.int32)
+        self._entered: list[list[int]] = [[]] * config.max_num_seqs  # by seat, the list whose blocks its table has
         self._heat, self._top_p = (np.full(config.max_num_seqs, np.nan, dtype=np.float32) for _ in range(2))
         self._top_k = np.zeros(config.max_num_seqs, dtype=np.int32)
         self._free = list(range(config.max_num_seqs))[::-1]
@@ -69,6 +70,8 @@ class Seating:
         seat = self._seats.get(request.id)
         if seat is None:
             return self._left[request.id]
+        if request.blocks is not self._entered[seat]:  # the pool replaced blocks, or the seat has a new request
+            self._entered[seat], self._filled[seat] = request.blocks, 0
         need, filled = -(-tokens // self._block_size), int(self._filled[seat])
         # enter new blocks only: earlier entries stay, even if their blocks have left a window, because these are not
         # read
@@ -118,6 +121,7 @@ class Seating:
         starts: list[int] = []
         seats: list[int] = []
         uniforms: list[float] = []
+        replaced: list[bool] = []  # whether the pool has replaced the blocks of the row since the last step
         seat_of = self._seats.get
         for number, ((request, start, count, samples, _), sequence) in enumerate(zip(rows, sequences, strict=True)):
             seat = seat_of(request.id)
@@ -132,13 +136,14 @@ class Seating:
             starts.append(start)
             tokens.append(sequence.inputs(start, 1, seat, 0)[0])
             uniforms.append(sequence.uniform(start + 1 - sequence.prompt_len))
+            replaced.append(request.blocks is not self._entered[seat])
         if not numbers:
             return None, others
         seated, begins = np.array(seats, dtype=np.int32), np.array(starts, dtype=np.int32)
         for place in np.flatnonzero(np.isnan(self._heat[seated])).tolist():
             self._note_limits(seats[place], sequences[numbers[place]])
         needs = begins // self._block_size + 1
-        for place in np.flatnonzero(self._filled[seated] < needs).tolist():
+        for place in np.flatnonzero(np.array(replaced) | (self._filled[seated] < needs)).tolist():
             self.blocks(rows[numbers[place]].request, starts[place] + 1)
         row_of = np.repeat(seated, needs)
         within = np.arange(len(row_of), dtype=np.int32) - np.repeat(np.cumsum(needs, dtype=np.int32) - needs, needs)

@@ -26,10 +26,13 @@ from realengine.step import Step
 from serving.request import Request
 
 
-def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, TokenSequence]) -> None:
+def verify_step(
+    step: Step, tokens: Sequence[int], sequences: Mapping[int, TokenSequence], drops_stale: bool = False
+) -> None:
     """Give the sampled `tokens` of a step that has ended to the rows in `step.sampled_rows`, and verify drafts.
 
-    It fills `sampled`, `stopped` and `accepted` of the step.
+    It fills `sampled`, `stopped` and `accepted` of the step. With `drops_stale`, a request that was preempted while the
+    step was under way gets no token, because the policy computes it again.
     """
     launched = step.launched
     assert launched is not None
@@ -41,9 +44,13 @@ def verify_step(step: Step, tokens: Sequence[int], sequences: Mapping[int, Token
         if index is not None:
             samples.setdefault(index, []).append(sample)
     logprobs: Sequence[Logprob | None] = launched.logprobs or [None] * len(tokens)
-    alive = {index: its for index, its in samples.items() if not step.rows[index].request.ended}
+    alive = {}  # other requests stopped, or were aborted, while this step was under way
+    for index, its in samples.items():
+        request = step.rows[index].request
+        if not request.ended and not (drops_stale and request.stale):
+            alive[index] = its
     rejected = _rejection_sampled(step, alive, sequences)
-    for index, its in alive.items():  # other requests stopped, or were aborted, while this step was under way
+    for index, its in alive.items():
         request, *_, drafts = step.rows[index]
         sequence = sequences[request.id]
         if request.pools:

@@ -7,7 +7,7 @@ keys.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -33,6 +33,10 @@ class Spans(Protocol):
 
         Two tokens are equal if and only if they have the same position in spans with the same name.
         """
+        ...
+
+    def opening(self, request: Request, tokens: int) -> Hashable:
+        """Return a value that two requests share if and only if their first `tokens` tokens are equal."""
         ...
 
 
@@ -68,6 +72,14 @@ class SegmentContent:
         if not spans:
             spans += (span for span in _spans(request) if span[1] < span[2])
         return spans
+
+    def opening(self, request: Request, tokens: int) -> Hashable:
+        opening = []
+        for name, begin, end in self.spans(request):
+            opening.append((name, begin, min(end, tokens)))
+            if end >= tokens:
+                break
+        return tuple(opening)
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
         start, end = first * self._block_size, (last + 1) * self._block_size
@@ -106,6 +118,9 @@ class OwnContent:
 
     def spans(self, request: Request) -> Sequence[Span]:
         return ((request.id, 0, request.max_len),)
+
+    def opening(self, request: Request, tokens: int) -> Hashable:
+        return request.id
 
 
 def segment_content(config: SchedulerConfig) -> SegmentContent:
@@ -156,6 +171,9 @@ class TokenContent:
         for block in self.blocks(request, len(spans), request.known // size - 1):
             spans.append((block, len(spans) * size, (len(spans) + 1) * size))
         return spans
+
+    def opening(self, request: Request, tokens: int) -> Hashable:
+        return request.arrived.adapter, *self._sequences[request.id].tokens[:tokens]
 
     def blocks(self, request: Request, first: int, last: int) -> Iterator[bytes]:
         tokens, adapter = self._sequences[request.id].tokens, request.arrived.adapter

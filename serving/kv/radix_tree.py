@@ -23,16 +23,20 @@ class RadixNode:
 
     Attributes:
         spans: spans of a sequence through this node; number `first` is that of its first token
+        ids: physical ids of its pages; empty if pages have no identities
         children: nodes that go on after this one, by their first pages
         locks: number of requests that keep this node and its ancestors
         used: when the node was last used; larger is later
         queued: True if the node is among the candidates for eviction
     """
 
-    __slots__ = ("children", "end", "first", "locks", "parent", "queued", "spans", "start", "used")
+    __slots__ = ("children", "end", "first", "ids", "locks", "parent", "queued", "spans", "start", "used")
 
-    def __init__(self, parent: RadixNode | None, spans: Sequence[Span], first: int, start: int, end: int) -> None:
+    def __init__(
+        self, parent: RadixNode | None, spans: Sequence[Span], first: int, start: int, end: int, ids: list[int]
+    ) -> None:
         self.parent = parent
+        self.ids = ids
         self.spans = spans
         self.first = first
         self.start = start
@@ -75,7 +79,7 @@ class RadixTree:
     """
 
     def __init__(self, page: int) -> None:
-        self.root = RadixNode(None, (), 0, 0, 0)
+        self.root = RadixNode(None, (), 0, 0, 0, [])
         self.tokens = self.locked_tokens = 0
         self._page = page
         self._clock = 0
@@ -104,8 +108,11 @@ class RadixTree:
                 return node
             end = end.parent
 
-    def insert(self, spans: Sequence[Span], tokens: int) -> tuple[int, RadixNode]:
-        """Add the first `tokens` tokens, whole pages; return how many were known, and the last node."""
+    def insert(self, spans: Sequence[Span], tokens: int, ids: Sequence[int] = ()) -> tuple[int, RadixNode]:
+        """Add the first `tokens` tokens, whole pages; return how many were known, and the last node.
+
+        `ids` are the pages of the sequence. The tree keeps those of the tokens that were not known.
+        """
         node, number = self.root, 0
         self._touch(node)
         while node.end < tokens and (child := node.children.get(self._first_page(spans, number, node.end))) is not None:
@@ -118,7 +125,8 @@ class RadixTree:
             node = child
         known = node.end
         if known < tokens:
-            leaf = RadixNode(node, spans, number, known, tokens)
+            pages = slice(known // self._page, tokens // self._page)
+            leaf = RadixNode(node, spans, number, known, tokens, list(ids[pages]))
             self._touch(leaf)
             node.children[self._first_page(spans, number, known)] = leaf
             self.tokens += tokens - known
@@ -142,8 +150,8 @@ class RadixTree:
                 self._offer(node)
             node = node.parent
 
-    def evict_leaf(self) -> int:
-        """Evict the leaf without locks that was used longest ago; return its tokens, 0 if there is none."""
+    def evict_leaf(self) -> RadixNode | None:
+        """Evict the leaf without locks that was used longest ago, and return it; None if there is none."""
         candidates = self._candidates
         while candidates:
             used, _, node = heappop(candidates)
@@ -156,11 +164,18 @@ class RadixTree:
                 continue
             del parent.children[self._first_page(node.spans, node.first, node.start)]
             node.parent = None
-            tokens = node.end - node.start
-            self.tokens -= tokens
+            self.tokens -= node.end - node.start
             self._offer(parent)
-            return tokens
-        return 0
+            return node
+        return None
+
+    def ids_to(self, node: RadixNode) -> list[int]:
+        """Return the pages from the root to the end of `node`."""
+        path = []
+        while node.parent is not None:
+            path.append(node.ids)
+            node = node.parent
+        return [id for ids in reversed(path) for id in ids]
 
     def heaviest_first(self, weights: dict[RadixNode, int]) -> Iterator[RadixNode]:
         """Yield all nodes below before above; of siblings, the ones with more weight first (SGLang's `dfs-weight`).
@@ -201,7 +216,9 @@ class RadixTree:
         """Cut `node` before position `at`, and return a new node with the part before."""
         parent = node.parent
         assert parent is not None and node.start < at < node.end
-        upper = RadixNode(parent, node.spans, node.first, node.start, at)
+        pages = (at - node.start) // self._page
+        upper = RadixNode(parent, node.spans, node.first, node.start, at, node.ids[:pages])
+        del node.ids[:pages]
         self._touch(upper)
         upper.locks = node.locks
         parent.children[self._first_page(node.spans, node.first, node.start)] = upper
@@ -225,14 +242,19 @@ class RadixTree:
         pieces.append((name, begin, 0))
         return tuple(pieces)
 
+    def _nodes(self) -> list[RadixNode]:
+        nodes = list(self.root.children.values())
+        for node in nodes:  # which grows
+            nodes += node.children.values()
+        return nodes
+
+    def ids(self) -> list[int]:
+        """Return the pages of all nodes."""
+        return [id for node in self._nodes() for id in node.ids]
+
     def check(self) -> None:
         """Raise AssertionError unless the counts equal a recount (tests call this)."""
-        nodes = []
-        stack = list(self.root.children.values())
-        while stack:
-            node = stack.pop()
-            nodes.append(node)
-            stack += node.children.values()
+        nodes = self._nodes()
         assert self.tokens == sum(node.end - node.start for node in nodes)
         assert self.locked_tokens == sum(node.end - node.start for node in nodes if node.locks)
         for node in nodes:
@@ -240,6 +262,7 @@ class RadixTree:
             assert parent is not None and node.start == parent.end and node.start < node.end
             assert parent.parent is None or parent.locks >= sum(child.locks for child in parent.children.values())
             assert node.start % self._page == node.end % self._page == 0
+            assert len(node.ids) in (0, (node.end - node.start) // self._page)
             assert parent.children[self._first_page(node.spans, node.first, node.start)] is node
             assert node.locks or node.children or node.queued
 

@@ -1,8 +1,8 @@
 """The `sglang` policy: SGLang's scheduler, or an outline of it where the exact one lacks a feature.
 
 `sglang_scheduler.py` decides exactly as SGLang 0.5.23. It covers models with full attention in one engine of one stage.
-With drafts, sliding windows, constant states, adapters, KV from outside, pipeline stages or blocks with identities (in
-the real engine), the outline decides: `sglang_outline.py`.
+With drafts, sliding windows, constant states, adapters, KV from outside or pipeline stages, the outline decides:
+`sglang_outline.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serving.policies.sglang_scheduler import SglangScheduler
 
 
 def is_exact(config: SchedulerConfig) -> bool:
-    """Return whether a simulated engine with this `config` decides exactly as SGLang does."""
+    """Return whether an engine with this `config` decides exactly as SGLang does."""
     others = config.speculative or config.kv_groups or config.state_blocks or config.max_loras or config.sglang_outline
     return not others and config.kv_reservation == "paged"
 
@@ -24,6 +24,6 @@ class Sglang(SglangOutline):
     """SGLang's scheduler if `is_exact`, otherwise the outline."""
 
     def __new__(cls, config: SchedulerConfig, *, content: Any = None, **engine: Any) -> Any:
-        if content is None and is_exact(config):
-            return SglangScheduler(config)
+        if is_exact(config):
+            return SglangScheduler(config, content=content)
         return super().__new__(cls)

@@ -7,11 +7,10 @@ request joins at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from serving.deployments.config import SchedulerConfig
 from serving.kv.radix_pool import RadixPool
-from serving.kv.radix_tree import RadixTree
 from serving.request import Request
 
 _MOST_MATCHED = 128  # longer queues are not matched with the cache
@@ -95,16 +94,16 @@ class SglangQueue:
         before it, which will be cached when that one has run.
         """
         matched: dict[int, int] = {}
-        others = RadixTree(1)
+        openings: set[Hashable] = set()
         for request in self.seen:
-            known, spans = request.known, pool.spans(request)
+            known = request.known
             cached = pool.match(request, known).end
             matched[request.id] = min(cached, known - 1)
-            if cached <= _SHORT_PREFIX:
-                if others.match(spans, known).end >= _LONG_PREFIX:
+            if cached <= _SHORT_PREFIX and known >= _LONG_PREFIX:
+                opening = pool.opening(request, _LONG_PREFIX)
+                if opening in openings:
                     deferred.add(request.id)
-                else:
-                    others.insert(spans, known)
+                openings.add(opening)
         return matched
 
     def _walk(self, pool: RadixPool) -> None:

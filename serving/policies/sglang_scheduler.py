@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
-from serving.kv.content import SegmentContent
+from serving.kv.content import Content, SegmentContent
 from serving.kv.external import ExternalKv
 from serving.kv.radix_pool import RadixPool
 from serving.policies.residents import Residents
@@ -33,10 +33,10 @@ _RECEIVES = 1000  # weight of a step with prompts on the way to `scheduler_recv_
 class SglangScheduler(Residents):
     """SGLang's scheduler. Retracted requests join the end of its queue."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, content: Content | None = None) -> None:
         super().__init__(config, shares_prefixes=False)
-        caches = config.enable_prefix_caching
-        self._pages = RadixPool(config, SegmentContent(config.block_size) if caches else None)
+        names = (content or SegmentContent(config.block_size)) if config.enable_prefix_caching else None
+        self._pages = RadixPool(config, names, named=content is not None)
         self.pool = self._pages
         self._queue = SglangQueue(config)
         self.waiting = self._queue
@@ -359,8 +359,7 @@ class SglangScheduler(Residents):
     def _tick(self, plan: StepPlan) -> None:
         decodes = self.decodes
         plan.add_decodes(len(decodes.members), decodes.context, decodes.squares)
-        self._pages.available -= len(decodes.at_block_start())
-        decodes.lag = plan.lag
+        self._pages.extend_decodes(decodes, plan.lag)
         leaving = decodes.tick()
         plan.clock = decodes.clock
         for request in leaving:

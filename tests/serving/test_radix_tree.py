@@ -60,8 +60,24 @@ def test_the_leaf_used_longest_ago_is_evicted_first_and_none_with_a_lock() -> No
         tree.insert([("shared", 0, 4), (name, 4, 4 + "abc".index(name) + 1)], 5 + "abc".index(name))
     kept = tree.match([("shared", 0, 4), ("a", 4, 5)], 5)
     tree.lock(kept)
-    assert [tree.evict_leaf() for _ in range(3)] == [2, 3, 0]  # b, then c; a and its beginning are locked
+    assert [evicted(tree) for _ in range(3)] == [2, 3, 0]  # b, then c; a and its beginning are locked
     tree.unlock(kept)
-    assert [tree.evict_leaf() for _ in range(3)] == [1, 4, 0]
+    assert [evicted(tree) for _ in range(3)] == [1, 4, 0]
     assert tree.tokens == tree.locked_tokens == 0
+    tree.check()
+
+
+def evicted(tree: RadixTree) -> int:
+    """Return the number of tokens of the next leaf that is evicted; 0 if there is none."""
+    leaf = tree.evict_leaf()
+    return 0 if leaf is None else leaf.end - leaf.start
+
+
+def test_pages_with_identities_follow_splits() -> None:
+    tree = RadixTree(2)
+    tree.insert([("a", 0, 8)], 8, [1, 2, 3, 4])
+    known, node = tree.insert([("a", 0, 4), ("b", 4, 8)], 8, [5, 6, 7, 8])
+    assert (known, tree.ids_to(node)) == (4, [1, 2, 7, 8])
+    assert tree.ids_to(tree.match([("a", 0, 8)], 6)) == [1, 2, 3]
+    assert sorted(tree.ids()) == [1, 2, 3, 4, 7, 8]
     tree.check()

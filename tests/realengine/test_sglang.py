@@ -1,0 +1,118 @@
+"""The exact `sglang` policy on the real engine: the tokens of `vllm`, pages of 1 to 64 tokens, and exact replays."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the engine extra is not installed")
+
+from calibration.validation.decision_replay import replay_decisions
+from realengine.engine import Engine
+from realengine.models.weights import load_model_files
+from realengine.replay import record
+from serving.deployments.config import Deployment, SchedulerConfig
+from serving.policies.sglang_scheduler import SglangScheduler
+from serving.workload import Workload, WorkloadRequest
+from traces.recording import Recording
+
+pytestmark = pytest.mark.engine
+MS = 1_000_000
+OUTPUTS = 24
+# room for so few requests that some are retracted, because fewer outputs are reserved than there will be
+TIGHT = {"schedule_conservativeness": 0.02, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+
+
+def engine_for(policy: str, size: int, tokens: int, **scheduler: Any) -> Engine:
+    """Return an engine with pages of `size` tokens that hold `tokens` tokens in all."""
+    usual = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": size}
+    config = SchedulerConfig(**{**usual, "num_blocks": 1 + tokens // size, **scheduler})
+    deployment = Deployment(model="random:llama", dtype="float32", policy=policy, scheduler=config)
+    return Engine(deployment, load_model_files("random:llama", Path()))
+
+
+def outputs(engine: Engine) -> tuple[list[list[int]], int, int]:
+    """Return the outputs of 12 prompts, some of which begin alike, and the numbers of hits and preemptions."""
+    chance = Random(1)
+    shared = [chance.randrange(90) for _ in range(70)]
+    prompts = [shared[: 35 * (n % 3)] + [chance.randrange(90) for _ in range(1 + 3 * n)] for n in range(12)]
+    prompts[11] = list(prompts[8])
+    waiting, sequences = list(enumerate(prompts)), []
+    hits = preempted = 0
+    while waiting or engine.scheduler.requests:
+        for number, prompt in waiting[:3]:
+            request = engine.add(
+                WorkloadRequest(number, number, (("", len(prompt)),), OUTPUTS, max_tokens=OUTPUTS + 6), prompt
+            )
+            assert not request.reason, request.reason
+            sequences.append(engine.sequences[number])
+        del waiting[:3]
+        if engine.has_room and (step := engine.launch()):
+            hits += sum(bool(request.cached) for request in step.plan.admitted)
+            preempted += len(step.plan.preempted)
+            engine.scheduler.pool.check(engine.scheduler.running.values())  # type: ignore[attr-defined]
+            if engine.has_room:
+                continue
+        engine.finish()
+    while engine.finish() is not None:
+        pass
+    pool = engine.scheduler.pool
+    pool.check([])  # type: ignore[attr-defined]
+    assert pool.free == pool.total
+    engine.close()
+    return [sequence.outputs for sequence in sequences], hits, preempted
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[list[int]]:
+    return outputs(engine_for("vllm", 16, 3200))[0]
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize(
+    ("size", "tokens", "more"),
+    [
+        (1, 170, TIGHT),
+        (4, 176, {**TIGHT, "schedule_policy": "lpm"}),
+        (16, 192, {**TIGHT, "enable_mixed_chunk": True}),
+        (64, 768, TIGHT),
+        (16, 224, {**TIGHT, "enable_prefix_caching": False}),
+    ],
+    ids=["page 1", "page 4", "page 16, mixed", "page 64", "no cache"],
+)
+def test_tokens_equal_those_of_vllm(size, tokens, more, overlapped, wanted) -> None:
+    engine = engine_for("sglang", size, tokens, async_scheduling=overlapped, **more)
+    assert isinstance(engine.scheduler, SglangScheduler)
+    got, hits, retracted = outputs(engine)
+    assert got == wanted
+    assert bool(hits) == more.get("enable_prefix_caching", True)
+    assert retracted or size == 64
+
+
+def talks() -> Workload:
+    """Return 40 requests: a common beginning, later turns that quote answers, limits above outputs, and hang-ups."""
+    chance = Random(4)
+    requests = list[WorkloadRequest]()
+    for id in range(40):
+        prompt = [("system", 40), (f"user {id}", chance.randint(1, 60))]
+        if id >= 20 and id % 2:
+            before = requests[id - 20]
+            prompt = [*before.prompt, (f"out:{before.id}", before.output_len), (f"again {id}", 9)]
+        cancel_ns = (id + chance.randint(0, 50)) * MS if id % 7 == 6 else None
+        length = chance.randint(1, 40)
+        requests.append(WorkloadRequest(id, id * MS, tuple(prompt), length, cancel_ns=cancel_ns, max_tokens=length + 9))
+    return Workload(requests, "talks")
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize(("size", "tokens"), [(1, 215), (16, 240), (64, 448)])
+def test_a_run_is_reproduced_in_the_simulator(size: int, tokens: int, overlapped: bool, tmp_path: Path) -> None:
+    engine = engine_for("sglang", size, tokens, async_scheduling=overlapped, **TIGHT, schedule_policy="lpm")
+    record(talks(), engine, tmp_path / "run")
+    engine.close()
+    recording = Recording.load(tmp_path / "run")
+    replay = replay_decisions(recording)
+    assert replay.exact, replay.first_difference
+    assert replay.identical == replay.steps > 0 and replay.identical_requests == 40
+    assert sum(row["preemptions"] for row in recording.requests.to_pylist()) > 0 or size > 1
