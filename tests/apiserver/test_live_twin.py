@@ -85,6 +85,8 @@ class Wire:
         self.given[id] += tokens
         self._unsent[id] += len(tokens)
 
+    def give_prompt(self, id, cached): ...
+
     def end(self, id, finish, reason=""):
         assert id not in self.ends
         self.ends[id] = finish

@@ -540,7 +540,8 @@ def test_failures_are_changed_while_the_twin_serves(server):
 
 def test_a_chat_without_a_limit_gets_an_answer_of_usual_length():
     usual = AnswerLengths(None, lambda number: 100 + number % 7)
-    chat, limited = Add(1, [5], 100_000, 0, stop_ids=[0], open_ended=True), Add(1, [5], 300, 0, stop_ids=[0])
+    chat = Add(1, [5], 100_000, 0, stop_ids=[0], temperature=1.0, open_ended=True)
+    limited = Add(1, [5], 300, 0, stop_ids=[0], temperature=1.0)
     assert [usual.length(id, chat) for id in (0, 3)] == [100, 103]
     assert usual.length(3, limited) == 300
     assert AnswerLengths(lambda number: 9, lambda number: 100).length(3, chat) == 9
