@@ -207,6 +207,9 @@ class Answer:
                 output.logprobs = None if output.logprobs is None else output.logprobs + (more.logprobs or [])
                 output.finish, output.reason, output.status = more.finish, more.reason, more.status
                 output.pooled = output.pooled or more.pooled
+                output.cached = output.cached or more.cached
+                if output.prompt_logprobs is None:
+                    output.prompt_logprobs = more.prompt_logprobs
             self.ended = bool(output.finish)
             yield output
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import zmq
 
 from apiserver.messages import From, Message, Output, Outputs, encode, read_request
-from realengine.logit_rules import Logprob
+from realengine.logit_rules import Logprob, PromptLogprob
 
 
 class Exchange:
@@ -68,6 +68,11 @@ class Exchange:
             output.tokens += tokens
             if logprobs is not None:
                 output.logprobs = (output.logprobs or []) + logprobs
+
+    def give_prompt(self, id: int, cached: int, logprobs: list[PromptLogprob] | None = None) -> None:
+        """Add what is known of the prompt of request `id` to its first output; `flush` sends it."""
+        if (cached or logprobs is not None) and (output := self._output(id)) is not None:
+            output.cached, output.prompt_logprobs = cached, logprobs
 
     def give_pooled(self, id: int, pooled: list[float]) -> None:
         """Add the result of pooling request `id` to its output; `flush` sends it."""

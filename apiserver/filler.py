@@ -9,12 +9,14 @@ from typing import Any, Protocol
 from zlib import crc32
 
 _WORDS = 512
+_BYTES = 256
 
 
 class Texts(Protocol):
     """A tokenizer, which converts text to token ids and back, and chats to prompts.
 
     `eos_id` is the end-of-sequence token; None if not known. `longest` is the largest number of characters of a token.
+    `template` is the source of the chat template; empty without one.
     If `special`, `encode` adds special tokens, and `decode` keeps them. `chat_text` returns a prompt, and the value of
     `special` for its tokens.
     """
@@ -23,6 +25,8 @@ class Texts(Protocol):
     def eos_id(self) -> int | None: ...
     @property
     def longest(self) -> int: ...
+    @property
+    def template(self) -> str: ...
     def encode(self, text: str, special: bool = False) -> list[int]: ...
     def decode(self, ids: Sequence[int], special: bool = False) -> str: ...
     def names(self, ids: Sequence[int]) -> list[str]: ...
@@ -72,10 +76,12 @@ class Words:
 class PlainTexts:
     """A tokenizer for a model whose own is not on this machine; a token is about four characters.
 
-    The tokenizer's own words decode to themselves. Any other text becomes tokens that cannot be decoded.
+    The tokenizer's own words decode to themselves. Any other text becomes tokens that cannot be decoded. The last 256
+    tokens of a large vocabulary are bytes; only structured answers have them.
     """
 
     eos_id: int | None = None
+    template = ""
     longest = 5  # a space and four letters
 
     def __init__(self, vocab_size: int) -> None:
@@ -83,7 +89,8 @@ class PlainTexts:
         words = [f" {first}{second}" for first, second in product(syllables, syllables)]
         self._words = words[: max(vocab_size // 2, 1)]
         self._ids = {word: token for token, word in enumerate(self._words)}
-        self._others = max(vocab_size - len(self._words), 1)
+        self._first_byte = vocab_size - _BYTES if vocab_size > 2 * _BYTES else vocab_size
+        self._others = max(self._first_byte - len(self._words), 1)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the token ids of `text`."""
@@ -95,11 +102,21 @@ class PlainTexts:
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Return the text of `ids`; a token that is no word of this tokenizer becomes a dot."""
-        return "".join(self.names(ids))
+        return b"".join(map(self._bytes, ids)).decode("utf-8", "replace")
 
     def names(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""
-        return [self._words[token] if token < len(self._words) else " ." for token in ids]
+        return [self.decode([token]) for token in ids]
+
+    def spelling(self) -> dict[int, bytes]:
+        """Return the tokens that are bytes, in the order of the bytes, and then the words, each with its text."""
+        tokens = [*range(self._first_byte, self._first_byte + _BYTES), *range(len(self._words))]
+        return {token: self._bytes(token) for token in tokens}
+
+    def _bytes(self, token: int) -> bytes:
+        if token >= self._first_byte:
+            return bytes([(token - self._first_byte) % _BYTES])
+        return self._words[token].encode() if token < len(self._words) else b" ."
 
     def chat_text(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from realengine.logit_rules import LogitRules, Logprob
+from realengine.logit_rules import LogitRules, Logprob, PromptLogprob
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -63,12 +63,14 @@ class Add(Message):
         stop_ids: the model's tokens that end an answer; empty to ignore them. `also_stop_ids` are further tokens that
             end this answer
         logprobs: number of alternatives returned with each output token; None if no log-probabilities are wanted
+        prompt_logprobs: number of alternatives returned with each token of the prompt; None if they are not wanted
         place: place in the fleet of the replica at whose port the request came; None if a router chooses
         prefilled_at: server that has the KV of the prompt; empty if the prompt must be computed
         client_id: the client's name for the request; may be empty
         followed: True if the request is traced
         grammar: constraint on the answer, as `realengine.grammar` writes it; empty for any text
         rules: changes to the logits; None for no changes
+        answer: tokens with which a twin answers, one more than `max_tokens` if they are cut; empty for filler words
         adapter: LoRA adapter that answers; empty for the base model
         operation: OpenTelemetry's name of the operation; `answer_id` is the name of the answer
         traceparent: the client's span, from the header of this name; `tracestate` is the vendors' part of it
@@ -100,6 +102,8 @@ class Add(Message):
     also_stop_ids: list[int] = []
     rules: LogitRules | None = None
     adapter: str = ""
+    answer: list[int] = []
+    prompt_logprobs: int | None = None
 
 
 GRAMMAR_FAILED = "the grammar of the answer gave up; simplify the schema or the expression"
@@ -181,6 +185,8 @@ class Output(msgspec.Struct, array_like=True):
     """New tokens of one request and, if it has ended, the reason.
 
     Attributes:
+        cached: number of tokens of the prompt whose KV was in the prefix cache; 0 until it is known
+        prompt_logprobs: logprobs of the prompt after its first token, with the first output; None if not wanted
         pooled: result of a pooling request: a final hidden state
         finish: empty while the request goes on; else `length`, `stop`, `abort`, `cut` (its connection is to be broken),
             `refused`, `crashed` or `failed` (its grammar gave up)
@@ -195,6 +201,8 @@ class Output(msgspec.Struct, array_like=True):
     reason: str = ""
     status: int = 0
     pooled: list[float] | None = None
+    cached: int = 0
+    prompt_logprobs: list[PromptLogprob] | None = None
 
 
 class Outputs(Message):

@@ -125,7 +125,8 @@ async def _serve_http(
         await asyncio.wait_for(engine.served.wait(), _ENGINE_S)
     keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
     bodies = Bodies(settings.body_limit, settings.client_timeout)
-    api = Api(engine, texts_of, bodies, settings.request_timeout, keys, settings.hosts)
+    timeout, tool_format = settings.request_timeout, settings.tool_call_parser
+    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format)
     runners, servers = [], []
     for place, port in enumerate(listening):
         app = api.application(place if settings.ports_per_replica else None)

@@ -43,6 +43,7 @@ class PromptSegments:
             slo_class,
             asked.session,
             structured=bool(asked.grammar),
+            skip_reading_prefix_cache=asked.prompt_logprobs is not None,
             adapter=asked.adapter,
         )
 

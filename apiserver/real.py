@@ -19,7 +19,7 @@ from apiserver.settings import KvEventSettings
 from planning.measure.real_engine import load_engine
 from realengine.devices.machine import describe
 from realengine.engine import Engine
-from realengine.logit_rules import Logprob
+from realengine.logit_rules import Logprob, PromptLogprob
 from realengine.loop import drive
 from realengine.parallel.replica_pipe import End, Inbox
 from realengine.run_recorder import RunRecorder
@@ -183,10 +183,16 @@ class Requests:
         asked, arrived = routed
         came_ns, taken, stop_ids = self._now(), 0, {*asked.stop_ids, *asked.also_stop_ids}
 
+        scores: dict[int, PromptLogprob] = {}  # by position
+
         def take(token: int, logprob: Logprob | None) -> bool:
             nonlocal taken
             taken += 1
             output = self._output(arrived.id)
+            if taken == 1:
+                output.cached = min(request.cached, len(asked.prompt))
+                if asked.prompt_logprobs is not None:
+                    output.prompt_logprobs = [scores[position] for position in range(1, len(asked.prompt))]
             output.tokens.append(token)
             if logprob is not None:
                 output.logprobs = [*(output.logprobs or ()), logprob]
@@ -194,6 +200,9 @@ class Requests:
 
         def pool(state: list[float]) -> None:
             self._output(arrived.id).pooled = state
+
+        def score(position: int, logprobs: list[PromptLogprob]) -> None:
+            scores.update(enumerate(logprobs, position))
 
         def fail() -> None:
             request.reason = GRAMMAR_FAILED
@@ -204,6 +213,8 @@ class Requests:
             asked.prompt,
             on_failed=fail,
             on_pooled=pool,
+            score_top=asked.prompt_logprobs,
+            on_scored=score,
             grammar=asked.grammar,
             sampling=SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.seed),
             on_token=take,

@@ -189,6 +189,7 @@ class RealFleet:
             answer.tokens += output.tokens
             engine.got(output.id, len(output.tokens))
             self._exchange.give(output.id, output.tokens, output.logprobs)
+            self._exchange.give_prompt(output.id, output.cached, output.prompt_logprobs)
             if output.pooled is not None:
                 self._exchange.give_pooled(output.id, output.pooled)
             if output.finish:

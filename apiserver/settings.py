@@ -111,6 +111,11 @@ class ServeSettings(Request):
         description="names of LoRA adapters, apart by commas; clients give one as the model. By default those in the "
         "folder lora.adapters",
     )
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"] = Field(
+        "auto",
+        description="format in which the model writes tool calls, by vLLM's name; auto: as its chat template shows; "
+        "none: answers are not read for calls",
+    )
     kv_events: Annotated[KvEventSettings | None, BeforeValidator(_endpoint_alone)] = Field(
         None,
         description="publish KV events as vLLM does: an endpoint such as tcp://127.0.0.1:5557, or settings in JSON",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from math import inf
 from time import monotonic_ns
 from typing import Any
+from zlib import crc32
 
 from apiserver.exchange import Exchange
 from apiserver.failures import Accidents, ServedFailures
@@ -36,8 +39,12 @@ class AnswerLengths:
 
     def length(self, id: int, asked: Add) -> int:
         """Return the number of tokens of the answer to request `id`; 0 for a pooling request."""
+        if asked.answer:
+            return min(len(asked.answer), asked.max_tokens)
         if self._drawn is None or not asked.stop_ids or not asked.max_tokens:
             return asked.max_tokens
+        if asked.temperature == 0:
+            id = crc32(array("q", asked.prompt).tobytes())  # equal requests get equal answers
         length = self._drawn(asked.seed if asked.seed is not None else id)
         return min(max(length, asked.min_tokens, 1), asked.max_tokens)
 
@@ -149,7 +156,14 @@ class Twin:
         return [*prompt[begin:end], *(self._token(answer, at) for at in range(begun, ended))]
 
     def _token(self, answer: _Answer, at: int) -> int:
+        if answer.asked.answer:
+            return answer.asked.answer[at]
         return self._filler[(answer.seed + at * 7) % len(self._filler)]
+
+    def _certain(self, token: int, alternatives: int) -> Logprob:
+        """Return the logprob of a token that no model has chosen: it is certain, and the alternatives impossible."""
+        others = [(other, -inf) for other in self._filler[:alternatives] if other != token]
+        return Logprob(0.0, [(token, 0.0), *others][:alternatives])
 
     def _advance(self) -> None:
         """Advance the simulation to the current time.
@@ -177,13 +191,15 @@ class Twin:
         for request in requests:
             answer = self._open.get(request.id)
             if answer is not None and request.outputs > len(answer.tokens) and self.cluster.gives(request):
-                known = len(answer.tokens)
+                if not (known := len(answer.tokens)):
+                    self._exchange.give_prompt(request.id, min(request.cached, len(answer.asked.prompt)))
                 new = [self._token(answer, at) for at in range(known, request.outputs)]
                 answer.tokens += new
                 sampled.append(request.id)
                 generated += len(new)
                 if not answer.cut:
-                    logprobs = None if answer.asked.logprobs is None else [Logprob(0.0)] * len(new)
+                    wanted = answer.asked.logprobs
+                    logprobs = None if wanted is None else [self._certain(token, wanted) for token in new]
                     self._exchange.give(request.id, new, logprobs)
                 if answer.cut_after is not None and len(answer.tokens) >= answer.cut_after:
                     self._cut(request.id, answer, "the twin's failures had its connection break")
@@ -234,7 +250,7 @@ class Twin:
                 self._exchange.give_pooled(id, _filler_state(answer.seed, self.about.embedding_size))
                 self._exchange.end(id, "stop")
             elif row["status"] == "finished":
-                self._exchange.end(id, "length" if len(answer.tokens) == answer.asked.max_tokens else "stop")
+                self._exchange.end(id, "stop" if _is_complete(answer) else "length")
             elif row["status"] in ("rejected", "timed_out"):
                 self._exchange.end(id, "refused", row["reason"])
             else:
@@ -246,8 +262,18 @@ class Twin:
             self.ledger.add_step(**dict(zip(columns, values, strict=True)))
 
 
+def _is_complete(answer: _Answer) -> bool:
+    asked = answer.asked
+    return len(asked.answer) <= asked.max_tokens if asked.answer else len(answer.tokens) < asked.max_tokens
+
+
 def _words_of(id: int, asked: Add) -> int:
-    """Return a number from 0 to 255 that selects an answer's words; requests with the same seed get the same words."""
+    """Return a number from 0 to 255 that selects an answer's words.
+
+    Requests with the same seed, or with the same prompt at temperature 0, get the same words.
+    """
+    if asked.temperature == 0 and asked.max_tokens:
+        return blake2b(array("q", asked.prompt).tobytes()).digest()[0]
     drawn_by = f"seed {asked.seed}" if asked.seed is not None else f"request {id}"
     return blake2b(drawn_by.encode()).digest()[0]
 

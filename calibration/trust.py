@@ -41,8 +41,12 @@ class TrustLevel(IntEnum):
 
     @property
     def clause(self) -> str:
-        """A clause about a kernel at this level, such as `was measured`."""
-        return {0: "was measured", 1: "lies between measured shapes", 2: "lies beyond measured shapes"}[self]
+        """A clause about steps whose least certain kernel has this level."""
+        return {
+            0: "every kernel was measured at this size",
+            1: "some kernels were measured at smaller and larger sizes, and not at this one",
+            2: "some kernels were not measured at such sizes",
+        }[self]
 
 
 class Trust(NamedTuple):

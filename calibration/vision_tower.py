@@ -47,6 +47,10 @@ class TowerTimes:
     def scaled(self, factor: float) -> TowerTimes:
         return TowerTimes(*self._made, self._factor * factor)
 
+    def on(self, deployment: Deployment) -> TowerTimes:
+        tower, model, kernels, _, launch_ns = self._made
+        return TowerTimes(tower, model, kernels, deployment, launch_ns, self._factor)
+
     def __reduce__(self) -> tuple[type[TowerTimes], tuple[object, ...]]:
         return type(self), (*self._made, self._factor)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import streamlit as st
 
 from calibration.trust import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Trust
+from dashboard.in_words import in_words
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, verbatim
 from dashboard.url import go_to
@@ -22,6 +24,8 @@ from serving.answers.figures import NOTHING
 from serving.answers.report import Table
 from serving.errors import UserError
 
+# What screen readers read, and nobody sees.
+_UNSEEN = "position:absolute;width:1px;height:1px;margin:0;overflow:hidden;clip-path:inset(50%);white-space:nowrap"
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}
 
@@ -102,11 +106,13 @@ def figure(
 
     The heading goes to `place` if it is given, such as a column beside the inputs of the figure. The caller then keeps
     both in one container. `menu` is Plotly's configuration, `events` are arguments of `st.plotly_chart`. A `marked`
-    figure has the badge of the page.
+    figure has the badge of the page. Beside the plot stands a text for readers who cannot see it.
     """
     with st.container():
         heading(text, trust, help, place or st, small, marked)
-        return st.plotly_chart(plot, key=key, config=menu, **events)
+        with st.container(gap=None):
+            st.html(f'<p style="{_UNSEEN}">{escape(in_words(plot))}</p>')
+            return st.plotly_chart(plot, key=key, config=menu, **events)
 
 
 def table(table: Table, **how: Any) -> None:

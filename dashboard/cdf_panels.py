@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.palette import empty, finish, legend_once, line
+from dashboard.palette import ALARM, empty, finish, legend_once, line
 from serving.metrics import axis_of
 
 _TICKS = 4  # ticks per panel where several stand side by side on a telephone
@@ -31,10 +31,15 @@ class Line(NamedTuple):
     colour: str
     width: float = 2.2
     opacity: float = 1.0
+    dash: str | None = None
 
 
-def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int) -> go.Figure:
-    """Draw a panel for each metric that has values. Axes show every p99, but may leave out extreme values.
+def cdf_panels(
+    lines: Sequence[Line], metrics: Sequence[str], height: int, bounds: Sequence[tuple[str, float]] = ()
+) -> go.Figure:
+    """Draw a panel for each metric that has values, with a line at each of its SLOs' `bounds` (metric, ms).
+
+    Axes show every p99 and every bound, but may leave out extreme values.
 
     Curves are in milliseconds; an axis that reaches 10,000 ms is in seconds (`axis_ms`).
     """
@@ -43,18 +48,21 @@ def cdf_panels(lines: Sequence[Line], metrics: Sequence[str], height: int) -> go
         return empty("No request finished", height)
     figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035)
     units = {metric: axis_ms([line.curves[metric] for line in lines]) for metric in panels}
-    for curves, name, colour, width, opacity in lines:
+    for curves, name, colour, width, opacity, dash in lines:
         for at, metric in enumerate(panels, start=1):
             x, y = curves[metric]
             if len(x):
                 unit, mode = units[metric], "lines" if len(x) >= _FEW else "lines+markers"
-                hover = f"%{{x:,.4~g}} {_UNIT[unit]}<br>%{{y:.1f}} % of requests"
+                hover = f"%{{x:,.4~r}} {_UNIT[unit]}<br>%{{y:.1f}} % of requests"
                 how: dict[str, Any] = {"mode": mode, "opacity": opacity, "row": 1, "col": at}
-                line(figure, np.asarray(x) / unit, y, name, colour, hover, width, shape="hv", **how)
+                line(figure, np.asarray(x) / unit, y, name, colour, hover, width, dash, "hv", **how)
     legend_once(figure)
     for at, metric in enumerate(panels, start=1):
         unit = units[metric]
-        ends = [0, _reach([line.curves[metric] for line in lines]) / unit]
+        mine = [bound / unit for name, bound in bounds if name == metric]
+        for bound in mine:
+            figure.add_vline(x=bound, line={"color": ALARM, "dash": "dash", "width": 1.5}, row=1, col=at)
+        ends = [0, max([_reach([line.curves[metric] for line in lines]) / unit, *(1.05 * bound for bound in mine)])]
         title = axis_of(metric).replace("(ms)", f"({_UNIT[unit]})")
         figure.update_xaxes(title_text=title, range=ends, nticks=_TICKS, row=1, col=at)
     figure.update_yaxes(range=[0, 101], tickvals=[0, 25, 50, 75, 90, 99])

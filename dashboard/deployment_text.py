@@ -38,31 +38,36 @@ _KEPT = "deployment-*.json"
 
 def read_text(text: str) -> Deployment:
     """Return the deployment in the text. Raises UserError if it is invalid, or names something that is not bundled."""
-    if len(text.encode()) > MOST_KB * 1000:
-        raise UserError(WHERE, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; at most {MOST_KB} kB are allowed")
-    try:
-        _check_shape(text)
-        data = parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise UserError(WHERE, "the text", f"is not YAML: {error}") from None
-    except ValueError as error:
-        raise UserError(WHERE, "the text", str(error)) from None
-    if not isinstance(data, dict):
-        raise UserError(WHERE, "the text", "must be a mapping of settings, such as `policy: fair`")
-    deployment = parse(Deployment, data, where=WHERE)
+    deployment = parse(Deployment, parse_text(text, WHERE), where=WHERE)
     check_bundled(deployment)
     return deployment
 
 
-def _check_shape(text: str) -> None:
+def parse_text(text: str, where: str) -> dict[str, Any]:
+    """Return the mapping in a YAML text of users; `where` is its name in errors. Raises UserError if it is none."""
+    if len(text.encode()) > MOST_KB * 1000:
+        raise UserError(where, f"{len(text.encode()) / 1000:.0f} kB", f"is too large; at most {MOST_KB} kB are allowed")
+    try:
+        _check_shape(text, where)
+        data = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise UserError(where, "the text", f"is not YAML: {error}") from None
+    except ValueError as error:
+        raise UserError(where, "the text", str(error)) from None
+    if not isinstance(data, dict):
+        raise UserError(where, "the text", "must be a mapping of settings, such as `policy: fair`")
+    return data
+
+
+def _check_shape(text: str, where: str) -> None:
     """Raise UserError for text that would take a parser much time, or much more memory than the text itself."""
     depth = 0
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken):
-            raise UserError(WHERE, "an alias (*name)", "can expand without limit; write the value instead of the alias")
+            raise UserError(where, "an alias (*name)", "can expand without limit; write the value instead of the alias")
         depth += isinstance(token, _OPENS) - isinstance(token, _CLOSES)
         if depth > _DEEPEST:
-            raise UserError(WHERE, "the text", f"is nested too deeply; use at most {_DEEPEST} levels")
+            raise UserError(where, "the text", f"is nested too deeply; use at most {_DEEPEST} levels")
 
 
 def check_bundled(deployment: Deployment) -> None:
@@ -87,7 +92,11 @@ def _names(deployment: Deployment) -> Iterator[tuple[str, str, Collection[str], 
     fleet = deployment.fleet
     if fleet is None:
         return
-    yield "fleet.router", fleet.router.name, ROUTERS, f"must be one of {', '.join(ROUTERS)} on this page"
+    for field in ("router", "decode_router", "encode_router"):
+        if (router := getattr(fleet, field)) is not None:
+            yield f"fleet.{field}", router.name, ROUTERS, f"must be one of {', '.join(ROUTERS)} on this page"
+    for process in fleet.processes:
+        yield "fleet.processes", process, (), "is code of your own, which this page does not run; leave it out"
     for number, pool in enumerate(fleet.pools):
         where = f"fleet.pools.{number}."
         yield from _names_of_engine(f"{where}deployment.", pool_deployment(deployment, pool))

@@ -18,7 +18,15 @@ _TO_OPEN = "fleet_to_open"  # key of `st.session_state`: the job whose recording
 _SIMULATE = "Simulate this fleet with the plan's traffic, record every step, and open the recording on the Run page."
 
 
-def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, label: str = "Simulate it") -> None:
+def run_of(
+    runs: Path,
+    plan: Planned,
+    fleet: Fleet,
+    ways: Ways,
+    button: Any,
+    label: str = "Simulate it",
+    key: str = "simulate",
+) -> None:
     """Draw in `button` a link to the fleet's recording, or a button that makes it; the progress is shown below."""
     job = plan.fleet_job(runs, fleet)
     try:
@@ -31,7 +39,7 @@ def run_of(runs: Path, plan: Planned, fleet: Fleet, ways: Ways, button: Any, lab
     elif not status.active:
         if st.session_state.get(_TO_OPEN) == job.id:
             del st.session_state[_TO_OPEN]  # the job failed or was cancelled, so it has no recording
-        if button.button(label, key="simulate", help=_SIMULATE, icon=":material/timeline:"):
+        if button.button(label, key=key, help=_SIMULATE, icon=":material/timeline:"):
             st.session_state[_TO_OPEN] = job.id
             start(job)
 

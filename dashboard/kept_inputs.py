@@ -10,12 +10,13 @@ import streamlit as st
 
 from dashboard.deployment_text import MOST_KB, keep_deployment, kept_deployment
 from dashboard.shown import verbatim
+from dashboard.trace_columns import offer_template, show_first_requests, stated_columns
 from dashboard.uploads import MOST_MB, keep_model, keep_trace, model_path, plain_name, trace_path
 from dashboard.url import fresh_key, keep, named
 
 _FORMATS = (
     "Any format that `tokentwin trace` reads: Azure, Mooncake, OpenTelemetry GenAI spans, Dynamo, AIPerf, Parquet, "
-    "CSV, JSON lines; plain or gzipped."
+    "CSV, JSON lines; plain or gzipped. If the columns of a CSV file have other names, the page asks for them."
 )
 _EXAMPLE = (
     "model: Llama-3.1-8B\ndevice: cuda\ngpu_memory_utilization: 0.9\npolicy: sarathi\nscheduler:\n  max_num_seqs: 64"
@@ -44,15 +45,21 @@ def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
         "A trace", key=fresh_key(f"{parameter}_upload", parameter), max_upload_size=MOST_MB, help=_FORMATS
     )
     said, _, name = (named(parameter) or "").partition(":")
+    if upload is None and not said:
+        offer_template(parameter)
     if upload is not None:
+        columns = stated_columns(upload.getvalue(), parameter)
+        if columns is None:
+            return Incomplete("Say which column of the trace is which.")
         with st.spinner("Reading the trace"):
-            said, name = keep_trace(runs, upload.getvalue(), upload.name), plain_name(upload.name)
+            said, name = keep_trace(runs, upload.getvalue(), upload.name, columns), plain_name(upload.name)
     path = trace_path(runs, said)
     keep(parameter, f"{said}:{name}" if name else said)
     if path is None:
         which = f"The trace {verbatim(plain_name(name))} of this link" if name else "The trace of this link"
         sum = f" Upload the file whose SHA-256 hash begins with {verbatim(said[:16])}." if said else ""
         return Incomplete(f"{which} is not on this server.{sum}" if said else "Upload a trace.")
+    show_first_requests(path)
     return path
 
 

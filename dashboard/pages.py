@@ -32,8 +32,11 @@ _LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims", "your_server", "t
 _OF_NO_RUNS = {"live", "step", "glossary"}
 
 
-def pages(runs: Path) -> dict[str, list[StreamlitPage]]:
-    """Return the pages over the directory `runs` by section of the menu; each drawing needs new page objects."""
+def pages(runs: Path, own_policies: bool = False) -> dict[str, list[StreamlitPage]]:
+    """Return the pages over the directory `runs` by section of the menu; each drawing needs new page objects.
+
+    If `own_policies` is set, users may upload policies, which are code.
+    """
     ways: dict[str, StreamlitPage] = {}  # complete when a page is drawn
 
     def page(name: str, **how: Any) -> StreamlitPage:
@@ -41,7 +44,7 @@ def pages(runs: Path) -> dict[str, list[StreamlitPage]]:
         if name in _OF_NO_RUNS:
             given = ()
         elif name in _LEAD_ON:
-            given = (runs, ways)
+            given = (runs, ways, own_policies) if name == "policy_lab" else (runs, ways)
         title, icon = PAGES[name]
         how = {"url_path": name.replace("_", "-")} | how
         return st.Page(lambda: import_page(name).show(*given), title=title, icon=f":material/{icon}:", **how)

@@ -43,6 +43,9 @@ OWN_POLICY = ("#c2557f", "#5b8f2a", "#2f4fb0", "#b5651d", "#3b8ea5", "#7a5cc2")
 # Colours for the series of one figure, which are all simulated.
 SERIES = (SIMULATED, "#44a586", "#ad2053", "#6f620e", "#2babe2", "#905a89", "#cd5757", "#4141e0")
 
+# Marks beside the colours of series, for those who see no difference between the colours.
+MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon")
+
 CLOCK = {"virtual": SIMULATED, "wall": REAL}
 CLOCK_NAME = {"virtual": "simulated", "wall": "real"}
 

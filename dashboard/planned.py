@@ -6,7 +6,7 @@ A plan is identified by the name of its job, which is in the links between these
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from dashboard.plan_page.tasks import FLEET, PLAN
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name, model_name, traffic_name
 from dashboard.shown import literal, verbatim
 from dashboard.url import keep, named
-from planning.jobs.files import read_json
+from planning.jobs.files import read_json, write_json
 from planning.jobs.job import Job, finished
 from planning.plan.document import PlanDocument
 from planning.plan.frontier import Fleet
@@ -31,6 +31,8 @@ from serving.errors import UserError
 
 Ways = Mapping[str, StreamlitPage]  # the pages of the dashboard by title; empty if a page is drawn alone
 _NAME = re.compile(r"[0-9a-f]{16}")
+_LINK = "link.json"  # in a plan's job: the parameters of the Plan page that are its inputs
+FLEETS = "fleets"  # of the parameter `show` of the Plan page
 _RUN_OF_A_FLEET = re.compile(r"jobs/([0-9a-f]{16})/run")
 TO_COMPARE = "planned_to_compare"  # key of `st.session_state`: the plan whose policies are to be compared at once
 
@@ -97,13 +99,36 @@ def _kept(runs: Path, name: str) -> Planned | None:
     return None
 
 
+def keep_link(job: Job, parameters: Mapping[str, Sequence[str]]) -> None:
+    """Keep the parameters of the Plan page with the plan's job, so that other pages can lead back to it."""
+    if job.directory.is_dir() and not (job.directory / _LINK).exists():
+        with suppress(OSError):  # a directory that cannot be written has no way back
+            write_json(job.directory / _LINK, {name: list(values) for name, values in parameters.items()})
+
+
+def link_to(runs: Path, name: str, show: str = "") -> dict[str, Any] | None:
+    """Return the parameters with which the Plan page shows this plan, in the view `show`; None if not known."""
+    also = {"show": show} if show else {}
+    if name == EXAMPLE:
+        return also
+    kept = read_json(runs / "jobs" / name / _LINK) if _NAME.fullmatch(name) else None
+    if not isinstance(kept, dict):
+        return None
+    return {str(key): list(map(str, values)) for key, values in kept.items() if isinstance(values, list)} | also
+
+
+def plan_named(runs: Path, name: str) -> Planned | None:
+    """Return the plan of this name, computed here or bundled; None if it is absent or damaged."""
+    return _bundled() if name == EXAMPLE else _kept(runs, name)
+
+
 def planned(runs: Path) -> Planned | None:
     """Return the plan that the link names or that this tab viewed last, and keep it in the link; None without one."""
     said = named("plan")
     name = said or st.session_state.get(LOOKED_AT)
     if name is None:
         return None
-    plan = _bundled() if name == EXAMPLE else _kept(runs, name)
+    plan = plan_named(runs, name)
     if plan is None:
         if said:
             st.info(
@@ -136,6 +161,22 @@ def plan_with(runs: Path, settings: Mapping[str, Any]) -> Planned | None:
     return bundled if settings == bundled.settings else _kept(runs, Job(runs / "jobs", PLAN, settings).id)
 
 
+def alike(runs: Path, settings: Mapping[str, Any], but: Collection[str]) -> Planned | None:
+    """Return the newest plan, or the bundled one, whose settings are the same except those in `but`; None if none is.
+
+    Plans without an answer that can be read are left out.
+    """
+
+    def kept(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in of.items() if name not in but}
+
+    for job in finished(runs / "jobs", PLAN):
+        if kept(job.settings) == kept(settings) and (plan := _kept(runs, job.id)) is not None:
+            return plan
+    bundled = _bundled()
+    return bundled if kept(bundled.settings) == kept(settings) else None
+
+
 def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
     """Draw one line: what was planned, and links to the pages that it leads to from the page `here`."""
     best = plan and plan.answer.recommendation
@@ -148,13 +189,22 @@ def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
         go_on(runs, plan, ways, here)
 
 
+def _back(runs: Path, plan: Planned, ways: Ways) -> None:
+    """Draw links to the plan and to all of its fleets."""
+    if (inputs := link_to(runs, plan.name)) is not None:
+        st.page_link(ways["Plan"], label="Back to the plan", icon=":material/dns:", query_params=inputs)
+    if "Frontier" in ways:  # which leads on to the Plan page, if its inputs are known
+        query = {"plan": plan.name}
+        st.page_link(ways["Frontier"], label="All its fleets", icon=":material/scatter_plot:", query_params=query)
+
+
 def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
     """Draw the links from the page `here` to the other pages of a plan, side by side in the present container."""
     best, query = plan.answer.recommendation, {"plan": plan.name}
     if best is None:
         return
-    if here != "Frontier" and "Frontier" in ways:
-        st.page_link(ways["Frontier"], label="See the frontier", icon=":material/scatter_plot:", query_params=query)
+    if here not in ("Plan", "Frontier") and "Plan" in ways:
+        _back(runs, plan, ways)
     lab = ways.get("Policy lab") if here != "Policy lab" else None
     if lab and st.button("Compare policies on this plan", icon=":material/compare_arrows:", type="tertiary"):
         st.session_state[TO_COMPARE] = plan.name

@@ -14,20 +14,25 @@ from starlette.middleware import Middleware
 from streamlit.starlette import App
 
 from dashboard.door import Door
+from dashboard.own_policy import FLAG
 from dashboard.uploads import MOST_MB
 
 APP = Path(__file__).with_name("app.py")
 
 
-def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str]) -> None:
-    """Serve the pages over `runs` until the process is ended; `names` are further host names to answer to."""
+def serve(runs: Path, host: str, port: int, password: str, names: Sequence[str], own_policies: bool = False) -> None:
+    """Serve the pages over `runs` until the process is ended; `names` are further host names to answer to.
+
+    If `own_policies` is set, users may upload policies, which are code that runs here.
+    """
     # Plotly uses pandas as soon as any thread has begun to import it, and the first plot would then fail.
     import_module("pandas")
     served = [host, socket.gethostname(), *names]
     app = App(APP, middleware=[Middleware(Door, names=served, password=password)])
     # The imports of the pages begin now, so that the first visitor does not wait for them.
     Thread(target=_import_pages, daemon=True).start()
-    sys.argv = [str(APP), str(runs.resolve())]  # Streamlit finds its themes beside the first, and passes on the rest
+    # Streamlit finds its themes beside the first, and passes on the rest.
+    sys.argv = [str(APP), str(runs.resolve()), *([FLAG] if own_policies else [])]
     app.run(
         config={
             "server.address": host,

@@ -13,13 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planning.made_up import MadeUp
 from traces.distributions import Drawn, NoTokens
-from traces.synth import SynthSpec, SystemPrompts, parse_spec
+from traces.synth import Adapters, Images, SynthSpec, SystemPrompts, parse_spec
 
 LEAST_REQUESTS = 500  # minimum number of requests, because fewer say nothing about a 99th percentile
 MOST_REQUESTS = 20_000  # maximum number of requests, because a plan for more takes minutes
 TPOT_MS = 50.0
 _FILLS = 3  # duration of the traffic as a multiple of that of the longest answers
 SEED = 1
+_LENGTHS = {"prompt", "output", "system_prompts", "images", "adapters"}  # what a shape says of each request
 _APART = 1000  # distance between the seeds of the parts of a mix, so that another seed repeats no part
 
 
@@ -40,6 +41,8 @@ class Shape(_Entry):
     prompt: _Drawn
     output: _Output
     system_prompts: SystemPrompts | None = None
+    images: Images | None = None
+    adapters: Adapters | None = None
 
     def traffic(self, rate: float, cv: float = 1.0, tpot_ms: float = TPOT_MS) -> SynthSpec:
         """Return traffic at `rate` requests a second; `cv` of the gaps is 1 for Poisson arrivals, more for bursts.
@@ -47,7 +50,7 @@ class Shape(_Entry):
         It has at most `MOST_REQUESTS` requests, even if the minutes ask for more. `tpot_ms` is the longest allowed time
         per output token.
         """
-        spec: dict[str, Any] = self.model_dump(include={"prompt", "output", "system_prompts"})
+        spec: dict[str, Any] = self.model_dump(include=_LENGTHS, exclude_none=True)
         arrivals = {"kind": "poisson", "rate": rate} if cv == 1 else {"kind": "gamma", "rate": rate, "cv": cv}
         requests = round(60 * (self.minutes or self.filling_minutes(tpot_ms)) * rate)
         requests = min(max(requests, LEAST_REQUESTS), MOST_REQUESTS)
@@ -61,7 +64,7 @@ class Shape(_Entry):
         made = MadeUp(prompt=round(self.prompt.expected), output=round(self.output.expected), **clients).spec()
         spec = made.model_dump(mode="json", exclude_none=True)
         spec |= {"name": self.title, "seed": SEED}
-        spec |= self.model_dump(include={"prompt", "output", "system_prompts"}, exclude_none=True)
+        spec |= self.model_dump(include=_LENGTHS, exclude_none=True)
         if self.minutes is not None and "duration_s" in spec:
             spec["duration_s"] = 60 * self.minutes
         return parse_spec(spec)

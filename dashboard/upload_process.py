@@ -11,7 +11,7 @@ import json
 import resource
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -44,12 +44,15 @@ class Limits:
     seconds: int = 300
 
 
-def main(upload: Path, out: Path, limits: Limits) -> int:
-    """Write the requests of the trace `upload` to `out`; else print a UserError as JSON, and return `FAILED`."""
+def main(upload: Path, out: Path, limits: Limits, columns: Mapping[str, str]) -> int:
+    """Write the requests of the trace `upload` to `out`; else print a UserError as JSON, and return `FAILED`.
+
+    `columns` has the column of each field, if the user states them.
+    """
     _confine(limits)
     try:
         _check_size(upload, limits)
-        write_workload(_bounded(read_workload(upload), limits), out)
+        write_workload(_bounded(read_workload(upload, None, columns), limits), out)
     except UserError as error:
         print(json.dumps([error.field, error.value, error.remedy], default=str))
         return FAILED
@@ -59,9 +62,9 @@ def main(upload: Path, out: Path, limits: Limits) -> int:
     return 0
 
 
-def arguments(upload: Path, out: Path, limits: Limits) -> list[str]:
+def arguments(upload: Path, out: Path, limits: Limits, columns: Mapping[str, str]) -> list[str]:
     """Return the arguments of this module's process."""
-    return [str(upload), str(out), json.dumps(asdict(limits))]
+    return [str(upload), str(out), json.dumps(asdict(limits)), json.dumps(dict(columns))]
 
 
 def _confine(limits: Limits) -> None:
@@ -146,4 +149,4 @@ def _too_much(what: str) -> UserError:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), Limits(**json.loads(sys.argv[3]))))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), Limits(**json.loads(sys.argv[3])), json.loads(sys.argv[4])))

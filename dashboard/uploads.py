@@ -1,7 +1,8 @@
 """Uploads of users: a trace, or a model's config.json. They are read as data, checked, and kept under their hash.
 
-Nothing of an upload is executed, and neither its name nor a name in it becomes a path: traces go through the readers of
-`traces` from a temporary file, in a process with limits (`upload_process`), and their requests are kept, not the bytes.
+Nothing of an upload is executed, except a policy (`dashboard.own_policy`). Neither its name nor a name in it becomes a
+path: traces go through the readers of `traces` from a temporary file, in a process with limits (`upload_process`), and
+their requests are kept, not the bytes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dashboard import upload_process
@@ -23,6 +25,8 @@ from planning.jobs.files import read_json, write_json
 from serving.deployments.hf_config import spec_from_hf_config
 from serving.errors import UserError
 from serving.python_process import module_command, module_environment
+from serving.whole_file import write_whole
+from traces.formats.rows import SAY_COLUMNS
 
 MOST_MB = 50
 LIMITS = Limits()
@@ -32,12 +36,14 @@ _DIGEST = re.compile(r"[0-9a-f]{16}")
 _TRACE, _MODEL = "*.parquet", "model-*/config.json"
 
 
-def keep_trace(runs: Path, content: bytes, name: str = "") -> str:
+def keep_trace(runs: Path, content: bytes, name: str = "", columns: Mapping[str, str] = MappingProxyType({})) -> str:
     """Keep the requests of an uploaded trace, with the name of its first upload, and return their digest.
 
-    The digest is the beginning of the SHA-256 of `content`. Raises UserError, one line, if `content` is no trace.
+    The digest is the beginning of the SHA-256 of `content`, and of `columns` if they are stated: the column of each
+    field. Raises UserError, one line, if `content` is no trace.
     """
-    digest = sha256(content).hexdigest()[:16]
+    said = json.dumps(dict(columns), sort_keys=True).encode() if columns else b""
+    digest = sha256(content + said).hexdigest()[:16]
     path = _path(runs, _TRACE, digest)
     if not path.is_file():
         if len(content) > MOST_MB * MB:
@@ -45,7 +51,7 @@ def keep_trace(runs: Path, content: bytes, name: str = "") -> str:
         with _written_below(path.parent), tempfile.TemporaryDirectory(dir=path.parent, prefix=".reading-") as folder:
             upload, requests = Path(folder) / "upload", Path(folder) / "requests.parquet"
             upload.write_bytes(content)
-            _read(upload, requests)
+            _read(upload, requests, columns)
             requests.replace(path)
             if name:
                 write_json(_name_of(path), plain_name(name))
@@ -109,6 +115,21 @@ def kept_document(runs: Path, place: str, digest: str) -> Any:
     return path and read_json(path)
 
 
+def keep_file(runs: Path, place: str, content: bytes) -> str:
+    """Keep a file in `place`, a path in which `*` stands for the digest, and return the digest."""
+    digest = sha256(content).hexdigest()[:16]
+    path = _path(runs, place, digest)
+    if not path.is_file():
+        with _written_below(path.parent):
+            write_whole(path, lambda partial: partial.write_bytes(content), True)
+    return digest
+
+
+def kept_file(runs: Path, place: str, digest: str) -> Path | None:
+    """Return the path of a file that `keep_file` kept; None if the digest is invalid or unknown."""
+    return _kept(runs, place, digest)
+
+
 def _finite(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else _no_number(text)
@@ -144,9 +165,9 @@ def _written_below(folder: Path) -> Iterator[None]:
         raise UserError("runs", str(folder), f"cannot be written: {error.strerror}") from None
 
 
-def _read(upload: Path, requests: Path) -> None:
+def _read(upload: Path, requests: Path, columns: Mapping[str, str]) -> None:
     """Write the requests of a trace to a file of their own, in a process that may end in any way."""
-    command = module_command(upload_process.__name__, *upload_process.arguments(upload, requests, LIMITS))
+    command = module_command(upload_process.__name__, *upload_process.arguments(upload, requests, LIMITS, columns))
     done = subprocess.run(command, env=module_environment(), stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode == FAILED and done.stdout:
         raise _of_the_upload(UserError(*json.loads(done.stdout)), upload)
@@ -160,4 +181,5 @@ def _of_the_upload(error: UserError, path: Path) -> UserError:
     """Return the error without the name of the temporary file that the readers were given."""
     if error.field == "trace":
         return UserError("trace", "the upload", error.remedy)
-    return UserError(error.field.replace(f"{path}:", "trace, line "), error.value, error.remedy)
+    remedy = error.remedy.replace(f" ({SAY_COLUMNS})", " below")
+    return UserError(error.field.replace(f"{path}:", "trace, line "), error.value, remedy)

@@ -32,6 +32,7 @@ from typing import Any, ParamSpec, TypeVar
 import streamlit as st
 
 from dashboard.shown import verbatim
+from serving.errors import UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class _Page:
     written: Said = field(default_factory=dict)  # parameters of the address when it was last known
     bare: Said = field(default_factory=dict)  # parameters that the address without parameters stands for
     moves: dict[str, int] = field(default_factory=dict)  # number of changes of the address, by parameter
+    refused: list[UserError] = field(default_factory=list)  # numbers out of range in this drawing
 
 
 _drawing: ContextVar[_Page] = ContextVar("drawing")
@@ -89,12 +91,20 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
     return drawn
 
 
-def go_to(**parameters: str) -> None:
+def go_to(**parameters: str | Sequence[str]) -> None:
     """Set parameters for the next drawing of the page, in place of its widgets' values; call it in a widget's callback.
 
-    An empty text resets a parameter to its default.
+    A parameter may have several values. An empty text resets a parameter to its default.
     """
-    st.session_state[_STATED] = {name: [text] if text else [] for name, text in parameters.items()}
+    st.session_state[_STATED] = st.session_state.get(_STATED, {}) | {
+        name: list(filter(None, [value] if isinstance(value, str) else value)) for name, value in parameters.items()
+    }
+
+
+def going_to(parameter: str) -> list[str] | None:
+    """Return the values that an earlier callback of this click has set with `go_to`; None without one."""
+    values: list[str] | None = st.session_state.get(_STATED, {}).get(parameter)
+    return values
 
 
 def choose(
@@ -257,9 +267,39 @@ def amount(
     value = kind(quantity(said, low, high, otherwise))
     if said is not None and quantity(said, low, high, math.inf) == math.inf and key not in st.session_state:
         _refused(label, said, f"it must be from {low:,.6g} to {high:,.6g}, and is {otherwise:,.6g} here")
-    chosen = kind(st.number_input(label, kind(low), kind(high), value, kind(step), show, key=key, help=help))
+    chosen = typed_number(label, low, high, value, step, key, show, help, kind)
     keep(parameter, f"{chosen:.10g}", f"{otherwise:.10g}")
     return chosen
+
+
+def typed_number(
+    label: str,
+    low: float,
+    high: float,
+    value: float,
+    step: float,
+    key: str,
+    show: str | None = None,
+    help: str | None = None,
+    kind: type[float] = float,
+) -> float:
+    """Draw a number input and return its value, or `value` if it is not from `low` to `high`.
+
+    Streamlit would not send such a number, so a button would start the work with the number before it. Here the number
+    comes, and `check_numbers` refuses it.
+    """
+    typed = st.number_input(label, None, None, value, kind(step), show, key=key, help=help)
+    if typed is not None and low <= typed <= high:
+        return kind(typed)
+    said = "nothing" if typed is None else f"{typed:,.10g}"
+    _drawing.get().refused.append(UserError(label.strip(), said, f"must be from {low:,.6g} to {high:,.6g}"))
+    return value
+
+
+def check_numbers() -> None:
+    """Raise UserError for the first number of this drawing that is out of its range."""
+    for error in _drawing.get().refused:
+        raise error
 
 
 def pick(
@@ -304,6 +344,12 @@ def set_interval(low: float, high: float, parameter: str, ends: tuple[float, flo
         go_to(**{parameter: _range(low, high, (begin, end))})
 
 
+def link() -> Said:
+    """Return the parameters that the page's address will have, as far as they are drawn by now."""
+    page = _drawing.get()
+    return {parameter: values for parameter, values in (page.said | page.now).items() if values}
+
+
 def _arrive(name: str) -> _Page:
     """Return the page of this name, with inputs from the address, or from a callback where one has set them."""
     pages: dict[str, _Page] = st.session_state.setdefault(_PAGES, {})
@@ -315,7 +361,7 @@ def _arrive(name: str) -> _Page:
         address = page.bare
     said = address | st.session_state.get(_STATED, {})
     page.said = {parameter: values for parameter, values in said.items() if values}
-    page.now = {}
+    page.now, page.refused = {}, []
     return page
 
 

@@ -22,7 +22,7 @@ from planning.learn.watched import drift
 from serving.deployments.config import Deployment
 from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.kv_capacity import check_encoder, kv_capacity
 from serving.deployments.kv_layout import with_kv_groups
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
@@ -76,22 +76,25 @@ def named_prices(texts: tuple[str, ...], option: str = "price") -> dict[str, flo
     return prices
 
 
-def priced(calibration: str | None, gpu: str | None, deployment: Deployment, shared_prefix: int = 0) -> Priced:
+def priced(
+    calibration: str | None, gpu: str | None, deployment: Deployment, shared_prefix: int = 0, encodes: bool = False
+) -> Priced:
     """Return `deployment` with its cost model, from a calibration, a GPU, or both.
 
     `calibration` is a directory, or the `module:Class` of a user's cost model. All prompts start with the same
-    `shared_prefix` tokens, which old releases of vLLM read once in a step.
+    `shared_prefix` tokens, which old releases of vLLM read once in a step. An engine that only `encodes` images needs
+    no memory for the language model and its KV.
 
     Raises UserError when the arguments do not go together.
     """
     check_timed(calibration, gpu)
     if calibration is None:
-        return _on_gpu(gpu or "", None, deployment, shared_prefix)
+        return _on_gpu(gpu or "", None, deployment, shared_prefix, encodes)
     if names_own_cost(calibration):
         return _by_own_model(calibration, gpu, with_kv_groups(deployment))
     learnt = calibration_in(calibration)
     if not isinstance(learnt, Calibration):
-        return _on_gpu(gpu or learnt.gpu, learnt, deployment, shared_prefix)
+        return _on_gpu(gpu or learnt.gpu, learnt, deployment, shared_prefix, encodes)
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
     return _of_our_engine(learnt, with_kv_groups(deployment))
@@ -143,7 +146,7 @@ def _check_blocks(deployment: Deployment) -> None:
         raise UserError("gpu_memory_utilization", deployment.gpu_memory_utilization, remedy)
 
 
-def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_prefix: int) -> Priced:
+def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_prefix: int, encodes: bool) -> Priced:
     from calibration.steps.external_calibration import (  # imports slowly: kernels are interpolated with scipy
         identity,
         predicted_cost,
@@ -154,6 +157,12 @@ def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_pref
     if not stated & {"gpu_memory_utilization", "num_blocks"}:
         deployment = deployment.model_copy(update={"gpu_memory_utilization": served().gpu_memory_utilization})
     defaults, deployment = defaults_taken(deployment, spec), with_kv_groups(with_engine_defaults(deployment, spec))
+    if encodes:
+        check_encoder(find_model(deployment.model), spec, deployment)
+        cost = predicted_cost(gpu, deployment, learnt)
+        return Priced(
+            deployment.model_copy(update={"gpu_memory_utilization": None}), observed(cost), identity(gpu, learnt)
+        )
     capacity = kv_capacity(find_model(deployment.model), spec, deployment)
     if deployment.gpu_memory_utilization is None:
         capacity.check_stated(deployment.scheduler.num_blocks)

@@ -94,8 +94,8 @@ class PricedScenario:
 
     @property
     def num_blocks(self) -> int | None:
-        """KV blocks of one replica, without the null block; None if replicas differ."""
-        sizes = {pool.deployment.scheduler.num_blocks - 1 for pool in self.all_pools}
+        """KV blocks of one replica, without the null block; None if replicas differ. Encoder replicas have none."""
+        sizes = {pool.deployment.scheduler.num_blocks - 1 for pool in self.all_pools if pool.config.role != "encode"}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
@@ -264,4 +264,5 @@ def _priced_pool(
     if not pool.deployment and pool.gpu is None and pool.calibration is None:
         return own._replace(deployment=pool_deployment(own.deployment, pool))
     of_all = gpu if pool.calibration is None else None
-    return priced(pool.calibration or calibration, pool.gpu or of_all, pool_deployment(deployment, pool), shared_prefix)
+    named = pool.calibration or calibration, pool.gpu or of_all
+    return priced(*named, pool_deployment(deployment, pool), shared_prefix, pool.role == "encode")

@@ -21,12 +21,13 @@ from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
 from serving.answers.document import Answer
-from serving.answers.figures import shown_number
+from serving.answers.figures import shown_number, shown_share, shown_time
 from serving.answers.report import Line, Table
 from serving.deployments.gpu_spec import gpus
 from sim.adapter_slots import AdapterUse
 from sim.cluster import Simulated, simulate_to
 from sim.encoder import EncoderUse
+from sim.encoder_pools import ApartUse
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
 from traces.recording import Recording, notes_of
@@ -170,7 +171,9 @@ class _Judge:
             self.adapters = _said(done.adapters)
         if done.encoder is not None:
             notes["encoder"] = done.encoder._asdict()
-            self.encoder = _encoded(done.encoder)
+            self.encoder = _encoded(done.encoder, done.encoders_apart)
+        if done.encoders_apart is not None:
+            notes["encoders_apart"] = done.encoders_apart._asdict()
         if scenario.front_door is not None:
             notes["front_door"] = scenario.front_door.model_dump(exclude_defaults=True)
         if scenario.gpu:
@@ -203,9 +206,17 @@ def _said(use: AdapterUse) -> str:
     )
 
 
-def _encoded(use: EncoderUse) -> str:
+def _encoded(use: EncoderUse, apart: ApartUse | None) -> str:
     seconds = shown_number(use.encoding_ns / 1e9)
-    return f"encoder: {use.items:,} items with {use.tokens:,} tokens were encoded, which took {seconds} s of steps"
+    said = f"encoder: {use.items:,} items with {use.tokens:,} tokens were encoded, which took {seconds} s of steps"
+    if apart is None or not apart.requests:
+        return said
+    waited, sent = (shown_time(ns / apart.requests / 1e6) for ns in (apart.waiting_ns, apart.sending_ns))
+    busy = shown_share(apart.busy_ns / max(apart.ready_ns, 1))
+    return (
+        f"{said} of encoder replicas ({apart.replicas:,}, busy {busy} of the time); on average a request with items "
+        f"waited {waited} until they were encoded, and {sent} until the embeddings had arrived"
+    )
 
 
 def _give_back(steps: int) -> None:

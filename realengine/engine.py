@@ -351,14 +351,17 @@ class Engine:
         sequences = [self.sequences.get(row.request.id) for row in rows]
         masks = masks_of_rows(rows, sequences, self.spec.vocab_size) if flight.plan.masked_rows else [()] * len(rows)
         flight.mask_ns = perf_counter_ns() - masking_ns if flight.plan.masked_rows else 0
-        seated = zip(rows, sequences, masks, strict=True)
-        inputs = [self._seating.row(row, sequence, mask) for row, sequence, mask in seated]
-        if self.adapters is not None and flight.plan.adapters:
-            flight.adapters = self.adapters.ready(flight.plan.adapters)
+        seating, adapters = self._seating, flight.plan.adapters if self.adapters is not None else None
+        plain, others = (None, list(range(len(rows)))) if adapters else seating.plain(rows, sequences)
+        inputs = [seating.row(rows[number], sequences[number], masks[number]) for number in others]
+        if self.adapters is not None and adapters:
+            flight.adapters = self.adapters.ready(adapters)
             slots = [flight.adapters.slots.get(row.request.arrived.adapter) for row in rows]
             inputs = [given._replace(slot=slot) for given, slot in zip(inputs, slots, strict=True)]
-        inputs += self._seating.padding(flight.plan)
-        packed = pack(inputs, self._config.block_size, self._config.max_num_seqs, self.runner.attention.tiles)
+        padding = seating.padding(flight.plan)
+        others += range(len(rows), len(rows) + len(padding))
+        tiles, config = self.runner.attention.tiles, self._config
+        packed = pack(inputs + padding, config.block_size, config.max_num_seqs, tiles, plain, others)
         flight.prepared_ns = perf_counter_ns()
         flight.prepare_ns = flight.prepared_ns - began_ns
         flight.sampled_rows = packed.sample_rows

@@ -74,7 +74,7 @@ class Grammars:
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: Collection[int]) -> None:
-        llguidance = _library()
+        llguidance = library()
         self._new = llguidance.LLMatcher
         path = str(folder / "tokenizer.json")
         self._tokens = llguidance.LLTokenizer(path, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
@@ -92,7 +92,7 @@ def json_grammar(schema: dict[str, Any]) -> str:
     """
     given = json.dumps(schema)
     try:
-        written = _library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
+        written = library().LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
     except ValueError:  # a number of hundreds of digits
         raise _refused("json_schema", given, "has a value that no grammar can express") from None
     return _valid("json_schema", given, written)
@@ -100,11 +100,26 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 def regex_grammar(pattern: str) -> str:
     """Return the grammar of answers that match `pattern` as a whole; raise UserError for an invalid pattern."""
-    return _valid("regex", pattern, _library().LLMatcher.grammar_from_regex(pattern))
+    return _valid("regex", pattern, library().LLMatcher.grammar_from_regex(pattern))
+
+
+def grammar_of_rules(rules: str) -> str:
+    """Return the grammar that is written as `rules`, in GBNF (`root ::= ...`) or in Lark's notation.
+
+    Raises UserError for rules that are not valid.
+    """
+    library()
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        written = library().LLMatcher.grammar_from_lark(any_to_lark(rules))
+    except Exception as error:  # the converter raises what its parser meets
+        raise _refused("grammar", rules, f"is not valid: {error}") from None
+    return _valid("grammar", rules, written)
 
 
 def _valid(field: str, given: str, written: str) -> str:
-    if wrong := _library().LLMatcher.validate_grammar(written):
+    if wrong := library().LLMatcher.validate_grammar(written):
         reasons = [line.removeprefix("error: ") for line in wrong.splitlines() if line.startswith("error: ")]
         raise _refused(field, given, f"cannot be kept to: {(reasons or wrong.splitlines())[0]}")
     return str(written)
@@ -114,7 +129,8 @@ def _refused(field: str, given: str, remedy: str) -> UserError:
     return UserError(field, given if len(given) <= _SHOWN else f"{given[:_SHOWN]}...", remedy)
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Return the package llguidance; raise UserError if it is not installed."""
     try:
         import llguidance
     except ImportError:

@@ -143,9 +143,9 @@ class StepChanges(NamedTuple):
     allowed: Ints
 
 
-def step_changes(by_sample: Sequence[LogitChanges | None]) -> StepChanges | None:
-    """Combine the changes of each sample of a step; return None if no sample has any."""
-    changed = [(sample, changes) for sample, changes in enumerate(by_sample) if changes is not None]
+def step_changes(by_sample: Sequence[LogitChanges | None], first: int = 0) -> StepChanges | None:
+    """Combine the changes of each sample of a step from sample `first` on; return None if no sample has any."""
+    changed = [(sample, changes) for sample, changes in enumerate(by_sample, first) if changes is not None]
     if not changed:
         return None
     samples, changes = zip(*changed, strict=True)
@@ -176,4 +176,12 @@ class Logprob(NamedTuple):
     """
 
     logprob: float
+    top: Sequence[tuple[int, float]] = ()
+
+
+class PromptLogprob(NamedTuple):
+    """The `Logprob` of a token of a prompt, and its rank: 1 for the likeliest token at its place."""
+
+    logprob: float
+    rank: int
     top: Sequence[tuple[int, float]] = ()

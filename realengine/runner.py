@@ -23,6 +23,7 @@ from realengine.devices.machine import find_device
 from realengine.devices.memory import KvBudget, memory_for
 from realengine.devices.speed import Speed
 from realengine.host_tier import Copy, HostMemory
+from realengine.logit_rules import PromptLogprob
 from realengine.models.layer_ops import LayerOps
 from realengine.models.lora_slots import LoraSlots
 from realengine.models.model import Model
@@ -31,7 +32,7 @@ from realengine.parallel.tensor_parallel import COLLECTIVES, Collective, own_exp
 from realengine.sampling import MOST_LOGPROBS, changed_logits, logprobs_of
 from realengine.step import Launched
 from realengine.step_graphs import StepGraphs, largest_layout, mixed_steps, pad
-from realengine.step_input import Batch, Layout, RowInput, StepInput, pack
+from realengine.step_input import Batch, Layout, RowInput, ScoredTokens, StepInput, pack
 from serving.answers.figures import shown_gib
 from serving.cost_model import DECODE_BUCKETS, padded
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -40,6 +41,7 @@ from serving.deployments.lora import adapter_elements
 from serving.deployments.weight_types import GROUP_SIZE, weight_width
 from serving.errors import UserError
 
+_SCORED_AT_A_TIME = 64  # tokens of a prompt whose logits are in memory at the same time
 _HOST_BUFFERS = 3  # two steps in flight, and one being written
 
 
@@ -246,7 +248,8 @@ class ModelRunner:
         """
         host = self._host[self._launches % _HOST_BUFFERS]
         self._launches += 1
-        graph = self._graphs.layout_for(step.layout) if self._captures and not step.segments else None
+        plain = not (step.segments or step.scored)
+        graph = self._graphs.layout_for(step.layout) if self._captures and plain else None
         launched = Launched(step.layout, host.tokens, graph is not None, host.expert_tokens)
         if graph is not None:
             step = pad(step, graph)
@@ -264,7 +267,6 @@ class ModelRunner:
         """Do the work of a step that was submitted to the device; `graph` is the layout of its graph, if it has one."""
         if self.slots is not None:
             self._fill_slots(self.slots, step, launched)
-        self._mark(launched)
         size, samples = len(step.packed), launched.layout.samples
         self._buffer[:size].copy_(host.step[:size], non_blocking=True)
         # A copy from memory that is not pinned waits for the device's work. It costs nothing here, because no work is
@@ -272,8 +274,15 @@ class ModelRunner:
         masks = [torch.from_numpy(part).to(self.device.torch_device) for part in step.masks or ()]
         batch = Batch.from_buffer(self._buffer, step.layout, step.packed)
         self.attention.prepare(batch, graph is not None)
+        # The step starts when its inputs are there: a device that waits for the host's copies is idle.
+        self._mark(launched)
         self._times = launched.times
-        if graph is None:
+        if step.scored:
+            every = self._forward(batch, every=True)
+            hidden = every[batch.sampled.long()]
+            for tokens in step.scored:
+                launched.scored[tokens.row] = tokens.start + 1, self._score(every, tokens)
+        elif graph is None:
             hidden = self._forward(batch)
         else:
             hidden = self._graphs.get(graph, lambda: self._forward(Batch.from_buffer(self._buffer, graph)))()
@@ -293,6 +302,19 @@ class ModelRunner:
             after = self._speed()
             launched.speed = _mean(self._speed_before, after)
             self._speed_before = after
+
+    def _score(self, hidden: torch.Tensor, tokens: ScoredTokens) -> list[PromptLogprob]:
+        """Return the logprobs of tokens of a prompt by the hidden states `[T, hidden]` of the step."""
+        scores: list[PromptLogprob] = []
+        for begin in range(0, len(tokens.targets), _SCORED_AT_A_TIME):
+            targets = torch.tensor(tokens.targets[begin : begin + _SCORED_AT_A_TIME], device=hidden.device)
+            first = tokens.first + begin
+            logits = self.model.compute_logits(hidden[first : first + len(targets)]).float()
+            own = logits.gather(1, targets.unsqueeze(1))
+            ranks = (logits >= own).sum(-1).tolist()
+            logprobs = logprobs_of(logits, targets, tokens.top).on_host()
+            scores += [PromptLogprob(one.logprob, rank, one.top) for one, rank in zip(logprobs, ranks, strict=True)]
+        return scores
 
     def _fill_slots(self, slots: LoraSlots, step: StepInput, launched: Launched) -> None:
         slots.segments = step.segments
@@ -322,11 +344,11 @@ class ModelRunner:
         if self._stamping:
             launched.marks.append(self.device.mark())
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, batch: Batch, every: bool = False) -> torch.Tensor:
         tokens = batch.tokens
         if self._config.async_scheduling:
             tokens = torch.where(tokens < 0, self._last_tokens[(-1 - tokens).clamp(min=0).long()], tokens)
-        return self.model.forward(tokens, batch, self.kv, self._times)
+        return self.model.forward(tokens, batch, self.kv, self._times, every)
 
     def dummy_step(self, sizes: list[int], draw: bool = False, slot: int | None = None) -> int:
         """Run one step with a row of the dummy request for each number of tokens in `sizes`; return its time in ns.

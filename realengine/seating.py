@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from realengine.sampling import SamplingParams
 from realengine.sequence import TokenSequence
-from realengine.step_input import Ints, RowInput
+from realengine.step_input import Ints, PlainRows, RowInput
 from serving.deployments.config import SchedulerConfig
 from serving.deployments.kv_layout import most_held
 from serving.request import Request
@@ -32,8 +33,10 @@ class Seating:
         self._block_tables = tables
         shape = (max(len(config.kv_groups), 1), config.max_num_seqs, -(-config.max_model_len // config.block_size))
         self._tables = np.zeros(shape, dtype=np.int32)
-        self._filled = [0] * config.max_num_seqs
+        self._filled = np.zeros(config.max_num_seqs, dtype=np.int32)
         self._entered: list[list[int]] = [[]] * config.max_num_seqs  # by seat, the list whose blocks its table has
+        self._heat, self._top_p = (np.full(config.max_num_seqs, np.nan, dtype=np.float32) for _ in range(2))
+        self._top_k = np.zeros(config.max_num_seqs, dtype=np.int32)
         self._free = list(range(config.max_num_seqs))[::-1]
         self._seats: dict[int, int] = {}
         self._left: dict[int, Ints] = {}  # by request id, block tables of requests that the last plan preempted
@@ -51,6 +54,7 @@ class Seating:
         for request in plan.admitted:
             seat = self._seats[request.id] = self._free.pop()
             self._filled[seat] = 0
+            self._heat[seat] = np.nan  # not known yet
 
     def leave(self, id: int) -> None:
         """Free the seat of a request that is no longer running.
@@ -68,7 +72,7 @@ class Seating:
             return self._left[request.id]
         if request.blocks is not self._entered[seat]:  # the pool replaced blocks, or the seat has a new request
             self._entered[seat], self._filled[seat] = request.blocks, 0
-        need, filled = -(-tokens // self._block_size), self._filled[seat]
+        need, filled = -(-tokens // self._block_size), int(self._filled[seat])
         # enter new blocks only: earlier entries stay, even if their blocks have left a window, because these are not
         # read
         if filled < need:
@@ -99,7 +103,61 @@ class Seating:
         changes = sequence.changes(drafts, unseen=tokens[-1] < 0) if samples else ()
         blocks, *others = self.blocks(request, start + count)
         pools = samples and request.pools
-        return RowInput(tokens, start, blocks, seat, draws, wanted, masks, changes, tuple(others), pools)
+        given = RowInput(tokens, start, blocks, seat, draws, wanted, masks, changes, tuple(others), pools)
+        if sequence.score_top is None:
+            return given
+        scored = tuple(sequence.tokens[start + 1 : min(start + count + 1, sequence.prompt_len)])
+        return given._replace(scored=scored, score_top=sequence.score_top)
+
+    def plain(
+        self, rows: Sequence[Row], sequences: Sequence[TokenSequence | None]
+    ) -> tuple[PlainRows | None, list[int]]:
+        """Return the plain rows of a plan, None if there are none, and the indices of all other rows."""
+        if self._drafts:
+            return None, list(range(len(rows)))
+        numbers: list[int] = []
+        others: list[int] = []
+        tokens: list[int] = []
+        starts: list[int] = []
+        seats: list[int] = []
+        uniforms: list[float] = []
+        seat_of, entered = self._seats.get, self._entered
+        for number, ((request, start, count, samples, _), sequence) in enumerate(zip(rows, sequences, strict=True)):
+            seat = seat_of(request.id)
+            if seat is None or sequence is None or not sequence.is_plain or sequence.grammar is not None:
+                others.append(number)
+                continue
+            if count != 1 or not samples:
+                others.append(number)
+                continue
+            if request.blocks is not entered[seat]:
+                self.blocks(request, start + 1)
+            numbers.append(number)
+            seats.append(seat)
+            starts.append(start)
+            tokens.append(sequence.inputs(start, 1, seat, 0)[0])
+            uniforms.append(sequence.uniform(start + 1 - sequence.prompt_len))
+        if not numbers:
+            return None, others
+        seated, begins = np.array(seats, dtype=np.int32), np.array(starts, dtype=np.int32)
+        for place in np.flatnonzero(np.isnan(self._heat[seated])).tolist():
+            self._note_limits(seats[place], sequences[numbers[place]])
+        needs = begins // self._block_size + 1
+        for place in np.flatnonzero(self._filled[seated] < needs).tolist():
+            self.blocks(rows[numbers[place]].request, starts[place] + 1)
+        row_of = np.repeat(seated, needs)
+        within = np.arange(len(row_of), dtype=np.int32) - np.repeat(np.cumsum(needs, dtype=np.int32) - needs, needs)
+        blocks = tuple(table[row_of, within] for table in self._tables)
+        heat = self._heat[seated]
+        floats = {"temperature": heat, "top_p": self._top_p[seated], "uniform": np.array(uniforms, dtype=np.float32)}
+        draws = {"top_k": self._top_k[seated], **{name: column.view(np.int32) for name, column in floats.items()}}
+        return PlainRows(numbers, tokens, begins, seated, draws, not heat.any(), needs, blocks), others
+
+    def _note_limits(self, seat: int, sequence: TokenSequence | None) -> None:
+        """Keep a request's settings of draws at its seat, as they are packed: those of a greedy request are neutral."""
+        assert sequence is not None
+        how = SamplingParams() if sequence.greedy else sequence.sampling
+        self._heat[seat], self._top_k[seat], self._top_p[seat] = how.temperature, how.top_k, how.top_p
 
     def padding(self, plan: StepPlan) -> list[RowInput]:
         """Return the rows of a plan that belong to no request."""

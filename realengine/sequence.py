@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from realengine.grammar import Bits, Grammar
-from realengine.logit_rules import LogitChanges, LogitRules, Logprob, RuledLogits
-from realengine.sampling import SamplingParams
+from realengine.logit_rules import LogitChanges, LogitRules, Logprob, PromptLogprob, RuledLogits
+from realengine.sampling import SamplingParams, UniformNumbers
 from serving.request import Request
 from serving.step_plan import Row
 
@@ -24,8 +24,11 @@ class TokenSequence:
             string)
         on_failed: function called when the grammar of the answer has failed, which ends the request
         on_pooled: function called with the result of a pooling request, the final hidden state of its last token
+        on_scored: function called with logprobs of tokens of the prompt, and the position of the first of them
         logprobs: number of alternatives in each logprob; None for no logprobs
+        score_top: number of alternatives in each logprob of the prompt; None for no such logprobs
         rules: changes to the request's logits
+        is_plain: True if a step needs no more than tokens and draws of this request, unless it has a grammar
         grammar: grammar of the answer, once it is compiled; it reads the sampled tokens, even if other tokens are
             forced
         drafts: draft tokens that the next step verifies
@@ -45,6 +48,8 @@ class TokenSequence:
         rules: LogitRules | None = None,
         on_pooled: Callable[[list[float]], None] | None = None,
         on_failed: Callable[[], None] | None = None,
+        score_top: int | None = None,
+        on_scored: Callable[[int, list[PromptLogprob]], None] | None = None,
     ) -> None:
         self.request = request
         self.tokens = list(prompt)
@@ -60,8 +65,17 @@ class TokenSequence:
         self._on_pooled = on_pooled
         self._on_failed = on_failed
         self.logprobs = logprobs
+        self.score_top = score_top
+        self._on_scored = on_scored
         self._ruled = None if rules is None else RuledLogits(rules, prompt)
         self.grammar: Grammar | None = None
+        self.is_plain = logprobs is score_top is rules is None and not request.pools
+        self._uniform = UniformNumbers(self.sampling.seed or 0)
+        self.greedy = self.sampling.greedy
+
+    def uniform(self, step: int) -> float:
+        """Return the uniform number for output token `step`, or 0 if it is not drawn."""
+        return 0.0 if self.greedy else self._uniform(step)
 
     @property
     def outputs(self) -> list[int]:
@@ -131,6 +145,11 @@ class TokenSequence:
         """Pass on the final hidden state of the last prompt token."""
         if self._on_pooled is not None:
             self._on_pooled(state)
+
+    def scored(self, position: int, logprobs: Sequence[PromptLogprob]) -> None:
+        """Pass on the logprobs of the tokens of the prompt from `position` on."""
+        if self._on_scored is not None:
+            self._on_scored(position, [one._replace(top=one.top[: self.score_top]) for one in logprobs])
 
     def _wanted(self, logprob: Logprob | None) -> Logprob | None:
         """Return the logprob with only as many alternatives as this request wants."""

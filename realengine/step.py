@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from realengine.adapters import StepAdapters
 from realengine.devices.device import Mark, OpTimes, Pending
-from realengine.logit_rules import Logprob
+from realengine.logit_rules import Logprob, PromptLogprob
 from realengine.sampling import TokenLogprobs
 from realengine.step_input import Layout
 from serving.request import Request
@@ -31,6 +31,8 @@ class Launched:
         logits: `[S, vocab]` logits after masks and changes, valid from `wait` to the next step; None unless they are
             kept
         copying: marks before and after the copies of LoRA adapters into slots; None without a copy
+        scored: by index of the given row, position in the prompt of the first token with a logprob, and the logprobs;
+            valid after `wait`
         pooled: by sample, final hidden state `[hidden]` in float32 on the host, of each pooling request; valid after
             `wait`
     """
@@ -46,6 +48,7 @@ class Launched:
         self.token_logprobs: TokenLogprobs | None = None
         self.copying: tuple[Mark, Mark] | None = None
         self.pooled: dict[int, torch.Tensor] = {}
+        self.scored: dict[int, tuple[int, list[PromptLogprob]]] = {}
         self._tokens = tokens
         self._expert_tokens = expert_tokens
         self._seen_ns = 0

@@ -79,6 +79,24 @@ class Segment(NamedTuple):
     end: int
 
 
+class ScoredTokens(NamedTuple):
+    """Tokens of a prompt whose logprobs are wanted.
+
+    Attributes:
+        row: index of the row, as the step was given its rows
+        first: index in the step of the token before the first of them
+        start: position of that token in the prompt
+        targets: the tokens
+        top: number of alternatives
+    """
+
+    row: int
+    first: int
+    start: int
+    targets: tuple[int, ...]
+    top: int
+
+
 class Batch(NamedTuple):
     """The fields of a step on the device; they are int32 unless another type is stated.
 
@@ -187,6 +205,7 @@ class StepInput(NamedTuple):
     generates: bool = True
     segments: tuple[Segment, ...] = ()
     copies: tuple[tuple[int, HostAdapter], ...] = ()
+    scored: tuple[ScoredTokens, ...] = ()
 
 
 class RowInput(NamedTuple):
@@ -198,7 +217,8 @@ class RowInput(NamedTuple):
     alternatives wanted with each logprob; None if no logprobs are wanted. `masks`, as rows of `TokenMasks.bits`, belong
     to the first of these samples; there are none if any token is allowed. `changes` belong to all of these samples;
     there are none if their logits do not change. With `pools`, the hidden state of the last token is the result, and
-    nothing is sampled. `slot` is the slot of the row's LoRA adapter; None for the base model.
+    nothing is sampled. `scored` are the tokens of the prompt that follow the row's first tokens, if their logprobs are
+    wanted, with `score_top` alternatives each. `slot` is the slot of the row's LoRA adapter; None for the base model.
     """
 
     tokens: Sequence[int]
@@ -212,6 +232,8 @@ class RowInput(NamedTuple):
     other_blocks: tuple[Ints, ...] = ()
     pools: bool = False
     slot: int | None = None
+    scored: tuple[int, ...] = ()
+    score_top: int = 0
 
 
 Tiles = Callable[[Sequence[tuple[int, int, int]]], tuple[Ints, Ints]]
@@ -224,31 +246,80 @@ class Packed(NamedTuple):
     sample_rows: list[int | None]
 
 
-def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles) -> Packed:
-    """Pack `rows`; `tiles` makes a kernel's work list from `(row, query tokens, context)` of the prefill rows."""
-    adapted = any(row.slot is not None for row in rows)
-    ordered, numbers, decode_rows = _in_order(rows, null_seat, adapted)
-    lens = np.array([len(row.tokens) for row in ordered], dtype=np.int32)
-    context = lens + np.array([row.start for row in ordered], dtype=np.int32)
-    query_start = np.cumsum(lens, dtype=np.int32) - lens
-    work = [(row, int(lens[row]), int(context[row])) for row in range(decode_rows, len(ordered))]
-    tile_row, tile_first = tiles(work)
-    samples = _samples(ordered, decode_rows)
-    groups = 1 + len(ordered[0].other_blocks)
-    layout = Layout(decode_rows, len(ordered), int(lens.sum()), len(samples), len(tile_row), groups)
+class PlainRows(NamedTuple):
+    """Rows of one token that sample once, with no mask, logit change, logprob or adapter, as columns `[P]`.
 
-    row_of = np.repeat(np.arange(len(ordered)), lens)
-    positions = np.arange(layout.tokens) - query_start[row_of] + (context - lens)[row_of]
-    blocks, table_starts = _block_tables(ordered, -(-context // block_size))
+    Nearly all rows of a decoding engine are plain, and columns are packed faster than rows.
+
+    Attributes:
+        numbers: index of each row among all rows of the step
+        tokens, starts, seats: as in `RowInput`
+        draws: by field of `Batch`, the settings of the rows' draws; floats are viewed as int32
+        greedy: True if no row draws
+        needs: number of blocks of each row
+        blocks: for each group of layers the block ids of all rows, one row after the other
+    """
+
+    numbers: list[int]
+    tokens: list[int]
+    starts: Ints
+    seats: Ints
+    draws: dict[str, Ints]
+    greedy: bool
+    needs: Ints
+    blocks: tuple[Ints, ...]
+
+
+def pack(
+    rows: Sequence[RowInput],
+    block_size: int,
+    null_seat: int,
+    tiles: Tiles,
+    plain: PlainRows | None = None,
+    numbers: Sequence[int] | None = None,
+) -> Packed:
+    """Pack the step of `plain` and `rows`, of which one may be empty.
+
+    Args:
+        tiles: makes a kernel's work list from `(row, query tokens, context)` of the prefill rows
+        numbers: index of each of `rows` among all rows of the step; by default 0, 1, ...
+    """
+    adapted = any(row.slot is not None for row in rows)
+    first = 0 if plain is None else len(plain.numbers)
+    groups = len(plain.blocks) if plain is not None else 1 + len(rows[0].other_blocks)
+    ordered, places, decode_rows = _in_order(rows, null_seat, adapted, first, groups)
+    lens = np.array([1] * first + [len(row.tokens) for row in ordered], dtype=np.int32)
+    starts = np.array([row.start for row in ordered], dtype=np.int32)
+    if plain is not None:
+        starts = np.concatenate((plain.starts, starts))
+    context = lens + starts
+    query_start = np.cumsum(lens, dtype=np.int32) - lens
+    work = [(row, int(lens[row]), int(context[row])) for row in range(decode_rows, len(lens))]
+    tile_row, tile_first = tiles(work)
+    samples = _samples(ordered, first, decode_rows)
+    layout = Layout(decode_rows, len(lens), int(lens.sum()), first + len(samples), len(tile_row), groups)
+
+    row_of = np.repeat(np.arange(len(lens)), lens)
+    positions = np.arange(layout.tokens) - query_start[row_of] + starts[row_of]
+    blocks, table_starts = _block_tables(plain, ordered, -(-context // block_size), groups)
+    tokens = [token for row in ordered for token in row.tokens]
+    sampled = [query_start[sample.row] + lens[sample.row] - sample.before_end for sample in samples]
+    of_samples = [ordered[sample.row - first] for sample in samples]
+    seats = [row.seat if row.draws else null_seat for row in of_samples]
+    draws = _draws([sample.draw for sample in samples])
+    if plain is not None:
+        tokens, sampled = plain.tokens + tokens, [*range(first), *sampled]
+        seats = [*plain.seats.tolist(), *seats]
+        draws = {name: np.concatenate((plain.draws[name], its)) for name, its in draws.items()}
     fields: dict[str, Any] = {
-        "tokens": [token for row in ordered for token in row.tokens],
+        "tokens": tokens,
         "positions": positions,
         "context": context,
         "query_start": query_start,
         "query_len": lens,
-        "sampled": [query_start[sample.row] + lens[sample.row] - sample.before_end for sample in samples],
-        "seats": [ordered[sample.row].seat if ordered[sample.row].draws else null_seat for sample in samples],
-        **_draws([sample.draw for sample in samples]),
+        "sampled": sampled,
+        "seats": seats,
+        **draws,
         "tile_row": tile_row,
         "tile_first": tile_first,
         "blocks": blocks,
@@ -257,32 +328,46 @@ def pack(rows: Sequence[RowInput], block_size: int, null_seat: int, tiles: Tiles
         block = blocks[start[row_of] + positions // block_size]
         fields[_group_field("slots", group)] = block * block_size + positions % block_size
         fields[_group_field("table_start", group)] = start
-    places = layout.places()
-    packed = np.zeros(places["blocks"].start + len(blocks), dtype=np.int32)
+    within = layout.places()
+    packed = np.zeros(within["blocks"].start + len(blocks), dtype=np.int32)
     for name, values in fields.items():
-        packed[places[name]] = values
+        packed[within[name]] = values
 
     step = StepInput(
         layout,
         packed,
-        greedy=all(draw is None for row in rows for draw in row.draws),
+        greedy=(plain is None or plain.greedy) and all(sample.draw is None for sample in samples),
         logprobs=max((row.logprobs for row in rows if row.logprobs is not None), default=None),
-        masks=_masks([sample.mask for sample in samples]),
-        changes=step_changes([sample.changes for sample in samples]),
-        pooled=tuple(number for number, sample in enumerate(samples) if ordered[sample.row].pools),
-        generates=any(row.draws and not row.pools for row in rows) or not any(row.pools for row in rows),
+        masks=_masks([sample.mask for sample in samples], first),
+        changes=step_changes([sample.changes for sample in samples], first),
+        pooled=tuple(first + number for number, row in enumerate(of_samples) if row.pools),
+        generates=first > 0 or any(row.draws and not row.pools for row in rows) or not any(row.pools for row in rows),
         segments=_segments(ordered, query_start) if adapted else (),
+        scored=tuple(
+            ScoredTokens(
+                place if numbers is None else numbers[place], int(query_start[at]), row.start, row.scored, row.score_top
+            )
+            for at, (row, place) in enumerate(zip(ordered, places, strict=True), first)
+            if row.scored and place is not None
+        ),
     )
-    return Packed(step, [numbers[sample.row] if ordered[sample.row].draws else None for sample in samples])
+    sample_rows = [
+        places[sample.row - first] if row.draws else None for sample, row in zip(samples, of_samples, strict=True)
+    ]
+    if numbers is not None:
+        sample_rows = [None if place is None else numbers[place] for place in sample_rows]
+    return Packed(step, sample_rows if plain is None else [*plain.numbers, *sample_rows])
 
 
-def _in_order(rows: Sequence[RowInput], null_seat: int, adapted: bool) -> tuple[list[RowInput], list[int | None], int]:
-    """Return the rows in the step's order: decode rows, dummy rows up to a bucket, prefill rows.
+def _in_order(
+    rows: Sequence[RowInput], null_seat: int, adapted: bool, plain: int, groups: int
+) -> tuple[list[RowInput], list[int | None], int]:
+    """Return the rows that follow `plain` rows, in order: decode rows, dummy rows up to a bucket, prefill rows.
 
     If any row is `adapted`, decode rows of one LoRA adapter are neighbours, and so are its prefill rows.
 
     The second result is the index of each row in `rows` (None for a dummy), and the third is the number of rows before
-    the prefill rows.
+    the prefill rows, plain rows included.
     """
     decodes = [number for number, row in enumerate(rows) if len(row.tokens) == 1]
     prompts = [number for number, row in enumerate(rows) if len(row.tokens) > 1]
@@ -290,11 +375,11 @@ def _in_order(rows: Sequence[RowInput], null_seat: int, adapted: bool) -> tuple[
         for kind in (decodes, prompts):
             kind.sort(key=lambda number: -1 if (slot := rows[number].slot) is None else slot)
     null = np.zeros(1, dtype=np.int32)
-    dummy = RowInput((0,), 0, null, null_seat, (), other_blocks=(null,) * len(rows[0].other_blocks))
-    dummies = padded(len(decodes)) - len(decodes)
+    dummy = RowInput((0,), 0, null, null_seat, (), other_blocks=(null,) * (groups - 1))
+    dummies = padded(plain + len(decodes)) - plain - len(decodes)
     numbers: list[int | None] = [*decodes, *[None] * dummies, *prompts]
     ordered = [dummy if number is None else rows[number] for number in numbers]
-    return ordered, numbers, len(decodes) + dummies
+    return ordered, numbers, plain + len(decodes) + dummies
 
 
 def _segments(ordered: Sequence[RowInput], query_start: Ints) -> tuple[Segment, ...]:
@@ -319,38 +404,45 @@ class _Sample(NamedTuple):
     changes: LogitChanges | None
 
 
-def _samples(ordered: Sequence[RowInput], decode_rows: int) -> list[_Sample]:
-    """Return the tokens to sample; dummy rows also sample, so that a bucket has one shape."""
+def _samples(ordered: Sequence[RowInput], first: int, decode_rows: int) -> list[_Sample]:
+    """Return the tokens that the rows from `first` on sample; dummy rows do, too, so that a bucket has one shape."""
     samples = []
-    for row, given in enumerate(ordered):
+    for row, given in enumerate(ordered, first):
         draws = given.draws or ((None,) if row < decode_rows else ())
         for place, (draw, mask, changes) in enumerate(zip_longest(draws, given.masks, given.changes)):
             samples.append(_Sample(row, len(draws) - place, draw, mask, changes))
     return samples
 
 
-def _draws(draws: Sequence[tuple[float, int, float, float] | None]) -> dict[str, Any]:
+def _draws(draws: Sequence[tuple[float, int, float, float] | None]) -> dict[str, Ints]:
     """Return the settings of draws by field; greedy is temperature 0, and floats are viewed as int32."""
     hows = [draw or (0.0, 0, 1.0, 0.0) for draw in draws]
     temperature, top_k, top_p, uniform = zip(*hows, strict=True) if hows else ((), (), (), ())
     floats = {"temperature": temperature, "top_p": top_p, "uniform": uniform}
     bits = {name: np.array(numbers, dtype=np.float32).view(np.int32) for name, numbers in floats.items()}
-    return {"top_k": top_k, **bits}
+    return {"top_k": np.array(top_k, dtype=np.int32), **bits}
 
 
-def _block_tables(ordered: Sequence[RowInput], needs: NDArray[Any]) -> tuple[Ints, list[Ints]]:
+def _block_tables(
+    plain: PlainRows | None, ordered: Sequence[RowInput], needs: NDArray[Any], groups: int
+) -> tuple[Ints, list[Ints]]:
     """Return the block ids of all rows, group by group, and for each group the index of each row's first id.
 
-    `needs` is the number of blocks of each row.
+    `needs` is the number of blocks of each row, plain rows first.
     """
-    tables = list(zip(*((row.blocks, *row.other_blocks) for row in ordered), strict=True))
-    blocks = np.concatenate([table[:need] for group in tables for table, need in zip(group, needs, strict=True)])
+    tables = [(row.blocks, *row.other_blocks) for row in ordered]
+    first = len(needs) - len(ordered)
+    parts: list[Ints] = []
+    for group in range(groups):
+        if plain is not None:
+            parts.append(plain.blocks[group])
+        parts += [table[group][:need] for table, need in zip(tables, needs[first:].tolist(), strict=True)]
     start = np.cumsum(needs, dtype=np.int32) - needs
-    return blocks, [start + group * needs.sum(dtype=np.int32) for group in range(len(tables))]
+    return np.concatenate(parts), [start + group * needs.sum(dtype=np.int32) for group in range(groups)]
 
 
-def _masks(by_sample: Sequence[Ints | None]) -> TokenMasks | None:
-    masked = [(sample, mask) for sample, mask in enumerate(by_sample) if mask is not None]
+def _masks(by_sample: Sequence[Ints | None], first: int) -> TokenMasks | None:
+    masked = [(sample, mask) for sample, mask in enumerate(by_sample, first) if mask is not None]
     if not masked:
         return None
     numbers, bits = zip(*masked, strict=True)

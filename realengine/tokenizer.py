@@ -38,6 +38,11 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
         return token_id
 
+    @property
+    def template(self) -> str:
+        """The source of the chat template; empty for a model without one."""
+        return self._source or ""
+
     @cached_property
     def longest(self) -> int:
         """The largest number of characters in a token; names have at least as many characters as their text."""

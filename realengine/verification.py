@@ -36,25 +36,27 @@ def verify_step(
     """
     launched = step.launched
     assert launched is not None
+    for row, scored in launched.scored.items():
+        if (scorer := sequences.get(step.rows[row].request.id)) is not None:
+            scorer.scored(*scored)
     samples: dict[int, list[int]] = {}
     for sample, index in enumerate(step.sampled_rows):
         if index is not None:
             samples.setdefault(index, []).append(sample)
     logprobs: Sequence[Logprob | None] = launched.logprobs or [None] * len(tokens)
-    for index, its in samples.items():
+    alive = {
+        index: its
+        for index, its in samples.items()
+        if not ((request := step.rows[index].request).ended or (drops_stale and request.stale))
+    }
+    rejected = _rejection_sampled(step, alive, sequences)
+    for index, its in alive.items():  # other requests stopped, or were aborted, while this step was under way
         request, *_, drafts = step.rows[index]
-        if request.ended:  # the request stopped, or was aborted, while this step was under way
-            continue
-        if drops_stale and request.stale:
-            continue
         sequence = sequences[request.id]
         if request.pools:
             sequence.pooled(launched.pooled[its[0]].tolist())
             continue
-        if drafts and sequence.odds and launched.logits is not None:
-            chosen = rejection_sampled(sequence, drafts, launched.logits[its])
-        else:
-            chosen = [(tokens[sample], logprobs[sample]) for sample in its]
+        chosen = rejected.get(index) or [(tokens[sample], logprobs[sample]) for sample in its]
         count, stops = verify(sequence, drafts, chosen)
         step.sampled.extend([request] * (1 + count))
         if drafts:
@@ -79,28 +81,61 @@ def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, Log
     raise AssertionError("a step samples one token more than it verifies")
 
 
-def rejection_sampled(sequence: TokenSequence, drafts: int, logits: torch.Tensor) -> list[tuple[int, Logprob | None]]:
-    """Return the tokens of a step that verified drafts drawn with `sequence.odds`, in the form that `verify` takes.
+Chosen = list[tuple[int, Logprob | None]]
 
-    They are the accepted drafts and the step's own token. `logits` `[1 + drafts, vocab]` are the target's. Fewer than
-    `drafts` drafts may have been proposed.
+
+def _rejection_sampled(
+    step: Step, samples: Mapping[int, list[int]], sequences: Mapping[int, TokenSequence]
+) -> dict[int, Chosen]:
+    """Return the tokens of the rows with drafts that were drawn, by index in `step.rows`, in the form `verify` takes.
+
+    The device works on all rows before the host waits once for all of them.
+    """
+    assert step.launched is not None
+    logits = step.launched.logits
+    judged = {}
+    for index, its in samples.items():
+        request, *_, drafts = step.rows[index]
+        sequence = sequences[request.id]
+        if drafts and sequence.odds and logits is not None:
+            judged[index] = sequence, logits[its], sequence.drafts[:drafts]
+    if not judged:
+        return {}
+    on_device = torch.cat([judge(*row) for row in judged.values()])
+    answers = iter(on_device.tolist())
+    chosen: dict[int, Chosen] = {}
+    for index, (sequence, of_row, proposed) in judged.items():
+        tokens = judged_tokens([next(answers) for _ in range(len(proposed) + 1)], proposed)
+        if sequence.logprobs is None:
+            chosen[index] = [(token, None) for token in tokens]
+            continue
+        known = logprobs_of(of_row[: len(tokens)], torch.tensor(tokens, device=of_row.device), sequence.logprobs)
+        chosen[index] = list(zip(tokens, known.on_host(), strict=True))
+    return chosen
+
+
+def judge(sequence: TokenSequence, logits: torch.Tensor, proposed: Sequence[int]) -> torch.Tensor:
+    """Return, on the device, -1 for each draft that is accepted, else its replacement, and then the token after all.
+
+    `logits` `[1 + drafts, vocab]` are the target's; the drafts `proposed` were drawn with `sequence.odds`, and may be
+    fewer. What follows a rejected draft does not count.
     """
     how, first = sequence.sampling, sequence.output_len
-    chosen, proposed = [], sequence.drafts[:drafts]
+    answers = []
     for place, token in enumerate(proposed):
         target, draft = how.probabilities(logits[place]), sequence.odds[place]
-        if how.uniform(first + place, "accept") * draft[token] < target[token]:
-            chosen.append(token)
-            continue
-        chosen.append(int(pick((target - draft).clamp(min=0), how.uniform(first + place, "instead"))))
-        break
-    else:
-        place = len(proposed)
-        chosen.append(int(pick(how.probabilities(logits[place]), how.uniform(first + place))))
-    if sequence.logprobs is None:
-        return [(token, None) for token in chosen]
-    tokens = torch.tensor(chosen, device=logits.device)
-    return list(zip(chosen, logprobs_of(logits[: len(chosen)], tokens, sequence.logprobs).on_host(), strict=True))
+        accepted = how.uniform(first + place, "accept") * draft[token] < target[token]
+        instead = pick((target - draft).clamp(min=0), how.uniform(first + place, "instead"))
+        answers.append(torch.where(accepted, -1, instead).reshape(1))
+    after = how.probabilities(logits[len(proposed)])
+    answers.append(pick(after, how.uniform(first + len(proposed))).reshape(1))
+    return torch.cat(answers)
+
+
+def judged_tokens(answers: Sequence[int], proposed: Sequence[int]) -> list[int]:
+    """Return the accepted drafts and the step's own token, by the `answers` of `judge`."""
+    kept = next((place for place, answer in enumerate(answers) if answer >= 0), len(proposed))
+    return [*proposed[:kept], answers[kept]]
 
 
 class VerifiedTokens:

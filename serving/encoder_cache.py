@@ -33,6 +33,10 @@ class EncoderCache:
         """Return whether `request` refers to an output."""
         return request.id in self._items
 
+    def has(self, request: Request, index: int) -> bool:
+        """Return whether the output of item `index` of `request` is here."""
+        return content_of(request, index) in self._users
+
     def hit(self, request: Request, index: int) -> bool:
         """Let `request` refer to the output of its item `index`, if it is here; return whether it is."""
         content = content_of(request, index)

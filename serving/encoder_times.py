@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from serving.deployments.config import Deployment
 from serving.workload import Item
 
 
@@ -20,6 +21,10 @@ class EncoderTimes(Protocol):
 
     def scaled(self, factor: float) -> EncoderTimes: ...
 
+    def on(self, deployment: Deployment) -> EncoderTimes:
+        """Return the times on the devices of `deployment`, an engine with the same model and GPUs."""
+        ...
+
 
 class StatedEncoderTimes(NamedTuple):
     """A stated time for each placeholder token."""
@@ -31,6 +36,9 @@ class StatedEncoderTimes(NamedTuple):
 
     def scaled(self, factor: float) -> StatedEncoderTimes:
         return StatedEncoderTimes(factor * self.token_ns)
+
+    def on(self, deployment: Deployment) -> StatedEncoderTimes:
+        return self
 
 
 @runtime_checkable

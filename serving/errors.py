@@ -19,6 +19,7 @@ OURS = (
     "planning",
     "realengine",
     "serving",
+    "sglangside",
     "sim",
     "tokentwin",
     "traces",

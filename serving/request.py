@@ -51,7 +51,7 @@ class Request(BlockTable):
     proposed      number of draft tokens that its next step can verify
     accepted_last number of drafts that its last step accepted; -1 while none of its drafts was ever accepted
     decoding      True if its last step sampled for it; at its admission, True if only the next token is missing
-    compiling     True while its grammar is being compiled; it cannot run before
+    compiling     True while its grammar is being compiled, or embeddings are sent to it; it cannot run before
     passed_over   True if requests behind it were considered for admission because it could not run yet
     eligible      number of the first plan that may contain its next decode; only used with a decode stagger
     """
@@ -202,7 +202,7 @@ class Request(BlockTable):
         self.cached = self._computed = tokens
 
     def await_grammar(self) -> None:
-        """Let other requests pass this request until its grammar is compiled and `compiling` is cleared."""
+        """Let other requests pass this request until its grammar or its embeddings come and `compiling` is cleared."""
         self.compiling = self.passed_over = True
 
     def preempted(self) -> None:

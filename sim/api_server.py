@@ -108,11 +108,18 @@ class ApiServer:
     def sampled(self, replica: int, plan: StepPlan, requests: list[Request], now_ns: int) -> None:
         """Detokenise the tokens that a step sampled for `requests`; see `sim.run_log.TokenObserver`."""
         process = replica // self._ranks if self._times.own_processes else 0
+        visits, chunk_ns = self._visits, self._times.chunk_ns
+        free_ns = self._free_ns.get(process, 0.0)
+        done_ns = max(free_ns, now_ns + self._times.outputs_ns)
         for request in requests:
-            if (visit := self._visits.get(request.id)) is None:
+            if (visit := visits.get(request.id)) is None:
                 continue  # the request was given up meanwhile
-            if (new := request.outputs - len(visit.texts_ns)) > 0:
-                visit.texts_ns += [self._done(process, now_ns + self._times.outputs_ns, self._times.chunk_ns)] * new
+            texts_ns = visit.texts_ns
+            if (new := request.outputs - len(texts_ns)) > 0:
+                done_ns = free_ns = done_ns + chunk_ns
+                text_ns = round(done_ns)
+                texts_ns += [text_ns] * new if new > 1 else (text_ns,)
+        self._free_ns[process] = free_ns
 
     def _done(self, process: int, from_ns: float, work_ns: float) -> int:
         """Queue work that can begin at `from_ns` and takes `work_ns`; return the time at which it is done."""

@@ -18,7 +18,14 @@ from simpy.core import EmptySchedule
 from serving.clients import Clients
 from serving.cost_model import CostModel
 from serving.deployments.config import Deployment
-from serving.deployments.fleet import AutoscalerConfig, FailuresConfig, FleetConfig, LinksConfig, plain_fleet
+from serving.deployments.fleet import (
+    AutoscalerConfig,
+    FailuresConfig,
+    FleetConfig,
+    LinksConfig,
+    RouterConfig,
+    plain_fleet,
+)
 from serving.deployments.kv_capacity import engine_weight_bytes
 from serving.errors import UserError
 from serving.front_door import FrontDoor
@@ -32,12 +39,13 @@ from sim.api_server import ApiServer
 from sim.autoscaler import Autoscaler, autoscaling
 from sim.clock import VirtualClock
 from sim.encoder import EncoderUse
+from sim.encoder_pools import ApartUse, EncoderPools, embedding_bytes
 from sim.failures import Failures
 from sim.fleet import Fleet, PricedPool, alike_pools
 from sim.gateway import Arrivals, Gateway
 from sim.kv_reservations import KvReservations
 from sim.kv_tiers import TieredKv, connect_tiers
-from sim.kv_transfers import KvTransfers, exchanged_kv
+from sim.kv_transfers import KvTransfers, exchanged_kv, links_of
 from sim.own_process import Controls, own_process
 from sim.replica import Replica
 from sim.router import ROUTERS, OwnRouter, Router, find_router
@@ -49,7 +57,7 @@ from traces.recording_writer import RecordingWriter
 
 @dataclass(frozen=True)
 class Simulated:
-    """The totals of a simulation. Its rows are in the sink. `adapters` and `encoder` are None if no replica has any."""
+    """The totals of a simulation. Its rows are in the sink. Uses of what no replica has are None."""
 
     duration_ns: int
     finished: int
@@ -57,6 +65,7 @@ class Simulated:
     output_tokens: int
     adapters: AdapterUse | None = None
     encoder: EncoderUse | None = None
+    encoders_apart: ApartUse | None = None
 
 
 class Cluster:
@@ -130,6 +139,17 @@ class Cluster:
             else:
                 transfers = KvTransfers(*made, gateway.prefilled, config.first_token_from == "prefill")
         self._links = None if transfers is None else transfers.links
+        encoders: EncoderPools | None = None
+        if config.encodes_apart:
+            self._links = self._links or links_of(self._clock, config.links or LinksConfig())
+            stage = self._clock, self._links, embedding_bytes(pools)
+            encoders = EncoderPools(*stage, gateway.encoded, gateway.not_encoded)
+        self._encoders = encoders
+
+        def encode_routers() -> Router:
+            chosen = config.encode_router or RouterConfig()
+            return find_router(chosen.name, **chosen.settings)
+
         self._fleet = Fleet(
             self._clock,
             self._log,
@@ -140,8 +160,12 @@ class Cluster:
             gateway.lost,
             decode_routers,
             transfers,
+            encoders,
+            encode_routers,
         )
-        gateway.open(self._fleet, transfers)
+        gateway.open(self._fleet, transfers, encoders)
+        if encoders is not None:
+            encoders.open(self._fleet)
         self._arrivals: Arrivals | None = None
         self._runs = True
         if self._own_code:
@@ -231,7 +255,11 @@ class Cluster:
         adapters = AdapterUse(*map(sum, zip(*uses, strict=True))) if uses else None
         encoded = [replica.encoder.use for replica in self.replicas if replica.encoder is not None]
         encoder = EncoderUse(*map(sum, zip(*encoded, strict=True))) if encoded else None
-        return Simulated(self._clock.now_ns, self._log.finished, steps, self._log.output_tokens, adapters, encoder)
+        apart = None
+        if self._encoders is not None:
+            apart = self._encoders.use(self._fleet.lives_of("encode"), self._clock.now_ns)
+        totals = self._clock.now_ns, self._log.finished, steps, self._log.output_tokens
+        return Simulated(*totals, adapters, encoder, apart)
 
     def _left(self, request: WorkloadRequest) -> None:
         assert self._arrivals is not None
@@ -251,7 +279,8 @@ class Cluster:
 def _own_code(config: FleetConfig, pools: Sequence[PricedPool], router: Router | None) -> str:
     """Return the names of the user's own policies, routers and processes; empty if there are none."""
     policies = [pool.deployment.policy for pool in pools if pool.deployment.policy not in POLICIES]
-    routers = [chosen.name for chosen in (config.router, config.decode_router) if chosen and chosen.name not in ROUTERS]
+    named = config.router, config.decode_router, config.encode_router
+    routers = [chosen.name for chosen in named if chosen and chosen.name not in ROUTERS]
     given = [router.name] if isinstance(router, OwnRouter) else []
     return ", ".join(dict.fromkeys([*policies, *routers, *given, *config.processes]))
 
@@ -322,7 +351,7 @@ def simulate_to(
     fleet = fleet or deployment.fleet or plain_fleet(replicas)
     deployment = deployment.model_copy(update={"fleet": fleet})
     pools = pools or alike_pools(fleet, deployment, cost)
-    schedulers = [pool.deployment.scheduler for pool in pools]
+    schedulers = [pool.deployment.scheduler for pool in pools if pool.config.role != "encode"]
     run = {
         "run_id": Path(out).name,
         "clock": "virtual",

@@ -30,6 +30,7 @@ from serving.workload import WorkloadRequest
 from sim.adapter_slots import AdapterSlots
 from sim.clock import VirtualClock
 from sim.encoder import Encoder
+from sim.encoder_pools import EncoderPools, EncodingOnly, encoder_scheduler
 from sim.kv_tiers import add_tiers
 from sim.kv_transfers import KvTransfers
 from sim.links import SharedNetwork
@@ -94,15 +95,20 @@ def encoder_of(pool: PricedPool, scheduler: Scheduler) -> EncoderTimes:
     """
     multimodal = pool.deployment.multimodal
     if not hasattr(scheduler, "encoding"):
-        remedy = "knows no items to encode; derive it from VllmScheduler, or leave multimodal out"
-        raise UserError("policy", pool.deployment.policy, remedy)
+        raise _no_items(pool.deployment.policy)
     if multimodal is not None and multimodal.encoder_us_per_token is not None:
         return StatedEncoderTimes(1000 * multimodal.encoder_us_per_token)
     times = encoder_times(pool.cost)
     if times is None:
         remedy = f"is not known for {pool.deployment.model} here; name a tower, or set encoder_us_per_token"
         raise UserError("multimodal.tower", None, remedy)
-    return times.scaled(1 / pool.config.speed)
+    return times.on(pool.deployment).scaled(1 / pool.config.speed)
+
+
+def _no_items(policy: str) -> UserError:
+    return UserError(
+        "policy", policy, "knows no items to encode; derive it from VllmScheduler, or leave multimodal out"
+    )
 
 
 def alike_pools(fleet: FleetConfig, deployment: Deployment, cost: CostModel) -> list[PricedPool]:
@@ -169,6 +175,8 @@ class Fleet:
         on_lost: Callable[[list[Request]], None],
         decode_routers: Callable[[], Router] | None = None,
         transfers: KvTransfers | None = None,
+        encoders: EncoderPools | None = None,
+        encode_routers: Callable[[], Router] | None = None,
     ) -> None:
         self.pools = pools
         self.replicas: list[Replica] = []
@@ -182,15 +190,20 @@ class Fleet:
         self._log = log
         self._shares_prefixes = shares_prefixes
         self._policies = [find_policy(pool.deployment.policy) for pool in pools]
-        self._costs = [paced(pool.cost, 1 / pool.config.speed) for pool in pools]
+        self._costs: list[CostModel] = [
+            EncodingOnly() if pool.config.role == "encode" else paced(pool.cost, 1 / pool.config.speed)
+            for pool in pools
+        ]
         self._lives: list[Life] = []
         self._groups: dict[int, Lockstep] = {}  # newest group of data-parallel ranks, by pool
         self._slots = [0] * len(pools)  # number of slots of each pool so far
         self._living: list[dict[int, Life]] = [{} for _ in pools]  # replicas by pool and index
         self._transfers = transfers
+        self._encoders = encoders
         self._routes = _routes(pools, ("serve", "prefill"), routers)
         self._decode_routes = _routes(pools, ("decode",), decode_routers or routers)
-        routes = [*self._routes.every(), *self._decode_routes.every()]
+        self._encode_routes = _routes(pools, ("encode",), encode_routers or routers)
+        routes = [*self._routes.every(), *self._decode_routes.every(), *self._encode_routes.every()]
         self._routes_of = [[route for route in routes if pool in route.pools] for pool in range(len(pools))]
         for number, pool in enumerate(pools):
             for _ in range(pool.config.replicas * pool.ranks):
@@ -212,6 +225,10 @@ class Fleet:
         """Return the decode replica for `request`; None if no decode replica is ready."""
         return self._decode_routes.choose(request)
 
+    def route_encode(self, job: WorkloadRequest) -> Replica | None:
+        """Return the encoder replica for `job`, an item of a request; None if no encoder replica is ready."""
+        return self._encode_routes.choose(job)
+
     def offered_to(self, replica: Replica, request: WorkloadRequest) -> WorkloadRequest:
         """Return the part of `request` that `replica` gets: up to its first token on a prefill replica, else all."""
         return request if self._transfers is None else self._transfers.offered(request, self.role(replica))
@@ -232,6 +249,10 @@ class Fleet:
     def awaits_decode(self, request: WorkloadRequest) -> bool:
         """Return whether a decode replica for `request` is starting or may be started."""
         return self._awaits(self._decode_routes.route_for(request))
+
+    def awaits_encode(self, job: WorkloadRequest) -> bool:
+        """Return whether an encoder replica for `job` is starting or may be started."""
+        return self._awaits(self._encode_routes.route_for(job))
 
     def _awaits(self, route: _Route) -> bool:
         return any(
@@ -287,7 +308,10 @@ class Fleet:
         self._log.crashed(life.replica.index)
         if recovery_ns is not None and not life.drains:
             self.start(life.pool, recovery_ns, life)
-        self._on_lost(requests)
+        if self._encoders is not None and self.role(life.replica) == "encode":
+            self._encoders.lost(requests)
+        else:
+            self._on_lost(requests)
 
     def priced_otherwise(self) -> Replica | None:
         """Return the first replica whose cost model is not that of its pool; None if there is none."""
@@ -295,6 +319,10 @@ class Fleet:
         return next((one.replica for one in lives if not one.replica.is_priced_by(self._costs[one.pool])), None)
 
     # Lives
+
+    def lives_of(self, role: str) -> list[Life]:
+        """Return all lives of replicas of pools of `role`."""
+        return [life for life in self._lives if self.pools[life.pool].config.role == role]
 
     def record(self) -> list[dict[str, Any]]:
         """Return the value of the column `replica_lives` of a recording."""
@@ -314,7 +342,11 @@ class Fleet:
     def _new(self, pool: int, after: Life | None = None) -> Life:
         deployment, index = self.pools[pool].deployment, len(self.replicas)
         shares = self._shares_prefixes or deployment.kv_tiers is not None  # tiers find blocks by their content
+        if self.pools[pool].config.role == "encode":
+            return self._kept_life(self._new_encoder(pool, index), pool, after)
         settings = deployment.staged_settings
+        if settings.encoder_apart != (apart := self._encoders is not None):
+            settings = settings.model_copy(update={"encoder_apart": apart})
         if self._transfers is not None:
             settings = for_transfers(settings)
             if "sglang" in deployment.policy:
@@ -331,10 +363,28 @@ class Fleet:
                 replica.share(SharedNetwork(self._transfers.links, index, networked(self.pools[pool])))
         if deployment.lora is not None:
             replica.adapters = AdapterSlots(adapted(self.pools[pool], scheduler), deployment.lora)
-        if deployment.multimodal is not None:
+        if self._encoders is not None and not hasattr(scheduler, "encoding"):
+            raise _no_items(deployment.policy)
+        if deployment.multimodal is not None and self._encoders is None:
             replica.encoder = Encoder(encoder_of(self.pools[pool], scheduler))
         if deployment.kv_tiers is not None:
             add_tiers(self._clock, self._log, replica, deployment)
+        return self._kept_life(replica, pool, after)
+
+    def _new_encoder(self, pool: int, index: int) -> Replica:
+        """Return a new encoder replica, whose scheduler is vLLM's, whatever the policy of the other pools."""
+        assert self._encoders is not None
+        settings, log = encoder_scheduler(self.pools[pool].deployment), self._encoders.log
+        scheduler = find_policy("vllm")(settings, shares_prefixes=False)
+        contract = contract_with("vllm", scheduler, settings, by_segments=True)
+        for one in (self._log, log):
+            one.started(index, settings)
+        replica = Replica(self._clock, index, contract, self._costs[pool], log, self._encoders.ended)
+        replica.encoder = Encoder(encoder_of(self.pools[pool], scheduler))
+        return replica
+
+    def _kept_life(self, replica: Replica, pool: int, after: Life | None) -> Life:
+        index = replica.index
         life = Life(replica, pool, *self._place(pool, after), self._clock.now_ns)
         self.replicas.append(replica)
         self._lives.append(life)

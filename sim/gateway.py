@@ -22,6 +22,7 @@ from serving.deployments.fleet import AdmissionConfig, Patience, Retry
 from serving.request import Request, Status
 from serving.workload import STOPPED, WorkloadRequest
 from sim.clock import ARRIVAL, TRANSFER_ENDS, VirtualClock, from_seconds
+from sim.encoder_pools import EncoderPools
 from sim.fleet import Fleet, Life
 from sim.kv_reservations import KvReservations
 from sim.kv_transfers import KvTransfers
@@ -111,13 +112,15 @@ class Gateway:
         self._patience = admission.patience
         self._retry = admission.retry
 
-    def open(self, fleet: Fleet, transfers: KvTransfers | None = None) -> None:
+    def open(self, fleet: Fleet, transfers: KvTransfers | None = None, encoders: EncoderPools | None = None) -> None:
         """Send requests to `fleet` from now on.
 
-        `fleet` calls `ended` and `lost`; `transfers` calls `prefilled` or `reserved`.
+        `fleet` calls `ended` and `lost`; `transfers` calls `prefilled` or `reserved`; `encoders` calls `encoded` or
+        `not_encoded`.
         """
         self._fleet = fleet
         self._transfers = transfers
+        self._encoders = encoders
         fleet.on_ready.append(self._ready)
 
     def __len__(self) -> int:
@@ -170,6 +173,14 @@ class Gateway:
         """Let a prefill replica compute the prompt of `request`, which has KV blocks on a decode replica."""
         self._clock.start(self._begin_prefill(self._visits[request.id], request))
 
+    def encoded(self, id: int) -> None:
+        """Route request `id`, whose images are encoded."""
+        self._clock.start(self._place_encoded(self._visits[id]))
+
+    def not_encoded(self, id: int, reason: str) -> None:
+        """Reject request `id`, because its images cannot be encoded."""
+        self._leave(self._visits[id], "rejected", reason)
+
     def lost(self, requests: Sequence[Request]) -> None:
         """Start `requests` again, because their replica crashed."""
         for request in requests:
@@ -196,7 +207,20 @@ class Gateway:
             self._clock.start(self._time_out(visit, visit.attempts, self._timeout_ns))
         self._place(visit)
 
+    def _place_encoded(self, visit: _Visit) -> ProcessGenerator:
+        """Route a request after all steps that end now have ended, because routers may look at loads."""
+        attempt = visit.attempts
+        yield self._clock.until(self._clock.now_ns, TRANSFER_ENDS)
+        if self._visits.get(visit.request.id) is visit and visit.attempts == attempt and visit.live is None:
+            self._place(visit)
+
     def _place(self, visit: _Visit) -> None:
+        if self._encoders is not None and self._encoders.must_encode(visit.request):
+            if self._limited and (refusal := self._refusal(None)):
+                self._failed(visit, "rejected", refusal)
+            else:
+                self._encoders.begin(visit.request)
+            return
         replica = self._fleet.route(visit.request)
         refusal = self._refusal(replica) if self._limited else ""
         if replica is None and not refusal:
@@ -212,7 +236,14 @@ class Gateway:
             outputs = 0
             if self._transfers is not None and self._transfers.begins_at_decode(visit.request):
                 outputs = 1  # a prefill replica will sample the first token
-            visit.live = replica.offer(offered, visit.arrival_ns, visit.attempts, outputs)
+            visit.live = live = replica.offer(offered, visit.arrival_ns, visit.attempts, outputs)
+            if self._encoders is not None and not outputs:
+                self._send_embeddings(live, replica)
+
+    def _send_embeddings(self, live: Request, replica: Replica) -> None:
+        """Send the embeddings of `live` to `replica`, which prefills it."""
+        if self._encoders is not None and live.arrived.items and not live.ended:
+            self._encoders.send(live, replica)
 
     def _hand_over(self, visit: _Visit, request: Request) -> ProcessGenerator:
         """Let `request` be taken over after all steps that end now have ended, because routers may look at loads."""
@@ -242,7 +273,7 @@ class Gateway:
         assert isinstance(self._transfers, KvReservations)
         replica = self._fleet.route_prefill(visit.request)
         if replica is not None:
-            self._transfers.prefill(visit.request, replica)
+            self._send_embeddings(self._transfers.prefill(visit.request, replica), replica)
         elif self._fleet.awaits_prefill(visit.request):
             self._reserved.append((visit, request))
         else:
@@ -254,7 +285,8 @@ class Gateway:
 
     def _refusal(self, replica: Replica | None) -> str:
         """Return why no request can be queued now; empty if a request can be queued."""
-        if self._most is not None and self._log.queued + len(self._unplaced) >= self._most:
+        encoding = 0 if self._encoders is None else self._encoders.waiting
+        if self._most is not None and self._log.queued + len(self._unplaced) + encoding >= self._most:
             return f"{self._most} requests were queued in the fleet"
         if replica and self._most_at_replica is not None and replica.queued_requests >= self._most_at_replica:
             return f"{self._most_at_replica} requests were queued at its replica"
@@ -278,13 +310,18 @@ class Gateway:
     def _time_out(self, visit: _Visit, attempt: int, timeout_ns: int) -> ProcessGenerator:
         """End attempt number `attempt` if it is still queued after `timeout_ns`."""
         yield self._clock.until(self._clock.now_ns + timeout_ns, ARRIVAL)
-        if self._visits.get(visit.request.id) is not visit or visit.attempts != attempt:
+        id = visit.request.id
+        if self._visits.get(id) is not visit or visit.attempts != attempt:
             return
-        if visit.live is not None:
+        if self._encoders is not None and visit.request.items:
+            if self._encoders.has_begun(id) or self._encoders.must_encode(visit.request):
+                return  # it is encoded, or it was refused and waits for its next attempt
+            self._encoders.drop(id)
+        elif visit.live is not None:
             if (
                 visit.live.admitted >= 0
                 or visit.taken_over
-                or (self._transfers is not None and self._transfers.has_begun(visit.request.id))
+                or (self._transfers is not None and self._transfers.has_begun(id))
             ):
                 return
             self._take_off(visit)
@@ -317,8 +354,7 @@ class Gateway:
         assert visit.replica is not None and visit.live is not None
         if not visit.live.ended:
             visit.replica.withdraw(visit.live)
-        if self._transfers is not None:
-            self._transfers.drop(visit.request.id)
+        self._drop(visit.request.id)
         self._log.withdrawn(visit.live, self._clock.now_ns)
         visit.replica = visit.live = None
         visit.taken_over = False
@@ -334,10 +370,17 @@ class Gateway:
         self._left(visit.request)
 
     def _left(self, request: WorkloadRequest) -> None:
-        if self._transfers is not None:
-            self._transfers.drop(request.id)
+        if self._transfers is not None or self._encoders is not None:
+            self._drop(request.id)
         del self._visits[request.id]
         self._on_end(request)
+
+    def _drop(self, id: int) -> None:
+        """Stop what is done for a request outside its replica."""
+        if self._transfers is not None:
+            self._transfers.drop(id)
+        if self._encoders is not None:
+            self._encoders.drop(id)
 
 
 def patience_s(patience: Patience, id: int) -> float:

@@ -65,11 +65,16 @@ class KvReservations(KvTransfers):
     def gives(self, live: Request, request: WorkloadRequest) -> bool:
         return live.arrived is request and not self._log.awaits_kv(live)
 
-    def prefill(self, request: WorkloadRequest, replica: Replica) -> None:
-        """Let `replica` prefill `request`, which has its blocks and its compiled grammar on a decode replica."""
+    def prefill(self, request: WorkloadRequest, replica: Replica) -> Request:
+        """Let `replica` prefill `request`, which has its blocks and its compiled grammar on a decode replica.
+
+        Return the part of the request that it runs.
+        """
         part = replace(first_token_of(request), grammar_compile_ns=0)
         reserved = self._reserved[request.id]  # gone after the next call if the prompt can never fit on `replica`
-        reserved.prefill = replica, replica.prefill(part)
+        live = replica.prefill(part)
+        reserved.prefill = replica, live
+        return live
 
     def has_begun(self, id: int) -> bool:
         """Return whether the prompt of a request is being prefilled, or was."""

@@ -62,8 +62,7 @@ class KvTransfers:
         hands_on_first_token: bool = True,
     ) -> None:
         self.shares_inter_node = links.shares_inter_node
-        fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
-        self.links = Links(clock, round(links.latency_us * 1000), links.nic_gb_s * _GB, fabric)
+        self.links = links_of(clock, links)
         self.hands_on_first_token = hands_on_first_token
         self._clock = clock
         self._log = log
@@ -153,6 +152,12 @@ class KvTransfers:
             kept.source.release(kept.request)
 
 
+def links_of(clock: VirtualClock, config: LinksConfig) -> Links:
+    """Return the links that `config` describes."""
+    fabric = None if config.fabric_gb_s is None else config.fabric_gb_s * _GB
+    return Links(clock, round(config.latency_us * 1000), config.nic_gb_s * _GB, fabric)
+
+
 def first_token_of(request: WorkloadRequest) -> WorkloadRequest:
     """Return the part of `request` that a prefill replica runs: all of a pooling request."""
     return request if request.pools else replace(request, output_len=1, max_tokens=None)
@@ -213,7 +218,7 @@ def exchanged_kv(links: LinksConfig, pools: Sequence[PricedPool]) -> ExchangedKv
 
     Raises UserError if the pools do not all have one model and one type of KV.
     """
-    ends = [pool for pool in pools if pool.config.role != "serve"]
+    ends = [pool for pool in pools if pool.config.role in ("prefill", "decode")]
     first, name = ends[0].deployment, ends[0].config.name
     for pool in ends[1:]:
         own = pool.deployment

@@ -24,7 +24,7 @@ class LiveCluster(Cluster):
     """A `Cluster` without a workload. Requests that come together arrive at one time, as from a trace.
 
     A simulation that offers equal requests at equal times makes equal decisions. Raises UserError for a fleet whose
-    decode replicas reserve KV blocks before the prefill.
+    decode replicas reserve KV blocks before the prefill, and for a fleet with encoder replicas.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -32,6 +32,8 @@ class LiveCluster(Cluster):
         if self._config.reserves_first:
             remedy = "is only simulated, and cannot be served live; set it to after-prefill"
             raise UserError("fleet.decode_reserves", self._config.decode_reserves, remedy)
+        if self._config.encodes_apart:
+            raise UserError("fleet.pools.role", "encode", "is only simulated, and cannot be served live; leave it out")
         self._begin(for_ever=True)
         self._emptied_ns = 0
         self._replica_lives, self._changes = self._fleet.record(), self._fleet.changes

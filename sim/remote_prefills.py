@@ -13,19 +13,16 @@ from serving.deployments.fleet import LinksConfig
 from serving.request import Request, Status
 from sim.clock import VirtualClock
 from sim.fleet import Life
-from sim.links import Links
+from sim.kv_transfers import links_of
 from sim.replica import Replica
 from sim.run_log import RunLog
-
-_GB = 1e9
 
 
 class RemotePrefills:
     """The prompts that other servers have prefilled, and the links to them. A token has `bytes_per_token` of KV."""
 
     def __init__(self, clock: VirtualClock, log: RunLog, links: LinksConfig, bytes_per_token: int) -> None:
-        fabric = None if links.fabric_gb_s is None else links.fabric_gb_s * _GB
-        self.links = Links(clock, round(links.latency_us * 1000), links.nic_gb_s * _GB, fabric)
+        self.links = links_of(clock, links)
         self.bytes_per_token = bytes_per_token
         self._clock = clock
         self._log = log

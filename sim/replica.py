@@ -91,6 +91,7 @@ class Replica:
         self.encoder: Encoder | None = None
         self.reserved_requests = 0
         self._kept: dict[int, Request] = {}
+        self._holds: dict[Request, int] = {}  # number of things that a request waits for before it can run
         overlaps = policy.limits.async_scheduling
         self._depth = stages + overlaps
         self._pipeline = Pipeline(cost, stages) if stages > 1 else None
@@ -178,7 +179,7 @@ class Replica:
         self.outstanding_tokens += request.max_len
         self._known_tokens += request.known
         if compile_ns := request.arrived.grammar_compile_ns:
-            request.await_grammar()
+            self.hold(request)
             self._clock.start(self._compile(request, compile_ns))
         for listener in self.listeners:
             listener.load_grew(self)
@@ -188,14 +189,29 @@ class Replica:
     def _compile(self, request: Request, ns: int) -> ProcessGenerator:
         """Let `request` run when its grammar has been compiled."""
         yield self._clock.until(self._clock.now_ns + ns, ARRIVAL)
-        if not request.ended:
-            self._wake()
+        self.let_go(request)
+
+    def hold(self, request: Request) -> None:
+        """Let other requests pass `request` until `let_go` has been called as often as `hold`."""
+        self._holds[request] = self._holds.get(request, 0) + 1
+        request.await_grammar()
+
+    def let_go(self, request: Request) -> None:
+        """End one hold of `request`, unless it has ended."""
+        left = self._holds.pop(request, 1) - 1
+        if request.ended:
+            return
+        self._wake()
+        if left:
+            self._holds[request] = left
+        else:
             request.compiling = False
 
     def withdraw(self, request: Request) -> None:
         """Drop a request that has not ended. A step in flight that computes it continues."""
         self._end_leap()
         self._policy.abort(request.id)
+        self._holds.pop(request, None)
         self._withdrawals = bool(self._launched)
         self._shed_load(request)
         # no event is due, so plan now: other requests may have waited for the place of this request

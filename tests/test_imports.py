@@ -23,6 +23,7 @@ HOUSE = {
     "dashboard",
     "tokentwin",
     "vllmside",
+    "sglangside",
 }
 OURS = HOUSE | {"lab"}
 MAY_IMPORT = {
@@ -31,11 +32,12 @@ MAY_IMPORT = {
     "sim": {"sim", "traces", "serving"},
     "realengine": {"realengine", "traces", "serving"},
     "calibration": {"calibration", "sim", "traces", "serving"},
-    "planning": HOUSE - {"apiserver", "dashboard", "tokentwin"},
-    "apiserver": HOUSE - {"dashboard", "tokentwin", "vllmside"},
-    "dashboard": HOUSE - {"tokentwin", "apiserver", "vllmside"},
-    "tokentwin": HOUSE - {"vllmside"},
+    "planning": HOUSE - {"apiserver", "dashboard", "tokentwin", "sglangside"},
+    "apiserver": HOUSE - {"dashboard", "tokentwin", "vllmside", "sglangside"},
+    "dashboard": HOUSE - {"tokentwin", "apiserver", "vllmside", "sglangside"},
+    "tokentwin": HOUSE - {"vllmside", "sglangside"},
     "vllmside": {"vllmside", "realengine", "traces", "serving"},
+    "sglangside": set(),
     "lab": OURS,
 }
 # They ask `planning.checkout` for the lab when they are called, and report it if there is no checkout.

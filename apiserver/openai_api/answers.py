@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from apiserver.filler import Texts
-from apiserver.openai_api.tools import Calls
-from realengine.logit_rules import Logprob
+from apiserver.openai_api.tools import Calls, ChosenCalls
+from realengine.logit_rules import Logprob, PromptLogprob
 
 _LEAST = -9999.0  # the smallest log-probability that is written, because JSON has no infinity
 
@@ -24,6 +24,8 @@ class Piece:
         index: index of the choice
         ended_by: the stop string, or the token of `stop_token_ids`, that ended the choice
         prompt: tokens of the prompt; None if the answer does not repeat them
+        scored: tokens of the prompt, and the logprobs of all but the first of them; None if they are not wanted
+        echoes: True if the logprobs of the piece begin with those of the prompt
     """
 
     text: str
@@ -33,6 +35,8 @@ class Piece:
     index: int = 0
     ended_by: str | int | None = None
     prompt: list[int] | None = None
+    scored: tuple[list[int], list[PromptLogprob]] | None = None
+    echoes: bool = False
 
     def add(self, more: Piece) -> None:
         """Append the next piece of the same choice."""
@@ -45,18 +49,20 @@ class Piece:
 
 @dataclass(slots=True)
 class Usage:
-    """The numbers of tokens of a request, or of one of its choices."""
+    """The numbers of tokens of a request, or of one of its choices; the KV of `cached_tokens` was in the cache."""
 
     prompt_tokens: int
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
-    def document(self) -> dict[str, int]:
+    def document(self) -> dict[str, Any]:
         """Return the JSON object `usage`."""
         total = self.prompt_tokens + self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} if self.cached_tokens else None,
         }
 
 
@@ -79,9 +85,24 @@ class Wording:
 
     def end(self, piece: Piece) -> dict[str, Any]:
         """Return the last fields of a choice, which both styles have."""
-        ended = {} if piece.ended_by is None else {"stop_reason": piece.ended_by}
+        ended = {} if piece.finish is None else {"stop_reason": piece.ended_by}
         tokens = {"token_ids": piece.tokens} if self.token_ids else {}
         return {"finish_reason": piece.finish, **ended, **tokens}
+
+    def prompt_logprobs(self, piece: Piece) -> list[dict[int, Any] | None] | None:
+        """Return vLLM's `prompt_logprobs`: of each token of the prompt but the first, and of the likeliest tokens."""
+        if piece.scored is None:
+            return None
+        prompt, scores = piece.scored
+        return [None, *map(self._scored, prompt[1:], scores)]
+
+    def _scored(self, token: int, score: PromptLogprob) -> dict[int, Any]:
+        ranked = [(token, score.logprob, score.rank)]
+        ranked += [(other, logprob, rank) for rank, (other, logprob) in enumerate(score.top, 1) if other != token]
+        return {
+            one: {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": self.word(one)}
+            for one, logprob, rank in ranked
+        }
 
 
 @dataclass(slots=True)
@@ -100,7 +121,10 @@ class CompletionStyle:
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return the choices of an answer in one document."""
-        return {"choices": list(map(self.choice, pieces))}
+        return {"choices": [self._whole(piece) for piece in pieces]}
+
+    def _whole(self, piece: Piece) -> dict[str, Any]:
+        return {**self.choice(piece), "prompt_logprobs": self.wording.prompt_logprobs(piece)}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """Return the choice of one chunk."""
@@ -114,17 +138,21 @@ class CompletionStyle:
 
     def _logprobs(self, piece: Piece, logprobs: list[Logprob]) -> dict[str, Any]:
         word, offsets, offset = self.wording.word, [], self._offsets.get(piece.index, 0)
-        words = list(map(word, piece.tokens))
+        tokens, scores = piece.tokens, list[Logprob | PromptLogprob | None](logprobs)
+        if piece.echoes and piece.scored is not None:
+            prompt, scored = piece.scored
+            tokens, scores = [*prompt, *tokens], [None, *scored, *logprobs]
+        words = list(map(word, tokens))
         for text in words:
             offsets.append(offset)
             offset += len(text)
         self._offsets[piece.index] = offset
         return {
             "tokens": words,
-            "token_logprobs": [max(one.logprob, _LEAST) for one in logprobs],
+            "token_logprobs": [one and max(one.logprob, _LEAST) for one in scores],
             "top_logprobs": [
-                {own: max(one.logprob, _LEAST)} | {word(token): max(other, _LEAST) for token, other in one.top}
-                for own, one in zip(words, logprobs, strict=True)
+                one and {own: max(one.logprob, _LEAST)} | {word(token): max(other, _LEAST) for token, other in one.top}
+                for own, one in zip(words, scores, strict=True)
             ],
             "text_offset": offsets,
         }
@@ -136,12 +164,12 @@ class ChatStyle:
 
     Attributes:
         role: role of the message
-        calls: the tool calls that the message consists of; None if no tool must be called
+        calls: the tool calls in the message; None if it has none
     """
 
     wording: Wording
     role: str = "assistant"
-    calls: Calls | None = None
+    calls: Calls | ChosenCalls | None = None
     object: str = "chat.completion"
     chunk_object: str = "chat.completion.chunk"
     id_prefix: str = "chatcmpl"
@@ -152,18 +180,24 @@ class ChatStyle:
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return the choices of an answer in one document, and the tokens of the prompt if they are wanted."""
-        return {"choices": list(map(self._choice, pieces)), **_prompt(pieces[0])}
+        scores = self.wording.prompt_logprobs(pieces[0])
+        return {"choices": list(map(self._choice, pieces)), "prompt_logprobs": scores, **_prompt(pieces[0])}
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         """Return the choice of one chunk, and the tokens of the prompt if they are wanted."""
-        delta = self._delta(piece)
+        delta = self.delta(piece)
         return {"choices": [{"index": piece.index, "delta": delta, **self._end(piece)}], **_prompt(piece)}
 
+    def message(self, piece: Piece) -> dict[str, Any]:
+        """Return the text and the tool calls of a whole answer."""
+        return {"content": piece.text} if self.calls is None else self.calls.message(piece.index, piece.text)
+
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        said = {"content": piece.text} if self.calls is None else self.calls.message(piece.text)
+        said = self.message(piece)
         return {"index": piece.index, "message": {"role": self.role, "refusal": None, **said}, **self._end(piece)}
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """Return the text and the tool calls that a piece of a stream adds."""
         if self.calls is not None:
             return self.calls.delta(piece.index, piece.text, piece.finish is not None)
         return {"content": piece.text} if piece.text else {}
@@ -178,7 +212,7 @@ class ChatStyle:
             logprobs = {"content": content, "refusal": None}
         end = self.wording.end(piece)
         if self.calls is not None:
-            end["finish_reason"] = self.calls.finish(piece.finish)
+            end["finish_reason"] = self.calls.finish(piece.index, piece.finish)
         return {"logprobs": logprobs, **end}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
@@ -194,10 +228,14 @@ Style = CompletionStyle | ChatStyle
 
 
 class Documents:
-    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in every document."""
+    """The documents of one answer: `id`, `model` and `created` (seconds since 1970) are the same in every document.
 
-    def __init__(self, style: Style, id: str, model: str, created: int) -> None:
+    The last event of a stream has the usage if the client `wants_usage`.
+    """
+
+    def __init__(self, style: Style, id: str, model: str, created: int, wants_usage: bool = False) -> None:
         self._style = style
+        self._wants_usage = wants_usage
         self.every = style.wording.token_ids  # true: send a chunk for every token, even if it completes no text
         self._text_alone = not self.every and not (isinstance(style, ChatStyle) and style.calls)
         self._about = {"id": id, "created": created, "model": model, "object": style.chunk_object}
@@ -207,10 +245,11 @@ class Documents:
         """Return the whole answer as one document."""
         return {**self._about, "object": self._style.object, **self._style.whole(pieces), "usage": usage.document()}
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         """Return the first event of a choice in a stream, or empty bytes if the style has no such event."""
         choice = self._style.opening(index)
-        return b"" if choice is None else event({**self._about, "choices": [choice]})
+        usage = {} if so_far is None else {"usage": so_far.document()}
+        return b"" if choice is None else event({**self._about, "choices": [choice], **usage})
 
     def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes:
         """Return a chunk as a server-sent event; chunks that have only text reuse the bytes around the text.
@@ -229,9 +268,27 @@ class Documents:
         self._around[index] = before, after
         return before, after
 
-    def usage(self, usage: Usage) -> bytes:
-        """Return the last event before the end of the stream, which has the usage that the client asked for."""
-        return event({**self._about, "choices": [], "usage": usage.document()})
+    def end(self, usage: Usage) -> bytes:
+        """Return the last events of a stream."""
+        if not self._wants_usage:
+            return DONE
+        return event({**self._about, "choices": [], "usage": usage.document()}) + DONE
+
+    def failure(self, error: dict[str, Any]) -> bytes:
+        """Return the last events of a stream that ends with an error, of which OpenAI's document is given."""
+        return event({"error": error}) + DONE
+
+
+class AnswerDocuments(Protocol):
+    """The documents of an answer in the form of one of the APIs; see `Documents`."""
+
+    @property
+    def every(self) -> bool: ...
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]: ...
+    def opening(self, index: int, so_far: Usage | None = None) -> bytes: ...
+    def chunk(self, piece: Piece, so_far: Usage | None = None) -> bytes: ...
+    def end(self, usage: Usage) -> bytes: ...
+    def failure(self, error: dict[str, Any]) -> bytes: ...
 
 
 DONE = b"data: [DONE]\n\n"

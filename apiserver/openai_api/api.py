@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from time import monotonic_ns, time
+from typing import Any, TypeVar
 from uuid import uuid4
+from zlib import crc32
 
 from aiohttp import web
 from msgspec.structs import replace
+from pydantic import ValidationError
 
 from apiserver.engine_client import EngineClient
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
 from apiserver.messages import About, Add
-from apiserver.openai_api.answers import ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
+from apiserver.openai_api.answers import AnswerDocuments, ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
+from apiserver.openai_api.anthropic_messages import CountRequest, MessageDocuments, MessagesRequest, error_document
 from apiserver.openai_api.api_keys import check_host, check_key
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
-from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, timed_out, write_stream, write_whole
+from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, Picks, timed_out, write_stream, write_whole
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
 from apiserver.openai_api.kv_transfer import KvTransferParams
@@ -34,7 +40,11 @@ from apiserver.openai_api.protocol import (
     TokenizeChat,
     TokenizeRequest,
 )
-from apiserver.openai_api.refusal import Refusal, answer_to
+from apiserver.openai_api.refusal import Refusal, invalid
+from apiserver.openai_api.refusal import answer_to as openai_answer
+from apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
+from apiserver.openai_api.tool_formats import format_of
+from apiserver.openai_api.tools import ChosenCalls, parameters_of
 from realengine.logit_rules import LogitRules
 from realengine.tokenizer import Detokenizer
 from serving.errors import UserError
@@ -46,6 +56,7 @@ _MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a 
 _MOST_ANSWERS = 4096  # maximum number of answers to one request: vLLM has no such limit
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
+AnyChat = TypeVar("AnyChat", ChatRequest, ResponsesRequest, MessagesRequest)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -53,7 +64,8 @@ class Api:
     """The HTTP handlers, which pass requests to `engine`; `texts` returns the tokenizer of the served model.
 
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
-    `hosts` are given, it must call the server by one of these names.
+    `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
+    the model chooses to make; `auto` follows its chat template.
     """
 
     def __init__(
@@ -64,6 +76,7 @@ class Api:
         deadline_s: float,
         keys: Sequence[bytes] = (),
         hosts: Collection[str] = (),
+        tool_format: str = "auto",
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -72,8 +85,10 @@ class Api:
         self._bodies = bodies
         self._keys = keys
         self._hosts = hosts
+        self._tool_format = tool_format
         self._grammars = GrammarWriter()
         self._created = int(time())
+        self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
 
     def application(self, place: int | None = None) -> web.Application:
         """Return the application for a port that serves every replica, or only the replica at `place`."""
@@ -85,10 +100,14 @@ class Api:
             [
                 post("/v1/completions", self.completions),
                 post("/v1/chat/completions", self.chat),
+                post("/v1/responses", self.responses),
+                post("/v1/messages", self.messages),
+                post("/v1/messages/count_tokens", self.count_tokens),
                 post("/v1/embeddings", self.embeddings),
                 post("/tokenize", self.tokenize),
                 post("/detokenize", self.detokenize),
                 web.get("/v1/models", self.models),
+                web.get("/v1/models/{name:.+}", self.model),
                 web.get("/version", self.version),
                 web.get("/metrics", self.metrics),
                 web.get("/journeys/{name}", self.journey),
@@ -110,7 +129,7 @@ class Api:
             if self._hosts:
                 check_host(request.host, self._hosts)
             if self._keys:
-                check_key(request.headers.get("Authorization", ""), self._keys)
+                check_key(request.headers.get("Authorization", request.headers.get("X-Api-Key", "")), self._keys)
         return await handler(request)
 
     # Endpoints for operators
@@ -144,19 +163,25 @@ class Api:
     async def models(self, request: web.Request) -> web.Response:
         """Return the list of models: the served model and its adapters."""
         about, _ = self._served()
-        models = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._created,
-                "owned_by": "tokentwin",
-                "root": name,
-                "parent": None if name == about.model else about.model,
-                "max_model_len": about.max_model_len,
-            }
-            for name in (about.model, *about.adapters)
-        ]
-        return web.json_response({"object": "list", "data": models})
+        data = [self._model(about, name) for name in (about.model, *about.adapters)]
+        return web.json_response({"object": "list", "data": data})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Return one model of the list."""
+        name = request.match_info["name"]
+        about, _ = self._served(name)
+        return web.json_response(self._model(about, name))
+
+    def _model(self, about: About, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tokentwin",
+            "root": name,
+            "parent": None if name == about.model else about.model,
+            "max_model_len": about.max_model_len,
+        }
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Return the token ids of a text, or of a chat after the chat template."""
@@ -196,7 +221,28 @@ class Api:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/chat/completions`."""
-        return await self._generate(request, *await self._chat(request, monotonic_ns()))
+        body, _, asked, style = await self._chat(request, monotonic_ns(), ChatRequest)
+        return await self._generate(request, body, asked, style)
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/responses`."""
+        given, body, asked, style = await self._chat(request, monotonic_ns(), ResponsesRequest, "resp")
+        return await self._generate(request, body, asked, style, documents=partial(ResponseDocuments, given))
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /v1/messages`."""
+        _, body, asked, style = await self._chat(request, monotonic_ns(), MessagesRequest, "msg")
+        documents = partial(MessageDocuments, prompt_tokens=len(asked[0].prompt))
+        return await self._generate(request, body, asked, style, documents=documents)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """Answer `POST /v1/messages/count_tokens`."""
+        async with self._bodies.take(request) as given:
+            body = _as_chat(given.parse(CountRequest))
+            about, texts = self._served(body.model)
+            length = PromptLength(max(about.max_model_len, _MOST_COUNTED))
+            tokens = await given.apart(partial(_chat_tokens, texts, length, body))
+        return web.json_response({"input_tokens": len(tokens)})
 
     async def _completion(
         self, request: web.Request, received_ns: int
@@ -206,7 +252,7 @@ class Api:
         async with self._bodies.take(request) as given:
             body = given.parse(CompletionRequest)
             about, texts = self._served(body.model)
-            if len(body.prompts) * (body.n or 1) > _MOST_ANSWERS:
+            if len(body.prompts) * body.drawn > _MOST_ANSWERS:
                 raise Refusal(400, f"n: more than {_MOST_ANSWERS} answers to one request; send several requests", "n")
             length = _length(body, about)
             for prompt in body.prompts:
@@ -225,21 +271,35 @@ class Api:
         await self._constrained(asked, constraint)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
 
-    async def _chat(self, request: web.Request, received_ns: int) -> tuple[ChatRequest, list[Add], Style]:
-        """Return the request, and a message for the engine."""
+    async def _chat(
+        self, request: web.Request, received_ns: int, kind: type[AnyChat], id_prefix: str = "chatcmpl"
+    ) -> tuple[AnyChat, ChatRequest, list[Add], ChatStyle]:
+        """Return the request, the same as a chat, and a message for the engine; answers' ids begin with `id_prefix`."""
         async with self._bodies.take(request) as given:
-            body = given.parse(ChatRequest)
+            asked_for = given.parse(kind)
+            body = _as_chat(asked_for)
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
-            if about.twin and body.calls is not None:
-                raise Refusal(
-                    400, "tool_choice: a twin's words call no tool; leave it out, or take auto", "tool_choice"
-                )
-            style = ChatStyle(_wording(body, texts), body.role, body.calls)
+            calls = body.calls or self._chosen_calls(body, about, texts)
+            style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
-        return body, asked, style
+        return asked_for, body, asked, style
+
+    def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts) -> ChosenCalls | None:
+        """Return the reader of the calls that the model may choose to make; None if its format is not known.
+
+        Special tokens may mark calls, so they stay in the text that is read. A twin calls only tools that it must call.
+        """
+        name = format_of(texts.template) if self._tool_format == "auto" else self._tool_format
+        if about.twin or not body.tools or body.tool_choice == "none" or name in ("", "none"):
+            return None
+        body.skip_special_tokens = False
+        try:
+            return ChosenCalls(name, parameters_of(body.tools))
+        except ValueError as error:
+            raise Refusal(400, f"tools {error}", "tools") from None
 
     def _restricted(self, body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> str:
         """Set the rules of messages, drop what `body` holds only for them, and return the constraint of the answers."""
@@ -298,8 +358,13 @@ class Api:
         of_prompts: list[Add],
         style: Style,
         echoes: Sequence[str] = (),
+        documents: Callable[..., AnswerDocuments] | None = None,
     ) -> web.StreamResponse:
-        """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text."""
+        """Answer every prompt `n` times; if `echoes` are given, each answer begins with its prompt's text.
+
+        `documents` are made from the style, the answer's id, the model and the time in s; by default those of OpenAI's
+        completions and chats.
+        """
         about, texts = self._served()
         given_id = _plain_header(request, "X-Request-Id", 128) or body.request_id
         answer_id = given_id or f"{style.id_prefix}-{uuid4().hex}"
@@ -307,39 +372,48 @@ class Api:
         transfer = body.kv_transfer_params or KvTransferParams()
         source = transfer.source(about, bool(body.stream))
         stream_options = body.stream_options or StreamOptions()
-        n = body.n or 1
+        drawn = body.drawn
         usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
+        every = [_nth(asked, number) for asked in of_prompts for number in range(drawn)]
+        of_prompts.clear()
+        if about.twin and every[0].grammar:
+            for asked in every:
+                asked.answer = await self._written(asked)
         with ExitStack() as answers:
             choices = []
-            for index in range(len(of_prompts) * n):
-                asked = _nth(of_prompts[index // n], index % n)
+            for index, asked in enumerate(every):
                 _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = source
                 choice = Choice(
                     index,
                     answers.enter_context(self._engine.open(asked)),
-                    self._detokenizer(about, body),
+                    self._detokenizer(about, body, bool(asked.answer)),
                     Usage(len(asked.prompt)),
                     [*asked.stop_ids, *asked.also_stop_ids],
                     body.include_stop_str_in_output,
                     texts.eos_id,
                 )
                 if echoes:
-                    choice.echo, choice.all_of_it = echoes[index // n], body.limit == 0
+                    choice.echo, choice.all_of_it = echoes[index // drawn], body.limit == 0
+                if asked.prompt_logprobs is not None:
+                    choice.scored, choice.score_top = asked.prompt, asked.prompt_logprobs
+                    choice.echoes = bool(echoes) and asked.logprobs is not None
                 if body.return_token_ids or (echoes and body.stream):  # as vLLM does for echoes
                     choice.prompt = asked.prompt
                 choices.append(choice)
-            of_prompts.clear()  # the engine has them
-            documents = Documents(style, answer_id, body.model or about.model, int(time()))
+            every.clear()  # the engine has them
+            wants_usage = stream_options.include_usage
+            form = documents or partial(Documents, wants_usage=wants_usage)
+            written = form(style, answer_id, body.model or about.model, int(time()))
             if body.stream:
-                last = usage if stream_options.include_usage else None
-                so_far = stream_options.include_usage and stream_options.continuous_usage_stats
-                return await write_stream(request, choices, documents, last, so_far, self._deadline_s)
+                so_far = wants_usage and stream_options.continuous_usage_stats
+                return await write_stream(request, choices, written, usage, so_far, drawn, self._deadline_s)
+            picks = Picks(body.n or 1, drawn, body.alternatives is not None)
             host, port = request.get_extra_info("sockname", ("", 0))[:2]
             handed_on = transfer.answer(about, answer_id, usage.prompt_tokens, host, port)
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    return await write_whole(request, choices, documents, usage, handed_on)
+                    return await write_whole(request, choices, written, usage, handed_on, picks)
             except TimeoutError:
                 raise timed_out() from None
 
@@ -354,21 +428,40 @@ class Api:
         if self._texts is None:
             self._texts = texts = self._make_texts(about)
             self._word = cache(lambda token: texts.decode([token]))
+            self._grammars.tokenizer = (about.texts, about.vocab_size) if about.twin else None
         if model and model != about.model and model not in about.adapters:
             raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
         return about, self._texts
 
-    def _detokenizer(self, about: About, body: Generation) -> Detokenizer | Words:
+    async def _written(self, asked: Add) -> list[int]:
+        """Return a twin's answer that follows the grammar of `asked`; at temperature 0 the prompt is its seed."""
+        self._unseeded += 1
+        by_prompt = crc32(array("q", asked.prompt).tobytes()) if asked.temperature == 0 else self._unseeded
+        seed = by_prompt if asked.seed is None or asked.temperature == 0 else asked.seed
+        return await self._grammars.answer(asked.grammar, seed, asked.min_tokens, asked.max_tokens)
+
+    def _detokenizer(self, about: About, body: Generation, structured: bool) -> Detokenizer | Words:
         _, texts = self._served()
-        if about.twin and not body.stop:
+        filler = about.twin and not structured
+        if filler and not body.stop:
             return Words(self._word)
 
         def decode(tokens: Sequence[int]) -> str:
-            if about.twin:
+            if filler:
                 return "".join(map(self._word, tokens))
             return texts.decode(tokens, special=not body.skip_special_tokens)
 
         return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
+
+
+def _as_chat(asked: Any) -> ChatRequest:
+    """Return a request of any of the chat APIs as a request of OpenAI's. Raises Refusal if it is not valid."""
+    if isinstance(asked, ChatRequest):
+        return asked
+    try:
+        return ChatRequest.model_validate(asked.as_chat())
+    except ValidationError as error:
+        raise invalid(error) from None
 
 
 def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
@@ -467,7 +560,8 @@ def _asked(
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
         seed=body.seed,
-        logprobs=body.alternatives,
+        logprobs=0 if body.alternatives is None and body.drawn > (body.n or 1) else body.alternatives,
+        prompt_logprobs=body.prompt_alternatives,
         priority=body.priority,
         tenant=body.user or "",
         adapter=body.model if body.model in about.adapters else "",
@@ -496,6 +590,7 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
 
     No variable outlives its `except`: an exception holds the frames of its traceback, and with them a parsed body.
     """
+    answer_to = _anthropic_answer if request.path.startswith("/v1/messages") else openai_answer
     try:
         return await handler(request)
     except Refusal as error:
@@ -515,6 +610,12 @@ async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         LOG.exception("a request failed")
         return answer_to(Refusal(500, "the server has made a mistake; its log says more"))
+
+
+def _anthropic_answer(refusal: Refusal) -> web.Response:
+    answer = openai_answer(refusal)
+    answer.body = json.dumps(error_document(refusal.status, refusal.message)).encode()
+    return answer
 
 
 def texts_of(about: About) -> Texts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic_ns
 from typing import Any
 
@@ -13,8 +14,9 @@ from aiohttp import web
 from apiserver.engine_client import Answer
 from apiserver.filler import Words
 from apiserver.messages import Output
-from apiserver.openai_api.answers import DONE, Documents, Piece, Usage, event
+from apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
 from apiserver.openai_api.refusal import Refusal
+from realengine.logit_rules import PromptLogprob
 from realengine.tokenizer import Detokenizer
 
 
@@ -27,6 +29,8 @@ class Choice:
             unless it is `silent`
         echo: text with which the choice begins; if `all_of_it`, generated text is dropped
         prompt: tokens of the prompt, which are sent with the first piece; None if they are not wanted
+        scored: tokens of the prompt if their logprobs are sent with the first piece, else None; if `echoes`, these are
+            the first logprobs of the choice. `score_top` is the number of alternatives
     """
 
     index: int
@@ -39,6 +43,9 @@ class Choice:
     echo: str = ""
     all_of_it: bool = False
     prompt: list[int] | None = None
+    scored: list[int] | None = None
+    score_top: int = 0
+    echoes: bool = False
     first_text_ns: int = field(default=0, init=False)
     first_sent_ns: int = field(default=0, init=False)
     last_text_ns: int = field(default=0, init=False)
@@ -51,8 +58,14 @@ class Choice:
                 raise refusal_for(output)
             piece = self._piece(output)
             self.usage.completion_tokens += len(piece.tokens)
+            self.usage.cached_tokens = output.cached or self.usage.cached_tokens
             if self.all_of_it:
-                piece.text, piece.tokens, piece.logprobs = "", [], None
+                piece.text, piece.tokens, piece.logprobs = "", [], [] if self.echoes else None
+            if self.scored is not None:
+                scores = output.prompt_logprobs
+                if scores is None:  # of a twin
+                    scores = [_certain(token, self.score_top) for token in self.scored[1:]]
+                piece.scored, piece.echoes, self.scored = (self.scored, scores), self.echoes, None
             piece.text, text = text + piece.text, ""
             piece.prompt, self.prompt = self.prompt, None
             self.last_text_ns = monotonic_ns()
@@ -88,6 +101,12 @@ class Choice:
     def delivered(self) -> None:
         """Report that the whole text of the choice was sent."""
         self.answer.delivered(self.first_text_ns, self.first_sent_ns, self.last_text_ns)
+
+
+def _certain(token: int, alternatives: int) -> PromptLogprob:
+    """Return the logprob of a twin's token, which no model has judged: it is certain, the alternatives impossible."""
+    others = [(other, -inf) for other in range(alternatives) if other != token]
+    return PromptLogprob(0.0, 1, [(token, 0.0), *others][:alternatives])
 
 
 async def pieces_of(choices: Sequence[Choice]) -> AsyncIterator[Piece]:
@@ -130,9 +149,10 @@ def refusal_for(output: Output) -> Refusal:
 async def write_whole(
     request: web.Request,
     choices: Sequence[Choice],
-    documents: Documents,
+    documents: AnswerDocuments,
     usage: Usage,
     handed_on: dict[str, Any] | None,
+    picks: Picks,
 ) -> web.Response:
     """Send the answer as one document, and complete `usage`."""
     whole: dict[int, Piece] = {}
@@ -142,8 +162,8 @@ async def write_whole(
         else:
             known.add(piece)
     made_ns = monotonic_ns()
-    usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
-    document = documents.whole([whole[choice.index] for choice in choices], usage)
+    _complete(usage, choices, picks.drawn)
+    document = documents.whole(picks.best([whole[choice.index] for choice in choices]), usage)
     response = web.json_response(document if handed_on is None else {**document, "kv_transfer_params": handed_on})
     await response.prepare(request)
     await response.write_eof()
@@ -158,12 +178,13 @@ async def write_whole(
 async def write_stream(
     request: web.Request,
     choices: Sequence[Choice],
-    documents: Documents,
-    usage: Usage | None,
+    documents: AnswerDocuments,
+    usage: Usage,
     so_far: bool,
+    n: int,
     deadline_s: float,
 ) -> web.StreamResponse:
-    """Send the answer as a stream while it is generated; the last event has `usage` if it is given.
+    """Send the answer as a stream while it is generated, and complete `usage`; each prompt has `n` choices.
 
     If `so_far`, every chunk has the usage so far. Raises ErrorSent if an error was sent in the stream, and Refusal if
     an error occurred before the first byte.
@@ -177,8 +198,12 @@ async def write_stream(
                 if response is None:
                     response = web.StreamResponse(headers=headers)
                     await response.prepare(request)
-                    if opening := b"".join(documents.opening(one.index) for one in choices):
-                        await response.write(opening)
+                    openings = [
+                        documents.opening(one.index, Usage(one.usage.prompt_tokens) if so_far else None)
+                        for one in choices
+                    ]
+                    if any(openings):
+                        await response.write(b"".join(openings))
                 if documents.every or piece.text or piece.finish or piece.logprobs:
                     await response.write(documents.chunk(piece, choice.usage if so_far else None))
                     choice.answer.left()
@@ -187,19 +212,52 @@ async def write_stream(
         refusal = error if isinstance(error, Refusal) else timed_out()
         if response is None:
             raise refusal from None
-        await response.write(event(refusal.document()) + DONE)
+        await response.write(documents.failure(refusal.document()["error"]))
         await response.write_eof()
         raise ErrorSent(response, refusal.message) from error
     assert response is not None
-    end = DONE
-    if usage is not None:
-        usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
-        end = documents.usage(usage) + DONE
-    await response.write(end)
+    _complete(usage, choices, n)
+    await response.write(documents.end(usage))
     await response.write_eof()
     for choice in choices:
         choice.delivered()
     return response
+
+
+def _complete(usage: Usage, choices: Sequence[Choice], drawn: int) -> None:
+    """Add the tokens of all choices, and the cached tokens of each of the prompts, which have `drawn` choices."""
+    usage.completion_tokens = sum(choice.usage.completion_tokens for choice in choices)
+    usage.cached_tokens = sum(choice.usage.cached_tokens for choice in choices[::drawn])
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """The choice of the `n` likeliest of the `drawn` answers to each prompt: by their mean logprob, as OpenAI's.
+
+    If `drawn` is larger, all answers have logprobs; the client sees them if it `wants_logprobs`.
+    """
+
+    n: int
+    drawn: int
+    wants_logprobs: bool
+
+    def best(self, pieces: list[Piece]) -> list[Piece]:
+        """Return the answers that the client gets, numbered anew."""
+        if self.n == self.drawn:
+            return pieces
+        best: list[Piece] = []
+        for begin in range(0, len(pieces), self.drawn):
+            best += sorted(pieces[begin : begin + self.drawn], key=_unlikely)[: self.n]
+        for index, piece in enumerate(best):
+            piece.index = index
+            if not self.wants_logprobs:
+                piece.logprobs = None
+        return best
+
+
+def _unlikely(piece: Piece) -> float:
+    logprobs = piece.logprobs or []
+    return -sum(one.logprob for one in logprobs) / max(len(logprobs), 1)
 
 
 class ErrorSent(Exception):

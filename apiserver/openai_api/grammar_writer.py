@@ -1,4 +1,4 @@
-"""The grammars of structured answers, written and checked in a process of their own.
+"""The grammars of structured answers and, for a twin, the answers, written and checked in a process of their own.
 
 A schema of a few hundred bytes can take a minute. The process is killed when a grammar takes too long, or when its
 client leaves, so that no other request waits for it.
@@ -21,7 +21,7 @@ _MOST_WAITING = 64
 _MOST_CHARACTERS = 1 << 18  # of a constraint
 
 Constraint = dict[str, Any]
-"""What an answer must follow: `{"json": schema}` or `{"regex": pattern}`; empty for any text."""
+"""What an answer must follow: `{"json": schema}`, `{"regex": pattern}` or `{"grammar": rules}`; empty for any text."""
 
 
 def as_text(constraint: Constraint) -> str:
@@ -33,9 +33,14 @@ def as_text(constraint: Constraint) -> str:
 
 
 class GrammarWriter:
-    """Writes one grammar after another, each in at most `within_s` seconds."""
+    """Writes one grammar or answer after another, each in at most `within_s` seconds.
+
+    Attributes:
+        tokenizer: for a twin, folder of the tokenizer of its answers (empty without one) and size of the vocabulary
+    """
 
     def __init__(self, within_s: float = 5.0) -> None:
+        self.tokenizer: tuple[str, int] | None = None
         self._within_s = within_s
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -60,8 +65,18 @@ class GrammarWriter:
                 self._waiting -= 1
             if len(self._kept) == _KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[asked] = written
+            self._kept[asked] = str(written)
         return self._kept[asked]
+
+    async def answer(self, grammar: str, seed: int, least: int, most: int) -> list[int]:
+        """Return a twin's answer that follows `grammar`; the arguments are those of `StructuredFiller.write`.
+
+        Raises UserError if the answer cannot be completed, or takes too long.
+        """
+        order = json.dumps({"answer": {"grammar": grammar, "seed": seed, "least": least, "most": most}})
+        async with self._turn:
+            tokens: list[int] = await self._ask(order)
+        return tokens
 
     async def close(self) -> None:
         """Kill the process; the next grammar starts another."""
@@ -71,11 +86,16 @@ class GrammarWriter:
                 process.kill()
             await process.communicate()
 
-    async def _ask(self, asked: str) -> str:
+    async def _ask(self, asked: str) -> Any:
         answer = None
         try:
             if self._process is None:
-                command = sys.executable, "-m", "apiserver.openai_api.grammar_process"
+                command = [
+                    sys.executable,
+                    "-m",
+                    "apiserver.openai_api.grammar_process",
+                    *map(str, self.tokenizer or ()),
+                ]
                 self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LONGEST)
                 await self._process.stdout.readline()  # type: ignore[union-attr]  # it is ready
             async with asyncio.timeout(self._within_s):
@@ -89,4 +109,4 @@ class GrammarWriter:
                 await self.close()
         if "error" in answer:
             raise UserError(*answer["error"])
-        return str(answer["grammar"])
+        return answer["written"]

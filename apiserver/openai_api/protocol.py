@@ -6,6 +6,8 @@ default.
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -36,13 +38,13 @@ _MOST_BIASED = 1024
 _MOST_ALLOWED = 4096  # token ids in `allowed_token_ids`
 _MOST_DETOKENISED = 1 << 18
 _MOST_METADATA = 16  # OpenAI's limit
-_MOST_MESSAGES = 1 << 14  # also parts of a message
-_MOST_TOOLS = 1024
+MOST_MESSAGES = 1 << 14  # also parts of a message
+MOST_TOOLS = 1024
 _MOST_PROMPTS = 4096
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_Label = Annotated[str, Field(max_length=1024)]
+Label = Annotated[str, Field(max_length=1024)]
 _Penalty = Annotated[Number, Field(ge=-2, le=2)]
 _Truncation = Annotated[int, Field(strict=True, ge=-1, le=_INT32)]
 _Stops = Annotated[
@@ -144,20 +146,20 @@ class Generation(Limited):
     skip_special_tokens: StrictBool = True
     return_token_ids: StrictBool | None = False
     return_tokens_as_token_ids: StrictBool | None = False
+    prompt_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
 
     # The prompt
     truncate_prompt_tokens: _Truncation | None = None
     truncation_side: Literal["left", "right"] | None = None
 
     # Fields without effect here
-    session_id: _Label | None = None
+    session_id: Label | None = None
     return_token_offsets: StrictBool | None = False  # vLLM ignores it at these endpoints, too
     spaces_between_special_tokens: StrictBool = True
     length_penalty: neutral(1) = 1  # type: ignore[valid-type]
     use_beam_search: neutral(False) = False  # type: ignore[valid-type]
 
     # Fields that are not supported
-    prompt_logprobs: neutral(None) = None  # type: ignore[valid-type]
     logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
     cache_salt: neutral(None) = None  # type: ignore[valid-type]
     ec_transfer_params: neutral(None, {}) = None  # type: ignore[valid-type]
@@ -176,6 +178,13 @@ class Generation(Limited):
         if options is not None and info.data.get("stream") is False:
             raise ValueError("is for streams; leave it out, or set stream to true")
         return options
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _of_a_whole(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top is not None and info.data.get("stream"):
+            raise ValueError("are not in a stream; leave it out, or set stream to false")
+        return top
 
     @model_validator(mode="after")
     def _structured_once(self) -> Generation:
@@ -200,6 +209,16 @@ class Generation(Limited):
         """The number of alternatives returned with each output token; None if no log-probabilities are wanted."""
         raise NotImplementedError
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """The number of alternatives returned with each token of the prompt; None if its logprobs are not wanted."""
+        return self.prompt_logprobs
+
+    @property
+    def drawn(self) -> int:
+        """The number of answers to generate to each prompt; `n` of them are returned."""
+        return self.n or 1
+
     def drop_input(self) -> None:
         """Drop the fields that can be long, and that only the prompt and the constraint needed."""
         for name in _INPUT & type(self).model_fields.keys():
@@ -214,16 +233,19 @@ class CompletionRequest(Generation):
     logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
     add_special_tokens: StrictBool = True
 
-    best_of: neutral(1, None) = None  # type: ignore[valid-type]
+    best_of: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
     prompt_embeds: neutral(None) = None  # type: ignore[valid-type]
     suffix: neutral(None) = None  # type: ignore[valid-type]
 
-    @field_validator("logprobs")
+    @field_validator("best_of")
     @classmethod
-    def _not_of_the_prompt(cls, logprobs: int | None, info: ValidationInfo) -> int | None:
-        if logprobs is not None and info.data.get("echo"):
-            raise ValueError("of the prompt are not supported; leave out echo or logprobs")
-        return logprobs
+    def _chosen_from(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        n = info.data.get("n") or 1
+        if best_of is not None and best_of < n:
+            raise ValueError(f"must be at least n, which is {n}")
+        if best_of is not None and best_of > n and info.data.get("stream"):
+            raise ValueError("needs whole answers; leave it out, or set stream to false")
+        return best_of
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -235,6 +257,14 @@ class CompletionRequest(Generation):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
+    @property
+    def drawn(self) -> int:
+        return self.best_of or self.n or 1
 
 
 class Part(Limited):
@@ -249,27 +279,40 @@ class ChatMessage(Limited):
 
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | Annotated[list[Part], Field(max_length=_MOST_MESSAGES, fail_fast=True)] | None = None
+    content: str | Annotated[list[Part], Field(max_length=MOST_MESSAGES, fail_fast=True)] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it, with its content as one text."""
+        """Return the message as templates expect it: with its content as one text, and calls' arguments as objects."""
         content = self.content
         text = "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
         role = "system" if self.role == "developer" else self.role  # templates know only the older name
-        return {**(self.model_extra or {}), "role": role, "content": text}
+        extra = dict(self.model_extra or {})
+        if isinstance(calls := extra.get("tool_calls"), list):
+            extra["tool_calls"] = list(map(_call_for_template, calls))
+        return {**extra, "role": role, "content": text}
+
+
+def _call_for_template(call: Any) -> Any:
+    """Return a tool call whose arguments are an object, if they are one in JSON: templates write them as JSON again."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
+        return call
+    with suppress(ValueError):
+        return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
+    return call
 
 
 class _Chat(Limited):
     """Messages, and the options for turning them into a prompt with the model's chat template."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
-    tools: Annotated[list[dict[str, Any]], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     add_generation_prompt: StrictBool = True
     continue_final_message: StrictBool = False
     add_special_tokens: StrictBool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: Annotated[list[dict[str, str]], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
-    reasoning_effort: _Label | None = None
+    documents: Annotated[list[dict[str, str]], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    reasoning_effort: Label | None = None
     chat_template: neutral(None) = None  # type: ignore[valid-type]
     media_io_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
     mm_processor_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
@@ -306,9 +349,9 @@ class ChatRequest(_Chat, Generation):
     include_reasoning: StrictBool = True
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
     store: StrictBool | None = None
-    service_tier: _Label | None = None
-    safety_identifier: _Label | None = None
-    prompt_cache_key: _Label | None = None
+    service_tier: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
 
     tool_choice: ToolChoice | None = None
     echo: neutral(False) = False  # type: ignore[valid-type]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StrictBool, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
 from apiserver.openai_api.grammar_writer import Constraint
 from apiserver.openai_api.limited import Limited
 from realengine.grammar import ANY_OBJECT
+from serving.data_file import parse_json
 
 
 class JsonSchema(Limited):
@@ -42,26 +43,37 @@ class ResponseFormat(Limited):
         return {"json": ANY_OBJECT if self.json_schema is None else self.json_schema.described}
 
 
+def _parsed(schema: Any) -> Any:
+    """Return a schema that is given as text, as vLLM takes it, as an object."""
+    return parse_json(schema.encode()) if isinstance(schema, str) else schema
+
+
 class StructuredOutputs(Limited):
-    """A constraint: a JSON schema, a regular expression, or a list of possible answers."""
+    """A constraint: a JSON schema, a regular expression, a list of possible answers, or a grammar."""
 
     model_config = ConfigDict(populate_by_name=True)
-    by_schema: dict[str, Any] | None = Field(None, alias="json")
+    by_schema: Annotated[dict[str, Any], BeforeValidator(_parsed)] | None = Field(None, alias="json")
+    json_object: StrictBool | None = None
     regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     choice: (
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024, fail_fast=True)]
         | None
     ) = None
+    grammar: Annotated[str, Field(min_length=1, max_length=1 << 16)] | None = None
+    disable_any_whitespace: StrictBool = False  # JSON never has white space here
 
     @model_validator(mode="after")
     def _one_of_them(self) -> StructuredOutputs:
-        if [self.by_schema, self.regex, self.choice].count(None) != 2:
-            raise ValueError("give one of json, regex, choice")
+        given = [self.by_schema, self.regex, self.choice, self.grammar, self.json_object or None]
+        if given.count(None) != len(given) - 1:
+            raise ValueError("give one of json, regex, choice, grammar, json_object")
         return self
 
     @property
     def constraint(self) -> Constraint:
         """The constraint on the answer."""
-        if self.by_schema is not None:
-            return {"json": self.by_schema}
+        if self.by_schema is not None or self.json_object:
+            return {"json": ANY_OBJECT if self.by_schema is None else self.by_schema}
+        if self.grammar is not None:
+            return {"grammar": self.grammar}
         return {"regex": self.regex or "|".join(map(re.escape, self.choice or ()))}

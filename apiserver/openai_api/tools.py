@@ -1,8 +1,7 @@
-"""Tools that a chat must call: the JSON schema of the model's answer, and the format of the calls for the client.
+"""The tool calls of a chat: the JSON schema of those that it must make, and the form in which the client gets them.
 
-As in vLLM, if `tool_choice` names a tool, the model writes only its arguments. If any tool may be called, the model
-writes a list of names and parameters. With `tool_choice` `auto` the answer is plain text; it is not parsed for tool
-calls.
+As in vLLM, if `tool_choice` names a tool, the model writes only its arguments. If any tool must be called, the model
+writes a list of names and parameters. With `tool_choice` `auto` the model writes calls in its own format.
 """
 
 from __future__ import annotations
@@ -10,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
 from apiserver.openai_api.limited import Limited
+from apiserver.openai_api.tool_formats import CallReader, Schemas
 from realengine.grammar import ANY_OBJECT
 
 
@@ -75,11 +76,11 @@ class Calls:
     name: str | None
     _texts: dict[int, str] = field(default_factory=dict, init=False)
 
-    def finish(self, finish: str | None) -> str | None:
+    def finish(self, index: int, finish: str | None) -> str | None:
         """Return OpenAI's finish reason; it is `tool_calls` only if the model has chosen the tool."""
         return "tool_calls" if finish == "stop" and self.name is None else finish
 
-    def message(self, text: str) -> dict[str, Any]:
+    def message(self, index: int, text: str) -> dict[str, Any]:
         """Return the fields of a message for `text`: its tool calls, or content if the text is incomplete."""
         calls = self._calls(text)
         return {"content": None, "tool_calls": calls} if calls else {"content": text}
@@ -89,7 +90,7 @@ class Calls:
         known = self._texts.get(index)
         self._texts[index] = (known or "") + text
         if self.name is None:
-            message = self.message(self._texts[index]) if ends else {}
+            message = self.message(index, self._texts[index]) if ends else {}
             calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls", ()))]
             return {"tool_calls": calls} if calls else {"content": message.get("content") or ""}
         call = _call(self.name, text) if known is None else {"function": {"arguments": text}}
@@ -103,6 +104,37 @@ class Calls:
         except ValueError:
             return []
         return [_call(one["name"], json.dumps(one["parameters"], ensure_ascii=False)) for one in written]
+
+
+class ChosenCalls:
+    """The tool calls that the model has chosen to make in the choices of one answer, written in the format `name`."""
+
+    def __init__(self, name: str, schemas: Schemas) -> None:
+        self._new = partial(CallReader, name, schemas)
+        self._readers: dict[int, CallReader] = {}
+        self._calls: dict[int, int] = {}  # number of calls so far, by choice
+
+    def finish(self, index: int, finish: str | None) -> str | None:
+        """Return OpenAI's finish reason."""
+        return "tool_calls" if finish == "stop" and self._calls.get(index) else finish
+
+    def message(self, index: int, text: str) -> dict[str, Any]:
+        """Return the fields of a message for the whole text of choice `index`."""
+        said, calls = self._read(index, text, True)
+        return {"content": said or None, "tool_calls": calls} if calls else {"content": said}
+
+    def delta(self, index: int, text: str, ends: bool) -> dict[str, Any]:
+        """Return the fields that a stream's delta has instead of `text` in choice `index`."""
+        first = self._calls.get(index, 0)
+        said, calls = self._read(index, text, ends)
+        numbered = [{"index": at, **call} for at, call in enumerate(calls, first)]
+        return {**({"content": said} if said else {}), **({"tool_calls": numbered} if calls else {})}
+
+    def _read(self, index: int, text: str, ends: bool) -> tuple[str, list[dict[str, Any]]]:
+        reader = self._readers.setdefault(index, self._new())
+        said, calls = reader.push(text, ends)
+        self._calls[index] = self._calls.get(index, 0) + len(calls)
+        return said, [_call(*call) for call in calls]
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:

@@ -232,9 +232,9 @@ ADDED = {
 _OF_PROMPTS = (*COMPUTE, *PROMPT_PARTS, "prompt", "prompts only", "prompts only, token")
 
 _PRIOR = {"imbalance": 0.3}
-_ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only": 1e6, "prompts only, token": 2e3}
-_TIGHT = {"weights": 0.2, **dict.fromkeys(COMPUTE, 0.3), "decode attention": 0.3, "elementwise": 0.5}
-_LOOSE = 1.0  # standard deviation of the logarithm of the other multipliers, which may be off by a factor of e
+ADDED_PRIOR_NS = {"step": 1e6, "decode row": 5e4, "prompt": 5e4, "prompts only": 1e6, "prompts only, token": 2e3}
+TIGHT = {"weights": 0.2, **dict.fromkeys(COMPUTE, 0.3), "decode attention": 0.3, "elementwise": 0.5}
+LOOSE = 1.0  # standard deviation of the logarithm of the other multipliers, which may be off by a factor of e
 _RIDGE = 0.02
 # with a belief: weight of its multipliers, and the added times that it takes for none
 _BELIEF_RIDGE = 0.25
@@ -298,12 +298,13 @@ class Correction:
         )
         corrected = {name: ns * (clock if name == "compute" else self.factors[name]) for name, ns in parts.items()}
         corrected["host and launch"] = sum(
-            self.added_ns[name] * amount for name, amount in _added_amounts(sizes).items()
+            self.added_ns[name] * amount for name, amount in added_amounts(sizes).items()
         ) + np.zeros_like(tokens)
         return corrected
 
 
-def _added_amounts(sizes: StepSizes) -> dict[str, Floats]:
+def added_amounts(sizes: StepSizes) -> dict[str, Floats]:
+    """Return the amounts that the added times multiply, by name, each in the array shape of `sizes`."""
     rows = np.asarray(sizes.decode_rows, dtype=np.float64)
     prompts_only = (rows == 0).astype(np.float64)
     return {
@@ -330,11 +331,11 @@ def fit_correction(
         raise UserError("steps", len(measured_ns), remedy)
     names, columns = _columns(parts, sizes)
     believed = {} if around is None else {**around.factors, **around.added_ns}
-    ridge, added_ns = (_RIDGE, _ADDED_PRIOR_NS) if around is None else (_BELIEF_RIDGE, _BELIEVED_ADDED_NS)
+    ridge, added_ns = (_RIDGE, ADDED_PRIOR_NS) if around is None else (_BELIEF_RIDGE, _BELIEVED_ADDED_NS)
     prior = np.array([believed.get(name) or added_ns.get(name, _PRIOR.get(name, 1.0)) for name in names])
-    spread = np.array([_TIGHT.get(name, _LOOSE) for name in names])
+    spread = np.array([TIGHT.get(name, LOOSE) for name in names])
     regime = regimes(sizes)
-    weight = _balanced(regime)
+    weight = balanced(regime)
     log_measured = np.log(measured_ns)
     scaled = columns * prior
 
@@ -365,26 +366,31 @@ def fit_correction(
 
 def _columns(parts: Mapping[str, Floats], sizes: StepSizes) -> tuple[list[str], Floats]:
     """Return the names of the fitted numbers, and the amounts that they multiply (`[steps, names]`, not all 0)."""
-    tokens = np.asarray(sizes.tokens, dtype=np.float64)
-    share = _hats(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS))
+    columns = correction_columns(parts, np.asarray(sizes.tokens, dtype=np.float64))
+    columns.update(added_amounts(sizes))
+    used = {name: column for name, column in columns.items() if np.any(column > 0)}
+    return list(used), np.column_stack(list(used.values()))
+
+
+def correction_columns(parts: Mapping[str, Floats], tokens: Floats) -> dict[str, Floats]:
+    """Return the amounts `[steps]` that factors multiply, by name; `compute` is divided among the clock's knots."""
+    share = hats(np.log(np.maximum(tokens, 1.0)), np.log(CLOCK_KNOTS))
     columns: dict[str, Floats] = {}
     for name, ns in parts.items():
         if name == "compute":
             columns.update({knot: ns * share[:, i] for i, knot in enumerate(COMPUTE)})
         else:
             columns[name] = ns
-    columns.update(_added_amounts(sizes))
-    used = {name: column for name, column in columns.items() if np.any(column > 0)}
-    return list(used), np.column_stack(list(used.values()))
+    return columns
 
 
-def _hats(at: Floats, knots: Sequence[float] | Floats) -> Floats:
+def hats(at: Floats, knots: Sequence[float] | Floats) -> Floats:
     """Return the weights `[len(at), knots]` of linear interpolation that is constant beyond the ends."""
     unit = np.eye(len(knots))
     return np.column_stack([np.interp(at, knots, unit[i]) for i in range(len(knots))])
 
 
-def _balanced(regime: NDArray[np.int64]) -> Floats:
+def balanced(regime: NDArray[np.int64]) -> Floats:
     """Return weights of steps that sum in each regime to the root of its number of steps: mixed steps are few."""
     count = np.bincount(regime, minlength=len(REGIMES))
     return np.asarray((len(regime) * np.maximum(count[regime], 1)) ** -0.25)

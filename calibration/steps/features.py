@@ -191,6 +191,7 @@ class MeasuredSteps:
 
     Attributes:
         features: names of the features, as `feature_names` gives them
+        sizes: sizes of the steps; the spread of decode contexts is not recorded
         step, cpu: features `[steps, len(features)]` and `[steps, len(CPU_FEATURES)]`
         step_ns, cpu_ns: measured times `[steps]`; cpu_ns is NaN after an idle gap. In the overlapped loop a step may be
             planned while another one runs; it then begins when the other one ends
@@ -224,7 +225,7 @@ class MeasuredSteps:
 
         self.recording = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
         first = np.diff(self.recording, prepend=-1) > 0
-        sizes = recorded_sizes(pa.concat_tables([table.select(list(AGGREGATES)) for table in tables]))
+        self.sizes = sizes = recorded_sizes(pa.concat_tables([table.select(list(AGGREGATES)) for table in tables]))
         self.draft_ns = column("draft_ns")
         if drafts is None:
             drafts = not np.isnan(self.draft_ns).all()

@@ -6,14 +6,17 @@ steps and make total times too short. Outliers have smaller weights (Huber). If 
 the speed of the machine are recorded, prices are fitted to CPU time at the median speed, and then raised by the share
 of time that other processes took. Prices are thus for the machine's usual slowdown, which is stored as
 `MachineSlowdown`. Errors are stated for every fifth stretch of steps, predicted by a fit without these stretches.
+
+Kernel times that the steps correct (`surface_fit`) are the rival of prices. The calibration uses the one with the
+smaller errors in recordings that it was not fitted to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +34,8 @@ from calibration.steps.features import (
 from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.machine_slowdown import MachineSlowdown
 from calibration.steps.step_cost import Calibration, Residuals
+from calibration.steps.surface_fit import SurfaceFeatures, best_balance
+from calibration.steps.surfaces import surface_ns
 from serving.errors import UserError
 from traces.tables import percentiles
 
@@ -46,6 +51,20 @@ _EXPONENTS = tuple(n / 10 for n in range(16))
 _MOST_MISSES = 1000
 # minimum number of recordings to leave out in turn; fewer recordings are cut into this number of stretches
 _LEAST_PARTS = 5
+LINEAR, SURFACES = "linear prices", "corrected surfaces"
+_RARE = 10  # kinds of steps with fewer steps do not count in the choice between the two
+
+Learner = Callable[[NDArray[np.bool_]], tuple[Floats, MachineSlowdown]]
+"""It learns from the steps of a mask, and returns the predicted ns of every step, and the machine's slowdown."""
+
+
+class Unseen(NamedTuple):
+    """Steps predicted by fits to other recordings, `[steps]`: blind, with the machine's speed known, and CPU time."""
+
+    part: NDArray[np.int64]
+    blind_ns: Floats
+    known_ns: Floats
+    own_ns: Floats
 
 
 def fit(
@@ -57,25 +76,47 @@ def fit(
     created: str,
     noise: Mapping[str, Any],
     launches: LaunchCost = UNKNOWN,
+    surfaces: Sequence[SurfaceFeatures] = (),
+    why_none: str = "",
 ) -> Calibration:
-    """Fit a calibration to `steps`; raise UserError if there are too few."""
+    """Fit a calibration to `steps`; raise UserError if there are too few.
+
+    `surfaces` are the kernel times that the steps may correct; without any, the calibration has linear prices, and
+    says `why_none`.
+    """
     if len(steps) < _LEAST_STEPS:
         remedy = f"measured steps are too few; calibration needs at least {_LEAST_STEPS}, so measure longer"
         raise UserError("steps", len(steps), remedy)
     held_out = (np.arange(len(steps)) // _STRETCH) % _HELD_OUT == _HELD_OUT - 1
-    step_prices, machine = _model(steps, np.ones_like(held_out))
+    everything = np.ones_like(held_out)
+    step_prices, machine = _model(steps, everything)
     timed = ~np.isnan(steps.cpu_ns)
     cpu_prices = _prices(steps.cpu[timed], steps.cpu_ns[timed])
     step_ps = {name: round(price * 1000) for name, price in zip(steps.features, step_prices, strict=True)}
     cpu_ps = {name: round(price * 1000) for name, price in zip(CPU_FEATURES, cpu_prices, strict=True)}
     of_adapters = {"adapter_loads": steps.load_ns, "adapter_copies": steps.copy_ns}
     cpu_ps |= {name: round(ns * 1000) for name, ns in of_adapters.items() if ns is not None}
-    predicted = steps.step @ step_prices
-    prices_without, machine_without = _model(steps, ~held_out)
-    blind_own_ns = machine_without.own_ns(steps.step @ prices_without, steps)
-    identity = blake2b(repr((step_ps, cpu_ps, launches, deployment, created)).encode(), digest_size=6).hexdigest()
+    predicted, learn, corrected = steps.step @ step_prices, linear(steps), None
+    unseen = unseen_by(steps, learn)
+    errors = {LINEAR: _error(steps, unseen)}
+    if surfaces:
+        rival = best_balance(list(surfaces), everything)
+        learnt = rival.learnt(everything)
+
+        def correct(used: NDArray[np.bool_]) -> tuple[Floats, MachineSlowdown]:
+            one = rival.learnt(used, like=learnt.machine)
+            return rival.predicted_ns(one), one.machine
+
+        by_surfaces = unseen_by(steps, correct)
+        errors[SURFACES] = _error(steps, by_surfaces)
+        if errors[SURFACES] < errors[LINEAR]:
+            corrected, machine, unseen, learn = rival.surfaces(learnt), learnt.machine, by_surfaces, correct
+            predicted = rival.predicted_ns(learnt)
+    blind_ns, machine_without = learn(~held_out)
+    blind_own_ns = machine_without.own_ns(blind_ns, steps)
+    known = (step_ps, cpu_ps, launches, deployment, created, *([corrected] if corrected else []))
     return Calibration(
-        id=identity,
+        id=blake2b(repr(known).encode(), digest_size=6).hexdigest(),
         deployment=deployment,
         hardware=dict(hardware),
         version=version,
@@ -84,40 +125,75 @@ def fit(
         cpu_prices_ps=cpu_ps,
         domain=_domain(steps),
         residuals=residuals(steps.regime[held_out], steps.own_ns[held_out], blind_own_ns[held_out]),
-        interval=interval(steps),
-        weather=replace(machine, interval=interval(steps, speed_known=True), misses=_misses(steps, predicted, machine)),
+        interval=interval(steps, unseen.part, unseen.blind_ns),
+        weather=replace(
+            machine,
+            interval=interval(steps, unseen.part, unseen.known_ns),
+            misses=_misses(steps, predicted, machine),
+        ),
         noise=dict(noise),
         launches=launches,
         fitted_steps=len(steps),
         mask_ps=None if steps.mask_ns is None else round(steps.mask_ns * 1000),
+        surfaces=corrected,
+        no_surfaces=why_none,
+        unseen_error_pct={name: round(100 * error, 2) for name, error in errors.items()},
     )
+
+
+def linear(steps: MeasuredSteps) -> Learner:
+    """Return the learner of linear prices."""
+
+    def learn(used: NDArray[np.bool_]) -> tuple[Floats, MachineSlowdown]:
+        prices, machine = _model(steps, used)
+        return steps.step @ prices, machine
+
+    return learn
 
 
 def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
     """Return the predicted time of each step in ns."""
+    if calibration.surfaces is not None:
+        return surface_ns(calibration.surfaces, calibration.learnt_as, steps.sizes)
     prices = np.array([calibration.step_prices_ps.get(name, 0) / 1000 for name in steps.features])
     return steps.step @ prices
 
 
-def interval(steps: MeasuredSteps, speed_known: bool = False) -> tuple[float, float]:
-    """Return the factors of the predicted time between which 90 % of whole runs lie.
-
-    With `speed_known`, the prediction uses the machine's slowdown that was measured in the run. Each recording in turn
-    is predicted by a fit to the others, which gives the error of its total time. The interval is that of the error of
-    one more run (Student's t, because there are few recordings). Errors of single steps average out over a run, but
-    this error does not.
-    """
+def unseen_by(steps: MeasuredSteps, learn: Learner) -> Unseen:
+    """Return the steps of each recording in turn, predicted by a fit to the other recordings."""
     part = steps.recording
     if part[-1] + 1 < _LEAST_PARTS:
         part = np.arange(len(steps)) * _LEAST_PARTS // len(steps)
-    logs = []
+    blind, known, own = (np.empty(len(steps)) for _ in range(3))
     for index in range(part[-1] + 1):
         mine = part == index
-        prices, machine = _model(steps, ~mine)
-        predicted = steps.step[mine] @ prices
-        if speed_known:
-            predicted = predicted * machine.slowdown(steps)[mine]
-        logs.append(np.log(steps.step_ns[mine].sum() / predicted.sum()))
+        predicted, machine = learn(~mine)
+        blind[mine] = predicted[mine]
+        known[mine] = (predicted * machine.slowdown(steps))[mine]
+        own[mine] = machine.own_ns(predicted, steps)[mine]
+    return Unseen(part, blind, known, own)
+
+
+def _error(steps: MeasuredSteps, unseen: Unseen) -> float:
+    """Return the error by which prices and surfaces are compared: of CPU time, with the machine's speed known.
+
+    It is the mean over the kinds of steps of their median relative error: few steps have prompts only, but TTFT depends
+    on them.
+    """
+    errors = np.abs(unseen.own_ns / steps.own_ns - 1)
+    kinds = [errors[steps.regime == kind] for kind in range(len(REGIMES))]
+    counted = [kind for kind in kinds if len(kind) >= _RARE] or [errors]
+    return float(np.mean([np.median(kind) for kind in counted]))
+
+
+def interval(steps: MeasuredSteps, part: NDArray[np.int64], predicted: Floats) -> tuple[float, float]:
+    """Return the factors of the predicted time between which 90 % of whole runs lie.
+
+    `predicted` are times of steps by fits to other parts. The interval is that of the error of the total time of one
+    more run (Student's t, because there are few recordings). Errors of single steps average out over a run, but this
+    error does not.
+    """
+    logs = [np.log(steps.step_ns[part == i].sum() / predicted[part == i].sum()) for i in range(part[-1] + 1)]
     count = len(logs)
     from scipy.stats import t as student
 

@@ -28,6 +28,9 @@ class MachineSlowdown:
         taken: ratio of wall time to CPU time of the steps
         speed: median recorded speed
         exponent: the CPU time of a step is proportional to (`speed` / speed of the step) ** `exponent`
+        compute_exponent: the exponent of the time that a step computes; `exponent` is then that of the rest. None if
+            there is one exponent for all
+        compute_shares: the share of computing in a step, by its number of tokens
         interval: factors of the predicted time between which 90 % of runs lie if the machine's speed is known
         misses: log ratio of measured to predicted time of each measured step in order, with the machine's speed known;
             the error of a single step that the slowdown around it does not explain
@@ -38,10 +41,17 @@ class MachineSlowdown:
     exponent: float
     interval: tuple[float, float] = (1.0, 1.0)
     misses: tuple[float, ...] = ()
+    compute_exponent: float | None = None
+    compute_shares: tuple[tuple[float, float], ...] = ()
 
     def slowness(self, steps: MeasuredSteps) -> Floats:
         """Return the ratio of each step's CPU time to that at the calibration's speed, `[steps]`."""
-        return (self.speed / steps.speed) ** self.exponent
+        slower = self.speed / steps.speed
+        if self.compute_exponent is None or not self.compute_shares:
+            return slower**self.exponent
+        knots, shares = np.array(self.compute_shares).T
+        share = np.interp(np.log2(np.maximum(steps.sizes.tokens, 1.0)), np.log2(knots), shares)
+        return np.asarray(share * slower**self.compute_exponent + (1.0 - share) * slower**self.exponent)
 
     def own_ns(self, predicted_ns: Floats, steps: MeasuredSteps) -> Floats:
         """Return each step's CPU time `[steps]` at its machine speed, given the time `predicted_ns` by prices."""

@@ -34,6 +34,7 @@ from calibration.steps.features import (
 from calibration.steps.interval import Factors
 from calibration.steps.launches import UNKNOWN, LaunchCost, launches, launching_ps
 from calibration.steps.machine_slowdown import MachineSlowdown
+from calibration.steps.surfaces import SurfaceCost, Surfaces
 from serving.adapter_times import AdapterTimes
 from serving.cost_model import MASK_NS, padded
 from serving.deployments.config import Deployment, parse
@@ -78,6 +79,9 @@ class Calibration:
         weather: the slowdown of the machine that the prices include; None in an older calibration
         noise: times of the reference step and other measures of disturbance of the machine
         launches: host time of a kernel launch, from steps without CUDA graphs
+        surfaces: corrected kernel times, which price the steps instead of `step_prices_ps`; None if prices were better
+        unseen_error_pct: the usual error of a step in recordings that were not fitted, by what prices the steps
+        no_surfaces: the reason why there are no kernel times to correct; empty if there are
         untaught: clause that says why the measurements do not hold any more; empty if they do
     """
 
@@ -97,6 +101,9 @@ class Calibration:
     weather: MachineSlowdown | None = None
     launches: LaunchCost = UNKNOWN
     untaught: str = ""
+    surfaces: Surfaces | None = None
+    unseen_error_pct: Mapping[str, float] = field(default_factory=dict)
+    no_surfaces: str = ""
     format: int = field(default=_FORMAT)
 
     @property
@@ -133,6 +140,17 @@ class Calibration:
     def most_adapters(self) -> float:
         """The largest number of LoRA adapters in a measured step."""
         return max((ranges["adapters"][1] for ranges in self.domain.values() if "adapters" in ranges), default=0.0)
+
+    @property
+    def chosen(self) -> str:
+        """A sentence that says what prices the steps, and why; empty in an older calibration."""
+        if self.no_surfaces:
+            return f"steps are timed by linear prices: {self.no_surfaces}"
+        if len(self.unseen_error_pct) < 2:
+            return ""
+        linear, surfaces = self.unseen_error_pct.items()
+        (name, error), (other, more) = (surfaces, linear) if self.surfaces else (linear, surfaces)
+        return f"steps are timed by {name}, off by {error:g} % in unseen recordings ({other}: {more:g} %)"
 
     @property
     def learnt_as(self) -> Deployment:
@@ -172,13 +190,19 @@ class StepCost:
         launching: True if the host launches kernels one by one, although the calibration was made with graphs
     """
 
-    def __init__(self, calibration: Calibration, deployment: Deployment | None = None) -> None:
+    def __init__(
+        self, calibration: Calibration, deployment: Deployment | None = None, like: SurfaceCost | None = None
+    ) -> None:
         learnt_as = calibration.learnt_as
         serves = deployment or learnt_as
         self.calibration, self.deployment = calibration, serves
         self.adapters = calibration.adapters
         self.pads = pads_mixed_steps(serves)
         self.launching = serves.enforce_eager and not learnt_as.enforce_eager
+        surfaces = calibration.surfaces
+        self._surfaces: SurfaceCost | None = None
+        if surfaces is not None:
+            self._surfaces = SurfaceCost(surfaces, serves) if like is None else like.of(surfaces)
         self._launching_ps: dict[tuple[bool, bool, bool], int] = {}
         if self.launching:
             model, each_ns = find_model(serves.model), calibration.launches.ns or 0.0
@@ -198,7 +222,11 @@ class StepCost:
             cpu_prices_ps={name: round(p * factor) for name, p in known.cpu_prices_ps.items()},
             launches=known.launches.scaled(factor if launching is None else launching),
         )
-        return StepCost(made, self.deployment)
+        return self.priced_by(replace(made, surfaces=known.surfaces and known.surfaces.scaled(factor)))
+
+    def priced_by(self, calibration: Calibration) -> StepCost:
+        """Return the cost model of the same deployment by `calibration`, with other prices of the same kernels."""
+        return StepCost(calibration, self.deployment, self._surfaces)
 
     def cpu_ns(self, plan: StepPlan) -> int:
         return (_dot(self._cpu, cpu_features(plan)) + self._mask_ps * plan.masked_rows) // 1000
@@ -211,6 +239,8 @@ class StepCost:
         return total // 1000
 
     def _step_ps(self, plan: StepPlan) -> int:
+        if self._surfaces is not None:
+            return self._surfaces.step_ps(plan)
         rows = padded(plan.decode_rows)
         padding = mixed_padding(plan, rows) if self.pads else 0
         features = step_features(plan, rows, padding)
@@ -221,9 +251,15 @@ class StepCost:
         return _dot(self._step, features)
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
-        first = StepPlan.from_amounts(decode_rows=rows, decode_context=context, sampled_rows=rows)
-        price_ps = self._step_ps(first)
-        run = DecodeRun(1000 * self.cpu_ns(first) + price_ps, self._per_context * rows, steps)
+        first = StepPlan.from_amounts(
+            decode_rows=rows, decode_context=context, decode_squares=squares, sampled_rows=rows
+        )
+        run: Iterable[int]
+        if self._surfaces is not None:
+            run = self._surfaces.run_ns(rows, context, squares, steps, self.cpu_ns(first))
+        else:
+            price_ps = self._step_ps(first)
+            run = DecodeRun(1000 * self.cpu_ns(first) + price_ps, self._per_context * rows, steps)
         if not self.launching:
             return run
         least_ns = self.cpu_ns(first) + self._launching_ps[True, False, True] // 1000

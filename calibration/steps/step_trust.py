@@ -182,7 +182,7 @@ def worst_trust(cost: OperationCost, steps: StepTrust) -> Trust:
     at = int(steps.kernels.argmax())
     worst, index = TrustLevel(int(steps.kernels[at])), int(steps.worst[at])
     name = steps.names[index] if index >= 0 else ""
-    reason = f"launches take {cost.host.launches}" if name == WAITING else f"{name} {worst.clause}"
+    reason = f"launches take {cost.host.launches}" if name == WAITING else f"{worst.clause} (least certain: {name})"
     return Trust(max(worst, TrustLevel.INTERPOLATED).word, reason)
 
 

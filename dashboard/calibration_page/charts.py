@@ -42,8 +42,8 @@ def times(gpu: GpuSpec, key: str, fit: KernelFit, number: int, at: int) -> go.Fi
         (floor, "roofline", NEUTRAL, 1.5, "dash"),
         (estimate.ns, "fit", SIMULATED, 2, None),
     ):
-        line(figure, x, ns / 1e3, name, colour, f"{name}: %{{y:,.4~g}} µs<extra></extra>", width, dash)
-    dots(figure, knots, measured / 1e3, "measured", REAL, "measured: %{y:,.4~g} µs<extra></extra>")
+        line(figure, x, ns / 1e3, name, colour, f"{name}: %{{y:,.4~r}} µs<extra></extra>", width, dash)
+    dots(figure, knots, measured / 1e3, "measured", REAL, "measured: %{y:,.4~r} µs<extra></extra>")
     figure.update_xaxes(type="log", title_text=kind_of(key).sizes[-1], dtick=1)
     figure.update_yaxes(type="log", title_text="time (µs)", dtick=1)
     figure.update_layout(hovermode="x unified")
@@ -79,7 +79,7 @@ def utilisations(fits: Fits, key: str, shape: Sequence[float], at: int) -> go.Fi
         for inside, dash in ((known, "solid"), (~known, "dot")):
             listed = dash == "solid" or not known.any()
             look = {"legendgroup": name, "showlegend": listed, "customdata": estimate.ns / 1e3}
-            hover = f"{name}: %{{y:.1f}} % (%{{customdata:,.4~g}} µs)<extra></extra>"
+            hover = f"{name}: %{{y:.1f}} % (%{{customdata:,.4~r}} µs)<extra></extra>"
             line(figure, x, np.where(inside, share, np.nan), name, colour, hover, dash=dash, **look)
     if not figure.data:
         return empty("No GPU has this kernel", 400)
@@ -140,7 +140,7 @@ def domain(certainty: Known) -> go.Figure:
     figure = go.Figure()
     percent = 100 * (np.exp(_BAND * certainty.sigma) - 1)
     outside = certainty.level >= TrustLevel.EXTRAPOLATED
-    where = f"{names[0]} %{{x:,.4~g}}, {names[1]} %{{y:,.4~g}}"
+    where = f"{names[0]} %{{x:,.4~r}}, {names[1]} %{{y:,.4~r}}"
     figure.add_heatmap(
         x=x_axis,
         y=y_axis,

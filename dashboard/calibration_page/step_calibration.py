@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from calibration.steps.external_calibration import ExternalCalibration, load_learnt
 from calibration.steps.step_cost import Calibration
+from calibration.validation.evidence import trust_in_steps
 from dashboard import blocks
 from dashboard.blocks import data_table, figure, heading, mistake
 from dashboard.library import calibrations
@@ -20,7 +21,6 @@ from dashboard.sheet import Fact
 from dashboard.sheet import show as show_report
 from dashboard.shown import literal
 from dashboard.trust_page import charts as trust_charts
-from dashboard.trust_page.words import of_steps
 from dashboard.url import choose
 from serving.answers.figures import shown_band, shown_change, shown_percent
 from serving.errors import UserError
@@ -62,7 +62,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
     )
     medians = [errors.median_error_pct for errors in calibration.residuals.values()]
     held_out = sum(errors.steps for errors in calibration.residuals.values())
-    heading("Error on held-out steps", of_steps(held_out, medians, "and not used for the fit"), marked=True)
+    heading("Error on held-out steps", trust_in_steps(held_out, medians, "and not used for the fit"), marked=True)
     blocks.facts(
         Fact(
             f"{name}, median error",
@@ -73,7 +73,7 @@ def _own(calibration: Calibration, directory: Path) -> None:
     )
     if (directory / _STEPS).is_file():
         regime, measured, predicted = _steps(directory / _STEPS)
-        rated = of_steps(len(measured), medians, "including those of the fit")
+        rated = trust_in_steps(len(measured), medians, "including those of the fit")
         plot = trust_charts.residuals(regime, measured, predicted)
         plot.update_traces(name="a step", selector={"name": "a held-out step"})
         figure(plot, "residuals", "Step time, predicted against measured", rated, _EVERY)
@@ -90,6 +90,8 @@ def _prices(calibration: Calibration) -> None:
     ]
     data_table(prices, {"time (µs)": "%.4g"}, height="content")
     st.caption(f"Launches without CUDA graphs: {literal(str(calibration.launches))}")
+    if calibration.chosen:
+        st.caption(literal(calibration.chosen[:1].upper() + calibration.chosen[1:]))
 
 
 def _steps(path: Path) -> tuple[NDArray[Any], ...]:

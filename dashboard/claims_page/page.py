@@ -19,7 +19,7 @@ from dashboard.downloads import downloads
 from dashboard.job_view import offer
 from dashboard.planned import Planned, Ways, planned, strip
 from dashboard.shown import capitalised, literal
-from dashboard.url import amount, choose, go_to, in_url, usual_first
+from dashboard.url import amount, check_numbers, choose, go_to, in_url, usual_first
 from planning.checkout import lab_is_here
 from planning.claims.document import CheckedClaim, ClaimsDocument
 from planning.deployments import found_at, overridden
@@ -114,6 +114,7 @@ def _own(runs: Path, name: str, plan: Planned | None) -> None:
     own = claim.as_json() | {"experiment": _moved(name, start), "cases": [{"when": "set as here"}], "break_even": None}
     job = Job(runs / "jobs", CHECK, {"name": name, "claim": own})
     try:
+        check_numbers()
         if offer(job, "The check takes some seconds.", "Check", f"check_{name}"):
             return
         if job.result is not None:

@@ -14,9 +14,8 @@ _HELP = (
 )
 _READ = (
     "The name of an engine stands at the highest rate at which every SLO holds with predicted step times. Numbers are "
-    "concurrent requests in one replica. The star is the recommended fleet at the planned traffic. It does not lie at "
-    "the end of its line, because the fleet must also hold the SLOs if steps are slower than predicted. It lies below "
-    "the line if the fleet has spare replicas, which get no traffic."
+    "concurrent requests in one replica. The star is the recommended fleet, without spares, at the planned traffic. It "
+    "does not lie at the end of its line, because the fleet must also hold the SLOs if steps are slower than predicted."
 )
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from calibration.trust import EXTRAPOLATED, UNKNOWN
-from dashboard.palette import NEUTRAL, SERIES, dots, empty, finish, line, symbols
-from planning.plan.document import EngineCurve, RatePoint
-from planning.plan.frontier import Point
+from dashboard.palette import MARKS, NEUTRAL, SERIES, dots, empty, finish, line, symbols
+from planning.plan.document import EngineCurve, RatePoint, Recommendation
 from serving.answers.figures import shown_number
 
 STAR = "the recommended fleet at the planned traffic"
@@ -19,21 +18,23 @@ _PLOT_PX, _NAME_PX = 350, 16  # height between the axes, and height of a name, a
 _UNITS = {"tok_s_gpu": "{} tokens/s per GPU", "usd_per_mtok_out": "${} per million output tokens"}
 
 
-def frontier(curves: Sequence[EngineCurve], recommended: Point | None) -> go.Figure:
+def frontier(curves: Sequence[EngineCurve], recommended: Recommendation | None) -> go.Figure:
     """Return tokens/s per GPU against tokens/s per user, from a light load to the highest rate within the SLOs."""
     return _curves(curves, recommended, "tok_s_gpu", "output tokens/s per GPU")
 
 
-def price(curves: Sequence[EngineCurve], recommended: Point | None) -> go.Figure:
+def price(curves: Sequence[EngineCurve], recommended: Recommendation | None) -> go.Figure:
     """Return dollars per million output tokens against tokens/s per user, over the same rates."""
     return _curves(curves, recommended, "usd_per_mtok_out", "$ per million output tokens")
 
 
-def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, title: str) -> go.Figure:
+def _curves(curves: Sequence[EngineCurve], recommended: Recommendation | None, y: str, title: str) -> go.Figure:
     """Return a line per engine, in the colour of its GPU; numbers beside its marks are requests at a time."""
 
     def usable(curve: EngineCurve) -> list[RatePoint]:
-        return [p for p in curve.points if getattr(p, y) is not None and p.tok_s_user is not None]
+        points = [*curve.points, curve.planned] if curve.planned else curve.points  # the star lies on its line
+        known = [p for p in points if getattr(p, y) is not None and p.tok_s_user is not None]
+        return sorted(known, key=lambda p: p.requests_per_s)
 
     drawn = [curve for curve in curves if usable(curve)]
     if not drawn:
@@ -43,6 +44,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
     figure = go.Figure()
     gpus = list(dict.fromkeys(curve.gpu for curve in drawn))
     colours = {gpu: SERIES[at % len(SERIES)] for at, gpu in enumerate(gpus)}
+    marks = {gpu: MARKS[at % len(MARKS)] for at, gpu in enumerate(gpus)}
     named: set[str] = set()
     shown = [usable(curve) for curve in drawn]
     top = 1.15 * max(getattr(p, y) for points in shown for p in points)
@@ -58,7 +60,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
             colours[curve.gpu],
             "%{customdata}<extra></extra>",
             mode="lines+markers+text",
-            marker={"size": 8, "symbol": symbols(p.level for p in points)},
+            marker={"size": 8, "symbol": symbols((p.level for p in points), marks[curve.gpu])},
             text=[_number(p, (p.tok_s_user or 0) / right, getattr(p, y) / top, taken) for p in points],
             textposition="top center",
             textfont={"size": 10, "color": NEUTRAL},
@@ -81,16 +83,18 @@ def _curves(curves: Sequence[EngineCurve], recommended: Point | None, y: str, ti
         )  # fmt: skip
     if any(p.level == EXTRAPOLATED for curve in drawn for p in curve.points):
         dots(figure, [None], [None], "hollow: extrapolated", NEUTRAL, None, marker={"symbol": "circle-open"})
-    if recommended is not None and recommended.tok_s_user is not None and getattr(recommended, y) is not None:
-        colour = next((colours[curve.gpu] for curve in drawn if curve.engine == recommended.engine), NEUTRAL)
+    for curve in drawn:
+        at = curve.planned
+        if recommended is None or at is None or at.tok_s_user is None or getattr(at, y) is None:
+            continue
         label = (
-            f"<b>{recommended.replicas} \u00d7 {recommended.engine}</b>, {recommended.gpus} GPUs at the planned traffic"
-            f"<br>{shown_number(recommended.tok_s_user)} tokens/s of the median user"
-            f"<br>{_UNITS[y].format(getattr(recommended, y))}"
+            f"<b>{recommended.replicas} \u00d7 {curve.engine}</b> at the planned traffic"
+            f"<br>{shown_number(at.tok_s_user)} tokens/s of the median user"
+            f"<br>{_UNITS[y].format(shown_number(getattr(at, y)))}"
         )
-        place = [recommended.tok_s_user], [getattr(recommended, y)]
-        star = {"symbol": symbols([recommended.level], "star")}
-        dots(figure, *place, STAR, colour, "%{customdata}<extra></extra>", 17, star, customdata=[label])
+        star = {"symbol": symbols([at.level], "star")}
+        place = [at.tok_s_user], [getattr(at, y)]
+        dots(figure, *place, STAR, colours[curve.gpu], "%{customdata}<extra></extra>", 17, star, customdata=[label])
     figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
     figure.update_yaxes(title_text=title, range=[0, top])
     return finish(figure, _HEIGHT)

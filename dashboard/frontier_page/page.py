@@ -1,4 +1,6 @@
-"""Frontier: the engines of a plan, and every fleet that the plan simulated.
+"""Frontier: the engines of a plan, and every fleet that the plan simulated, as a view of the Plan page.
+
+The page itself serves old links: it leads to the Plan page, or draws a plan whose inputs are not known.
 
 A fleet with a recording opens on the Run page. Another fleet can be simulated in full, and then opens there.
 """
@@ -18,6 +20,7 @@ from dashboard.fleet_run import run_of
 from dashboard.frontier_page.answer import show_engines
 from dashboard.plan_page.words import (
     LOOKED_AT,
+    attainment_of,
     every_fleet,
     plan_name,
     ranked,
@@ -25,17 +28,23 @@ from dashboard.plan_page.words import (
     trust,
     trust_in,
 )
-from dashboard.planned import Planned, Ways, plans, strip
+from dashboard.planned import FLEETS, Planned, Ways, link_to, plans, strip
 from dashboard.shown import literal
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
-from serving.answers.figures import shown_number, shown_share, shown_usd
+from serving.answers.figures import shown_number, shown_usd
 
 
 @in_url
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """Draw the page, over the plans under `runs` and the bundled plan."""
+    """Draw the page, over the plans under `runs` and the bundled plan.
+
+    A plan whose inputs are known is shown on the Plan page instead, where old links lead.
+    """
     by_name = _in_order(plans(runs))
+    if "Plan" in ways and (inputs := link_to(runs, named("plan") or next(iter(by_name)), FLEETS)) is not None:
+        fleet = named("fleet")
+        st.switch_page(ways["Plan"], query_params=inputs | ({"fleet": fleet} if fleet else {}))
     top = st.container()
     with titled("All fleets of a plan", (1, 1)):
         name = choose("Plan", list(by_name), "plan", show=lambda name: plan_name(*by_name[name][1:]), lasting=False)
@@ -43,20 +52,31 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     planned = by_name[name]
     with top:
         strip(runs, planned, ways, "Frontier")
+    downloads(planned.answer, "plan")
+    if planned.answer.points:
+        blocks.badge(trust_in(planned.answer.points, "fleets"))
+    show_fleets(runs, planned, ways)
+
+
+def show_fleets(runs: Path, planned: Planned, ways: Ways, on_plan: bool = False) -> None:
+    """Draw the engines of a plan and all of its fleets, of which one can be chosen.
+
+    On the Plan page, which has the button that simulates the recommended fleet, it is drawn for other fleets only.
+    """
     answer, points = planned.answer, planned.answer.points
     best = answer.recommendation
     st.caption(
         f"{len(points)} fleets, each simulated with the same {answer.requests:,} requests. SLOs: "
         f"{literal(', '.join(answer.objectives))}. Choose a fleet in the table."
     )
-    downloads(answer, "plan")
     if not points:
         st.info("This plan has no fleet to show, because no candidate can serve the traffic.")
         return
     recommended = answer.place(best) if best else None
-    blocks.badge(trust_in(points, "fleets"))
     show_engines(blocks, answer)
-    _fleet(runs, planned, points[_chosen(points, recommended)], ways)
+    at = _chosen(points, recommended)
+    key = "simulate_fleet" if on_plan else "simulate"
+    _fleet(runs, planned, points[at], ways, "" if on_plan and at == recommended else key)
     order = ranked(points, recommended)
     ids = [_name(points[at]) for at in order]
     chosen = choosing("fleet", ids, "fleets")
@@ -79,8 +99,8 @@ def _chosen(points: Sequence[Point], recommended: int | None) -> int:
     return at
 
 
-def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
-    """Draw one fleet: its figures, and the way to its recording."""
+def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways, key: str) -> None:
+    """Draw one fleet: its figures, and with a `key` the button that leads to its recording."""
     rated = trust(point)
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")
@@ -90,11 +110,12 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways) -> None:
         price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per Mtok output"
         text.caption(
             f"{point.gpus} GPUs, \\{shown_usd(point.usd_per_hour)}/h{price}; "
-            f"{shown_share(point.attainment, 1)} of the requests meet the SLOs; "
+            f"{literal(attainment_of(planned.answer, point))} of the requests meet the SLOs; "
             f"{shown_number(point.tok_s_user)} tokens/s per user, {shown_number(point.tok_s_gpu)} per GPU; "
             f"step times {rated.level}: {literal(rated.reason)}"
         )
-        run_of(runs, planned, point, ways, button)
+        if key:
+            run_of(runs, planned, point, ways, button, key=key)
         if candidate := planned.answer.candidates.get(point.engine):
             with st.expander("Deployment of one replica"):
                 st.json(candidate.deployment, expanded=1)

@@ -18,6 +18,7 @@ import yaml
 from plotly.offline import get_plotlyjs
 
 from calibration.trust import Trust
+from dashboard.in_words import in_words
 from dashboard.sheet import Fact
 from dashboard.shown import prose, sentence
 from serving.answers.report import Column, Table
@@ -106,7 +107,8 @@ class Document:
                 self.heading(text, None, help)
             if trust is not None:
                 self.badge(trust)
-            self.blocks.append(f'<div style="height:{drawn.layout.height}px"></div>')
+            seen = f'role="img" aria-label="{escape(in_words(plot))}"'
+            self.blocks.append(f'<div {seen} style="height:{drawn.layout.height}px"></div>')
             self.blocks[-1] += f'<script type="application/json" class="figure">{content}</script>'
 
     def table(self, table: Table, **how: Any) -> None:

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from calibration.trust import trust_in_run
+from calibration.validation.evidence import trust_in_recording, trust_in_report
 from calibration.validation.report import resolve
 from dashboard.bundled import DEMO, EXTERNAL_SAMPLE, bundled_answer, sample_diagnosis
 from dashboard.frontier_page.answer import show_engines
@@ -76,6 +76,7 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
         to.text(error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)), soft=True)
         if answer.too_short:
             to.warning(sentence(answer.too_short))
+        plan_answer.show_winning_mix(to, answer, best)
         plan_answer.show_recommended(to, answer, best, drawn)
         with to.fold("The complete deployment of one replica"):
             to.settings(best.deployment)
@@ -85,9 +86,9 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
         show_engines(to, answer)
         to.table(plan_words.every_fleet(answer, answer.place(best) if best else None))
     plan_answer.show_others(to, answer)
-    plan_answer.show_traffic(to, answer.traffic, drawn["lengths"])
+    plan_answer.show_traffic(to, answer.traffic, drawn)
     _again(to, answer.version, answer.inputs, "Plan", *plan_command(answer.inputs))
-    return plan_words.fleet_name(best, answer.spares) if best else "No fleet"
+    return plan_words.answer_name(answer, best) if best else "No fleet"
 
 
 def _most_clients(to: Sheet, answer: MostClientsDocument) -> str:
@@ -131,10 +132,10 @@ def _run(to: Sheet, source: RecordedRun) -> str:
         to.warning(sentence(capacity.sentence))
     elif saturation := metrics.saturation:
         to.text(f"{capitalised(saturation.verdict.lower())}: {run_words.backlog(saturation)}", soft=True)
-    to.badge(trust_in_run(run))
+    to.badge(trust_in_recording(recording))
     to.facts(run_words.headline_figures(run, metrics))
     drawn = run_charts.timeline(series, fleet, run_colour(run), used=used)
-    to.figure(drawn, "timeline", "Over time", trust_in_run(run))
+    to.figure(drawn, "timeline", "Over time", trust_in_recording(recording))
     to.heading("Where step time goes", None)
     try:
         steps = explained_steps(recording, [*calibrations(source.runs).values(), DEMO / "calibration"])
@@ -154,7 +155,7 @@ def _run(to: Sheet, source: RecordedRun) -> str:
     cards = run_charts.lifecycles(metrics, gaps, metrics.values(gaps), prefill, run_colour(run))
     for place, (name, card) in zip(to.beside(len(cards)), cards.items(), strict=True):
         with place:
-            to.figure(card, name, name, trust_in_run(run), small=True)
+            to.figure(card, name, name, trust_in_recording(recording), small=True)
     to.heading("Every metric", None)
     run_words.show_metrics(to, run, metrics)
     with to.fold("How this was run"):
@@ -181,9 +182,10 @@ def _sweep(to: Sheet, source: Sweep) -> str:
     if complete.num_rows and results.metrics:
         view, rated = source.view or sweep_charts.opening_view(results), sweep_charts.trust(complete)
         for name in dict.fromkeys((view.y, *sweep_charts.FIRST)):
-            if name in results.metrics:
+            if name in results.metrics and name != view.x:
                 plot = sweep_charts.drawn(results, complete, view._replace(y=name))
-                to.figure(plot, name, f"{results.metrics[name]} against {view.x}", rated, sweep_charts.help_of(name))
+                said = sweep_charts.heading(results, view._replace(y=name))
+                to.figure(plot, name, said, rated, sweep_charts.help_of(name))
     metrics = {name: title for name, title in results.metrics.items() if name in sweep_charts.FIRST}
     shown = complete.select([*results.parameters, *metrics, "trust"]).slice(0, _ROWS)
     to.heading("Runs", None)
@@ -211,7 +213,7 @@ def _metrics(path: Path) -> RunMetrics:
 def _validation(to: Sheet, source: Validation) -> str:
     """Report a validation; a line says where a part of it is damaged."""
     report, external = source.report, newest_external(source.runs)
-    to.badge(trust_words.of_report(report))
+    to.badge(trust_in_report(report))
     to.text(trust_words.FLOOR, soft=True)
     to.text(trust_words.made_of(report), soft=True)
     if report.disturbed:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.live_page.snapshot import GAUGES, LATENCIES, Snapshot, quantile_ms, tokens_per_second
+from dashboard.live_page.snapshot import (
+    GAUGES,
+    LATENCIES,
+    Snapshot,
+    quantile_ms,
+    tokens_per_second,
+    values_between,
+)
 from dashboard.palette import OWN_POLICY, SERIES, SIMULATED, bars, finish, line, phase_colours
+from serving.answers.figures import shown_time
 
+_QUANTILES = (0.5, 0.9, 0.99)
 _WINDOW_S = 30.0  # latencies are of requests within this time
 _COLOURS = phase_colours(SIMULATED)
 _PHASES = {
@@ -26,7 +36,7 @@ _PHASES = {
 def over_time(history: Sequence[Snapshot]) -> go.Figure:
     """Return requests running and waiting, KV in use, and tokens a second; with one line per replica."""
     place: dict[str, Any]
-    titles = [*GAUGES.values(), "output tokens per second"]
+    titles = [*GAUGES.values(), "output (tokens/s)"]
     plot = make_subplots(2, 2, subplot_titles=titles, vertical_spacing=0.18)
     times = [snapshot.seconds for snapshot in history]
     replicas = history[-1].replicas
@@ -35,7 +45,7 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
             scale = 100 if gauge.endswith("perc") else 1
             values = [scale * snapshot.values.get((gauge, replica), 0.0) for snapshot in history]
             colour = SIMULATED if len(replicas) == 1 else OWN_POLICY[number % len(OWN_POLICY)]
-            hover = f"replica {replica}: %{{y:.3g}}<extra></extra>"
+            hover = f"replica {replica}: %{{y:,.3~r}}<extra></extra>"
             place = {"row": at // 2 + 1, "col": at % 2 + 1}
             line(plot, times, values, f"replica {replica}", colour, hover, shape="hv", showlegend=at == 0, **place)
     line(
@@ -50,18 +60,27 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
     )
     plot.update_yaxes(rangemode="tozero")
     plot.update_yaxes(range=[0, 100], ticksuffix=" %", row=2, col=1)
-    plot.update_xaxes(title="seconds", row=2)
+    plot.update_xaxes(title="s since the page was opened", row=2)
     return finish(plot, 480, legend=len(replicas) > 1)
 
 
-def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """Return p50 and p90 in ms of each latency over the last half minute; NaN without requests."""
+def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, str]]:
+    """Return the number of values, p50, p90 and p99 of each latency over the last half minute, with their units.
+
+    A quantile beyond the last bound of the server's histogram is `over` this bound; without values it is empty.
+    """
     after = history[-1]
     before = next(snapshot for snapshot in history if snapshot.seconds >= after.seconds - _WINDOW_S)
-    return [
-        {"metric": shown, "p50": quantile_ms(before, after, name, 0.5), "p90": quantile_ms(before, after, name, 0.9)}
-        for name, shown in LATENCIES.items()
-    ]
+    rows = []
+    for name, shown in LATENCIES.items():
+        row = {"latency": shown, "values": f"{values_between(before, after, name):,.0f}"}
+        for share in _QUANTILES:
+            ms = quantile_ms(before, after, name, share)
+            last_ms = 1e3 * max(filter(math.isfinite, after.buckets.get(name, ())), default=math.inf)
+            over = "over " if ms >= last_ms else ""
+            row[f"p{100 * share:g}"] = "" if math.isnan(ms) else f"{over}{shown_time(ms)}"
+        rows.append(row)
+    return rows
 
 
 def waterfall(journey: Mapping[str, Any]) -> go.Figure:

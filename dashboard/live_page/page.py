@@ -25,6 +25,10 @@ _KINDS = {
     "twin": "a twin: scheduling is that of the real engine, times are simulated, and the text is meaningless",
     "real": "the real engine",
 }
+_ESTIMATED = (
+    "Quantiles are estimated from the buckets of vLLM's histograms, so they are as exact as these. *values* is the "
+    "number of requests, or of gaps between tokens for ITL."
+)
 _HISTORY, _JOURNEY = "live-history", "live-journey"
 
 
@@ -62,8 +66,8 @@ def _follow(server: Server) -> None:
     begun = history[0].seconds
     shown = [Snapshot(snapshot.seconds - begun, snapshot.values, snapshot.buckets) for snapshot in history]
     figure(over_time(shown), "live-over-time", "Requests, KV and tokens", None)
-    heading("Latency in the last half minute", None, help="In ms, estimated from the buckets of vLLM's histograms.")
-    data_table(latency_rows(shown))
+    heading("Latency in the last half minute", None, help=_ESTIMATED)
+    data_table(latency_rows(shown), dict.fromkeys(("values", "p50", "p90", "p99"), "right"))
 
 
 def _ask(server: Server) -> None:

@@ -13,9 +13,9 @@ from prometheus_client import Metric
 Key = tuple[str, str]  # a sample's name without `vllm:`, and the replica's number
 
 GAUGES = {
-    "num_requests_running": "requests running",
-    "num_requests_waiting": "requests waiting",
-    "kv_cache_usage_perc": "KV in use",
+    "num_requests_running": "running (requests)",
+    "num_requests_waiting": "waiting (requests)",
+    "kv_cache_usage_perc": "KV in use (%)",
 }
 LATENCIES = {
     "time_to_first_token_seconds": "TTFT",
@@ -66,6 +66,12 @@ def tokens_per_second(history: Sequence[Snapshot]) -> tuple[list[float], list[fl
             times.append(after.seconds)
             rates.append(grown / (after.seconds - before.seconds))
     return times, rates
+
+
+def values_between(before: Snapshot, after: Snapshot, name: str) -> float:
+    """Return the number of values of a histogram between two snapshots; 0 if the server was started again."""
+    counts = (max(snapshot.buckets.get(name, {}).values(), default=0.0) for snapshot in (after, before))
+    return max(next(counts) - next(counts), 0.0)
 
 
 def quantile_ms(before: Snapshot, after: Snapshot, name: str, share: float) -> float:

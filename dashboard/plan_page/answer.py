@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -12,7 +12,7 @@ from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
 from dashboard.sheet import Fact, Sheet, show
 from dashboard.shown import sentence
-from planning.plan.document import PlanDocument, Recommendation
+from planning.plan.document import FleetPoint, PlanDocument, Recommendation
 from serving.answers.report import Line
 from serving.metrics import METRICS, metric
 
@@ -20,10 +20,20 @@ from serving.metrics import METRICS, metric
 def figures(answer: PlanDocument) -> dict[str, go.Figure]:
     """Return the figures of an answer by name."""
     drawn = {**plan_charts.latencies(answer), "lengths": plan_charts.lengths(answer.lengths)}
+    drawn |= plan_charts.over_time(answer.over_time)
     if best := answer.recommendation:
-        drawn["attainment"] = plan_charts.attainment(answer.by_replicas, best.replicas)
+        if around := _around(answer, best):
+            drawn["attainment"] = plan_charts.attainment(around, best.replicas)
         drawn["prices"] = plan_charts.prices([best, *answer.runners_up], answer.spares)
     return drawn
+
+
+def show_winning_mix(to: Sheet, answer: PlanDocument, best: Recommendation) -> None:
+    """If a mixed fleet is the answer, show its figures, and a heading above those of the best single kind."""
+    if (mix := answer.winning_mix) is not None:
+        to.facts(Fact(name, value) for name, value in words.mixed_headline(mix).items())
+        to.text("How much more traffic the mixed fleet bears was not simulated.", soft=True)
+        to.heading(f"The best single kind: {words.fleet_name(best, answer.spares)}", None)
 
 
 def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, drawn: Mapping[str, go.Figure]) -> None:
@@ -31,14 +41,19 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
     bands = words.headline_bands(answer)
     helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
     to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
-    to.text("The ranges are 90 % bands from the uncertainty of step times.", soft=True)
+    to.text(
+        "The ranges are 90 % bands of this fleet, from the uncertainty of step times. Between fast and slow steps, "
+        f"fleets of {best.plausible} GPUs would be enough.",
+        soft=True,
+    )
     if best.energy:
         to.text(sentence(best.energy.sentence), soft=True)
     show(to, (Line(f"almost as good: {tie}") for tie in answer.near_ties))
     left, right = to.beside(2)
     with left:
-        rated = words.trust_in(answer.by_replicas, "simulated fleets")
-        to.figure(drawn["attainment"], "attainment", "How many replicas", rated, _HELP["replicas"])
+        if around := _around(answer, best):
+            rated = words.trust_in(around, "simulated fleets")
+            to.figure(drawn["attainment"], "attainment", "How many replicas", rated, _HELP["replicas"])
     with right:
         to.heading(words.why_not_fewer(best, answer.spares), None)
         to.text(sentence(answer.why_not_fewer or ""))
@@ -77,11 +92,34 @@ def show_others(to: Sheet, answer: PlanDocument) -> None:
     show(to, others)
 
 
-def show_traffic(to: Sheet, about: str, plot: go.Figure) -> None:
-    """Show the lengths of prompts and outputs; `about` is a clause below them."""
+def show_traffic(to: Sheet, about: str, drawn: Mapping[str, go.Figure]) -> None:
+    """Show the figures of the traffic that are among `drawn`; `about` is a clause below them."""
     asked = Trust(ASSUMED, "it is your input")
-    to.figure(plot, "lengths", "The traffic", asked, menu=BARE)
+    to.figure(drawn["lengths"], "lengths", "The traffic", asked, menu=BARE)
+    for name, (title, help) in _TRAFFIC.items():
+        if name in drawn:
+            to.figure(drawn[name], name, title, asked, help, menu=BARE, small=True)
     to.text(sentence(about), soft=True)
+
+
+_TRAFFIC = {
+    "over_time": (
+        "Requests and tokens over time",
+        "Means of equal periods. Requests that wait for an earlier answer are drawn as if answers took no time.",
+    ),
+    "turns": ("Prompts of sessions", "Mean length of the prompt of each turn of a session."),
+    "clients": (
+        "What the clients send",
+        "Clients who wait send more if answers are quick: clients / (time of an answer + think time) requests per "
+        "second. The line shows the mean time of an answer at which every SLO would be just met.",
+    ),
+}
+
+
+def _around(answer: PlanDocument, best: Recommendation) -> Sequence[FleetPoint]:
+    """Return the points of more and fewer replicas; until they are simulated, those of the choices."""
+    choices = {choice.replicas: choice for choice in (best.choices.existing if best.choices else ())}
+    return answer.by_replicas or [choices[number] for number in sorted(choices)]
 
 
 def _plausible(best: Recommendation) -> str:

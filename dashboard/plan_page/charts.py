@@ -10,10 +10,24 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, NEUTRAL, SIMULATED, band, bars, empty, finish, line, log_axis, symbols, tint
+from dashboard.palette import (
+    ALARM,
+    NEUTRAL,
+    SERIES,
+    SIMULATED,
+    band,
+    bars,
+    empty,
+    finish,
+    line,
+    log_axis,
+    symbols,
+    tint,
+)
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
 from planning.plan.objectives import parse_objectives
+from planning.plan.offered_load import ClientsLoad, OverTime
 from serving.answers.figures import shown_usd
 from serving.errors import UserError
 from serving.metrics import metric
@@ -35,6 +49,7 @@ def attainment(points: Sequence[FleetPoint], chosen: int) -> go.Figure:
     marker = {"size": [13 if n == chosen else 7 for n in x], "symbol": symbols(p.level for p in points)}
     y, ends = [100 * p.attainment for p in points], list(zip(low, high, strict=True))
     line(figure, x, y, "simulated", SIMULATED, hover, mode="lines+markers", marker=marker, customdata=ends)
+    line(figure, x, low, "if steps are slow", SIMULATED, None, 1.5, "dash")
     figure.add_vline(x=chosen, line={"color": NEUTRAL, "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="replicas", tickmode="array" if len(x) < 12 else "auto", tickvals=x)
     figure.update_yaxes(title_text="attainment (%)", range=[0, 103])
@@ -52,9 +67,12 @@ def latency(
     x = [p.requests_per_s for p in points]
     y = [getattr(p, f"{name.removesuffix('_ms')}_p99_ms") for p in points]
     marker = {"size": 7, "symbol": symbols(p.level for p in points)}
-    hover = "%{x:,.3g} requests/s: %{y:,.4g} ms<extra></extra>"
-    line(figure, x, y, "p99", SIMULATED, hover, mode="lines+markers", marker=marker)
-    known = [value for value in y if value]
+    hover = "%{x:,.3~r} requests/s: %{y:,.4~r} ms<extra></extra>"
+    line(figure, x, y, "as predicted", SIMULATED, hover, mode="lines+markers", marker=marker)
+    slow = [getattr(p, f"{name.removesuffix('_ms')}_p99_if_slow_ms") for p in points]
+    if any(slow):
+        line(figure, x, slow, "if steps are slow", SIMULATED, f"if slow, {hover}", 1.5, "dash")
+    known = [value for value in (*y, *slow) if value]
     highest = max([*known, *bounds], default=1.0)
     steep = bool(known) and highest > 20 * min(known)
     for bound, label in bounds.items():
@@ -73,7 +91,7 @@ def latency(
         figure.update_yaxes(dtick=1)
     else:
         figure.update_yaxes(range=[0, 1.1 * highest])
-    return finish(figure, HEIGHT, legend=False)
+    return finish(figure, HEIGHT).update_layout(legend_y=1.13, margin_t=50)  # above the names of the rates
 
 
 def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
@@ -87,6 +105,7 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
         for objective in parse_objectives(answer.objectives).slos:
             for name, bound in objective.bounds:
                 label = "SLO" if objective.attainment else f"SLO p{100 * float(objective.share):g}"
+                label += f" {objective.slo_class}" if objective.slo_class else ""
                 bounds.get(name, {}).setdefault(bound, label)
     return {name: latency(answer.by_rate, name, planned, knee, mine) for name, mine in bounds.items()}
 
@@ -123,3 +142,61 @@ def lengths(histograms: Lengths) -> go.Figure:
         figure.update_xaxes(**axis, row=1, col=at)
     figure.update_yaxes(title_text="requests (%)", row=1, col=1)
     return finish(figure, 230, legend=False)
+
+
+def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
+    """Return the figure `over_time` of requests, tokens and sessions, and `turns` of a session's prompts, if known."""
+    if traffic is None:
+        return {}
+    titles = ["requests/s", "tokens/s", *(["sessions"] if traffic.sessions else [])]
+    figure = make_subplots(rows=1, cols=len(titles), horizontal_spacing=0.12)
+    x = [traffic.period_s * (at + 0.5) for at in range(len(traffic.requests_per_s))]
+    at_s = "at %{x:,.4g} s"
+    hover = f"{at_s}: %{{y:,.3g}} requests/s<extra></extra>"
+    line(figure, x, traffic.requests_per_s, "requests", SIMULATED, hover, shape="hvh", showlegend=False, row=1, col=1)
+    prompts, outputs = traffic.prompt_tokens_per_s, traffic.output_tokens_per_s
+    for name, y, colour, dash in (
+        ("prompt tokens", prompts, SIMULATED, None),
+        ("output tokens", outputs, SERIES[1], "dash"),
+    ):
+        hover = f"{name} {at_s}: %{{y:,.4g}} a second<extra></extra>"
+        line(figure, x, y, name, colour, hover, dash=dash, shape="hvh", row=1, col=2)
+    if traffic.sessions:
+        hover = f"{at_s}: %{{y:,}} sessions<extra></extra>"
+        line(figure, x, traffic.sessions, "", SIMULATED, hover, shape="hvh", showlegend=False, row=1, col=3)
+    figure.update_xaxes(title_text="s", range=[0, traffic.period_s * len(x)])
+    for at, title in enumerate(titles, start=1):
+        figure.update_yaxes(title_text=title, rangemode="tozero", row=1, col=at)
+    drawn = {"over_time": finish(figure, 260)}
+    if traffic.prompt_tokens_of_turn:
+        drawn["turns"] = go.Figure()
+        turns = [at + 1 for at in range(len(traffic.prompt_tokens_of_turn))]
+        hover = "turn %{x}: %{y:,.4g} tokens<extra></extra>"
+        bars(drawn["turns"], turns, traffic.prompt_tokens_of_turn, "", SIMULATED, hover)
+        drawn["turns"].update_xaxes(title_text="turn")
+        drawn["turns"].update_yaxes(title_text="prompt (tokens)")
+        finish(drawn["turns"], 230, legend=False)
+    return drawn
+
+
+def clients(load: ClientsLoad, slowest_s: float | None) -> go.Figure:
+    """Return what clients send against the mean time of an answer, which is at most `slowest_s` by the SLOs."""
+    end = 2 * (slowest_s or max(load.think_s, 5.0))
+    x = np.linspace(0 if load.think_s else end / 100, end, 101).tolist()
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    amounts = ((load.requests_per_s, "requests/s"), (load.in_flight, "requests in flight"))
+    for at, (amount, unit) in enumerate(amounts, start=1):
+        figure.update_yaxes(title_text=unit, row=1, col=at)
+        hover = f"answers in %{{x:,.3g}} s: %{{y:,.3g}} {unit}<extra></extra>"
+        line(figure, x, list(map(amount, x)), "", SIMULATED, hover, row=1, col=at)
+        if slowest_s:
+            figure.add_vline(
+                x=slowest_s,
+                line={"color": ALARM, "width": 1.5, "dash": "dash"},
+                annotation={"text": "SLOs", "font_color": ALARM},
+                row=1,
+                col=at,
+            )
+    figure.update_xaxes(title_text="mean time of an answer (s)", rangemode="tozero")
+    figure.update_yaxes(rangemode="tozero")
+    return finish(figure, 260, legend=False)

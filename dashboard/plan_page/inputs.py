@@ -17,9 +17,11 @@ from pydantic import BaseModel
 from calibration.steps.step_cost import Calibration
 from dashboard.kept_inputs import Incomplete, deployment_input, model_input, trace_input
 from dashboard.library import OWN_CALIBRATION, calibrations
+from dashboard.plan_page.slo_form import slo_form
 from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.url import (
     amount,
+    check_numbers,
     choose,
     choose_many,
     fresh_key,
@@ -32,6 +34,7 @@ from dashboard.url import (
     quantity,
     switch,
     text,
+    typed_number,
     usual_first,
 )
 from planning.deployments import named_values
@@ -45,13 +48,14 @@ from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from sim.router import ROUTERS
+from traces.synth import SynthSpec
 
 MODEL, GPUS, SIZES = "Llama-3.1-70B", ("H100", "H200"), ("2", "4")
 SLOS = ("ttft_ms p99<=1000", "tpot_ms p99<=50")
 _SLOS = (
     "One SLO on each line, as for `tokentwin plan --slo`. `ttft_ms p99<=500`: 99 % of the requests have a TTFT of at "
-    "most 500 ms; `TTFT p99 < 0.5 s` is the same. `tpot_ms<=50` with `attainment>=0.99`: 99 % of the requests meet all "
-    "bounds that have no percentile. "
+    "most 500 ms; `TTFT p99 < 0.5 s` is the same. `ttft_ms p99<=500 for chat` is about one SLO class. `tpot_ms<=50` "
+    "with `attainment>=0.99`: 99 % of the requests meet all bounds that have no percentile. "
     "You can bound ttft_ms, tpot_ms, e2e_ms, queue_ms, prefill_ms and decode_ms."
 )
 RATE = 20.0
@@ -110,13 +114,14 @@ _SPLITS = {"none": "none (every engine does both)", "search": "every ratio of up
 }
 _SPLIT = (
     "Ratios of prefill engines to decode engines in a replica; the plan tries each. With 1:2 a replica has one prefill "
-    "engine and two decode engines. You can type other ratios."
+    "engine and two decode engines. You can type other ratios, with encoders of images on a GPU of their own: 1e3 for "
+    "three engines that do both, 1e1:2 for one and two."
 )
 _RANKS = {"price": "Price", "gpus": "Number of GPUs"}
 _MIXES = {"none": "none", "search": "at half, 3/4 and 9/10 of the prompts"}
 _MIX = (
     "Also tries fleets of two kinds of engines: one for prompts up to a length, one for longer prompts. You can type "
-    "lengths in tokens. Such a fleet needs traffic at a rate."
+    "lengths in tokens."
 )
 _SPOT = "Price of a spot GPU in $/h; 0: none. The plan then tries it alone and beside GPUs on demand."
 _HOLD = (
@@ -169,6 +174,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     prices = _own_price(calibration) if own and calibration else _prices(served["gpus"])
     spot = {} if own else _spot(served["gpus"])
     energy = {} if own else _energy()
+    check_numbers()
     if isinstance(model := served.get("model"), Incomplete):
         return model
     if isinstance(traffic, Incomplete):
@@ -192,11 +198,30 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         "spares": spares,
     }
     inputs["risk"] = round(1 - hold / 100, 6)
-    inputs["deployment"] = deployment
+    inputs["deployment"] = _reading(deployment, traffic.get("traffic"))
     request = parse(FleetRequest if "replicas" in inputs else PlanRequest, inputs, where="plan")
     if request.combinations > _CANDIDATES:
         raise UserError("candidates", f"{request.combinations:,}", f"are too many; {_CANDIDATES:,} are allowed")
     return request
+
+
+def _reading(deployment: dict[str, Any] | None, traffic: Any) -> dict[str, Any] | None:
+    """Return `deployment` with `multimodal` and `lora` if requests of `traffic` need them, unless stated."""
+    needed: dict[str, Any] = {}
+    if isinstance(traffic, SynthSpec):
+        needed |= {"multimodal": {}} if traffic.images else {}
+        needed |= {"lora": _lora()} if traffic.adapters and "lora" not in (deployment or {}) else {}
+    return {**needed, **(deployment or {})} if needed else deployment
+
+
+def _lora() -> dict[str, int]:
+    """Draw the settings of LoRA adapters, and return them."""
+    slots, rank = st.columns(2)
+    with slots:
+        most = number("Adapter slots", "max_loras", 1, 10_000, 8, help="max_loras: adapters in one step of an engine.")
+    with rank:
+        highest = number("Highest rank", "max_lora_rank", 1, 512, 16, help="max_lora_rank: 8, 16, 32, 64, ...")
+    return {"max_loras": most, "max_lora_rank": highest}
 
 
 def _deployment(runs: Path) -> dict[str, Any] | Incomplete | None:
@@ -341,6 +366,8 @@ def _slos() -> list[str]:
     typed: str = st.text_area("SLOs", said, 100, _MOST_TEXT, fresh_key("url_slo", "slo"), help=_SLOS)
     slos = list(dict.fromkeys(filter(None, (" ".join(line.split()) for line in typed.splitlines()))))
     keep_all("slo", slos, SLOS)
+    with st.expander("SLOs by form"):
+        slo_form(slos)
     return slos
 
 
@@ -386,6 +413,7 @@ def _shape(how: str) -> Shape:
     shared = number(
         "Shared prefix (tokens)", "prefix", 0, 1_000_000, 0, 100, help="All requests begin with this prefix."
     )
+    images, adapters = _items()
     minutes = 0.0
     if how != "concurrency":
         enough = "0: long enough to fill a fleet with requests."
@@ -399,7 +427,25 @@ def _shape(how: str) -> Shape:
         prompt={"kind": "lognormal", "mean": mean_in, "sigma": sigma_in, "max": int(30 * mean_in) + 1},
         output=outputs if mean_out else {"kind": "none"},
         system_prompts={"count": 1, "tokens": shared} if shared else None,
+        images=images,
+        adapters=adapters,
     )
+
+
+def _items() -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Draw images and LoRA adapters of requests, and return the fields of a shape; None without any."""
+    images, tokens = st.columns(2)
+    with images:
+        help = "0: none. The encoder is the model's, or as multimodal in a deployment in YAML states."
+        count = number("Images a request", "images", 0, 1000, 0, help=help)
+    with tokens:
+        help = "Placeholder tokens of an image: 2,040 for 1080p in Qwen3-VL, 400 for 640 x 640."
+        of_each = number("Tokens an image", "image_tokens", 1, 1_000_000, 1000, 100, help=help) if count else 0
+    adapters = number(
+        "LoRA adapters", "adapters", 0, 100_000, 0, help="Adapters of requests, the k-th as often as 1/k."
+    )
+    drawn = {"count": count, "tokens": {"kind": "fixed", "tokens": of_each}} if count else None
+    return drawn, {"count": adapters} if adapters else None
 
 
 def _arrivals() -> tuple[float, float]:
@@ -504,7 +550,7 @@ def _prices(chosen: list[str]) -> dict[str, float]:
             gpu, key = gpus()[name], fresh_key(f"url_price_{name}", "price")
             wanted = quantity(said.get(name), 0, _DEAREST, gpu.usd_per_hour)
             help = f"{gpu.price_source}, {gpu.price_as_of}"
-            value = float(st.number_input(name, 0.0, _DEAREST, wanted, 0.1, key=key, help=help))
+            value = typed_number(f"{name} ($/h)", 0, _DEAREST, wanted, 0.1, key, help=help)
             if value != gpu.usd_per_hour:
                 prices[name] = value
     keep("price", ",".join(f"{name}:{price:.10g}" for name, price in prices.items()))

@@ -22,35 +22,41 @@ from dashboard.blocks import mistake
 from dashboard.bundled import bundled_answer
 from dashboard.downloads import downloads
 from dashboard.fleet_run import run_of
+from dashboard.frontier_page.page import show_fleets
 from dashboard.job_view import follow, offer, start
 from dashboard.kept_inputs import Incomplete
 from dashboard.library import stamp
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
-from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic
+from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic, show_winning_mix
+from dashboard.plan_page.beside import pinned
 from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
+from dashboard.plan_page.what_if_line import what_if_line
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
-from dashboard.planned import Planned, Ways, go_on
+from dashboard.planned import FLEETS, Planned, Ways, go_on, keep_link
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.sheet import show as show_report
 from dashboard.shown import literal, prose, sentence
 from dashboard.trust_page.results import External, error_line, newest_external
-from dashboard.url import in_url
+from dashboard.url import in_url, link, pick
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, clients_in_words, percent, traffic_in_words
 from planning.plan.most_clients import MostClientsDocument
 from planning.plan.objectives import parse_objectives
+from planning.plan.offered_load import clients_load, over_time
 from planning.plan.planner import expected_s
 from planning.plan.request import FleetRequest, PlanRequest
-from planning.plan.sentences import risk
+from planning.plan.sentences import risk, risk_of_mix
 from planning.progress import in_words
 from planning.traffic import Offered, clients_of
-from serving.answers.figures import counted, shown_share, shown_usd
+from serving.answers.figures import counted, shown_usd
 from serving.errors import UserError
 
+_VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier"}
+_VIEW = ("show", "fleet", "pin")  # parameters that are no inputs of the plan
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _FEW = 2000  # maximum number of requests read for an estimate
 
@@ -84,15 +90,30 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         key = f"{job.directory} {stamp(job.directory)}" if computed else EXAMPLE
         plan = Planned(st.session_state[LOOKED_AT], settings, _read(key, answer))
         drawn = _figures(key, plan.answer)
-        if not computed:
+        if computed:
+            keep_link(job, {name: values for name, values in link().items() if name not in _VIEW})
+        else:
             _example(job)
         _answer(plan, drawn, runs, ways)
-        show_traffic(blocks, plan.answer.traffic, drawn["lengths"])
+        pinned(runs, plan)
+        show_traffic(blocks, plan.answer.traffic, {**drawn, **_clients(request)})
+    elif early := _early(job):
+        follow(job, COARSE)
+        st.caption("The fleet is final. Plots of other fleets, other rates and other engines follow.")
+        plan = Planned(job.id, settings, PlanDocument.read(early))
+        _answer(plan, figures(plan.answer), runs, {})
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
-        requests, about, lengths = _sizes(offered, request)  # refuses traffic that is too long to plan for
+        requests, about, drawn = _traffic(offered, request)  # refuses traffic that is too long to plan for
+        st.title("Which fleet?", anchor=False)
+        what_if_line(runs, request)
         _unanswered(job, requests, request)
-        show_traffic(blocks, about, plan_charts.lengths(lengths))
+        show_traffic(blocks, about, {**drawn, **_clients(request)})
+
+
+def _early(job: Job) -> Any:
+    """Return the answer that a job under way has written without its curves; None as long as it searches."""
+    return (job.document(COARSE) or {}).get("answer") if job.status.active else None
 
 
 def _example(job: Job) -> None:
@@ -108,15 +129,17 @@ def _borne(runs: Path, request: FleetRequest) -> None:
     """Show how many clients a fleet bears."""
     st.title("How many users?", anchor=False)
     job = Job(runs / "jobs", MOST_CLIENTS, request.as_json())
+    offered = json.dumps(request.model_dump(mode="json", include=set(Offered.model_fields)), sort_keys=True)
+    _, about, drawn = _traffic(offered, request)  # refuses traffic that is too long
     if (computed := job.result) is None:
-        glance(request, _FEW)  # refuses traffic that is too long
         fleets = f"{counted(request.replicas, 'replica')} of {counted(request.combinations, 'candidate')}"
         why = f"There is no answer for these inputs yet. Fewer and more clients are simulated on {fleets}."
         offer(job, why, "Find the number", "find")
-        return
-    answer = MostClientsDocument.read(computed)
-    downloads(answer, "users")
-    show_report(blocks, answer.report())
+    else:
+        answer = MostClientsDocument.read(computed)
+        downloads(answer, "users")
+        show_report(blocks, answer.report())
+    show_traffic(blocks, about, {**drawn, **_clients(request)})
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -132,7 +155,6 @@ def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
 
 def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
     """Draw the button that starts the plan, or the progress with a first answer; until then, estimates below."""
-    st.title("Which fleet?", anchor=False)
     candidates = request.combinations
     why = (
         f"There is no answer for these inputs yet. Simulating {counted(candidates, 'candidate')} with "
@@ -169,9 +191,10 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         show_others(blocks, answer)
         return
     published = _published(runs)
-    st.title(words.fleet_name(best, answer.spares), anchor=False)
+    st.title(words.answer_name(answer, best), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
-    st.markdown(f"**{risk(best.choices)}** For {asked}.")
+    said = risk(best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
+    st.markdown(f"**{said}** For {asked}.")
     if answer.mixed:
         st.info(literal(answer.mixed))
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -185,7 +208,11 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     if answer.too_short:
         most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."
         blocks.warning(sentence(answer.too_short) + (most if answer.requests == MOST_REQUESTS else ""))
+    show_winning_mix(blocks, answer, best)
     _choices(answer)
+    if pick("Show", list(_VIEWS), "show", _VIEWS.__getitem__) == FLEETS:
+        show_fleets(runs, plan, ways, on_plan=True)
+        return
     show_recommended(blocks, answer, best, drawn)
     show_others(blocks, answer)
 
@@ -211,16 +238,18 @@ def _choices(answer: PlanDocument) -> None:
         with place.container(border=True, height="stretch"):
             st.markdown(f"**{choice.gpus:,} GPUs** {name}" + (" :blue-badge[recommended]" if taken else ""))
             holds = "an unknown share" if choice.holds is None else percent(choice.holds)
-            broken = f"{literal(choice.broken_if_slow)} would break: " if choice.broken_if_slow else ""
+            broken = (
+                f" If steps are slow, {literal(choice.broken_if_slow)} would break." if choice.broken_if_slow else ""
+            )
             st.caption(
-                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. If steps are slow, {broken}"
-                f"{shown_share(choice.if_slow, 1)} of the requests keep the SLOs."
+                f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. "
+                f"{literal(words.attainment(choice))} of the requests keep the SLOs.{broken}"
             )
 
 
 @st.cache_data(max_entries=16, show_spinner="Looking at the traffic")
-def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
-    """Return the number of requests, a sentence about them, and the lengths of prompts and outputs of the first."""
+def _traffic(key: str, _request: PlanRequest) -> tuple[int, str, dict[str, go.Figure]]:
+    """Return the number of requests, a sentence about them, and figures of the first of them."""
     requests = list(glance(_request, _GLANCE).requests)
     count = round(_request.expected_requests or len(requests))
     seconds = (requests[-1].arrival_ns - requests[0].arrival_ns) / 1e9 * (count - 1) / (len(requests) - 1)
@@ -229,4 +258,20 @@ def _sizes(key: str, _request: PlanRequest) -> tuple[int, str, Lengths]:
     means = sum(prompts) / len(prompts), sum(outputs) / len(outputs)
     loop = _request.loop
     about = clients_in_words(clients_of(loop), None, *means) if loop else traffic_in_words(count, seconds, rate, *means)
-    return count, about, Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))
+    histograms = Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs))
+    drawn = {"lengths": plan_charts.lengths(histograms)}
+    if loop is None:
+        drawn |= plan_charts.over_time(over_time(requests))
+    return count, about, drawn
+
+
+def _clients(request: PlanRequest) -> dict[str, go.Figure]:
+    """Return the figure `clients` if clients wait for answers."""
+    loop = request.loop
+    if loop is None:
+        return {}
+    bounds = dict(parse_objectives(request.slos).bounds)
+    slowest_ms = bounds.get("e2e_ms")
+    if slowest_ms is None and "ttft_ms" in bounds and "tpot_ms" in bounds:
+        slowest_ms = bounds["ttft_ms"] + max(loop.output.expected - 1, 0) * bounds["tpot_ms"]
+    return {"clients": plan_charts.clients(clients_load(loop), slowest_ms and slowest_ms / 1e3)}

@@ -27,10 +27,25 @@ MOST_REQUESTS = 100_000
 
 
 def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
-    """Return the answer of a plan. Messages during the search go to `COARSE`; the last of them is a first answer."""
+    """Return the answer of a plan.
+
+    Messages during the search go to `COARSE` as `said`; the last of them is a first answer. After the search, the
+    `answer` stands there without the curves around it, which are simulated last.
+    """
     request = parse(PlanRequest, settings, where="plan")
     check_few_enough(request)
-    return planner.plan(request, say=lambda line: write_json(out / COARSE, {"said": line}), tell=tell).as_json()
+    known: dict[str, Any] = {}
+
+    def write(**more: Any) -> None:
+        known.update(more)
+        write_json(out / COARSE, known)
+
+    return planner.plan(
+        request,
+        say=lambda line: write(said=line),
+        early=lambda answer: write(answer=answer.as_json()),
+        tell=tell,
+    ).as_json()
 
 
 def most(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dashboard.shown import prose
 from dashboard.uploads import trace_name
 from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
+from planning.plan.mixed_fleet import MixedFleet
 from serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
 from serving.answers.report import Column, Table
 from serving.deployments.hf_config import spec_from_hf_config
@@ -25,6 +26,12 @@ _UNSAID = "the plan does not state how far to trust its step times"
 def fleet_name(point: Fleet, spares: int = 0) -> str:
     """Return `4 × TP4 H100 = 16 GPUs`, spares included."""
     return f"{point.called(spares)} = {counted(point.gpus, 'GPU')}"
+
+
+def answer_name(answer: PlanDocument, best: Recommendation) -> str:
+    """Return the name of the fleet that is the answer: the mixed fleet that wins, or else the recommended one."""
+    mix = answer.winning_mix
+    return fleet_name(best, answer.spares) if mix is None else f"{mix.name} = {counted(mix.gpus, 'GPU')}"
 
 
 def headline(best: Recommendation) -> dict[str, str]:
@@ -45,27 +52,45 @@ def headline(best: Recommendation) -> dict[str, str]:
     return figures
 
 
+def attainment(point: FleetPoint) -> str:
+    """Return the attainment of a fleet with its 90 % band: `99.3 % (58.0 to 100 %)`."""
+    return f"{shown_share(point.attainment, 1)} ({_attainment_band(point)})"
+
+
+def _attainment_band(point: FleetPoint) -> str:
+    return " to ".join(shown_share(end, 1) for end in (point.if_slow, point.if_fast))
+
+
+def attainment_of(answer: PlanDocument, fleet: Point) -> str:
+    """Return the attainment of any fleet of a plan, with its band if both ends of its step times were simulated."""
+    best = answer.recommendation
+    choices = best.choices.existing if best and best.choices else ()
+    for known in (*choices, *answer.by_replicas):
+        if best and (best.engine, known.replicas) == (fleet.engine, fleet.replicas):
+            return attainment(known)
+    return shown_share(fleet.attainment, 1)
+
+
+def mixed_headline(mix: MixedFleet) -> dict[str, str]:
+    """Return the main figures of a mixed fleet by name."""
+    return {
+        "GPUs": f"{mix.gpus:,}",
+        "$ per hour": shown_usd(mix.usd_per_hour),
+        "attainment": shown_share(mix.attainment, 1),
+        "tok/s per user": shown_number(mix.tok_s_user),
+    }
+
+
 def headline_bands(answer: PlanDocument) -> dict[str, str]:
-    """Return the 90 % bands of figures that depend on step times; dollars follow from the plausible number of GPUs."""
+    """Return the 90 % bands of the figures of this fleet that depend on step times. Its GPUs and prices do not."""
     best = answer.recommendation
     if best is None or best.choices is None:
-        return {"GPUs": best.plausible} if best else {}
-    mine, gpus = best.choices.recommended, best.plausible_gpus
+        return {}
+    mine = best.choices.recommended
     users = (mine.tok_s_user_if_slow, mine.tok_s_user_if_fast)
-
-    def dollars(usd: float, digits: int) -> str:
-        ends = [shown_usd(usd * end / best.gpus, digits) for end in gpus if end is not None]
-        return "–".join(ends) if len(ends) == 2 else f"{ends[0]} or more"
-
-    bands = {
-        "GPUs": best.plausible,
-        "$ per hour": dollars(best.usd_per_hour, 0 if best.usd_per_hour >= 100 else 2),
-        "attainment": " to ".join(shown_share(end, 1) for end in (mine.if_slow, mine.if_fast)),
-    }
+    bands = {"attainment": _attainment_band(mine)}
     if all(users):
         bands["tok/s per user"] = shown_band(*users)
-    if best.usd_per_mtok_out is not None:
-        bands["$ per Mtok output"] = dollars(best.usd_per_mtok_out, 2)
     if best.energy:
         bands["W"] = shown_band(*best.energy.power_w_interval)
         bands["J per token output"] = shown_band(*best.energy.joules_per_token_interval)

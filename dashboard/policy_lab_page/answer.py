@@ -25,7 +25,8 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     show(to, answer.cautions())
     to.text(CANARY if answer.disturbed else "", soft=True)
     to.table(answer.shown_tallies())
-    to.figure(lab_charts.cdfs(answer.cdfs, names, colours), "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
+    drawn = lab_charts.cdfs(answer.cdfs, names, colours, tuple((answer.inputs.get("bounds") or {}).items()))
+    to.figure(drawn, "cdfs", "Latency of all requests", rated, _HELP["cdfs"])
     left, right = to.beside(2)
     with left:
         claims = lab_charts.differences(answer.rows, colours)
@@ -65,7 +66,7 @@ def show_engines(to: Sheet, answers: Sequence[ComparisonDocument]) -> None:
 
 _ON_ENGINE = "B - A in percent of A, with a 95 % interval. The 95 % hold for all rows together."
 _HELP = {
-    "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES),
+    "cdfs": "\n\n".join(metric(name).help for name in lab_charts.LATENCIES) + "\n\nDashed red lines are the SLOs.",
     "differences": "B compared with A on the same requests. A difference is coloured if its interval does not contain "
     "0; a grey difference may be chance. A diamond means that there is no interval.",
     "winners": "A request counts as better or worse if its latency changes by at least the threshold. An unfinished "

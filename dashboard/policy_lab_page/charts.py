@@ -52,13 +52,13 @@ def side_colours(a: str, b: str) -> Sides:
     return Sides(first, pale(first) if second == first else second)
 
 
-def cdfs(curves: Cdfs, names: Sides, colours: Sides) -> go.Figure:
-    """Return the distributions of TTFT, TPOT and E2E on both sides."""
+def cdfs(curves: Cdfs, names: Sides, colours: Sides, bounds: Sequence[tuple[str, float]] = ()) -> go.Figure:
+    """Return the distributions of TTFT, TPOT and E2E on both sides, B dashed, with the SLOs' bounds in ms."""
     lines = [
-        Line({metric: (curve.x, curve.y) for metric, curve in side_curves}, f"{side.upper()}: {name}", colour)
-        for (side, side_curves), name, colour in zip(curves, names, colours, strict=True)
+        Line({m: (curve.x, curve.y) for m, curve in side_curves}, f"{side.upper()}: {name}", colour, dash=dash)
+        for (side, side_curves), name, colour, dash in zip(curves, names, colours, (None, "dash"), strict=True)
     ]
-    return cdf_panels(lines, LATENCIES, HEIGHT)
+    return cdf_panels(lines, LATENCIES, HEIGHT, bounds)
 
 
 def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
@@ -75,7 +75,8 @@ def differences(rows: Sequence[Row], colours: Sides) -> go.Figure:
         x, y = [row.percent or 0.0 for row in mine], [_of_change(row) for row in mine]
         lows, highs = ([at + _percent(row, end(row)) for at, row in zip(x, mine, strict=True)] for end in _ENDS)
         around = whiskers(x, lows, highs, color=colour_by_side[better], thickness=2, width=4)
-        look = {"symbol": ["diamond" if row.low is None else "circle" for row in mine]}
+        mark = "square" if better == "A" else "circle"  # beside the colour
+        look = {"symbol": ["diamond" if row.low is None else mark for row in mine]}
         hover = "<b>%{y}</b>: %{x:+.1f}<br>%{customdata}<extra></extra>"
         dots(
             figure,

@@ -11,11 +11,12 @@ import streamlit as st
 from dashboard.bundled import DEMO, PAIR, SAMPLES, bundled_pair, bundled_pair_on_vllm
 from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
 from dashboard.library import calibrations, stamp
+from dashboard.own_policy import policy_input
 from dashboard.planned import Planned
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.shapes import mixes
 from dashboard.shown import literal
-from dashboard.url import amount, choose, number, pick, text, usual_first
+from dashboard.url import amount, check_numbers, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.deployments import named_value
 from planning.plan.document import Recommendation
@@ -30,9 +31,10 @@ from sim.router import ROUTERS
 
 MODEL, GPU = "Llama-3.1-8B", "H100"
 POLICY = {"a": "vllm", "b": "fair"}
-RATE, SECONDS, SEEDS = 40.0, 30.0, 8
-BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 50.0}
+RATE, SECONDS, SEEDS = 36.0, 30.0, 8
+BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 100.0}
 PASTED = "pasted"
+OWN = "own"
 PLANNED = "plan"  # an option of the traffic
 _SOURCES = ("preset", "trace")
 _PLAN_SEEDS = 5  # the fewest seeds with which intervals compare whole runs
@@ -55,10 +57,13 @@ _LIMITS: dict[str, tuple[float, float, float]] = {
 }
 
 
-def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest | Incomplete:
+def simulation_inputs(
+    runs: Path, plan: Planned | None = None, own_policies: bool = False
+) -> CompareRequest | Incomplete:
     """Draw the traffic, the source of step times, and the sides. Raises UserError for inputs that cannot be simulated.
 
-    With a `plan` its traffic, its recommended fleet and its bounds can be chosen; they are then the defaults.
+    With a `plan` its traffic, its recommended fleet and its bounds can be chosen; they are then the defaults. A side
+    may have a policy in an uploaded file if `own_policies` is set.
     """
     fleet = plan.answer.recommendation if plan else None
     with st.sidebar:
@@ -79,7 +84,8 @@ def simulation_inputs(runs: Path, plan: Planned | None = None) -> CompareRequest
         inputs: dict[str, Any] = {"seeds": seeds, "timing": timing, **_judged(plan.bounds if plan else BOUNDS)}
     for name, place in zip("ab", st.columns(2, gap="medium"), strict=True):
         with place:
-            inputs[name] = _side(runs, name, fleet)
+            inputs[name] = _side(runs, name, fleet, own_policies)
+    check_numbers()
     if isinstance(traffic, Incomplete):
         return traffic
     for side in "ab":
@@ -105,6 +111,7 @@ def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRe
     with st.sidebar:
         timing = _timing_beside(runs, all(_is_bundled(path) for path in paths))
         inputs = {"stamps": [_written(path) for path in paths], "timing": timing, **_judged()}
+    check_numbers()
     a, b = (path.resolve() for path in paths)
     return parse(CompareRecordingsRequest, {"a": a, "b": b, **inputs}, where="lab")
 
@@ -232,14 +239,17 @@ def _judged(bounds: Mapping[str, float] = BOUNDS) -> dict[str, Any]:
     return {"bounds": said, "threshold": threshold}
 
 
-def _side(runs: Path, side: str, fleet: Recommendation | None) -> Side | Incomplete:
+def _side(runs: Path, side: str, fleet: Recommendation | None, own_policies: bool) -> Side | Incomplete:
     """Draw one side; with a planned `fleet` its settings are the defaults."""
-    ordered = [*usual_first(POLICY[side], POLICIES), PASTED]
+    ordered = [*usual_first(POLICY[side], POLICIES), OWN, PASTED]
     chosen = choose(f"Policy {side.upper()}", ordered, side, show=lambda name: _TITLES.get(name, name), help=_POLICY)
     if chosen == PASTED:
         pasted = deployment_input(runs, f"{side}_yaml", f"deployment of {side.upper()}")
         return pasted if isinstance(pasted, Incomplete) else Side(deployment=pasted)
-    settings: dict[str, Any] = {"policy": chosen}
+    policy: str | Incomplete = policy_input(runs, side, own_policies) if chosen == OWN else chosen
+    if isinstance(policy, Incomplete):
+        return policy
+    settings: dict[str, Any] = {"policy": policy}
     planned = fleet.to_change() if fleet else None
     usual = planned.scheduler if planned else SchedulerConfig()
     with st.expander("Settings"):
@@ -274,7 +284,7 @@ def _deadlines(side: str) -> dict[str, Any]:
     return {"edf_ttft_ms": bounds} if bounds else {}
 
 
-_TITLES = {PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
+_TITLES = {OWN: "a policy file of your own", PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
 _DEADLINES = "chat=1000, batch=20000"
 _POLICY = "The policy decides when each request is served. `docs/policies.md` describes all policies."
 _TIMING = "Step times come from measured kernels of a GPU, or from a calibration in the runs directory."

@@ -37,8 +37,11 @@ _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 
 
 @in_url
-def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """Draw the page; jobs, pasted deployments and recordings lie under `runs`."""
+def show(runs: Path, ways: Ways = MappingProxyType({}), own_policies: bool = False) -> None:
+    """Draw the page; jobs, pasted deployments and recordings lie under `runs`.
+
+    If `own_policies` is set, users may upload policies, which are code.
+    """
     plan = planned(runs)
     strip(runs, plan, ways, "Policy lab")
     with titled("Is B better than A?", (3, 2)):
@@ -47,13 +50,13 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         if what == "recordings":
             _recorded(runs)
         else:
-            _simulated(runs, plan)
+            _simulated(runs, plan, own_policies)
     except UserError as error:
         mistake(error, runs)
 
 
-def _simulated(runs: Path, plan: Planned | None) -> None:
-    request = simulation_inputs(runs, plan)
+def _simulated(runs: Path, plan: Planned | None, own_policies: bool) -> None:
+    request = simulation_inputs(runs, plan, own_policies)
     if isinstance(request, Incomplete):
         st.info(request.what)
         return

@@ -97,7 +97,8 @@ def side_names(a: Side, b: Side) -> tuple[str, str]:
     for mine, other in ((a, b), (b, a)):
         own = list(_differing(_flat(mine), _flat(other)))
         more = [f"{len(own) - _MOST} more"] if len(own) > _MOST else []
-        names.append(", ".join([mine.deployment.policy, *own[:_MOST], *more]))
+        policy = mine.deployment.policy.rpartition("/")[2]  # of a user's own policy without its folder
+        names.append(", ".join([policy, *own[:_MOST], *more]))
     return names[0], names[1]
 
 

@@ -144,14 +144,14 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
     tokens = request.get("token_times_ns")
     if tokens:
         kept = [tokens[i] for i in thin(len(tokens), 1000)]
-        x, hover = [(at - arrival) / scale for at in kept], f"token at %{{x:,.4~g}} {unit}<extra></extra>"
+        x, hover = [(at - arrival) / scale for at in kept], f"token at %{{x:,.4~r}} {unit}<extra></extra>"
         tick = {"symbol": "line-ns", "line": {"width": 1.2, "color": colour}}
         dots(figure, x, ["tokens"] * len(kept), "output tokens", colour, hover, 12, tick)
         rows.append("tokens")
     if preempted:
         x, base = [(end - begin) / scale for begin, end in preempted], [(at - arrival) / scale for at, _ in preempted]
         look = {"orientation": "h", "base": base, "marker_pattern": {"shape": "/", "fgcolor": ALARM}}
-        hover = f"preempted for %{{x:,.4~g}} {unit}<extra></extra>"
+        hover = f"preempted for %{{x:,.4~r}} {unit}<extra></extra>"
         bars(figure, x, ["preempted"] * len(preempted), "preempted", tint(ALARM, 0.35), hover, **look)
         rows.append("preempted")
     figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], title_text=None, showgrid=False)
@@ -185,7 +185,7 @@ def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
     counts, edges = np.histogram(values, bins=36, range=(low, top if top > low else low + 1))
     beyond = int((values > edges[-1]).sum())
     figure = go.Figure()
-    shares, hover = 100 * counts / len(values), "%{x:,.4~g} ms: %{y:.1f} %<extra></extra>"
+    shares, hover = 100 * counts / len(values), "%{x:,.4~r} ms: %{y:.1f} %<extra></extra>"
     bars(figure, (edges[:-1] + edges[1:]) / 2, shares, "", colour, hover, width=np.diff(edges), marker_line_width=0)
     for at, statistic, dash, side in ((p50, "p50", "solid", "right"), (p99, "p99", "dot", "left")):
         figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5})
@@ -204,7 +204,7 @@ def step_times(batch_tokens: NDArray[Any], step_ms: NDArray[Any], prefill: NDArr
     figure = go.Figure()
     for label, mask, shade in (("decode only", prefill == 0, colour), ("with prefill", prefill > 0, pale(colour))):
         chosen = _thin_where(mask, _DOTS)
-        hover = "%{x:,} tokens: %{y:,.4~g} ms<extra></extra>"
+        hover = "%{x:,} tokens: %{y:,.4~r} ms<extra></extra>"
         dots(figure, batch_tokens[chosen], step_ms[chosen], label, shade, hover, 5)
     figure.update_xaxes(title_text="batch tokens", rangemode="tozero")
     figure.update_yaxes(title_text=metric("step_ms").axis, rangemode="tozero")
@@ -244,7 +244,7 @@ def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], col
     unit, scale = ("s", 1000) if total[groups[-1]].mean() >= _SECONDS_FROM_MS else ("ms", 1)
     for name, values in zip(PHASES, (queue, prefill, decode), strict=True):
         tenths, means = list(range(1, len(groups) + 1)), [float(values[group].mean()) / scale for group in groups]
-        bars(figure, tenths, means, name, colours[name], f"{name}: %{{y:,.4~g}} {unit}")
+        bars(figure, tenths, means, name, colours[name], f"{name}: %{{y:,.4~r}} {unit}")
     figure.update_layout(barmode="stack", hovermode="x unified", bargap=0.12)
     figure.update_xaxes(title_text="tenth by E2E, slowest last", dtick=1)
     figure.update_yaxes(title_text=f"mean time ({unit})")

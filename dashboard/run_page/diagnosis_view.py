@@ -45,8 +45,13 @@ _ASK = "The run is simulated again, each time without one constraint, to find ou
 _WORKLOAD = "workload.parquet"
 
 
-def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations: Mapping[str, Path]) -> None:
-    """Draw the symptoms, and the counterfactuals with their verdict once the reader has asked for them."""
+def diagnosis_view(
+    recording: Recording, requests: int, runs: Path, calibrations: Mapping[str, Path], bounds: Mapping[str, float]
+) -> None:
+    """Draw the symptoms, and the counterfactuals with their verdict once the reader has asked for them.
+
+    `bounds` are the bounds of p99s in milliseconds, if the run has SLOs.
+    """
     at = str(recording.path.resolve())
     first = _symptoms(recording) if requests <= _MANY else None
     left, right = st.columns([2, 1], vertical_alignment="bottom")
@@ -59,7 +64,7 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
     answer = (job.result or bundled_answer(job.settings)) if job else None
     diagnosis = DiagnosisDocument.read(answer) if answer else first
     with left:
-        _verdict(diagnosis)
+        _verdict(diagnosis, bounds)
     if diagnosis is not None:
         show(blocks, diagnosis.shown_symptoms())
     if not isinstance(source, Source):
@@ -73,11 +78,13 @@ def diagnosis_view(recording: Recording, requests: int, runs: Path, calibrations
         show_changes(blocks, diagnosis, command)
 
 
-def _verdict(diagnosis: DiagnosisDocument | None) -> None:
+def _verdict(diagnosis: DiagnosisDocument | None, bounds: Mapping[str, float]) -> None:
     if diagnosis is None:
         st.markdown("This run has so many requests that a background job looks for symptoms.")
     elif diagnosis.counterfactuals:
         st.markdown(f"**{sentence(diagnosis.summary or diagnosis.verdict)}**")
+        if remains := diagnosis.remains(bounds):
+            st.markdown(sentence(remains))
         st.caption(sentence(diagnosis.verdict))
     elif diagnosis.symptoms:
         worst = diagnosis.symptoms[0]

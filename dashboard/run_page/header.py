@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
-from calibration.trust import trust_in_run
 from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.evidence import trust_in_recording
 from dashboard.blocks import badge, facts
 from dashboard.downloads import downloads
 from dashboard.palette import CLOCK_NAME
@@ -75,10 +73,11 @@ def _served(recording: Recording) -> str:
     return f"{deployment.model} on {gpu if isinstance(gpu, str) else deployment.device.upper()}"
 
 
-def headline(run: Mapping[str, Any], metrics: RunMetrics) -> None:
+def headline(recording: Recording, metrics: RunMetrics) -> None:
     """Draw the main figures of the run, their badge, and their bands if the recording has them."""
+    run = recording.run
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        badge(trust_in_run(run))
+        badge(trust_in_recording(recording))
         if bands_of(run):
             st.caption(_BAND, width="content")
         outcome = RequestEndings.from_metrics(metrics)

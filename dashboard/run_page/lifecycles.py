@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.trust import trust_in_run
+from calibration.validation.evidence import trust_in_recording
 from dashboard.blocks import BARE, facts, figure
 from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
@@ -37,7 +37,7 @@ class _Spread(NamedTuple):
 def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
     """Draw a card for each lifecycle, two side by side."""
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
-    trust = trust_in_run(recording.run)
+    trust = trust_in_recording(recording)
     gaps, figures = lifecycle_figures(recording)
     cards, notes = list(_cells(metrics, gaps).items()), _notes(recording.run, metrics, gaps)
     for pair in (cards[:2], cards[2:]):

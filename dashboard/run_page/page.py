@@ -23,7 +23,7 @@ from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
 from dashboard.run_page.request_table import request_table
-from dashboard.run_page.slo_lines import slo_lines
+from dashboard.run_page.slo_lines import p99_bounds, slo_lines
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
 from dashboard.run_page.words import disturbance, show_metrics, show_origin
@@ -77,11 +77,11 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str
         blocks.warning("This run was interrupted. The page shows the part before the interruption.")
     if disturbed := disturbance(recording):
         blocks.warning(disturbed)
-    headline(run, metrics)
+    headline(recording, metrics)
     slo_lines(recording, metrics, slos)
     with st.container():
         window = time_window(recording)
-    _view(recording, metrics, runs, window)
+    _view(recording, metrics, runs, window, p99_bounds(slos))
     lifecycles(recording, metrics)
     with st.expander("How this was run"):
         show_origin(blocks, run)
@@ -89,7 +89,9 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str
 
 @st.fragment
 @part_in_url
-def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window | None) -> None:
+def _view(
+    recording: Recording, metrics: RunMetrics, runs: Path, window: Window | None, bounds: dict[str, float]
+) -> None:
     """Draw the chosen view, without the rest of the page."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     try:
@@ -98,7 +100,7 @@ def _view(recording: Recording, metrics: RunMetrics, runs: Path, window: Window 
         elif view == "steps":
             step_time(recording, list(_calibrations(runs).values()))
         elif view == "diagnosis":
-            diagnosis_view(recording, metrics.finished.size, runs, _calibrations(runs))
+            diagnosis_view(recording, metrics.finished.size, runs, _calibrations(runs), bounds)
         else:
             show_metrics(blocks, recording.run, metrics)
     except UserError as error:

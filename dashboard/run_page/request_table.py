@@ -9,7 +9,7 @@ import pyarrow as pa
 import streamlit as st
 from numpy.typing import NDArray
 
-from calibration.trust import trust_in_run
+from calibration.validation.evidence import trust_in_recording
 from dashboard.blocks import BARE, choosing, data_table, figure
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
@@ -122,7 +122,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
         above = st.container()
         st.caption(" · ".join(facts))
         drawn = run_charts.waterfall(request, run_colour(recording.run), intervals)
-        name, trust = f"Request {request['request_id']}", trust_in_run(recording.run)
+        name, trust = f"Request {request['request_id']}", trust_in_recording(recording)
         figure(drawn, "waterfall", name, trust, place=above, small=True, menu=BARE)
 
 

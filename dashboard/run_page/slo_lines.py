@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.trust import trust_in_run
+from calibration.validation.evidence import trust_in_recording
 from dashboard.blocks import BARE, figure
-from dashboard.cdf_panels import Line, axis_ms, cdf_panels
-from dashboard.palette import ALARM, run_colour
+from dashboard.cdf_panels import Line, cdf_panels
+from dashboard.palette import run_colour
 from dashboard.shown import literal
 from planning.plan.objectives import Objective, Objectives, parse_objectives
+from serving.answers.figures import shown_share
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.tables import ecdf
@@ -31,23 +33,22 @@ def slo_lines(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) 
         return
     objectives = parse_objectives(slos)
     drawn = slo_figure(metrics, objectives, run_colour(recording.run))
-    figure(drawn, "slos", "Against the SLOs", trust_in_run(recording.run), _HELP, menu=BARE)
-    st.markdown(literal("; ".join(_verdicts(metrics, objectives))) + ".")
+    figure(drawn, "slos", "Against the SLOs", trust_in_recording(recording), _HELP, menu=BARE)
+    kept = f"{shown_share(objectives.attainment(metrics), 1)} of the requests keep the SLOs"
+    st.markdown(literal("; ".join([kept, *_verdicts(metrics, objectives)])) + ".")
+
+
+def p99_bounds(slos: tuple[str, ...]) -> dict[str, float]:
+    """Return the bounds in milliseconds of the SLOs that are about a p99, by metric."""
+    stated = parse_objectives(slos).slos if slos else ()
+    return {name: bound for slo in stated if slo.share == Fraction(99, 100) for name, bound in slo.bounds}
 
 
 def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.Figure:
     """Return the distribution of each bounded latency among the finished requests, with its bound."""
     names = [name for name, _ in objectives.bounds]
     curves: dict[str, Any] = {name: ecdf(metrics.values(name)) for name in names}
-    plot = cdf_panels([Line(curves, "requests", colour)], names, _HEIGHT)
-    panels = [name for name in names if len(curves[name][0])]
-    for name, bound in objectives.bounds:
-        if name in panels:
-            at, bound = panels.index(name) + 1, bound / axis_ms([curves[name]])
-            end = max(plot.get_subplot(1, at).xaxis.range[1], 1.05 * bound)
-            plot.update_xaxes(range=[0, end], row=1, col=at)
-            plot.add_vline(x=bound, line={"color": ALARM, "dash": "dash", "width": 1.5}, row=1, col=at)
-    return plot
+    return cdf_panels([Line(curves, "requests", colour)], names, _HEIGHT, objectives.bounds)
 
 
 def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:

@@ -57,7 +57,7 @@ def _add(
     note = f"<br>over all steps: {about}" if about else ""
     text = [shown_share(share) if share >= 0.08 else "" for share in shares]
     inside = {"text": text, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    hover = f"{name}: %{{x:,.4~g}} s, %{{customdata:.1f}} % of %{{y}}{note}<extra></extra>"
+    hover = f"{name}: %{{x:,.4~r}} s, %{{customdata:.1f}} % of %{{y}}{note}<extra></extra>"
     percents = [100 * share for share in shares]
     seconds = [ns / 1e9 for ns in values]
     draw_bars(figure, seconds, list(bars), name, shade, hover, orientation="h", customdata=percents, **inside)

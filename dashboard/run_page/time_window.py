@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.trust import trust_in_run
+from calibration.validation.evidence import trust_in_recording
 from dashboard.blocks import figure
 from dashboard.loading import BY_FILES, open_run
 from dashboard.palette import run_colour
@@ -52,7 +52,7 @@ def time_window(recording: Recording) -> Window | None:
         plot,
         key,
         "Over time",
-        trust_in_run(recording.run),
+        trust_in_recording(recording),
         "\n\n".join([*(metric(name).help for name in _PANELS), _SUMMED]),
         place=above,
         menu=_BAR,

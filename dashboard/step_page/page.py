@@ -13,7 +13,7 @@ from dashboard import blocks
 from dashboard.blocks import data_table, figure, heading, mistake
 from dashboard.step_page.charts import parts_bar, roofline
 from dashboard.step_page.operation_table import operation_table
-from dashboard.url import choose, in_url, number, usual_first
+from dashboard.url import check_numbers, choose, in_url, number, usual_first
 from serving.deployments.config import Deployment
 from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu, gpus
@@ -56,6 +56,7 @@ def show() -> None:
             return
         sizes = uniform_step(rows, context, prompts, chunk, past)
         try:
+            check_numbers()
             stated, spec = Deployment(model=model, device="cuda", tensor_parallel_size=devices), find_gpu(gpu)
             cost = predicted_cost(gpu, with_engine_defaults(stated, spec))
             explanation = explain(cost, sizes)

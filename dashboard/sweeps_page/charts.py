@@ -11,14 +11,17 @@ import plotly.graph_objects as go
 import pyarrow as pa
 
 from calibration.trust import Trust, noted_trust, weakest
-from dashboard.palette import SERIES, band, empty, finish, line, log_axis, policy_colour, symbols
+from dashboard.palette import MARKS, SERIES, band, dots, empty, finish, line, log_axis, policy_colour, symbols
 from dashboard.series import thin
 from planning.exports.sweep import SweepView
 from planning.sweep.results import SweepResults
+from serving.answers.figures import shown_number
 from serving.metrics import METRICS
 
 FIRST = ("slo_attainment", "ttft_ms_p99", "tpot_ms_p99", "e2e_ms_p99", "tok_s_gpu", "usd_per_mtok_out")
 SERIES_AT_FIRST = 4
+LINE, SCATTER, HEAT_MAP = "line", "scatter", "heat map"
+MOST_CELLS = 40  # values of a parameter in a heat map
 _LINE = 30  # number of x values up to which points are joined by lines
 _POINTS = 2000
 _DECADE_AND_HALF = 30.0
@@ -50,7 +53,8 @@ def metric_over(
         mine = known if by is None else known[known[by] == value]
         if len(mine):
             label = titles[y] if by is None else shown(value)
-            _series(figure, mine, x, y, label, policy_colour(label) if policies else SERIES[at % len(SERIES)])
+            colour = policy_colour(label) if policies else SERIES[at % len(SERIES)]
+            _series(figure, mine, x, y, label, colour, MARKS[at % len(MARKS)])
     spread = known[x]
     numeric = pd.api.types.is_numeric_dtype(spread) and not pd.api.types.is_bool_dtype(spread)
     wide = numeric and spread.min() > 0 and spread.max() > _DECADE_AND_HALF * spread.min()
@@ -65,6 +69,73 @@ def metric_over(
     return finish(figure, 440, legend=by is not None)
 
 
+def each_run(
+    runs: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str | None,
+    titles: Mapping[str, str],
+    values: Sequence[Any] = (None,),
+    log_y: bool = False,
+) -> go.Figure:
+    """Return a point for each run: column `y` against column `x`, coloured by column `by`; hollow if extrapolated."""
+    figure = go.Figure()
+    known = runs[runs[y].notna() & runs[x].notna()]
+    if not len(known):
+        return empty(_FAILED, 420)
+    policies = by is not None and by.rpartition(".")[2] == "policy"
+    for at, value in enumerate(values):
+        mine = known if by is None else known[known[by] == value]
+        mine = mine.iloc[thin(len(mine), _POINTS)]
+        if len(mine):
+            label = "runs" if by is None else shown(value)
+            colour = policy_colour(label) if policies else SERIES[at % len(SERIES)]
+            hover = f"{label}: %{{y:,.4~g}} at %{{x:,.4~g}}<extra></extra>"
+            symbol = MARKS[at % len(MARKS)]  # a series differs by more than its colour
+            dots(figure, mine[x], mine[y], label, colour, hover, 8, {"symbol": symbols(mine["trust"], symbol)})
+    figure.update_xaxes(title_text=titles[x])
+    figure.update_yaxes(title_text=titles[y], rangemode="tozero")
+    if log_y:
+        figure.update_yaxes(**_log_y(known, y))
+    figure.update_layout(legend_title={"text": by and f"{by}  ", "side": "left"})
+    return finish(figure, 440, legend=by is not None)
+
+
+def heat_map(runs: pd.DataFrame, x: str, y: str, by: str, titles: Mapping[str, str]) -> go.Figure:
+    """Return the median of column `y` for each value of column `x` (columns) and of `by` (rows), as colour and number.
+
+    A cell has the number of its runs on hover, and a star if one of them is extrapolated. Runs may be at most
+    `MOST_CELLS` values wide and high.
+    """
+    known = runs[runs[y].notna() & runs[x].notna() & runs[by].notna()]
+    if not len(known):
+        return empty(_FAILED, 420)
+    cells = known.groupby([by, x], observed=True, sort=True)
+    median = cells[y].median().unstack()
+    count = cells[y].count().unstack().fillna(0)
+    beyond = cells["trust"].agg(lambda levels: "extrapolated" in set(levels)).unstack().fillna(False)
+    pairs = (zip(*row, strict=True) for row in zip(median.to_numpy(), beyond.to_numpy(), strict=True))
+    text = [["" if np.isnan(value) else shown_number(value) + "*" * bool(star) for value, star in row] for row in pairs]
+    figure = go.Figure(
+        go.Heatmap(
+            x=list(map(shown, median.columns)),
+            y=list(map(shown, median.index)),
+            z=median.to_numpy(),
+            text=text,
+            texttemplate="%{text}",
+            customdata=count.to_numpy(),
+            hovertemplate=f"{x} %{{x}}, {by} %{{y}}: %{{z:,.4~g}}, %{{customdata}} runs<extra></extra>",
+            colorscale="Cividis",  # made for readers with colour deficiencies (Nunez et al. 2018)
+            colorbar={"title": {"text": titles[y], "side": "right"}, "thickness": 12},
+            xgap=1,
+            ygap=1,
+        )
+    )
+    figure.update_xaxes(title_text=titles[x], type="category")
+    figure.update_yaxes(title_text=titles[by], type="category")
+    return finish(figure, 440, legend=False)
+
+
 def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
     """Return ticks for the metric's values and the ends of their bands, as far as they are above 0."""
     values = runs[[name for name in (y, f"{y}_low", f"{y}_high") if name in runs]].to_numpy(dtype=float)
@@ -72,21 +143,24 @@ def _log_y(runs: pd.DataFrame, y: str) -> dict[str, Any]:
     return log_axis(above.min(), above.max()) if len(above) else {"type": "log"}
 
 
-def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str) -> None:
+def _series(figure: go.Figure, runs: pd.DataFrame, x: str, y: str, label: str, colour: str, mark: str) -> None:
     def points(x: Any, y: Any, levels: pd.Series, mode: str, hover: str, **more: Any) -> None:
-        marker, hover = {"color": colour, "size": 7, "symbol": symbols(levels)}, f"{label}: {hover}<extra></extra>"
+        marker, hover = (
+            {"color": colour, "size": 7, "symbol": symbols(levels, mark)},
+            f"{label}: {hover}<extra></extra>",
+        )
         line(figure, list(x), list(y), label, colour, hover, mode=mode, marker=marker, legendgroup=label, **more)
 
     if runs[x].nunique() > _LINE:
         kept = runs.iloc[thin(len(runs), _POINTS)]
-        points(kept[x], kept[y], kept["trust"], "markers", "%{y:,.4~g}")
+        points(kept[x], kept[y], kept["trust"], "markers", "%{y:,.4~r}")
         return
     at = runs.groupby(x, observed=True, sort=True)
     lowest, highest = (end if end in runs else y for end in (f"{y}_low", f"{y}_high"))
     median, low, high, count = at[y].median(), at[lowest].min(), at[highest].max(), at[y].count()
     worst = at["trust"].agg(lambda levels: "extrapolated" if "extrapolated" in set(levels) else "")
     ends = np.stack([low, high, count], axis=1)
-    hover = "%{y:,.4~g} (%{customdata[0]:,.4~g} to %{customdata[1]:,.4~g}, %{customdata[2]} runs)"
+    hover = "%{y:,.4~r} (%{customdata[0]:,.4~r} to %{customdata[1]:,.4~r}, %{customdata[2]} runs)"
     numeric = pd.api.types.is_numeric_dtype(runs[x])
     if numeric and bool((high > low).any()):
         band(figure, median.index, low, high, "", colour, showlegend=False, legendgroup=label)
@@ -152,11 +226,21 @@ def numeric(sweep: SweepResults, name: str) -> bool:
 
 def drawn(sweep: SweepResults, runs: pa.Table, view: SweepView) -> Any:
     """Return the figure of `runs`, which are some of the sweep's runs."""
-    y, x, by, values, log_y = view
+    y, x, by, values, log_y, kind = view
     ends = [end for end in (f"{y}_low", f"{y}_high") if end in runs.column_names]
     columns = dict.fromkeys([x, y, *ends, "trust", *([by] if by else [])])
-    titles = {**sweep.metrics, x: parameter_title(x)}
-    return metric_over(runs.select(list(columns)).to_pandas(), x, y, by, titles, values, log_y)
+    titles = {**{name: parameter_title(name) for name in (x, by) if name}, **sweep.metrics}
+    data = runs.select(list(columns)).to_pandas()
+    if kind == HEAT_MAP and by is not None:
+        return heat_map(data, x, y, by, titles)
+    return (each_run if kind == SCATTER else metric_over)(data, x, y, by, titles, values, log_y)
+
+
+def heading(sweep: SweepResults, view: SweepView) -> str:
+    """Return the heading of a view's figure."""
+    if view.kind == HEAT_MAP:
+        return f"{sweep.metrics[view.y]} by {view.x} and {view.by}"
+    return f"{sweep.metrics[view.y]} against {sweep.metrics.get(view.x, view.x)}"
 
 
 def trust(runs: pa.Table) -> Trust:

@@ -1,4 +1,4 @@
-"""Sweeps: many simulated runs at once, a metric against the varied parameters, and SQL over all of it."""
+"""Sweeps: many simulated runs at once, started here or read from disk, as plots and tables, and SQL over all of it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import streamlit as st
+import yaml
 
 from dashboard.blocks import choosing, data_table, figure, mistake, titled
 from dashboard.downloads import downloads
+from dashboard.job_view import offer
+from dashboard.kept_inputs import Incomplete
 from dashboard.library import find
 from dashboard.loading import BY_FILES
 from dashboard.palette import SERIES
 from dashboard.sweeps_page import charts as sweep_charts
+from dashboard.sweeps_page.inputs import sweep_inputs
 from dashboard.sweeps_page.query import MOST_MB, ROWS, SECONDS, cut_short, query
-from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, switch
+from dashboard.sweeps_page.tasks import DATASET, SWEEP, check_sweep
+from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, pick, switch
 from planning.exports.sweep import Sweep, SweepView
+from planning.jobs.job import Job
 from planning.sweep.dataset import ABOUT
 from planning.sweep.results import SweepResults
+from serving.answers.figures import counted
 from serving.errors import UserError
 
 SAMPLE = "bundled: Llama-3.1-8B on two GPUs"
@@ -30,17 +37,21 @@ _SAMPLES = Path(__file__).parents[1] / "samples"
 _MOST = len(SERIES)
 _LISTED = 30  # number of values up to which they are listed one by one
 _NONE = "nothing"
+_MODES = {"open": "Open a sweep", "start": "Start a sweep"}
+_TABLE = "table"
 _ASKED = "sweeps_asked"  # key of `st.session_state`: queries for which somebody here pressed Run
 
 
 @in_url
 def show(runs: Path) -> None:
-    """Draw the page, over the sweeps under `runs` and a bundled one."""
-    sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
+    """Draw the page, over the sweeps under `runs` and a bundled one, or over a sweep that is started here."""
     with titled("Metrics against settings"):
-        name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made by `tokentwin sweep FILE -o OUT`.")
+        mode = pick("Sweeps", list(_MODES), "do", _MODES.__getitem__)
     try:
-        results = _load(sweeps[name])
+        name, directory = _started(runs) if mode == "start" else _chosen(runs)
+        if directory is None:
+            return
+        results = _load(directory)
     except UserError as error:
         mistake(error, runs)
         return
@@ -51,16 +62,55 @@ def show(runs: Path) -> None:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
         data_table(results.runs.select(["status", "error", *results.parameters]))
         return
+    kind = pick("View", _kinds(results), "view", str.capitalize)
     left, right = st.columns([2, 5], gap="medium")
     with left:
-        view = _axes(results)
+        view = _axes(results, kind)
         chosen = _filtered(results, view.by, view.values)
     with right:
-        _plot(results, chosen, view)
+        if kind == _TABLE:
+            _table(results, chosen, view.y, name, height=440)
+        else:
+            _plot(results, chosen, view)
     with top:
-        downloads(Sweep(sweeps[name], replace(results, runs=chosen), view), name)
-    _table(results, chosen, view.y, name)
-    _sql(sweeps[name], results, view.y)
+        downloads(Sweep(directory, replace(results, runs=chosen), view), name)
+    if kind != _TABLE:
+        _table(results, chosen, view.y, name)
+    _sql(directory, results, view.y)
+
+
+def _chosen(runs: Path) -> tuple[str, Path]:
+    """Draw the choice of a sweep, and return its name and directory."""
+    sweeps = {**find(runs, ABOUT, named("sweep")), SAMPLE: _SAMPLES / "sweep"}
+    name = choose("Sweep", list(sweeps), "sweep", lasting=False, help="Made here, or by `tokentwin sweep FILE -o OUT`.")
+    return name, sweeps[name]
+
+
+def _started(runs: Path) -> tuple[str, Path | None]:
+    """Draw the inputs of a new sweep, and its job; return its name and, when it is done, its directory."""
+    asked = sweep_inputs(runs)
+    if isinstance(asked, Incomplete):
+        st.info(asked.what)
+        return "", None
+    count = check_sweep(asked.data, asked.trace)
+    job = Job(runs / "jobs", SWEEP, {"sweep": asked.data})
+    directory = job.directory / DATASET
+    if job.result is None:
+        why = f"{counted(count, 'run')}, on all processors of this server. You can close the page meanwhile."
+        offer(job, why, "Start the sweep", "start_sweep", "play_arrow")
+        return "", None
+    if not directory.is_dir():
+        raise UserError("sweep", f"jobs/{job.id}/{DATASET}", "is gone; delete its job and start it again")
+    with st.expander("As a file for `tokentwin sweep`"):
+        st.code(yaml.safe_dump(asked.data, sort_keys=False), language="yaml")
+    return f"jobs/{job.id}/{DATASET}", directory
+
+
+def _kinds(results: SweepResults) -> list[str]:
+    """Return the views that the sweep can have: a heat map needs two parameters with several values."""
+    several = [name for name in results.parameters if 1 < len(results.values(name)) <= sweep_charts.MOST_CELLS]
+    heat = [sweep_charts.HEAT_MAP] if len(several) > 1 else []
+    return [sweep_charts.LINE, sweep_charts.SCATTER, *heat, _TABLE]
 
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the sweep", hash_funcs=BY_FILES)
@@ -68,20 +118,41 @@ def _load(directory: Path) -> SweepResults:
     return SweepResults.load(directory)
 
 
-def _axes(results: SweepResults) -> SweepView:
+def _axes(results: SweepResults, kind: str) -> SweepView:
+    """Draw the axes of the view."""
     y = choose("Metric", sweep_charts.metrics_in_order(results), "y", show=results.metrics.__getitem__)
+    if kind == _TABLE:
+        return SweepView(y, sweep_charts.parameters_in_order(results)[0], None, (None,))
+    if kind == sweep_charts.HEAT_MAP:
+        return _cells(results, y)
     likely = sweep_charts.parameters_in_order(results)
-    x = choose(
-        "Against",
-        likely,
-        "x",
-        help="The line is the median over all values of the other parameters; the band is the range.",
-    )
+    if kind == sweep_charts.SCATTER:
+        others = [name for name in sweep_charts.metrics_in_order(results) if name != y]
+        x = choose("Against", [*others, *likely], "over", show=lambda name: results.metrics.get(name, name))
+    else:
+        x = choose(
+            "Against",
+            likely,
+            "x",
+            help="The line is the median over all values of the other parameters; the band is the range.",
+        )
     by = choose("Colours by", [*sweep_charts.others_in_order(results, x), _NONE], "by")
     if by == _NONE:
-        return SweepView(y, x, None, [None], switch("Log metric", "log"))
+        return SweepView(y, x, None, [None], switch("Log metric", "log"), kind)
     values = _several(by, results, f"of_{by}", f"At most {_MOST} are shown.", most=sweep_charts.SERIES_AT_FIRST)
-    return SweepView(y, x, by, values[:_MOST], switch("Log metric", "log"))
+    return SweepView(y, x, by, values[:_MOST], switch("Log metric", "log"), kind)
+
+
+def _cells(results: SweepResults, y: str) -> SweepView:
+    """Draw the parameters of a heat map."""
+    several = [
+        name
+        for name in sweep_charts.parameters_in_order(results)
+        if 1 < len(results.values(name)) <= sweep_charts.MOST_CELLS
+    ]
+    x = choose("Columns", several, "columns", help="A cell is the median over all values of the other parameters.")
+    by = choose("Rows", [name for name in several if name != x], "rows")
+    return SweepView(y, x, by, results.values(by), False, sweep_charts.HEAT_MAP)
 
 
 def _several(
@@ -119,14 +190,14 @@ def _plot(results: SweepResults, chosen: pa.Table, view: SweepView) -> None:
     figure(
         sweep_charts.drawn(results, chosen, view),
         "metric",
-        f"{results.metrics[view.y]} against {view.x}",
+        sweep_charts.heading(results, view),
         sweep_charts.trust(chosen),
         sweep_charts.help_of(view.y),
         marked=True,
     )
 
 
-def _table(results: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
+def _table(results: SweepResults, chosen: pa.Table, y: str, name: str, height: int = 280) -> None:
     st.subheader("Runs", anchor=False)
     st.caption(f"{chosen.num_rows:,} runs. Select a run to see its configuration.")
     metrics = [column for column in dict.fromkeys((y, *sweep_charts.FIRST)) if column in results.metrics]
@@ -136,7 +207,7 @@ def _table(results: SweepResults, chosen: pa.Table, y: str, name: str) -> None:
         column: st.column_config.NumberColumn(results.metrics[column], format="%.4g", help=sweep_charts.help_of(column))
         for column in metrics
     }
-    data_table(rows, columns=columns, height=280, **choosing("of_run", ids, f"runs-{name}"))
+    data_table(rows, columns=columns, height=height, **choosing("of_run", ids, f"runs-{name}"))
     picked = named("of_run")
     if picked in ids:
         keep("of_run", picked)

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from calibration.trust import UNKNOWN, VALIDATED, Trust
+from calibration.validation.evidence import trust_in_report, trust_in_steps
 from calibration.validation.report import ValidationReport, load_residuals, resolve
 from dashboard.sheet import Sheet
 from dashboard.shown import when
@@ -21,10 +22,10 @@ from dashboard.trust_page.words import (
     ERRORS_AT_KNOWN_SPEED,
     bias,
     blind_title,
-    of_report,
-    of_steps,
 )
-from serving.answers.report import PERCENT, Table
+from serving.answers.figures import shown_change, shown_percent
+from serving.answers.report import FIGURE, METRIC, PERCENT, Table
+from serving.answers.report import Column as TableColumn
 from serving.errors import UserError
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
@@ -74,7 +75,7 @@ def compared_latencies(
             problems.append(str(error))
     real = [latencies[name] for name in names.real if name in latencies]
     simulated = latencies.get(names.simulated or "")
-    trust = of_report(report)
+    trust = trust_in_report(report)
     if simulated is None:
         trust = Trust(VALIDATED, "measured on the real engine; the report has no simulated run to compare")
     elif not real:
@@ -104,13 +105,33 @@ def show_runs(
     else:
         to.heading(_REQUESTS, None)
         to.text("" if latencies.problems else "The report has no recordings.", soft=True)
-    rated = of_report(report)
+    rated = trust_in_report(report)
     to.figure(drawn["errors"], "errors", blind_title(report), rated, _ERRORS)
     if "errors-at-known-speed" in drawn:
         to.figure(drawn["errors-at-known-speed"], "errors-at-known-speed", AT_KNOWN_SPEED, rated, ERRORS_AT_KNOWN_SPEED)
     if report.rows:
         with to.fold("The figures"):
             to.table(report.figures())
+
+
+def show_engines(to: Sheet, by_engine: Mapping[str, ValidationReport]) -> None:
+    """Show the blind error of each statistic on each engine, beside its noise."""
+    by_figure: dict[tuple[str, str], dict[str, str]] = {}
+    for engine, report in by_engine.items():
+        for row in report.rows:
+            if row.error_pct is not None:
+                noise = "" if row.floor_pct is None else f" (noise {shown_percent(abs(row.floor_pct), 1)})"
+                said = f"{shown_change(row.error_pct, 1)}{noise}"
+                by_figure.setdefault((row.metric, row.stat), {})[engine] = said
+    columns = [TableColumn("metric", METRIC), TableColumn("stat"), *(TableColumn(name, FIGURE) for name in by_engine)]
+    to.heading("The error on each engine", None, _ENGINES)
+    to.table(Table(columns, [(*key, *(said.get(name, "") for name in by_engine)) for key, said in by_figure.items()]))
+
+
+_ENGINES = (
+    "The error of the blind simulation of a real run on each engine, with the calibration of this engine. The noise is "
+    "the largest difference between repeats of the real run. Workloads may differ between reports."
+)
 
 
 def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
@@ -121,7 +142,7 @@ def show_steps(to: Sheet, directory: Path, report: ValidationReport) -> None:
         return
     columns = (table[name].to_numpy(zero_copy_only=False) for name in ("regime", "measured_ns", "predicted_ns"))
     medians = (regime.median_error_pct for regime in report.rungs.step.regimes.values()) if report.rungs.step else ()
-    rated = of_steps(table.num_rows, medians, "and not used to fit the calibration")
+    rated = trust_in_steps(table.num_rows, medians, "and not used to fit the calibration")
     to.figure(trust_charts.residuals(*columns), "residuals", _STEPS, rated, _HELP_STEPS)
     to.text(bias(report), soft=True)
 

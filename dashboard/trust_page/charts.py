@@ -51,7 +51,7 @@ def cdfs(
         return Line({metric: ecdf(values.get(metric, np.empty(0))) for metric in metrics}, *how)
 
     repeats = f"real, {len(real)} repeats" if len(real) > 1 else "real"
-    lines = [line(run, repeats, REAL, 1.6, 0.75) for run in real]
+    lines = [line(run, repeats, REAL, 1.6, 0.75, "dash") for run in real]
     if simulated is not None:
         lines.append(line(simulated, "simulated", SIMULATED, 2.4))
     return cdf_panels(lines, metrics, 380)
@@ -180,7 +180,7 @@ def _residual_panel(figure: go.Figure, times_ms: Floats, error_pct: Floats, at: 
     shown = thin(len(times_ms), _POINTS)
     low, middle, high = np.percentile(error_pct, [5, 50, 95], method="inverted_cdf")
     ends = [float(times_ms.min()), float(times_ms.max())]
-    hover = "measured %{x:,.4~g} ms<br>predicted %{y:+.1f} % off<extra></extra>"
+    hover = "measured %{x:,.4~r} ms<br>predicted %{y:+.1f} % off<extra></extra>"
     where: dict[str, Any] = {"row": 1, "col": at}
     dots(figure, times_ms[shown], error_pct[shown], "a held-out step", SIMULATED, hover, 5, {"opacity": 0.4}, **where)
     line(figure, ends, [middle, middle], "median", SIMULATED, "median %{y:+.1f} %<extra></extra>", 2.2, **where)

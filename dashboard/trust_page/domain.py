@@ -24,6 +24,7 @@ from calibration.steps.step_cost import Calibration
 from calibration.steps.step_trust import Beyond, beyond, factor_beyond, first_reason, step_trust
 from calibration.trust import Trust, TrustLevel
 from calibration.validation.decision_replay import recorded_deployment
+from calibration.validation.evidence import NEGLIGIBLE
 from dashboard.bundled import DEMO
 from dashboard.library import calibrations
 from dashboard.series import column, thin
@@ -36,7 +37,6 @@ from traces.recording import Recording
 Floats = NDArray[np.float64]
 
 NO_ROWS = 0.35  # place of steps without decode rows on a logarithmic axis
-NEGLIGIBLE = 0.01  # share of steps outside that does not change the trust in a run, as in StepCost
 STEP_COLUMNS = (
     "start_ns", "end_ns", "plan_ns", "sample_ns", "host_ns", "decode_rows", "decode_context", "sampled_rows",
     "prefill_rows", "prefill_tokens", "prefill_context", "prefill_pairs", "draft_tokens",

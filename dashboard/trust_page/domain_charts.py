@@ -78,7 +78,7 @@ def _marks(figure: go.Figure, panel: Map, name: str, colour: str, at: int) -> No
     ):
         mine: NDArray[Any] = panel.points[panel.out == out]
         x, y = mine[thin(len(mine), _POINTS)].T if len(mine) else ([None], [None])
-        hover = f"{panel.x_title} %{{x:,}}<br>{panel.y_title} %{{y:,.4~g}}<extra>{label}</extra>"
+        hover = f"{panel.x_title} %{{x:,}}<br>{panel.y_title} %{{y:,.4~r}}<extra>{label}</extra>"
         dots(figure, x, y, label, shade, hover, size, look, row=1, col=at)
 
 

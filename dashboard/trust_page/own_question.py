@@ -40,6 +40,7 @@ class Question(NamedTuple):
         weights: type of the weights, as in the names of published runs (`fp8`); `bf16` for 16 bits; empty if unknown
         shards: tensor parallel size; 0 if unknown
         figures: the figures that the SLOs bound, such as `ttft_ms.p99`
+        engine: the engine, such as `vLLM`; empty for any
     """
 
     gpu: str
@@ -48,6 +49,7 @@ class Question(NamedTuple):
     weights: str = ""
     shards: int = 0
     figures: tuple[str, ...] = ()
+    engine: str = ""
 
 
 class Verdict(NamedTuple):
@@ -65,6 +67,10 @@ class _Run(NamedTuple):
 
     def is_of(self, model: str) -> bool:
         return bool(_letters(model)) and _letters(model) in _letters(self.source.name + self.name)
+
+    @property
+    def engine(self) -> str:
+        return engine_of(self.source)
 
     @property
     def at_a_time(self) -> float | None:
@@ -93,6 +99,11 @@ def question_of(plan: PlanDocument) -> Question | None:
     model, shards = model_name(str(best.deployment["model"])), int(best.deployment["tensor_parallel_size"])
     figures = tuple(figure for slo in parse_objectives(plan.objectives).slos for figure in _bounded(slo))
     return Question(plan.gpu_of(best), model, at_a_time, _weights(best.deployment), shards, figures)
+
+
+def engine_of(source: Source) -> str:
+    """Return the name of the engine of a published run, without its version."""
+    return source.engine.split()[0].rstrip(",")
 
 
 def judged(question: Question, external: External) -> Verdict:
@@ -132,6 +143,8 @@ def judged(question: Question, external: External) -> Verdict:
 def _respects(question: Question) -> Iterable[tuple[str, Callable[[_Run], bool]]]:
     """Yield in what respect a run can be like the plan, in words, and whether it is; the most important comes first."""
     yield f"of {question.model}", lambda run: run.is_of(question.model)
+    if question.engine:
+        yield f"by {question.engine}", lambda run: run.engine == question.engine
     if question.weights:
         yield f"with weights in {question.weights.upper()}", lambda run: run.weights == question.weights
     if question.shards:

@@ -5,7 +5,8 @@ The page opens on bundled results if there are no others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -13,6 +14,7 @@ from typing import TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 
+from calibration.validation.evidence import trust_in_report
 from calibration.validation.report import REPORT, ValidationReport, load_report, resolve
 from dashboard import blocks
 from dashboard.blocks import badge, data_table, mistake, titled
@@ -20,19 +22,21 @@ from dashboard.bundled import DEMO, DEMO_ON_VLLM, bundled_recordings
 from dashboard.downloads import downloads
 from dashboard.library import RECORDING, find
 from dashboard.loading import BY_FILES, open_run
-from dashboard.planned import Planned, Ways, planned_or_bundled, strip
+from dashboard.planned import Ways, planned_or_bundled, strip
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, when
 from dashboard.trust_page.answer import (
     ComparedLatencies,
     compared_latencies,
     figures,
+    show_engines,
     show_published,
     show_runs,
     show_steps,
 )
+from dashboard.trust_page.asked_question import asked_question
 from dashboard.trust_page.domain_view import show_domain
-from dashboard.trust_page.own_question import judged, question_of
+from dashboard.trust_page.own_question import Question, judged, question_of
 from dashboard.trust_page.results import (
     Clients,
     Decisions,
@@ -43,7 +47,7 @@ from dashboard.trust_page.results import (
     newest_external,
 )
 from dashboard.trust_page.rungs import LADDER, Rung, rungs
-from dashboard.trust_page.words import FLOOR, disturbance, made_of, of_report
+from dashboard.trust_page.words import FLOOR, disturbance, engine_of, made_of
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from planning.exports.validation import Validation
 from planning.learn.watched import FILE as WATCHED
@@ -55,11 +59,12 @@ Results = TypeVar("Results")
 
 BUNDLED = "bundled: tokentwin demo"
 BUNDLED_VLLM = "bundled: tokentwin demo --engine vllm"
+_MOST_REPORTS = 20  # reports among which other engines are looked for
 _VIEWS = {"runs": "Whole runs", "steps": "Single steps", "domain": "Measured steps", "engines": "Other engines"}
 _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (
-    "This verdict is about the plan above. The evidence is published runs, each predicted without its own "
+    "The evidence is published runs, each predicted without its own "
     "measurements. Yes means that runs with the same GPU, model, weights and tensor parallelism, and half to twice the "
     "concurrent requests per replica, state the figures of your SLOs, lie in their 90 % bands, and have median errors "
     "of at most 25 %."
@@ -77,8 +82,12 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         name = choose("Validation report", list(reports), "report", lasting=False)
     _changed_servers(runs, ways)
     external = _newest(newest_external, runs)
-    if external is not None and plan is not None:
-        _own_question(plan, external)
+    if external is not None:
+        question = question_of(plan.answer) if plan else None
+        if question is not None:
+            _judged(question, external)
+        with st.expander("Ask about another model, GPU, engine, precision or figure"):
+            _judged(asked_question(external, question), external)
     try:
         report = load_report(reports[name])
     except UserError as error:
@@ -91,9 +100,9 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         )
     _verdict(report)
     with st.container(horizontal=True, vertical_alignment="center"):
-        badge(of_report(report))
+        badge(trust_in_report(report))
         downloads(Validation(reports[name], runs if own else None), name)
-    _view(runs, reports[name], report, external, bool(own))
+    _view(runs, reports[name], report, external, bool(own), _engines(report, reports))
     decisions, clients = _newest(newest_decisions, runs), _newest(newest_clients, runs)
     with st.expander("Seven checks of the simulator, from single decisions to the choice of a configuration"):
         _ladder(rungs(report, external, clients, decisions))
@@ -102,17 +111,45 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         if clients is not None:
             _clients(clients)
     _trust(report)
+    _beneath(ways)
+
+
+def _beneath(ways: Ways) -> None:
+    """Draw links to the pages with the evidence beneath this one."""
+    there = [(ways[title], icon, what) for title, (icon, what) in _EVIDENCE.items() if title in ways]
+    if not there:
+        return
+    st.subheader("The evidence beneath", anchor=False)
+    with st.container(horizontal=True):
+        for page, icon, what in there:
+            st.page_link(page, label=f"{page.title}: {what}", icon=f":material/{icon}:")
+
+
+_EVIDENCE = {
+    "Step": ("layers", "the cost of one engine step"),
+    "Calibration": ("tune", "measured kernel times, and their errors"),
+    "Claims": ("fact_check", "what is said about inference, checked"),
+}
 
 
 @st.fragment
 @part_in_url
-def _view(runs: Path, directory: Path, report: ValidationReport, external: External | None, own: bool) -> None:
+def _view(
+    runs: Path,
+    directory: Path,
+    report: ValidationReport,
+    external: External | None,
+    own: bool,
+    by_engine: Mapping[str, ValidationReport],
+) -> None:
     """Draw the chosen view, without the rest of the page; other views are not made."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     if view == "runs":
         latencies = compared_latencies(directory, report, lambda path: open_run(path)[1])
         read = (len(latencies.real), latencies.simulated is not None)
         show_runs(blocks, latencies, report, _figures(directory, read, latencies, report))
+        if len(by_engine) > 1:
+            show_engines(blocks, by_engine)
     elif view == "steps":
         try:
             show_steps(blocks, directory, report)
@@ -127,6 +164,16 @@ def _view(runs: Path, directory: Path, report: ValidationReport, external: Exter
     elif external is not None:
         chosen = pick("Prediction", list(_PREDICTIONS), "prediction", show=_PREDICTIONS.__getitem__)
         show_published(blocks, external, "anchored" if chosen == "anchored" else "blind")
+
+
+def _engines(report: ValidationReport, reports: Mapping[str, Path]) -> dict[str, ValidationReport]:
+    """Return the report by the name of its engine, and the newest report of each other engine among `reports`."""
+    by_engine = {engine_of(report): report}
+    for path in list(reports.values())[:_MOST_REPORTS]:
+        with suppress(UserError):  # a damaged report says so when it is chosen
+            other = load_report(path)
+            by_engine.setdefault(engine_of(other), other)
+    return by_engine
 
 
 def _newest(read: Callable[[Path], Results | None], runs: Path) -> Results | None:
@@ -150,11 +197,8 @@ def _changed_servers(runs: Path, ways: Ways) -> None:
             st.page_link(server, label=label, icon=":material/fingerprint:", query_params={"server": name})
 
 
-def _own_question(plan: Planned, external: External) -> None:
-    """Draw a verdict on the plan."""
-    question = question_of(plan.answer)
-    if question is None:
-        return
+def _judged(question: Question, external: External) -> None:
+    """Draw the verdict on a question."""
     verdict = judged(question, external)
     colour, icon = _ANSWERS[verdict.answer]
     with st.container(border=True):

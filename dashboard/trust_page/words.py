@@ -1,14 +1,10 @@
-"""Texts of a validation report beside its figures, on the page and in a file, and the trust in them."""
+"""Texts of a validation report beside its figures, on the page and in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from calibration.trust import EXTRAPOLATED, UNKNOWN, VALIDATED, Trust
 from calibration.validation.report import ValidationReport
 from dashboard.shown import when
-from dashboard.trust_page.domain import NEGLIGIBLE
-from serving.answers.figures import shown_change, shown_percent, shown_share
+from serving.answers.figures import shown_change
 
 CANARY = "A canary step is a fixed step that is repeated during the run; its time should never change. "
 FLOOR = "The noise floor is the difference between repeated real runs of the same requests."
@@ -57,32 +53,3 @@ def bias(report: ValidationReport) -> str:
     regimes = report.rungs.step.regimes if report.rungs.step else {}
     biases = [f"{name} {shown_change(r.bias_pct)}" for name, r in regimes.items() if r.bias_pct is not None]
     return f"Bias (mean signed error): {', '.join(biases)}." if biases else ""
-
-
-_MOST_MEDIAN_PCT = 10.0
-
-
-def of_report(report: ValidationReport) -> Trust:
-    """Return the trust in the simulated run, with the reason."""
-    if report.rungs.run is None or not report.rungs.run.rows:
-        return Trust(UNKNOWN, "the report compares no real run with the simulation")
-    if report.disturbed:
-        return Trust(UNKNOWN, "the machine was disturbed during the real runs")
-    share, compared = report.extrapolated_share, "compared with real runs of the same workload"
-    if share is None:
-        return Trust(VALIDATED, f"{compared}; the report does not say how many steps lie outside the measured range")
-    outside = f"{shown_share(share, 1)} of the simulated steps lie outside the measured range of the calibration"
-    return Trust(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Trust(VALIDATED, f"{compared}; {outside}")
-
-
-def of_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Trust:
-    """Return the trust in `count` measured steps against predictions, by the worst median error of the regimes.
-
-    Median errors are in percent; `more` is the rest of the reason.
-    """
-    if not count:
-        return Trust(UNKNOWN, "no measured step was held out for a comparison")
-    worst = max((abs(median) for median in medians_pct if median is not None), default=0.0)
-    if worst > _MOST_MEDIAN_PCT:
-        return Trust(UNKNOWN, f"for one kind of held-out steps the median error is {shown_percent(worst, 0)}")
-    return Trust(VALIDATED, f"{count:,} steps were measured, {more}")

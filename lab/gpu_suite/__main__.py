@@ -11,7 +11,7 @@ from types import FrameType
 
 
 def main() -> int:
-    """Return 0 when every phase ran, every check passed and every decision was reproduced; 1 otherwise."""
+    """Return 0 if nothing failed, every planned check was made and held, and every decision was reproduced; else 1."""
     arguments = _arguments()
     out: Path = arguments.validate or arguments.out
     if arguments.minutes is not None and not 0 < arguments.minutes <= 600:
@@ -24,7 +24,7 @@ def main() -> int:
         import torch
     except ImportError:
         return _refused("torch: not installed; pip install 'tokentwin[engine]'")
-    from lab.gpu_suite.page import faults, table
+    from lab.gpu_suite.page import faults, table, unchecked, undone, verdict
     from lab.gpu_suite.phases import GROUPS, PHASES, chosen
     from lab.gpu_suite.results import FILE
     from lab.gpu_suite.sizes import dry_sizes, gpu_sizes
@@ -52,8 +52,11 @@ def main() -> int:
     wrong = faults(results)
     for fault in wrong:
         print(f"FAULT {fault}")
+    for missing in undone(results):
+        print(f"NOT DONE {missing}")
+    print(verdict(results))
     print(f"results: {out / FILE}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if wrong or unchecked(results) else 0
 
 
 _CPU_MINUTES = 60.0  # limit of a dry run or a validation: no GPU waits for them
@@ -68,7 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        help="time limit in minutes; by default the time that the phases need, 8 minutes for all",
+        help="time limit in minutes; by default the time that the phases need, 10 minutes for all",
     )
     parser.add_argument(
         "--only", default="", metavar="PHASE,...", help="run only these phases; smoke takes three minutes"

@@ -7,8 +7,9 @@ results mean a race. A case that raises an exception also gets a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -35,21 +36,22 @@ from realengine.kernels.launches import SHAPES, WINDOWED, Shape
 _F32, _F16, _BF16, _FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
 
-def check_kernels(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row for each check, the kernels of the measured models first.
+def checks(device: torch.device, dry_run: bool) -> list[Callable[[], Iterator[dict[str, Any]]]]:
+    """Return the checks, the kernels of the measured models first; each yields rows.
 
-    Args:
-        kernel, case, dtype: kernel, input and dtype of the check
-        backend: "triton", or "torch" (the engine's reference operations) if Triton has no device to run on
-        error: see `relative_error`; for argmax the number of wrong rows, for draw a distance in cumulative probability,
-            for repeat the number of differing elements. An error that is not a number is stored as text
-        limit: maximum error
-        ok: True if error <= limit
+    The fields of a row are
+
+    - kernel, case, dtype: kernel, input and dtype of the check
+    - backend: "triton", or "torch" (the engine's reference operations) if Triton has no device to run on
+    - error: see `relative_error`; for argmax the number of wrong rows, for draw a distance in cumulative probability,
+      for repeat the number of differing elements. An error that is not a number is stored as text
+    - limit: maximum error
+    - ok: True if error <= limit
 
     `dry_run` checks a few tiny shapes, in Triton's interpreter if that is on.
     """
-    for seed, case in enumerate(cases(device, dry_run)):
-        yield from check_case(case, _backend_of(device), seed)
+    backend = _backend_of(device)
+    return [partial(check_case, case, backend, seed) for seed, case in enumerate(cases(device, dry_run))]
 
 
 def cases(device: torch.device, dry_run: bool) -> Iterator[Operation]:

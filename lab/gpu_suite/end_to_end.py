@@ -16,7 +16,8 @@ x limit x their root mean square: this is how far two of some thousand logits ca
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from realengine.engine import Engine
 from realengine.models.layer_ops import LayerOps
-from realengine.models.weights import RANDOM, ModelFiles
+from realengine.models.weights import ModelFiles, random_spec
 from realengine.step_input import Batch
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.model_spec import ModelSpec
@@ -81,7 +82,7 @@ def checked(device: str, dry_run: bool) -> list[Checked]:
         few, names = {"num_layers": 2}, ("llama", "qwen3")
     else:
         few, names = {"num_layers": 3, "vocab_size": 8192}, ("llama-3.1-8b", "qwen3-0.6b")
-    llama, qwen = (RANDOM[name].model_copy(update=few) for name in names)
+    llama, qwen = (random_spec(f"random:{name}").model_copy(update=few) for name in names)
     here = {"device": device, "scheduler": scheduler, "model": qwen.name}
     triton = {**here, "attention": "triton"} if device == "cuda" else here
     hybrid = {**here, "attention": "hybrid"} if device == "cuda" else here
@@ -96,15 +97,18 @@ def checked(device: str, dry_run: bool) -> list[Checked]:
     ]
 
 
-def check_engines(device: str, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """Yield three rows for each engine, in the form of `check_kernels`, or one row with the engine's error."""
+def engine_checks(device: str, dry_run: bool) -> list[Callable[[], Iterator[dict[str, Any]]]]:
+    """Return the check of each engine: it yields three rows in the form of `correctness.checks`, or its error."""
     engines = checked(device, dry_run)
-    for engine in [engines[0], engines[-1]] if dry_run else engines:
-        try:
-            yield from check_engine(engine)
-        except Exception as error:
-            message = f"{type(error).__name__}: {str(error)[:300]}"
-            yield _row(engine, "runs", message, engine.limit, False)
+    return [partial(_rows, engine) for engine in ([engines[0], engines[-1]] if dry_run else engines)]
+
+
+def _rows(engine: Checked) -> Iterator[dict[str, Any]]:
+    try:
+        yield from check_engine(engine)
+    except Exception as error:
+        message = f"{type(error).__name__}: {str(error)[:300]}"
+        yield _row(engine, "runs", message, engine.limit, False)
 
 
 def check_engine(engine: Checked) -> Iterator[dict[str, Any]]:

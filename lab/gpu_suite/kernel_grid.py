@@ -7,7 +7,8 @@ run may end before all are measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from lab.gpu_suite.operations import (
 from lab.gpu_suite.ragged_batch import Row
 from lab.gpu_suite.timing import Bench
 from realengine.kernels.launches import Shape
-from realengine.models.weights import RANDOM
+from realengine.models.weights import RANDOM, random_spec
 from serving.deployments.model_catalogue import find_model
 from serving.deployments.model_spec import ModelSpec
 from traces.schema import Column
@@ -77,15 +78,18 @@ class Point(NamedTuple):
     operation: Operation
 
 
-def kernel_grid(
+def grid(
     bench: Bench, device: torch.device, ceilings: dict[str, Any], dry_run: bool
-) -> Iterator[dict[str, Any]]:
-    """Yield rows with the columns `GRID_COLUMNS`, the most valuable first; rooflines are those of `measure_ceilings`.
+) -> list[Callable[[], list[dict[str, Any]]]]:
+    """Return the measurements, the most valuable first; each returns a row with the columns `GRID_COLUMNS`.
 
-    An operation that raises has a row with its error. `dry_run` measures a few tiny sizes.
+    Rooflines are those of the measured `ceilings`. `dry_run` measures a few tiny sizes.
     """
-    for point in points(device, dry_run):
-        yield measured(point, bench, ceilings)
+    return [partial(_row, point, bench, ceilings) for point in points(device, dry_run)]
+
+
+def _row(point: Point, bench: Bench, ceilings: dict[str, Any]) -> list[dict[str, Any]]:
+    return [measured(point, bench, ceilings)]
 
 
 def points(device: torch.device, dry_run: bool) -> list[Point]:
@@ -95,7 +99,7 @@ def points(device: torch.device, dry_run: bool) -> list[Point]:
 
 
 def measured(point: Point, bench: Bench, ceilings: dict[str, Any]) -> dict[str, Any]:
-    """Measure `point` and return its row."""
+    """Measure `point` and return its row; if the operation raises, the row has its error."""
     cost = point.operation.cost
     row: dict[str, Any] = dict.fromkeys(column.name for column in GRID_COLUMNS)
     row |= point.about | cost._asdict()
@@ -119,7 +123,7 @@ def write_grid(rows: Iterable[dict[str, Any]], path: Path, environment: dict[str
 
 
 def _points(on: On) -> Iterator[Point]:
-    large, small = RANDOM["llama-3.1-8b"], RANDOM["qwen3-0.6b"]
+    large, small = random_spec("random:llama-3.1-8b"), random_spec("random:qwen3-0.6b")
     for spec in (large, small):
         yield from _decode_points(on, spec, spec is large)
         yield from _prefill_points(on, spec, spec is large)

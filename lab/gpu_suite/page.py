@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.gpu_suite.results import FILE, ceilings_of, load, stand_ins
+from lab.gpu_suite.results import FILE, SLOW_CLOCK, Progress, ceilings_of, load, phases_of, progress_of, stand_ins
+from lab.gpu_suite.vllm_kernels import decode_step_ns, prompt_step_ns
 from serving.answers.markdown import markdown_table
 
 UNMEASURED = "not yet measured"
 _LARGE, _SMALL = "engine_large", "engine_small"
+_ENGINES = (_LARGE, _SMALL, "engine_mixture", "engine_fp8", "engine_int4")
+_CHECKING = ("correctness", "end_to_end")
 _RUN_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
@@ -58,6 +61,28 @@ def _benchmark(model: str, kind: str, size: str, wanted: int, figure: str, scale
     return find
 
 
+def _decode_of_kernels(rows: int) -> Callable[[dict[str, Any]], float | None]:
+    def find(results: dict[str, Any]) -> float | None:
+        measured = _benchmark(_LARGE, "decode", "rows", rows, "median_step_ns", 1)(results)
+        gpu = results.get("environment", {}).get("gpu", "")
+        if measured is None:
+            return None
+        row = next(row for row in results[_LARGE] if row["kind"] == "decode" and row["rows"] == rows)
+        kernels = decode_step_ns(gpu, row["model"], rows, row["context"])
+        return None if kernels is None else 100 * kernels / measured
+
+    return find
+
+
+def _prefill_of_kernels(results: dict[str, Any]) -> float | None:
+    measured = _benchmark(_LARGE, "prefill", "tokens", 8192, "median_ns", 1)(results)
+    if measured is None:
+        return None
+    row = next(row for row in results[_LARGE] if row["kind"] == "prefill" and row["tokens"] == 8192)
+    kernels = prompt_step_ns(results.get("environment", {}).get("gpu", ""), row["model"], row["tokens"])
+    return None if kernels is None else 100 * kernels / measured
+
+
 def decode_shares(rows: Iterable[dict[str, Any]]) -> list[float]:
     """Return the shares of copy bandwidth that decode attention reaches with bf16 KV in large steps.
 
@@ -93,6 +118,7 @@ def _decisions(results: dict[str, Any]) -> float | None:
 
 _COPY, _GEMM = "copy_bytes_per_s", "gemm_flops_per_s"
 _DECODES = [(rows, _benchmark(_LARGE, "decode", "rows", rows, "roofline_share")) for rows in (1, 8, 64)]
+_OF_KERNELS = [(rows, _decode_of_kernels(rows)) for rows in (1, 8, 64)]
 _PREFILL = _benchmark(_LARGE, "prefill", "tokens", 8192, "gemm_share")
 _IDLE = _benchmark(_LARGE, "decode", "rows", 64, "idle_share")
 _THROUGHPUT = _benchmark(_SMALL, "throughput", "requests", 256, "output_tokens_per_s", 1)
@@ -102,8 +128,13 @@ TARGETS = (
         Target(f"decode step, batch {n}, context 1k, of the roofline", 80, " %", find, False, _COPY)
         for n, find in _DECODES
     ),
+    *(
+        Target(f"decode step, batch {n}, context 1k, of the speed of vLLM's kernels alone", 100, " %", find)
+        for n, find in _OF_KERNELS
+    ),
     Target(_ATTENTION, 80, " %", _attention, False, _COPY),
     Target("prefill of 8k tokens, of the measured GEMM rate", 60, " %", _PREFILL, False, _GEMM),
+    Target("prefill of 8k tokens, of the speed of vLLM's kernels alone", 100, " %", _prefill_of_kernels),
     Target("GPU idle in decode, batch 64", 3, " %", _IDLE, most=True),
     Target("Qwen3-0.6B shape, 256 requests, output tokens/s", 25_000, "", _THROUGHPUT),
     Target("engine and simulator decide alike (rung 1)", 100, " %", _decisions),
@@ -131,16 +162,57 @@ def _figure(value: float) -> str:
 
 
 def faults(results: dict[str, Any]) -> list[str]:
-    """Return faults that must not occur on any machine: a wrong kernel, a differing decision, a failed phase."""
-    checks = [*results.get("correctness", []), *results.get("end_to_end", [])]
-    wrong = [f"{row['kernel']} {row['case']}: {row['error']}" for row in checks if not row["ok"]]
+    """Return faults that must not occur on any machine: a wrong kernel, a differing decision, a process that broke."""
+    wrong = [f"{row['kernel']} {row['case']}: {row['error']}" for row in _checks(results) if not row["ok"]]
     wrong += [f"precompile: {row['failed']}" for row in results.get("precompile", []) if "failed" in row]
-    wrong += [f"{name}: {said}" for name, said in results.items() if name.endswith("_failed") and said]
+    wrong += [f"{row['phase']}, unit {row['unit']}: {row['error']}" for row in results.get("failures", [])]
     wrong += [f"{row['scenario']}: {row['failed']}" for row in results.get("validation", []) if row.get("failed")]
     decided = _decisions(results)
     if decided is not None and decided < 100:
         wrong.append(f"decisions: only {decided:.3f} % as recorded")
     return wrong
+
+
+def _checks(results: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for name in _CHECKING for row in results.get(name, [])]
+
+
+def undone(results: dict[str, Any]) -> list[str]:
+    """Return what was planned and not done, and what was measured at a slow clock, a line for each phase."""
+    missing = []
+    for phase in phases_of(results):
+        progress = progress_of(results, phase)
+        if progress.done < progress.planned or not progress.planned:
+            missing.append(f"{phase}: {_amount(progress)} done")
+        failed = sum(row.get("error") is not None for row in results.get(phase, []) if phase == "kernels")
+        if failed:
+            missing.append(f"{phase}: {failed} of {len(results[phase])} rows have an error instead of a time")
+        if progress.slow:
+            of = f"{progress.slow} of {progress.begun}"
+            missing.append(f"{phase}: {of} measured at a clock below {SLOW_CLOCK:.0%} of the highest")
+    return missing
+
+
+def unchecked(results: dict[str, Any]) -> bool:
+    """Return whether a phase that checks ran, and did not make all of its checks."""
+    checking = [progress_of(results, phase) for phase in phases_of(results) if phase in (*_CHECKING, "validation")]
+    return any(progress.done < progress.planned or not progress.planned for progress in checking)
+
+
+def _amount(progress: Progress) -> str:
+    return f"{progress.done:,} of {progress.planned:,}" if progress.planned else "nothing"
+
+
+def verdict(results: dict[str, Any]) -> str:
+    """Return one line: whether all checks held, which needs that every planned one was made, or what is missing."""
+    wrong, missing = faults(results), undone(results)
+    if not phases_of(results):
+        return "The work that was planned was not counted."
+    if not wrong and not missing:
+        return "All checks held, and everything that was planned was done."
+    said = [f"{len(wrong)} faults"] if wrong else []
+    said += [f"not all that was planned was done or measured as it should ({'; '.join(missing)})"] if missing else []
+    return f"{' and '.join(said)}.".capitalize()
 
 
 def table(results: dict[str, Any]) -> str:
@@ -165,20 +237,23 @@ def page(results: dict[str, Any]) -> str:
         text += ["## Ceilings", "", *_table(("", "value", "spread of the quartiles"), _ceilings(real)), ""]
     text += ["## Targets", ""]
     text += _table(("figure", "target", "found", "met"), ((n, t, f, _word(m)) for n, t, f, m in lines(real)))
-    checks = [*real.get("correctness", []), *real.get("end_to_end", [])]
+    if phases_of(real):
+        head = ("phase", "planned", "done", "seconds", "lowest clock")
+        text += ["", "## Planned and done", "", verdict(real), "", *_table(head, _phase_rows(real))]
+    checks = _checks(real)
     if checks:
         passed = sum(row["ok"] for row in checks)
         text += ["", "## Checks", "", f"{passed} of {len(checks)} checks of kernels and whole engines held.", ""]
         text += _table(
             ("engine", "error", "at most"), ((r["case"], r["error"], r["limit"]) for r in real.get("end_to_end", []))
         )
-    for name in (_LARGE, _SMALL):
+    for name in _ENGINES:
         for kind in ("decode", "prefill", "mixed", "throughput", "timing"):
             rows = [row for row in real.get(name, []) if row["kind"] == kind]
             if rows:
-                columns = [column for column in rows[0] if column not in ("kind", "model", "flops")]
+                columns = [column for column in rows[0] if column not in ("kind", "model", "quantization", "flops")]
                 cells = ([_in_unit(column, row.get(column)) for column in columns] for row in rows)
-                text += ["", f"## {rows[0]['model']}: {kind}", "", *_table(map(_headed, columns), cells)]
+                text += ["", f"## {_engine(rows[0])}: {kind}", "", *_table(map(_headed, columns), cells)]
     verdicts = [(row["scenario"], row.get("verdict") or row.get("failed")) for row in real.get("validation", [])]
     if verdicts:
         text += ["", "## The twin against these runs", "", *_table(("scenario", "verdict"), verdicts)]
@@ -186,6 +261,17 @@ def page(results: dict[str, Any]) -> str:
     if wrong:
         text += ["", "## Faults", "", *(f"- {fault}" for fault in wrong)]
     return "\n".join(text) + "\n"
+
+
+def _engine(row: dict[str, Any]) -> str:
+    return f"{row['model']}, {row['quantization']}" if "quantization" in row else str(row["model"])
+
+
+def _phase_rows(results: dict[str, Any]) -> Iterable[tuple[object, ...]]:
+    for phase in phases_of(results):
+        progress = progress_of(results, phase)
+        clock = "not known" if progress.clock is None else f"{progress.clock:.0%}"
+        yield phase, progress.planned, progress.done, results.get(f"{phase}_seconds", "-"), clock
 
 
 def _ceilings(results: dict[str, Any]) -> Iterable[tuple[object, ...]]:

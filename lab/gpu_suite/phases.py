@@ -13,21 +13,22 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lab.gpu_suite.ceilings import measure_ceilings
-from lab.gpu_suite.correctness import check_kernels
-from lab.gpu_suite.end_to_end import check_engines
+from lab.gpu_suite.ceilings import ceilings
+from lab.gpu_suite.correctness import checks
+from lab.gpu_suite.end_to_end import engine_checks
 from lab.gpu_suite.engine_benchmark import benchmark
-from lab.gpu_suite.kernel_grid import kernel_grid, write_grid
+from lab.gpu_suite.kernel_grid import grid, write_grid
 from lab.gpu_suite.precompile import precompile
-from lab.gpu_suite.recorded_runs import pack, record_runs, unpack
+from lab.gpu_suite.recorded_runs import Pace, RunSizes, pack, recordings, unpack
 from lab.gpu_suite.suite import Phase, Work
 from lab.gpu_suite.timing import find_bench
+from lab.gpu_suite.units import OutOfTime, Unit
 from realengine.devices.machine import describe
 from realengine.engine import Engine
 from realengine.models.weights import load_model_files
@@ -35,28 +36,36 @@ from serving.deployments.config import Deployment
 from serving.python_process import module_command, module_environment
 
 
-def validate_runs(runs: list[Path], out: Path, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each scenario in `runs`: run errors, decisions, and the message of a command that failed.
+def validations(
+    runs: list[Path], out: Path, left: Callable[[], float], kernels: Path | None = None
+) -> list[Callable[[], list[dict[str, Any]]]]:
+    """Return the validation of each scenario in `runs`.
 
-    Each scenario is predicted by a calibration from the other scenarios' runs, with the commands that a user has. They
-    run as processes, because this package must not import the simulator.
+    Its row has run errors, decisions, and the message of a command that failed. `kernels` is the table of the engine's
+    own kernels; None if it is not known. Each scenario is predicted by a
+    calibration from the other scenarios' runs, with the commands that a user has. They run as processes, because this
+    package must not import the simulator.
     """
-    for name in sorted({path.name.rpartition("-")[0] for path in runs}):
+
+    def one(name: str) -> list[dict[str, Any]]:
         if left() < 5:
-            return
+            raise OutOfTime
         mine = [path for path in runs if path.name.rpartition("-")[0] == name]
         others = [path for path in runs if path not in mine]
-        yield {"scenario": name, **_validate(mine, others, out / name)}
+        return [{"scenario": name, **_validate(mine, others, out / name, kernels)}]
+
+    return [partial(one, name) for name in sorted({path.name.rpartition("-")[0] for path in runs})]
 
 
-def calibrate_all(runs: list[Path], out: Path) -> str | None:
+def calibrate_all(runs: list[Path], out: Path, kernels: Path | None = None) -> str | None:
     """Make one calibration from every run, in `out`; return an error message, or None."""
-    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs))
+    own = [] if kernels is None else ["--kernels", str(kernels)]
+    return _tokentwin("calibrate", "--force", "-o", str(out), *_from(runs), *own)
 
 
-def _validate(mine: list[Path], others: list[Path], out: Path) -> dict[str, Any]:
+def _validate(mine: list[Path], others: list[Path], out: Path, kernels: Path | None) -> dict[str, Any]:
     calibration = out / "calibration"
-    failed = _tokentwin("calibrate", "--force", "-o", str(calibration), *_from(others))
+    failed = calibrate_all(others, calibration, kernels)
     if failed is None:
         failed = _tokentwin("validate", *map(str, mine), "-c", str(calibration), "-o", str(out), "--force")
     if not (out / "report.json").is_file():
@@ -86,54 +95,77 @@ def _tokentwin(*arguments: str) -> str | None:
     return None if done.returncode == 0 else f"exit {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}"
 
 
-def environment(work: Work) -> None:
+def environment(work: Work) -> list[Unit]:
     """Record the machine and its versions in the results."""
-    about: dict[str, Any] = dict(describe(work.sizes.device))
-    about |= {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": work.commit,
-        "platform": platform.platform(),
-        "dry_run": work.sizes.dry_run,
-    }
-    if work.sizes.device == "cuda":
-        about["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
-        about["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
-        command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
-        with suppress(OSError):  # an image without nvidia-smi
-            about["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    work.results.set("environment", about)
+
+    def look() -> None:
+        about: dict[str, Any] = dict(describe(work.sizes.device))
+        about |= {
+            "date": datetime.now(UTC).date().isoformat(),
+            "commit": work.commit,
+            "platform": platform.platform(),
+            "dry_run": work.sizes.dry_run,
+        }
+        if work.sizes.device == "cuda":
+            about["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
+            about["capability"] = "{}.{}".format(*torch.cuda.get_device_capability(0))
+            command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
+            with suppress(OSError):  # an image without nvidia-smi
+                about["clocks"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        work.results.set("environment", about)
+
+    return [look]
 
 
-def _benchmark(work: Work, which: str, kinds: tuple[str, ...], warm: bool = True) -> None:
-    deployment = getattr(work.sizes, which)
+def _benchmark(work: Work, which: str, kinds: tuple[str, ...], warm: bool = True) -> list[Unit]:
+    deployment = work.sizes.deployments[which]
+    about = {"model": deployment.model.removeprefix("random:")}
+    if deployment.quantization != "none":
+        about["quantization"] = deployment.quantization
+
+    def measure(one: Callable[[], dict[str, Any]]) -> None:
+        work.results.add(f"engine_{which}", {**about, **one()})
+
     engine = _engine(work, deployment, warm)
-    for row in benchmark(engine, work.ceilings, work.sizes.benchmark, kinds, work.left):
-        work.results.add(f"engine_{which}", {"model": deployment.model.removeprefix("random:"), **row})
-    engine.close()
+    return [partial(measure, one) for one in benchmark(engine, work.ceilings, work.sizes.benchmark, kinds)]
 
 
-def _engine(work: Work, deployment: Deployment, warm: bool = True) -> Engine:
-    engine = Engine(deployment, load_model_files(deployment.model, Path()))
-    if engine.memory_report:
-        work.results.set("memory", engine.memory_report)
-    if warm:
-        engine.warm_up()
+def _engine(work: Work, deployment: Deployment, warm: bool = True) -> Callable[[], Engine]:
+    """Return a function that makes the engine at its first call; the process's end is the engine's end."""
+
+    @cache
+    def engine() -> Engine:
+        made = Engine(deployment, load_model_files(deployment.model, Path()))
+        if made.memory_report:
+            work.results.set("memory", made.memory_report)
+        if warm:
+            made.warm_up()
+        return made
+
     return engine
 
 
-def runs(work: Work) -> Iterator[dict[str, Any]]:
+def runs(work: Work) -> list[Unit]:
     """Record scenarios of the large model, and yield a row for each run."""
-    engine = _engine(work, work.sizes.large)
-    recordings = work.scratch / "runs"
-    for row in record_runs(engine, recordings, work.sizes.run_seconds, work.sizes.run_longest, work.left):
-        pack(recordings / row["run"], work.out)
-        yield row
-    engine.close()
+    sizes = RunSizes(work.sizes.run_seconds, work.sizes.run_longest)
+    pace = work.results.values.get("pace")
+    into = work.scratch / "runs"
+
+    def kept(record: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+        for row in record():
+            if "pace" in row:  # another process of this phase goes on at the same pace
+                work.results.set("pace", row["pace"])
+                continue
+            pack(into / row["run"], work.out)
+            yield row
+
+    engine = _engine(work, work.sizes.deployments["large"])
+    return [partial(kept, one) for one in recordings(engine, into, sizes, Pace(**pace) if pace else None, work.left)]
 
 
-def kernels(work: Work) -> Iterator[dict[str, Any]]:
+def kernels(work: Work) -> list[Unit]:
     device = torch.device(work.sizes.device)
-    return kernel_grid(find_bench(device.type), device, work.ceilings, work.sizes.dry_run)
+    return [*grid(find_bench(device.type), device, work.ceilings, work.sizes.dry_run)]
 
 
 def _kernel_table(work: Work) -> None:
@@ -142,34 +174,44 @@ def _kernel_table(work: Work) -> None:
     write_grid(results.get("kernels", []), work.out / "kernels.parquet", results.get("environment", {}))
 
 
-def validation(work: Work) -> None:
+def validation(work: Work) -> list[Unit]:
     """Validate the archived recordings. This phase needs only them, so it may run later, on another machine."""
-    recordings = unpack(work.out, work.scratch / "validated")
-    if not recordings:
-        raise RuntimeError("there are no recordings; the phase that records them must run first")
-    work.results.set("validation", [])
-    for row in validate_runs(recordings, work.scratch / "validation", work.left):
-        work.results.add("validation", row)
-    failed = calibrate_all(recordings, work.scratch / "calibration")
-    work.results.set("calibration_failed", failed)
-    if failed is None:
+    recorded = unpack(work.out, work.scratch / "validated")
+    own = work.out / "kernels.parquet"
+    kernels = own if own.is_file() and not work.sizes.dry_run else None
+
+    def calibrate() -> None:
+        if not recorded:
+            raise RuntimeError("there are no recordings; the phase that records them must run first")
+        if failed := calibrate_all(recorded, work.scratch / "calibration", kernels):
+            raise RuntimeError(failed)
         shutil.copy(work.scratch / "calibration" / "calibration.json", work.out / "calibration.json")
 
+    return [*validations(recorded, work.scratch / "validation", work.left, kernels), calibrate]
 
+
+_OF_OTHERS = ("decode", "prefill", "throughput")
 PHASES = (
     Phase("environment", 0.1, environment),
-    Phase("ceilings", 0.3, lambda work: measure_ceilings(find_bench(work.sizes.device), work.sizes.dry_run)),
-    Phase("precompile", 0.7, lambda work: precompile(work.sizes, work.left)),
-    Phase("correctness", 0.5, lambda work: check_kernels(torch.device(work.sizes.device), work.sizes.dry_run)),
-    Phase("end_to_end", 0.5, lambda work: check_engines(work.sizes.device, work.sizes.dry_run)),
+    Phase("ceilings", 0.3, lambda work: ceilings(find_bench(work.sizes.device), work.sizes.dry_run)),
+    Phase("precompile", 0.7, lambda work: [partial(precompile, work.sizes, work.left)]),
+    Phase("correctness", 0.5, lambda work: checks(torch.device(work.sizes.device), work.sizes.dry_run)),
+    Phase("end_to_end", 0.5, lambda work: engine_checks(work.sizes.device, work.sizes.dry_run)),
     Phase(
-        "small", 0.8, partial(_benchmark, which="small", kinds=("throughput", "decode", "prefill", "mixed", "timing"))
+        "small",
+        1.0,
+        partial(_benchmark, which="small", kinds=("throughput", "greedy", "decode", "prefill", "mixed", "timing")),
     ),
     # `benchmark` runs each size of decode steps before it measures it, so there is no other warm-up.
     Phase("decode", 0.7, partial(_benchmark, which="large", kinds=("decode",), warm=False)),
-    Phase("large", 0.8, partial(_benchmark, which="large", kinds=("prefill", "throughput", "mixed", "timing"))),
+    Phase(
+        "large", 0.8, partial(_benchmark, which="large", kinds=("prefill", "throughput", "mixed", "timing", "greedy"))
+    ),
     Phase("runs", 1.9, runs),
     Phase("kernels", 0.9, kernels, after=_kernel_table),
+    Phase("mixture", 0.8, partial(_benchmark, which="mixture", kinds=_OF_OTHERS, warm=False)),
+    Phase("fp8", 0.5, partial(_benchmark, which="fp8", kinds=_OF_OTHERS, warm=False)),
+    Phase("int4", 0.5, partial(_benchmark, which="int4", kinds=_OF_OTHERS, warm=False)),
     Phase("validation", 0.8, validation),
 )
 GROUPS = {"smoke": ("environment", "ceilings", "precompile", "correctness", "end_to_end", "decode")}

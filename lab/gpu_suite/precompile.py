@@ -1,5 +1,7 @@
 """Compilation ahead of time, on every core, of all kernels that the suite's phases launch, into the JIT's disk cache.
 
+The C modules with which Triton launches kernels are built, too.
+
 The launches themselves define what is compiled. Correctness cases, points of the grid and the engines' models run on
 torch's meta device, where a tensor has a shape and a dtype but no content. Triton's JIT compiles these launches and
 does not run them. So a kernel is cached under the key that its real launch will look up. No GPU is needed.
@@ -13,8 +15,11 @@ from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from signal import SIGKILL
-from time import sleep
-from typing import Any
+from subprocess import CalledProcessError
+from time import perf_counter, sleep
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -25,10 +30,11 @@ from lab.gpu_suite.kernel_grid import points
 from lab.gpu_suite.operations import Operation
 from lab.gpu_suite.ragged_batch import backend_for
 from lab.gpu_suite.sizes import Sizes
+from lab.gpu_suite.units import Counted
 from realengine.attention.kv_cache import FP8, KvCache
 from realengine.models.linear import StoredWeight
 from realengine.models.model import Model
-from realengine.models.weights import RANDOM, shapes
+from realengine.models.weights import random_spec, shapes
 from realengine.step_graphs import mixed_layout, pad
 from realengine.step_input import Batch, RowInput, pack
 from serving.cost_model import DECODE_BUCKETS, padded
@@ -38,14 +44,16 @@ from serving.deployments.model_spec import ModelSpec
 _META = torch.device("meta")
 _DRY_KERNELS = 2  # maximum number of kernels in a dry run: each takes a second or two
 _MOST_KERNELS = 4096
+_LAUNCHERS = 1 << 16  # places for claims of launchers, by a hash of their signatures
 _POLL_S = 0.05
 
 
-def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """Fill the cache, and yield a row for each kernel when its compilation has ended.
+def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, Any] | Counted]:
+    """Fill the cache, and yield a row for each kernel when its compilation has ended, and counts of the launches.
 
-    A row has the kernel's name, `seconds`, and `cached` if it was there before. A launch that could not be prepared has
-    a row with `failed`. There are no rows if Triton is not installed, or runs in its interpreter.
+    A row has the kernel's name, `seconds`, and `cached` if it was there before. The launcher of a new signature, which
+    Triton builds with the C compiler, has a row with `launcher` instead of `kernel`. A launch that could not be
+    prepared has a row with `failed`. There are no rows if Triton is not installed, or runs in its interpreter.
     """
     try:
         from realengine.kernels.launches import INTERPRETING
@@ -55,12 +63,12 @@ def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, An
         return
     most = _DRY_KERNELS if sizes.dry_run else _MOST_KERNELS
     context = get_context("fork")
-    claims = context.Array("b", most)
     done = context.SimpleQueue()
     wanted = list(islice(launches(sizes), most))
+    count = min(os.cpu_count() or 1, most)
+    shared = Shared(context.Array("b", most), context.Array("b", _LAUNCHERS), context.Array("i", count))
     workers = [
-        context.Process(target=compile_launches, args=(wanted, claims, done.put, number == 0))
-        for number in range(min(os.cpu_count() or 1, most))
+        context.Process(target=compile_launches, args=(wanted, shared, done.put, number)) for number in range(count)
     ]
     for worker in workers:
         worker.start()
@@ -76,15 +84,25 @@ def precompile(sizes: Sizes, left: Callable[[], float]) -> Iterator[dict[str, An
         worker.join()
         if worker.exitcode not in (0, -SIGKILL):
             yield {"failed": f"a compiling process ended with {worker.exitcode}"}
+    # what a worker has passed is compiled, or is being compiled by another that has not passed it
+    yield Counted(len(wanted), min(shared.passed))
+
+
+class Shared(NamedTuple):
+    """What the workers share: the kernels and the launchers that one of them has claimed, and how far each has come."""
+
+    kernels: Any
+    launchers: Any
+    passed: Any
 
 
 def compile_launches(
-    launches: Iterable[Callable[[], None]], claims: Any, tell: Callable[[dict[str, Any]], None], tells_failures: bool
+    launches: Iterable[Callable[[], None]], shared: Shared, tell: Callable[[dict[str, Any]], None], worker: int = 0
 ) -> None:
-    """Compile the kernels of `launches` that no other worker has claimed, for an H100 or H200.
+    """Compile the kernels of `launches` that no other worker has claimed, for an H100 or H200, and their launchers.
 
     After this call the JIT of this process cannot launch kernels, so run the call in a process of its own. A launch
-    that fails here fails in every worker, so only one of them has `tells_failures`.
+    that fails here fails in every worker, so only worker 0 tells failures.
     """
     import triton
 
@@ -93,18 +111,29 @@ def compile_launches(
     compile_only()
     numbers: dict[str, int] = {}
 
-    def is_claimed(*, key: Any, fn: Any, **_: Any) -> bool:
-        number = numbers.setdefault(f"{fn.name} {key}", len(numbers))
+    def claimed_before(claims: Any, number: int) -> bool:
         if number >= len(claims):
             return True
         with claims.get_lock():
-            claimed = bool(claims[number])
+            before = bool(claims[number])
             claims[number] = 1
-        return claimed
+        return before
 
-    def compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+    def is_claimed(*, key: Any, fn: Any, **_: Any) -> bool:
+        return claimed_before(shared.kernels, numbers.setdefault(f"{fn.name} {key}", len(numbers)))
+
+    def compiled(*, src: Any, metadata: Any, times: Any, cache_hit: bool, **_: Any) -> None:
         seconds = 0.0 if cache_hit else times.total / 1e6
         tell({"kernel": src.name.lstrip("_"), "seconds": round(seconds, 2), "cached": cache_hit})
+        signature = ", ".join(map(str, src.signature.values()))
+        if not claimed_before(shared.launchers, crc32(signature.encode()) % _LAUNCHERS):
+            try:
+                built = build_launcher(src, metadata)
+            except Exception as error:  # other kernels can be compiled all the same
+                tell({"failed": f"launcher of {signature}: {type(error).__name__}: {str(error)[:300]}"})
+            else:
+                if built is not None:
+                    tell({"launcher": signature, "seconds": round(built, 2)})
 
     triton.knobs.runtime.jit_cache_hook = is_claimed
     triton.knobs.compilation.listener = compiled
@@ -112,8 +141,28 @@ def compile_launches(
         try:
             launch()
         except Exception as error:
-            if tells_failures:
+            if worker == 0:
                 tell({"failed": f"{type(error).__name__}: {str(error)[:300]}"})
+        shared.passed[worker] += 1
+
+
+def build_launcher(src: Any, metadata: Any) -> float | None:
+    """Build the C module that launches a compiled kernel, into Triton's cache, and return the seconds it took.
+
+    Triton 3.6 has a module for each signature, Triton 3.7 one for all. They link with the driver's libcuda; without
+    it, as on a machine without a GPU, nothing is built and the result is None.
+    """
+    import triton
+    from triton.backends.nvidia import driver
+
+    try:
+        driver.library_dirs()
+    except (AssertionError, OSError, CalledProcessError):
+        return None
+    began = perf_counter()
+    triton.runtime.driver.active.utils = driver.CudaUtils()
+    driver.CudaLauncher(src, SimpleNamespace(**metadata))
+    return perf_counter() - began
 
 
 # The launches
@@ -125,10 +174,8 @@ def launches(sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield partial(run_once, case)
     for checked_engine in checked("cuda", sizes.dry_run):
         yield from _steps(checked_engine.deployment, checked_engine.spec)
-    for deployment in (sizes.small, sizes.large):
-        yield from _steps(
-            deployment.model_copy(update={"attention": "triton"}), RANDOM[deployment.model.removeprefix("random:")]
-        )
+    for deployment in sizes.deployments.values():
+        yield from _steps(deployment.model_copy(update={"attention": "triton"}), random_spec(deployment.model))
     for point in points(_META, sizes.dry_run):
         if point.operation.kernel != "gemm":
             yield partial(run_once, point.operation)

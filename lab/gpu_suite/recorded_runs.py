@@ -12,11 +12,13 @@ import itertools
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from lab.gpu_suite.engine_benchmark import drain, offer, random_prompts
+from lab.gpu_suite.units import OutOfTime
 from realengine.engine import Engine
 from realengine.replay import record
 from serving.deployments.config import SchedulerConfig
@@ -33,6 +35,13 @@ class Pace(NamedTuple):
 
     decode_step_ns: int
     prompt_token_ns: int
+
+
+class RunSizes(NamedTuple):
+    """Seconds of arrivals of a run, and the most tokens of a request."""
+
+    seconds: float
+    longest: int
 
 
 class Scenario(NamedTuple):
@@ -100,6 +109,7 @@ def _request_ns(pace: Pace, rows: int, prompt: int, output: int) -> float:
 
 
 _REPEATS = 2
+SCENARIOS = 5
 _ARCHIVE_BYTES = 15_000_000
 
 
@@ -125,34 +135,46 @@ def pace_of(engine: Engine, prompt: int, output: int) -> Pace:
     return Pace(int(median(decodes)), max(prompt_ns // sum(step.plan.prefill_tokens for step in prefills), 1))
 
 
-def record_runs(
-    engine: Engine, out: Path, seconds: float, longest: int, left: Callable[[], float]
-) -> Iterator[dict[str, Any]]:
-    """Record every scenario into `out`, one repeat after the other, while `left()` is positive; yield a row per run.
+def recordings(
+    engine: Callable[[], Engine], out: Path, sizes: RunSizes, known: Pace | None, left: Callable[[], float]
+) -> list[Callable[[], Iterator[dict[str, Any]]]]:
+    """Return the recordings of every scenario into `out`, one repeat after the other.
 
-    Each run has `seconds` of arrivals, with requests of at most `longest` tokens.
+    Each yields rows: one with the pace that it has measured, unless the pace is `known`, and one with the run. It
+    raises OutOfTime if `left()` is too short for the run.
     """
+    paces = [] if known is None else [known]
+
+    def one(number: int, repeat: int) -> Iterator[dict[str, Any]]:
+        if left() < 1.5 * sizes.seconds:
+            raise OutOfTime
+        if not paces:
+            paces.append(pace_of(engine(), *usual_lengths(sizes.longest)))
+            yield {"pace": paces[0]._asdict()}
+        yield record_scenario(engine(), out, sizes, paces[0], number, repeat)
+
+    return [partial(one, number, repeat) for number in range(SCENARIOS) for repeat in range(1, _REPEATS + 1)]
+
+
+def record_scenario(engine: Engine, out: Path, sizes: RunSizes, pace: Pace, number: int, repeat: int) -> dict[str, Any]:
+    """Record scenario `number` into `out`, and return the row of the run; the engine keeps its own limits."""
     whole = engine.deployment.scheduler
     full = {"num_blocks": whole.num_blocks, "scheduler_reserve_full_isl": whole.scheduler_reserve_full_isl}
+    workload, limits = scenarios(whole, pace, *sizes)[number]
     try:
-        pace = pace_of(engine, *usual_lengths(longest))
-        for workload, limits in scenarios(whole, pace, seconds, longest):
-            for repeat in range(1, _REPEATS + 1):
-                if left() < 1.5 * seconds:
-                    return
-                engine.limit(**{**full, **limits})
-                done = record(workload, engine, out / f"{workload.name}-{repeat}", overwrite=True)
-                yield {
-                    "run": f"{workload.name}-{repeat}",
-                    "status": done.status,
-                    "requests": done.requests,
-                    "finished": done.finished,
-                    "duration_s": done.duration_ns / 1e9,
-                    "canary_before_ns": done.canary_before_ns,
-                    "canary_after_ns": done.canary_after_ns,
-                }
+        engine.limit(**{**full, **limits})
+        done = record(workload, engine, out / f"{workload.name}-{repeat}", overwrite=True)
     finally:
-        engine.limit(**full)  # later phases use the same engine, so its limits are restored
+        engine.limit(**full)
+    return {
+        "run": f"{workload.name}-{repeat}",
+        "status": done.status,
+        "requests": done.requests,
+        "finished": done.finished,
+        "duration_s": done.duration_ns / 1e9,
+        "canary_before_ns": done.canary_before_ns,
+        "canary_after_ns": done.canary_after_ns,
+    }
 
 
 def pack(recording: Path, out: Path) -> None:

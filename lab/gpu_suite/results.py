@@ -8,10 +8,48 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 FILE = "results.jsonl"
 _STAND_INS = {"copy_bytes_per_s": 4.3e12, "gemm_flops_per_s": 788e12}  # another H200, torch 2.11, 2026-10-28
+
+
+SLOW_CLOCK = 0.6  # below this fraction of its highest clock, a GPU is not the GPU that is to be measured
+
+
+class Progress(NamedTuple):
+    """The progress of a phase.
+
+    Attributes:
+        units: number of its units, and `begun` of those that have begun
+        planned, done: work that is planned and that is done: units, unless the phase counts something finer
+        clock: lowest mean clock of the GPU in a unit, as a fraction of its highest; None if it is not known
+        slow: number of units whose mean clock was below `SLOW_CLOCK`
+    """
+
+    units: int = 0
+    begun: int = 0
+    planned: int = 0
+    done: int = 0
+    clock: float | None = None
+    slow: int = 0
+
+    def at_clock(self, clock: float | None) -> Progress:
+        """Return the progress after a unit with this mean clock."""
+        if clock is None:
+            return self
+        lowest = clock if self.clock is None else min(self.clock, clock)
+        return self._replace(clock=round(lowest, 3), slow=self.slow + (clock < SLOW_CLOCK))
+
+
+def progress_of(results: dict[str, Any], phase: str) -> Progress:
+    """Return the progress of a phase; nothing is planned in a phase that did not run."""
+    return Progress(**(results.get(f"{phase}_progress") or {}))
+
+
+def phases_of(results: dict[str, Any]) -> list[str]:
+    """Return the names of the phases that ran, in their order."""
+    return [name.removesuffix("_progress") for name, value in results.items() if name.endswith("_progress") and value]
 
 
 class Results:
@@ -31,6 +69,9 @@ class Results:
         with self._path.open("a", encoding="utf-8") as file:
             # The leading newline ends a partial line of a process that was killed.
             file.write(f"\n{json.dumps(line)}")
+
+    def progress(self, phase: str) -> Progress:
+        return progress_of(self.values, phase)
 
     @property
     def values(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@ class Sizes(NamedTuple):
     """The sizes of a run.
 
     Attributes:
-        large, small: deployments of the two measured engines; only the large one is recorded
+        deployments: the measured engines: large and small, of which only the large one is recorded, a mixture of
+            experts, and the large one with weights in fp8 and int4
         run_seconds: seconds of arrivals of one recorded run
         run_longest: maximum tokens of a request in a recorded run, few enough for requests to end soon after the
             arrivals
@@ -20,15 +21,14 @@ class Sizes(NamedTuple):
 
     dry_run: bool
     device: str
-    large: Deployment
-    small: Deployment
+    deployments: dict[str, Deployment]
     run_seconds: float
     run_longest: int
     benchmark: dict[str, Any]
 
 
 def gpu_sizes() -> Sizes:
-    """Return Llama-3.1-8B's and Qwen3-0.6B's shapes with random weights, in bf16."""
+    """Return the shapes of Llama-3.1-8B (bf16, FP8, int4), Qwen3-0.6B and Qwen3-30B-A3B (bf16), with random weights."""
     scheduler = SchedulerConfig(
         max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=16896, async_scheduling=True
     )
@@ -36,8 +36,13 @@ def gpu_sizes() -> Sizes:
     return Sizes(
         False,
         "cuda",
-        Deployment(model="random:llama-3.1-8b", **engine),
-        Deployment(model="random:qwen3-0.6b", **engine),
+        {
+            "large": Deployment(model="random:llama-3.1-8b", **engine),
+            "small": Deployment(model="random:qwen3-0.6b", **engine),
+            "mixture": Deployment(model="random:qwen3-30b-a3b", **engine),
+            "fp8": Deployment(model="random:llama-3.1-8b", quantization="fp8", **engine),
+            "int4": Deployment(model="random:llama-3.1-8b", quantization="int4", **engine),
+        },
         run_seconds=7.2,
         run_longest=4224,
         benchmark={
@@ -58,11 +63,17 @@ def dry_sizes() -> Sizes:
     scheduler = SchedulerConfig(
         max_num_seqs=16, max_num_batched_tokens=64, max_model_len=192, num_blocks=400, async_scheduling=True
     )
+    engine = {"dtype": "float32", "scheduler": scheduler}
     return Sizes(
         True,
         "cpu",
-        Deployment(model="random:llama", dtype="float32", scheduler=scheduler),
-        Deployment(model="random:qwen3", dtype="float32", scheduler=scheduler),
+        {
+            "large": Deployment(model="random:llama", **engine),
+            "small": Deployment(model="random:qwen3", **engine),
+            "mixture": Deployment(model="random:qwen3-moe", **engine),
+            "fp8": Deployment(model="random:llama", quantization="fp8", **engine),
+            "int4": Deployment(model="random:llama", quantization="int4", **engine),
+        },
         run_seconds=0.8,
         run_longest=192,
         benchmark={

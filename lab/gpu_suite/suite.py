@@ -1,8 +1,9 @@
 """A runner of phases, one after the other, each in a separate process with its share of the time.
 
-A phase that crashes, hangs or breaks the GPU's context loses only its own results: the failure is a line in the
-results, and the next phase runs. Processes are forked, so that they start at once with everything imported. CUDA does
-not survive a fork, so this process never uses the GPU.
+A phase is a list of units of work. A unit that crashes, or leaves the GPU's context broken, loses only its own results:
+the phase goes on after it in a new process. A phase that hangs is killed. The results count the units of every phase
+that were planned and done, and say what went wrong. Processes are forked, so that they start at once with everything
+imported. CUDA does not survive a fork, so this process never uses the GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
@@ -22,11 +24,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lab.gpu_suite.results import FILE, Results, ceilings_of
+from lab.gpu_suite.results import FILE, Progress, Results, ceilings_of
 from lab.gpu_suite.sizes import Sizes
+from lab.gpu_suite.units import Counted, OutOfTime, Unit
+from realengine.devices.speed import GpuClock, Speed
 
 GRACE_S = 25.0  # seconds; phases check the time and end by themselves, and a phase that is this late is killed
+_COUNTING_S = 5.0  # seconds in which a phase whose time is up before it begins counts what it will not do
 _DYING_S = 10.0  # seconds after a kill; a process that still exists is blocked in a driver, and is left behind
+_BARREN = 3  # after so many processes in a row that finished no unit, the phase is given up
 _LEFT_BEFORE = (FILE, "kernels.parquet", "calibration.json", "recordings-*.tar")
 
 
@@ -52,18 +58,13 @@ class Work(NamedTuple):
         """The ceilings by name, as measured before, or stand-ins."""
         return ceilings_of(self.results.values)
 
-    def keep(self, name: str, rows: Iterable[dict[str, Any]] | None) -> None:
-        """Append rows to the list `name` as they come, until time is up."""
-        for row in rows or ():
-            self.results.add(name, row)
-            if self.left() < 0:
-                break
-
 
 class Phase(NamedTuple):
-    """A phase: `run` does its work in a separate process, and may yield rows, which are kept under its name.
+    """A phase, a separate process that runs its units in order.
 
-    `after` runs in this process when the separate process has ended, even if that failed.
+    `units` returns the same units in each process of the phase, and must be quick: a unit that is not reached must cost
+    nothing. A unit may yield rows, which are kept under the phase's name. `after` runs in the suite's process when the
+    phase has ended, even if it failed.
 
     Attributes:
         minutes: planned time; the phases that run divide the suite's time in proportion to it
@@ -71,7 +72,7 @@ class Phase(NamedTuple):
 
     name: str
     minutes: float
-    run: Callable[[Work], Iterable[dict[str, Any]] | None]
+    units: Callable[[Work], Sequence[Unit]]
     after: Callable[[Work], None] | None = None
 
 
@@ -79,7 +80,7 @@ class Suite:
     """One run of `phases`.
 
     Everything that it writes is in `out`: results.jsonl, kernels.parquet, recordings-N.tar, calibration.json. Files of
-    an earlier run in `out` are removed, unless `adding` is True.
+    an earlier run in `out` are removed, unless `adding` is True: then only the rows of the phases that run again are.
     """
 
     def __init__(
@@ -113,18 +114,96 @@ class Suite:
     def _run(self, phase: Phase, scratch: Path, seconds: float) -> None:
         started = monotonic()
         work = Work(self._sizes, self._out, scratch, self.results, self._commit, started + seconds)
-        if self.results.values.get(f"{phase.name}_failed"):  # failed in an earlier run that this run adds to
-            self.results.set(f"{phase.name}_failed", None)
-
-        def failed(why: str) -> None:
-            self.results.set(f"{phase.name}_failed", why)
-
-        run_apart(lambda: work.keep(phase.name, phase.run(work)), seconds + self._grace_s, failed)
+        self._forget(phase.name)
+        deadline = started + seconds + (self._grace_s if seconds > 0 else min(self._grace_s, _COUNTING_S))
+        barren = 0
+        while True:
+            before = self.results.progress(phase.name)
+            ended = run_apart(
+                partial(_units, phase, work, before), deadline - monotonic(), partial(self._failed, phase.name)
+            )
+            after = self.results.progress(phase.name)
+            barren = 0 if after.done > before.done else barren + 1
+            # A process that broke down is followed by another, which goes on after the unit that broke it.
+            if ended or not before.begun < after.begun < after.units or work.left() <= 0:
+                break
+            if barren == _BARREN:
+                self._failed(phase.name, f"given up: {_BARREN} processes in a row finished nothing")
+                break
         if phase.after is not None:
             phase.after(work)
         took = monotonic() - started
         self.results.set(f"{phase.name}_seconds", round(took, 1))
-        print(f"{phase.name}: {took:.0f} s", file=sys.stderr, flush=True)
+        done = self.results.progress(phase.name)
+        print(f"{phase.name}: {took:.0f} s, {done.done} of {done.planned} done", file=sys.stderr, flush=True)
+
+    def _failed(self, phase: str, why: str) -> None:
+        """Note why a process of a phase ended, and at which of its units, numbered from 1."""
+        unit = self.results.progress(phase).begun
+        self.results.add("failures", {"phase": phase, "unit": unit, "error": why})
+
+    def _forget(self, phase: str) -> None:
+        """Remove what an earlier run, to which this run adds, has found in a phase."""
+        earlier = self.results.values
+        if earlier.get(f"{phase}_progress"):
+            self.results.set(f"{phase}_progress", None)
+            self.results.set("failures", [row for row in earlier.get("failures", []) if row["phase"] != phase])
+        if earlier.get(phase):
+            self.results.set(phase, [])
+
+
+def _units(phase: Phase, work: Work, before: Progress) -> None:
+    """Run the units of a phase after those that have begun `before`, until time is up, and count them."""
+    clock = find_clock(work.sizes.device)
+    units = phase.units(work)
+    so_far = before._replace(units=len(units), planned=before.planned or len(units))
+
+    def note(progress: Progress) -> Progress:
+        work.results.set(f"{phase.name}_progress", progress._asdict())
+        return progress
+
+    so_far = note(so_far)
+    for number in range(so_far.begun, len(units)):
+        if work.left() <= 0:
+            return
+        so_far = note(so_far._replace(begun=number + 1))
+        clock()  # what it was before this unit does not count
+        counted = None
+        try:
+            for row in units[number]() or ():
+                if isinstance(row, Counted):
+                    counted = row
+                    so_far = note(so_far._replace(**counted._asdict()))
+                else:
+                    work.results.add(phase.name, row)
+        except OutOfTime:
+            so_far = note(so_far._replace(begun=number))
+            return
+        if counted is None:
+            so_far = so_far._replace(done=so_far.done + 1)
+        so_far = note(so_far.at_clock(clock()))
+        if context_is_lost():
+            raise LostContext("an error of CUDA has broken the context; what follows runs in a new process")
+
+
+class LostContext(Exception):
+    """Raised after a unit that has broken the GPU's context: every later call would fail."""
+
+
+def find_clock(device: str) -> Speed:
+    """Return a reader of the GPU's clock; it reads None on a CPU and without NVML."""
+    return GpuClock(0) if device == "cuda" else lambda: None
+
+
+def context_is_lost() -> bool:
+    """Return whether CUDA calls of this process fail from now on, as after an illegal memory access."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def run_apart(work: Callable[[], None], seconds: float, failed: Callable[[str], None]) -> bool:

@@ -10,61 +10,24 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.own_kernels import own_measurements
 from calibration.kernels.surfaces import KernelFit, KernelSurfaces, bundled, write_surfaces
-from calibration.operations import Collective, DecodeAttention, Gemm, Operation, PrefillAttention
+from calibration.operations import Collective
 from lab.kernels import collective_fit, exchange_fit
 from lab.kernels.aiconfigurator import PACKAGE, Measured, measurements, provenance
 from lab.kernels.llmservingsim import profiled
 from lab.kernels.surface_fit import fit_kernel
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
-
-_TYPES = {"bf16": "bfloat16", "fp8": "fp8"}
-_COLUMNS = ("op", "model", "dtype", "kv_dtype", "rows", "tokens", "context", "inputs", "outputs", "median_ns")
-
-
-def own_measurements(path: Path) -> Iterator[tuple[str, Operation, float]]:
-    """Yield kind, operation and ns of each GEMM and attention in our table; raise UserError for another file."""
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError("tables", str(path), f"cannot be read: {str(error).splitlines()[0]}") from None
-    missing = [name for name in _COLUMNS if name not in table.column_names]
-    if missing:
-        raise UserError("tables", str(path), f"has no column {missing[0]}; is it kernels.parquet of the GPU suite?")
-    for row in table.select(list(_COLUMNS)).to_pylist():
-        operation = _operation(row)
-        if operation is not None and row["median_ns"]:
-            yield row["op"], operation, float(row["median_ns"])
-
-
-def _operation(row: dict[str, Any]) -> Operation | None:
-    if row["op"] == "gemm":
-        return Gemm("gemm", row["tokens"], row["outputs"], row["inputs"], _TYPES[row["dtype"]])
-    if row["op"] not in ("attention_decode", "attention_prefill"):
-        return None
-    spec = find_model(row["model"].removeprefix("random:"))
-    heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, _TYPES[row["kv_dtype"]])
-    rows, tokens, context = row["rows"], row["tokens"], row["context"]
-    if row["op"] == "attention_decode":
-        return DecodeAttention("decode attention", rows, rows * context, *heads)
-    length = tokens / rows
-    past = context - length
-    return PrefillAttention(
-        "prefill attention", rows, tokens, rows * past, tokens * past + tokens * (length + 1) / 2, *heads
-    )
 
 
 def agreement(path: Path, gpu: GpuSpec) -> dict[str, NDArray[np.float64]]:

@@ -281,7 +281,10 @@ def _tenants(pairs: PairedRuns) -> Iterator[Tenant]:
 def _in_words(row: Row) -> str:
     label = "share of requests that finish" if row.metric == "finished" else metric(row.metric).label
     named = label if row.stat in ("value", "share") else f"{label} {row.stat}"
-    return f"{named} {change_of(row.metric, row.percent)}"
+    change = f"{named} {change_of(row.metric, row.percent)}"
+    if row.metric != "slo_attainment" or row.a is None or row.b is None:
+        return change
+    return f"{change} (from {shown_share(row.a)} to {shown_share(row.b)})"
 
 
 def ranking(simulated: Sequence[Row], real: Sequence[Row]) -> Iterator[Ranked]:

@@ -28,7 +28,7 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.context_parallel import devices_with_same_kv
 from serving.deployments.editions import stored_by_name
 from serving.deployments.engines import BLOCK_SIZE
-from serving.deployments.fleet import AutoscalerConfig, FleetConfig
+from serving.deployments.fleet import AutoscalerConfig, FleetConfig, PoolConfig, plain_fleet
 from serving.deployments.inter_node import InterNodeConfig
 from serving.deployments.kv_capacity import kv_capacity
 from serving.deployments.model_catalogue import find_model
@@ -147,6 +147,24 @@ def _fused_kernels(case: _Case) -> Iterator[Settings]:
 def _more_of_a_role(case: _Case) -> Iterator[Settings]:
     assert case.fleet is not None  # the lift applied
     yield _pools(case.fleet, split_towards(case.fleet, case.cause.split()[1]))
+
+
+def _more_encoders(case: _Case) -> Iterator[Settings]:
+    """Yield one more encoder replica; without encoder replicas, one beside the engines, and one in place of an engine.
+
+    An encoder replica has one GPU.
+    """
+    fleet = case.fleet or plain_fleet(case.scenario.replicas)
+    if fleet.encodes_apart:
+        yield _pools(fleet, {"encode": 1})
+        return
+    one_gpu = {name: 1 for name in ("tensor_parallel_size",) if getattr(case.deployment, name) > 1}
+    for fewer in ({}, {"prefill" if fleet.prefills_apart else "serve": -1}):
+        pools = resized(fleet, fewer)
+        if all(pool.replicas for pool in pools):
+            added = (*pools, PoolConfig(name="encode", role="encode", deployment=one_gpu))
+            kept = [pool.model_dump(mode="json", exclude_defaults=True) for pool in added]
+            yield {"fleet.pools": kept} if case.fleet else {"fleet": {"pools": kept, "router": case.scenario.routes_by}}
 
 
 def _more_prefix_hits(case: _Case) -> Iterator[Settings]:
@@ -345,6 +363,7 @@ def _dumped(fleet: Any, name: str) -> Any:
 _AGAINST: dict[str, Callable[[_Case], Iterator[Settings]]] = {
     "more running requests": _more_running_requests,
     "a slot for each adapter": _more_adapter_slots,
+    "free encoding": _more_encoders,
     "smaller chunks": _smaller_chunks,
     "prompts in one piece": _prompts_in_one_piece,
     "policy vllm": _other_policy,

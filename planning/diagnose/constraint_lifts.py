@@ -275,7 +275,7 @@ def adapter_slots(scenario: PricedScenario) -> PricedScenario | str:
 
 
 def free_encoding(scenario: PricedScenario) -> PricedScenario:
-    """Let the encoding of images, videos and audio take no time, as on GPUs of its own."""
+    """Let the encoding of images, videos and audio take no time, the most that more encoders can gain."""
 
     def free(deployment: Deployment) -> Deployment:
         multimodal = deployment.multimodal

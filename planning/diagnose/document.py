@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
@@ -180,6 +181,25 @@ class DiagnosisDocument(Document):
         first = [change for change in self.changes[:1] if change.gain(self.metric) >= LEAST]
         return next(iter([*first, *filter(spares, self.changes)]), None)
 
+    def remains(self, bounds: Mapping[str, float] = MappingProxyType({})) -> str:
+        """Return what the recommended change does not cure, in a clause; empty without such a change.
+
+        `bounds` are the bounds of p99s in milliseconds, if SLOs are known.
+        """
+        best = self.best
+        if best is None:
+            return ""
+        if self.sheds:
+            lost = 1 - (best.finished or 0.0)
+            return f"{shown_share(lost, 1)} of the requests would still not finish" if lost else "all requests finish"
+        left = {name: math.inf if best.p99.get(name) is None else best.p99[name] or 0.0 for name in self.simulated_p99}
+        over = [name for name, bound in bounds.items() if left.get(name, 0.0) > bound]
+        if bounds and not over:
+            return "after this change, every p99 is within its SLO"
+        named = [f"{label_of(name)} {shown_time(left[name])}" for name in over or left]
+        still = "still broken after this change" if over else "after this change, the p99s are"
+        return f"{still}: {', '.join(named)}" if over else f"{still} {', '.join(named)}"
+
     @property
     def sheds(self) -> bool:
         """True if lost requests are explained; p99s then cover the requests that finish."""
@@ -245,6 +265,8 @@ class DiagnosisDocument(Document):
         yield from self.shown_questions()
         if self.changes:
             yield Line(self.summary, "headline")
+        if remains := self.remains():
+            yield Line(remains)
         if self.best:
             yield Line(self.command(self.best), "command")
 

@@ -49,7 +49,8 @@ def another_split(scenario: PricedScenario, more: str) -> PricedScenario | str:
 
 def split_towards(fleet: FleetConfig, more: str) -> dict[str, int]:
     """Return the argument of `resized` that moves a replica to the role `more`; empty if no other can spare one."""
-    spare = next((pool.role for pool in fleet.pools if pool.role != more and pool.replicas > 1), None)
+    others = [pool for pool in fleet.pools if pool.role not in (more, "encode")]
+    spare = next((pool.role for pool in others if pool.replicas > 1), None)
     return {more: 1, spare: -1} if spare else {}
 
 

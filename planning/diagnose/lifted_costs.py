@@ -136,7 +136,9 @@ def with_half_the_kv(cost: CostModel) -> CostModel | None:
     if isinstance(behind, StepCost):
         prices = dict(behind.calibration.step_prices_ps)
         prices.update({name: prices[name] // 2 for name in _KV_PRICES})
-        return StepCost(replace(behind.calibration, step_prices_ps=prices), behind.deployment)
+        surfaces = behind.calibration.surfaces
+        halved = surfaces and surfaces.with_parts(0.5, *KV_PARTS)
+        return behind.priced_by(replace(behind.calibration, step_prices_ps=prices, surfaces=halved))
     return with_parts(cost, 0.5, *KV_PARTS)
 
 

@@ -159,7 +159,8 @@ def _no_slots(e: Evidence) -> Finding | None:
 
 
 def _encoding(e: Evidence) -> Finding | None:
-    use = notes_of(e.run).get("encoder")
+    notes = notes_of(e.run)
+    use = None if "encoders_apart" in notes else notes.get("encoder")
     share = min(use["encoding_ns"] / max(float(e.step_ns.sum()), 1.0), 1.0) if use and e.has_steps else 0.0
     if use is None or share < SHARE:
         return None
@@ -167,6 +168,23 @@ def _encoding(e: Evidence) -> Finding | None:
         share,
         f"steps encode images, videos or audio in {shown_share(share)} of their time: {use['items']:,} items with "
         f"{use['tokens']:,} tokens",
+    )
+
+
+def _late_embeddings(e: Evidence) -> Finding | None:
+    use = notes_of(e.run).get("encoders_apart")
+    if use is None or not use["requests"]:
+        return None
+    waited_ms = (use["waiting_ns"] + use["sending_ns"]) / use["requests"] / 1e6
+    busy = use["busy_ns"] / max(use["ready_ns"], 1)
+    share = min(waited_ms / max(e.metrics.distribution("ttft_ms").mean, 1e-9), 1.0)
+    if not share >= SHARE:
+        return None
+    return Finding(
+        share,
+        f"requests with images, videos or audio wait {shown_time(waited_ms)} for their embeddings, "
+        f"{shown_share(share)} of the mean TTFT; encoder replicas ({use['replicas']:,}) are busy {shown_share(busy)} "
+        f"of the time",
     )
 
 
@@ -310,6 +328,7 @@ _LOOKS: dict[str, Look] = {
     "max_num_seqs reached": _no_places,
     "adapter slots taken": _no_slots,
     "images take the device": _encoding,
+    "embeddings come late": _late_embeddings,
     "bursty arrivals": _bursts,
     "uneven replicas": _uneven_replicas,
     "tail spikes": _tail,

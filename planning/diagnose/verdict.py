@@ -97,14 +97,14 @@ def _verdict(known: DiagnosisDocument, cause: Counterfactual | None) -> str:
 
 
 def _summary(known: DiagnosisDocument, cause: Counterfactual) -> str:
-    """Return the verdict for the person who decides on purchases: what is wrong, and the best change."""
+    """Return the verdict for the person who decides on purchases: the best change, and what is wrong."""
     wrong = f"{cause.cause} ({cause.lifecycle})"
     best = known.best
     if best is None:
         return f"{wrong}; no change that was tried improves it by a tenth"
     more = (best.gpus or 0) - known.gpus
     cost = f", on {abs(more)} {'more' if more > 0 else 'fewer'} GPU{'s' * (abs(more) > 1)}" if more else ""
-    return f"{wrong}; with {best.name} {_left(known, best)}{cost}"
+    return f"with {best.name} {_left(known, best)}{cost}; the cause is {wrong}"
 
 
 def _judged(known: DiagnosisDocument, cause: Counterfactual) -> str:

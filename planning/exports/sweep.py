@@ -13,13 +13,19 @@ if TYPE_CHECKING:
 
 
 class SweepView(NamedTuple):
-    """Metric `y` over parameter `x`, with a series for each of `values` of parameter `by`; (None,) if `by` is None."""
+    """A view of a sweep, with metric `y`.
+
+    A line or a scatter has a series for each of `values` of parameter `by`; (None,) if `by` is None. A `line` is over
+    parameter `x`; a `scatter` has a point for each run, over a parameter or another metric. A `heat map` has a column
+    for each value of parameter `x`, and a row for each value of `by`.
+    """
 
     y: str
     x: str
     by: str | None
     values: Sequence[Any]
     log_y: bool = False
+    kind: str = "line"
 
 
 class Sweep:

@@ -33,6 +33,17 @@ class LearntSetting(Part):
         "value that the server reports, if you stated another; else null", default=None
     )
     also: tuple[bool | int | str, ...] = fact("other values that the answers do not tell apart from it", default=())
+    least: int | None = fact(
+        "least number that cannot be told apart from it; null if none was looked for", default=None
+    )
+    greatest: int | None = fact("greatest number that cannot be told apart from it; null as `least`", default=None)
+
+    @property
+    def others(self) -> str:
+        """The values that cannot be told apart from it, in words."""
+        if self.least is not None and self.greatest is not None and self.least < self.greatest:
+            return f"{self.least:,} to {self.greatest:,} cannot be told apart"
+        return ", ".join(map(_shown, self.also))
 
     @property
     def known_from(self) -> str:
@@ -182,9 +193,7 @@ class LearntServer(Document):
             ]
             marked = {(at, 7) for at, figure in enumerate(self.proof) if not figure.inside}
             yield Table(columns, rows, "predicted and measured", marked)
-        settings = [
-            (one.name, _shown(one.value), one.known_from, ", ".join(map(_shown, one.also))) for one in self.settings
-        ]
+        settings = [(one.name, _shown(one.value), one.known_from, one.others) for one in self.settings]
         names = [Column("setting"), Column("value"), Column("known"), Column("or", spare=1)]
         yield Table(names, settings, "what the server is")
         for one in self.alternatives:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from planning.learn.answers import Answer
 from planning.learn.twin import Twin
 
-_CLOSE = 3.0  # difference of log likelihoods below which the answers do not decide between two values
+CLOSE = 3.0  # difference of log likelihoods below which the answers do not decide between two values
 
 
 class Candidates(NamedTuple):
@@ -21,7 +21,7 @@ class Candidates(NamedTuple):
     @property
     def alike(self) -> tuple[Any, ...]:
         """The values that the answers do not tell apart from the likeliest."""
-        return tuple(value for value, less in zip(self.values, self.below, strict=True) if 0 < less < _CLOSE)
+        return tuple(value for value, less in zip(self.values, self.below, strict=True) if 0 < less < CLOSE)
 
 
 @dataclass
@@ -32,12 +32,14 @@ class Findings:
         known: settings that are known and not inferred
         tried: the values of each inferred setting
         at_least: lower limits of settings that no question reached; their values are assumed
+        ranges: least and greatest of the numbers that the answers do not tell apart from that of the twin
         assumed: names of settings that were not asked about, because the time was up or no question can reveal them
     """
 
     known: Mapping[str, Any]
     tried: dict[str, Candidates] = field(default_factory=dict)
     at_least: dict[str, int] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     assumed: set[str] = field(default_factory=set)
 
     def values(self, name: str, values: Sequence[Any]) -> tuple[Any, ...]:

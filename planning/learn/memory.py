@@ -8,7 +8,7 @@ import numpy as np
 
 from planning.learn import questions
 from planning.learn.answers import Answer
-from planning.learn.findings import Findings
+from planning.learn.findings import CLOSE, Findings
 from planning.learn.questions import Bounds, Question
 from planning.learn.server import TimeIsUp
 from planning.learn.twin import Twin
@@ -54,7 +54,7 @@ def with_memory(twin: Twin, ask: Ask, bounds: Bounds, findings: Findings) -> Twi
             blocks = max(2 * blocks, findings.at_least["num_blocks"])
         else:
             findings.at_least.pop("num_blocks", None)
-            twin = _likeliest_blocks(twin, answer)
+            twin, findings.ranges["num_blocks"] = _likeliest_blocks(twin, answer)
             blocks = twin.setting.num_blocks
             if answer.most_decoding >= _FINE * limit:
                 break
@@ -83,11 +83,23 @@ def with_block_size(twin: Twin, ask: Ask, bounds: Bounds, findings: Findings) ->
     known = "num_blocks" in findings.known
     tried = {size: twin.having(block_size=size) if known else twin.having_blocks_of(size) for size in _BLOCK_SIZES}
     findings.note("block_size", {size: one.likelihood_of_pattern(answer) for size, one in tried.items()})
-    return tried[findings.tried["block_size"].values[0]]
+    likeliest = tried[findings.tried["block_size"].values[0]]
+    if "num_blocks" in findings.ranges:
+        low, high = (twin.having(num_blocks=number) for number in findings.ranges["num_blocks"])
+        size = likeliest.setting.block_size
+        findings.ranges["num_blocks"] = (
+            low.having_blocks_of(size).setting.num_blocks,
+            high.having_blocks_of(size).setting.num_blocks,
+        )
+    return likeliest
 
 
-def _likeliest_blocks(twin: Twin, answer: Answer) -> Twin:
-    """Return the twin with the likeliest number of KV blocks: the middle of those that explain the answer alike."""
+def _likeliest_blocks(twin: Twin, answer: Answer) -> tuple[Twin, tuple[int, int]]:
+    """Return the twin with the likeliest number of KV blocks, and the range that cannot be told apart from it.
+
+    The likeliest is the middle of the numbers that explain the answer alike. SGLang reserves whole answers, so under
+    `sglang` all numbers between two requests' worth do.
+    """
     first = next(iter(answer.question.workload.requests))
     running = answer.most_decoding // twin.setting.replicas
     seen = answer.most_tokens // (twin.setting.replicas * twin.setting.block_size)
@@ -95,13 +107,18 @@ def _likeliest_blocks(twin: Twin, answer: Answer) -> Twin:
     high = max(_blocks_of(twin, running + 2, first.prompt_len + first.output_len), low)
     if answer.waited and twin.setting.policy != "trtllm":  # for blocks of its prompt; TensorRT-LLM reserves more
         high = min(high, max(low + _blocks_of(twin, 1, first.prompt_len + first.output_len), low))
+    scores: dict[int, float] = {}
     for _ in range(_NARROWED):
         values = [int(value) for value in np.unique(np.linspace(low, high, _BETWEEN + 1).round())]
-        scores = [twin.having(num_blocks=value).likelihood([answer]) for value in values]
-        alike = [at for at, score in enumerate(scores) if score > max(scores) - _ALIKE]
+        for value in values:
+            if value not in scores:
+                scores[value] = twin.having(num_blocks=value).likelihood([answer])
+        most = max(map(scores.__getitem__, values))
+        alike = [at for at, value in enumerate(values) if scores[value] > most - _ALIKE]
         low, high = values[max(alike[0] - 1, 0)], values[min(alike[-1] + 1, len(values) - 1)]
         twin = twin.having(num_blocks=(values[alike[0]] + values[alike[-1]]) // 2)
-    return twin
+    close = [value for value, score in scores.items() if score > most - CLOSE]
+    return twin, (min(close), max(close))
 
 
 def _blocks_of(twin: Twin, requests: int, tokens: int) -> int:

@@ -242,7 +242,8 @@ def document(
         also = tried.alike if tried and source == "inferred" else ()
         _, other = known.contradictions.get(name, (None, None))
         limits = {"at_least": learner.findings.at_least.get(name), "reported": other}
-        setting = {"name": name, "value": value, "source": source, "also": also}
+        least, greatest = learner.findings.ranges.get(name, (None, None)) if source == "inferred" else (None, None)
+        setting = {"name": name, "value": value, "source": source, "also": also, "least": least, "greatest": greatest}
         settings.append(LearntSetting.model_validate(setting | limits))
     asked = [answer.question for answer in learner.answers]
     return LearntServer(

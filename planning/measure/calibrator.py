@@ -23,6 +23,7 @@ from calibration.steps.iteration_fit import calibrate_from_log, read_iteration_l
 from calibration.steps.launches import measured_launches
 from calibration.steps.measured_runs import MeasuredRuns
 from calibration.steps.step_cost import Calibration
+from calibration.steps.surface_fit import SurfaceFeatures, surfaces_for
 from calibration.validation.decision_replay import recorded_deployment
 from calibration.validation.external.case import load_case
 from calibration.validation.external.learning import learnt_from
@@ -74,7 +75,7 @@ def calibrate(
     if request.served is not None and request.client is not None:
         return Made(_from_served(request, request.served, request.client))
     paths = _of_one_engine(request.recordings) if request.recordings else _measured(request, overwrite, say)
-    return Made(fit_recordings(paths, request.out))
+    return Made(fit_recordings(paths, request.out, request.kernels))
 
 
 def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
@@ -161,11 +162,11 @@ def _with_graphs(engine: Deployment) -> Deployment:
     return engine.model_copy(update={"enforce_eager": False})
 
 
-def fit_recordings(paths: list[Path], out: Path) -> Calibration:
+def fit_recordings(paths: list[Path], out: Path, kernels: Path | None = None) -> Calibration:
     """Fit a calibration to recordings of one deployment and save it in `out`.
 
-    If some recordings are without CUDA graphs, the time of a kernel launch is fitted to these, and everything else to
-    the others.
+    `kernels` is the table of the engine's own kernels, which the GPU suite writes. If some recordings are without CUDA
+    graphs, the time of a kernel launch is fitted to these, and everything else to the others.
     """
     recorded = [Recording.load(path) for path in paths]
     runs = [run for run in recorded if not recorded_deployment(run).enforce_eager] or recorded
@@ -173,8 +174,11 @@ def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     canaries = ("canary_before_ns", "canary_after_ns")  # the recording of a server has no canaries
     engine, hardware = recorded_deployment(runs[0]), json.loads(runs[0].run["hardware"])
     steps = MeasuredSteps([run.steps for run in runs], knees=engine.device == "cuda")
+    surfaces, why_none = _surfaces(steps, engine, hardware.get("gpu", ""), kernels)
     calibration = fit(
         steps,
+        surfaces=surfaces,
+        why_none=why_none,
         deployment=as_linked(as_accepted(engine, runs), runs).model_dump_json(),
         hardware=hardware,
         version=__version__,
@@ -185,3 +189,18 @@ def fit_recordings(paths: list[Path], out: Path) -> Calibration:
     calibration.save(out)
     pq.write_table(step_residuals_table(steps, predict(calibration, steps)), out / "steps.parquet")
     return calibration
+
+
+def _surfaces(
+    steps: MeasuredSteps, engine: Deployment, gpu: str, own: Path | None
+) -> tuple[list[SurfaceFeatures], str]:
+    """Return the kernel times that the steps may correct, or the reason why there are none.
+
+    Raises UserError if the user gave kernels that cannot be used.
+    """
+    try:
+        return surfaces_for(steps, engine, gpu, own), ""
+    except UserError as error:
+        if error.field == "kernels":
+            raise
+        return [], str(error)

@@ -20,6 +20,7 @@ _GOES_WITH = {
     "data": ("case",),
     "client": ("served",),
     "engine": ("served",),
+    "kernels": ("", "recordings"),
 }
 
 
@@ -79,6 +80,9 @@ class CalibrateRequest(Request):
     )
     client: Path | None = Field(None, description="with --from-served: recording of `bench --url` of the same run")
     engine: Path | None = Field(None, description="with --from-served: calibration of the engine behind the server")
+    kernels: Path | None = Field(
+        None, description="kernels.parquet of the GPU suite: times of the engine's own kernels, which its steps correct"
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from planning.plan.candidates import Engine
-from planning.plan.curves import engine_curves, fleet_curve, load_curve
+from planning.plan.curves import AROUND, LOAD, engine_curves, engines_work, fleet_curve, load_curve
 from planning.plan.document import (
     Candidate,
     Choice,
@@ -27,6 +27,7 @@ from planning.plan.document import (
 )
 from planning.plan.next_measurement import next_measurement
 from planning.plan.objectives import Objective
+from planning.plan.offered_load import over_time
 from planning.plan.plan import Offer, Plan
 from planning.plan.plan import Recommendation as Recommended
 from planning.plan.sentences import answer, choices, near_ties, span_s, too_short, why_not_fewer
@@ -39,7 +40,7 @@ from serving.deployments.config import Deployment
 from serving.version import __version__
 
 _BINS = 30
-_AROUND, _LOAD = 0.45, 0.2  # shares of the curves' work; the first curve also needs both ends of the interval
+_AROUND, _LOAD = 0.37, 0.34  # shares of the curves' work; the first curve also needs both ends of the interval
 
 
 def plan_document(
@@ -99,6 +100,7 @@ def plan_document(
             for engine in engines
         },
         lengths=Lengths(prompt=length_histogram(prompts), output=length_histogram(outputs)),
+        over_time=None if plan.question.loop else over_time(requests),
         by_replicas=tuple(by_replicas),
         by_rate=tuple(by_rate),
         engine_curves=tuple(curves),
@@ -130,12 +132,13 @@ def _curves(
     """
     engine, replicas = best.offer.engine, best.offer.trial.replicas
 
+    whole = AROUND + LOAD + engines_work(len(engines), workers.common.requests)
     tell("attainment with more and fewer replicas", 0.0)
     around = fleet_curve(workers, engine, replicas, most)
-    tell("latency with more and less traffic", _AROUND)
+    tell("latency with more and less traffic", AROUND / whole)
     load = load_curve(workers, engine, replicas, best.knee.headroom_percent)
-    tell("what each engine can do", _AROUND + _LOAD)
-    return around, load, engine_curves(workers, engines, replicas * engine.gpus)
+    tell("what each engine can do", (AROUND + LOAD) / whole)
+    return around, load, engine_curves(workers, engines, engine, replicas)
 
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:

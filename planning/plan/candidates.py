@@ -8,6 +8,7 @@ blocks that the GPU has room for; without it, the deployment has the same number
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -34,38 +35,58 @@ _SIZES = {  # the sizes in an engine's name, with their short names
     "pipeline_parallel_size": "PP",
     "data_parallel_size": "DP",
 }
+_ONE_GPU = dict.fromkeys(_SIZES, 1)  # of an encoder
 _NAMED = (*_SIZES, "policy")  # parts of an engine's name
 
 
 class Split(NamedTuple):
-    """A ratio of prefill engines to decode engines."""
+    """A ratio of prefill engines to decode engines, and of encoders with a GPU of their own.
+
+    With `decode` 0, the prefill engines decode, too.
+    """
 
     prefill: int
     decode: int
+    encode: int = 0
 
     @property
     def name(self) -> str:
-        """The ratio as a short name, such as `1P2D`."""
-        return f"{self.prefill}P{self.decode}D"
+        """The ratio as a short name, such as `1P2D`, `1E1P2D` or `1E3PD`."""
+        rest = f"{self.prefill}P{self.decode}D" if self.decode else f"{self.prefill}PD"
+        return f"{self.encode}E{rest}" if self.encode else rest
+
+    @property
+    def engines(self) -> int:
+        """The number of engines with the language model."""
+        return self.prefill + self.decode
 
     @classmethod
     def parse(cls, text: str) -> Split | None:
-        """Parse `PREFILL:DECODE`, or `none`, which gives None. Raises UserError for anything else."""
-        prefill, _, decode = text.partition(":")
+        """Parse `PREFILL:DECODE`, `ENCODERSeENGINES`, `ENCODERSePREFILL:DECODE`, or `none`, which gives None.
+
+        Raises UserError for anything else.
+        """
         if text == "none":
             return None
-        if not all(part.isdecimal() and 1 <= int(part) <= 64 for part in (prefill, decode)):
-            raise UserError("split", text, "must be none, search, or PREFILL:DECODE engines, e.g. 1:2")
-        return cls(int(prefill), int(decode))
+        found = re.fullmatch(r"(?:(\d{1,2})e)?(\d{1,2})(?::(\d{1,2}))?", text)
+        encode, prefill, decode = found.groups() if found else (None, None, None)
+        counts = [int(part) for part in (encode, prefill, decode) if part is not None]
+        if len(counts) < 2 or not all(1 <= number <= 64 for number in counts):
+            remedy = "must be none, search, or PREFILL:DECODE engines, e.g. 1:2, or with encoders, e.g. 1e3 or 1e1:2"
+            raise UserError("split", text, remedy)
+        return cls(int(prefill or 0), int(decode or 0), int(encode or 0))
 
     @classmethod
-    def listed(cls, texts: Sequence[str]) -> list[Split | None]:
-        """Return the splits of all `texts`, each once; `search` means no split, and every ratio of up to five engines.
+    def listed(cls, texts: Sequence[str], encoders: bool = False) -> list[Split | None]:
+        """Return the splits of all `texts`, each once.
 
+        `search` means no split, and every ratio of up to five engines; with `encoders`, also of encoders to engines.
         Raises UserError for a text that is not a split.
         """
-        small = [f"{p}:{total - p}" for total in range(2, _SEARCHED + 1) for p in range(1, total) if gcd(p, total) == 1]
-        spelt = [one for text in texts for one in (("none", *small) if text == "search" else (text,))]
+        ratios = [(p, total - p) for total in range(2, _SEARCHED + 1) for p in range(1, total) if gcd(p, total) == 1]
+        marks = (":", "e") if encoders else (":",)
+        searched = ("none", *(f"{a}{mark}{b}" for mark in marks for a, b in ratios))
+        spelt = [one for text in texts for one in (searched if text == "search" else (text,))]
         return list(dict.fromkeys(map(cls.parse, spelt)))
 
 
@@ -78,7 +99,7 @@ class Engine:
         usd_per_gpu_hour: price of a GPU in dollars an hour
         deployment: deployment of one engine
         varied: texts of the settings in which candidates differ, except those that the name has anyway
-        split: number of prefill and decode engines in a replica; requests of all replicas share them
+        split: number of prefill and decode engines, and of encoders, in a replica; requests of all replicas share them
         defaults: text that lists the settings left to the engine, and their values
         counts_gpus: whether the plan wants few GPUs instead of a low price
     """
@@ -101,7 +122,7 @@ class Engine:
 
     @property
     def gpus(self) -> int:
-        return self.deployment.gpus * (sum(self.split) if self.split else 1)
+        return self.deployment.gpus * self.split.engines + self.split.encode if self.split else self.deployment.gpus
 
     @property
     def kv_tokens(self) -> int:
@@ -131,11 +152,16 @@ class Engine:
         if self.split is None:
             pools: tuple[PoolConfig, ...] = (PoolConfig(replicas=replicas),)
         else:
-            prefill, decode = (replicas * engines for engines in self.split)
-            pools = (
-                PoolConfig(name="prefill", role="prefill", replicas=prefill),
-                PoolConfig(name="decode", role="decode", replicas=decode),
-            )
+            prefill, decode, encode = (replicas * engines for engines in self.split)
+            if decode:
+                pools = (
+                    PoolConfig(name="prefill", role="prefill", replicas=prefill),
+                    PoolConfig(name="decode", role="decode", replicas=decode),
+                )
+            else:
+                pools = (PoolConfig(replicas=prefill),)
+            if encode:
+                pools += (PoolConfig(name="encode", role="encode", replicas=encode, deployment=dict(_ONE_GPU)),)
         return FleetConfig(pools=pools, router=RouterConfig(name=router))
 
 
@@ -187,6 +213,9 @@ def candidate_engines(
                 with_settings(base, {path: value})  # raises if the setting is invalid by itself
     if not bases:
         raise wrong[0][1]
+    for split in splits:
+        if split is not None and split.encode and base.multimodal is None:
+            raise UserError("split", split.name, "has encoders, which need multimodal in the deployment; set it")
     combined = product(gpus.items(), tensor_parallel_sizes, policies, bases, splits)
     for (name, gpu), tp, policy, (varied, shown), split in combined:
         stated = varied.model_copy(update={"tensor_parallel_size": tp, "policy": policy})

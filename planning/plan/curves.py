@@ -33,6 +33,15 @@ _LOADS = (0.3, 0.5, 0.7, 0.85, 0.95, 1.0, 1.05, 1.15, 1.3)
 _P99 = tuple(Objective(f"{metric} p99", ((metric, math.inf),), Fraction(99, 100)) for metric in ("ttft_ms", "tpot_ms"))
 
 
+# Approximate numbers of simulations of the whole traffic: of two curves, and of an engine's if all requests are in it.
+AROUND, LOAD, _OF_AN_ENGINE = 14.0, 18.0, 12.0
+
+
+def engines_work(engines: int, requests: float) -> float:
+    """Return the approximate work of `engine_curves`, in simulations of all `requests`."""
+    return engines * _OF_AN_ENGINE * min(MOST_ARRIVALS / max(requests, 1.0), 1.0)
+
+
 def fleet_curve(workers: Workers[Question], engine: Engine, replicas: int, most: int) -> list[FleetPoint]:
     """Return points around `replicas`: three with fewer and three with more replicas, further apart in large fleets."""
     stride = max(replicas // 8, 1)
@@ -79,12 +88,15 @@ def _whole(trial: Trial) -> Figures:
 def _load_point(question: Question, engine: Engine, replicas: int, scale: float) -> LoadPoint:
     some = question.at_scale(scale)
     scaled = replace(some, objectives=replace(question.objectives, slos=_P99))
-    figures = _whole(at_share(scaled, engine, replicas, LIKELY, to_the_end=True))
+    figures, slow = (_whole(at_share(scaled, engine, replicas, share, to_the_end=True)) for share in (LIKELY, SLOW))
     ttft, tpot = figures.observed
+    ttft_if_slow, tpot_if_slow = slow.observed
     return LoadPoint(
         requests_per_s=_rate(question, scale, figures),
         ttft_p99_ms=ttft,
         tpot_p99_ms=tpot,
+        ttft_p99_if_slow_ms=ttft_if_slow,
+        tpot_p99_if_slow_ms=tpot_if_slow,
         attainment=figures.attainment,
         **figures.trust._asdict(),
     )
@@ -103,18 +115,29 @@ _CLIENTS = 170  # the same for clients who wait, up to 4 times as many: each of 
 _LEAST, _RATES = 1e-3, 200  # lowest rate as a share of the traffic's; number of rates, up to 17 times the traffic's
 
 
-def engine_curves(workers: Workers[Question], engines: Sequence[Engine], gpus: int) -> list[EngineCurve]:
-    """Return a curve for each engine, in the given order, for the replicas that fit into `gpus`, up to `_REPLICAS`.
+def engine_curves(
+    workers: Workers[Question], engines: Sequence[Engine], best: Engine, planned: int
+) -> list[EngineCurve]:
+    """Return a curve for each engine, in the given order, on the GPUs of `planned` replicas of the engine `best`.
 
-    A curve has no points if the replicas meet the objectives at no rate.
+    No more than `_REPLICAS` replicas are simulated. A curve has no points if they meet the objectives at no rate. The
+    curve of `best` also has the point of the planned traffic.
     """
+    gpus = planned * best.gpus
     tasks: list[Task[Question, EngineCurve]] = [
-        partial(_curve, engine=engine, replicas=max(min(gpus // engine.gpus, _REPLICAS), 1)) for engine in engines
+        partial(
+            _curve,
+            engine=engine,
+            replicas=max(min(gpus // engine.gpus, _REPLICAS), 1),
+            planned=planned if engine.name == best.name else None,
+        )
+        for engine in engines
     ]
     return workers.run(tasks)
 
 
-def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
+def _curve(question: Question, engine: Engine, replicas: int, planned: int | None) -> EngineCurve:
+    """Return the curve for `replicas`; with the point at which each has as much traffic as each of `planned`."""
     some = _busiest(question)
 
     def trial_at(scale: float, to_the_end: bool) -> Trial:
@@ -130,14 +153,20 @@ def _curve(question: Question, engine: Engine, replicas: int) -> EngineCurve:
     beyond = (search.low + more for more in _BEYOND)
     met = (number for number in beyond if search.low and trial_at(_LEAST * _FINEST**number, to_the_end=False).met)
     highest = _LEAST * _FINEST ** max(met, default=search.low)
-    points = []
-    for load in (*_SHARES, 1.0) if search.low else ():
-        trial = trial_at(load * highest, to_the_end=True)
+
+    def at(scale: float) -> RatePoint:
+        trial = trial_at(scale, to_the_end=True)
         assert trial.figures is not None
-        rate = _rate(some, load * highest, trial.figures) / replicas
+        rate = _rate(some, scale, trial.figures) / replicas
         at_a_time = rate * trial.figures.e2e_mean_s  # Little's law
-        points.append(RatePoint(**dict(point(engine, trial)), requests_per_s=rate, concurrency=at_a_time))
-    return EngineCurve(engine=engine.name, gpu=engine.gpu, points=tuple(points))
+        return RatePoint(**dict(point(engine, trial)), requests_per_s=rate, concurrency=at_a_time)
+
+    return EngineCurve(
+        engine=engine.name,
+        gpu=engine.gpu,
+        points=tuple(at(load * highest) for load in (*_SHARES, 1.0)) if search.low else (),
+        planned=None if planned is None else at(replicas / planned),
+    )
 
 
 def _busiest(question: Question) -> Question:

@@ -14,6 +14,7 @@ from pydantic import computed_field
 
 from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
 from planning.plan.mixed_fleet import MixedFleet
+from planning.plan.offered_load import OverTime
 from serving.answers.document import Document, Number, Part, fact
 from serving.answers.figures import NOTHING, counted, shown_band, shown_change, shown_number, shown_share, shown_usd
 from serving.answers.report import COUNT, FIGURE, SHARE, USD, Column, Form, Line, Table
@@ -246,6 +247,10 @@ class LoadPoint(Part):
     requests_per_s: float = fact("mean rate", "requests/s")
     ttft_p99_ms: Number = fact("99th percentile of TTFT", "ms")
     tpot_p99_ms: Number = fact("99th percentile of TPOT", "ms")
+    ttft_p99_if_slow_ms: Number = fact(
+        "99th percentile of TTFT at the slow end of the 90 % interval of step times", "ms", default=None
+    )
+    tpot_p99_if_slow_ms: Number = fact("99th percentile of TPOT at the same end", "ms", default=None)
     attainment: float = fact("share of the requests within every bound", "fraction", default=0.0)
     level: str = fact("trust in the fleet's step times", default="")
     reason: str = fact("reason of the level", default="")
@@ -265,6 +270,10 @@ class EngineCurve(Part):
     gpu: str = fact("GPU of the engine")
     points: tuple[RatePoint, ...] = fact(
         "points by rate; the last is the highest at which every SLO holds; empty if none does"
+    )
+    planned: RatePoint | None = fact(
+        "the same requests at the planned rate of one replica of the recommended fleet; null for other engines",
+        default=None,
     )
 
 
@@ -335,6 +344,9 @@ class PlanDocument(Document):
     requests_per_s: float | None = fact("mean rate; null if all requests arrive at once", "requests/s")
     candidates: dict[str, Candidate] = fact("engines that were considered, by name", default={})
     lengths: Lengths = fact("distribution of the lengths of prompts and outputs")
+    over_time: OverTime | None = fact(
+        "the traffic over time; null if all requests arrive at once, and in older answers", default=None
+    )
     by_replicas: tuple[FleetPoint, ...] = fact("the recommended engine with more and fewer replicas")
     by_rate: tuple[LoadPoint, ...] = fact("the recommended fleet with more and less traffic")
     engine_curves: tuple[EngineCurve, ...] = fact("capacity of each engine", default=())
@@ -450,6 +462,12 @@ class PlanDocument(Document):
             (Column("KV room\n(requests)", _ROUND, ROOM_HELP, spare=1), [room.kv_requests for room in rooms]),
         ]
         return self.fleets(offers, more, "Fleets that meet the SLOs")
+
+    @property
+    def winning_mix(self) -> MixedFleet | None:
+        """The mixed fleet that is the answer; None if a fleet of a single kind is."""
+        first = self.mixes[0] if self.mixes else None
+        return first if first is not None and self.answer.startswith(f"{first.name} = ") else None
 
     def shown_mixes(self) -> Table:
         """Return the mixed fleets, after the best fleet of a single kind if there is one."""
@@ -590,6 +608,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
     for objective in plan.unforgiving:
         yield f"{objective}: there are so few requests that not a single one may break it"
     if best is not None:
+        if plan.winning_mix is not None:
+            yield f"the next lines are about the best single kind, {best.called(plan.spares)}"
         headroom = best.headroom + (f" ({best.headroom_range})" if best.headroom_range else "")
         yield f"attainment {shown_share(best.attainment, 1)}, headroom {headroom}, plausible GPUs {best.plausible}"
         if best.elsewhere:

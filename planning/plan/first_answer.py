@@ -86,7 +86,7 @@ class Roofline(NamedTuple):
         # adds no time to read weights.
         compute, memory = _steps_s(work, [(0, 1, context), (0, batch, batch * context), (mean.computed, 0, 0)])
         request_s = max(mean.output * compute[1] / batch + compute[2], mean.output * memory[1] / batch)
-        return cls(max(compute[0], memory[0]), request_s / sum(engine.split or (1,)))
+        return cls(max(compute[0], memory[0]), request_s / (engine.split.engines if engine.split else 1))
 
 
 def _steps_s(work: StepWork, steps: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float]]:

@@ -12,6 +12,7 @@ from planning.plan.mixed_fleet import MixedFleet, MixedPool
 from planning.plan.mixes import SizedMix, lengths_to_try, mixes, settings_of
 from planning.plan.plan import Plan
 from planning.plan.request import PlanRequest
+from planning.plan.sentences import risk_of_mix
 from planning.plan.spot import Spot, SpotFleet, spot_fleets
 from planning.plan.trial import Figures, Question
 from planning.workers import Workers
@@ -29,7 +30,9 @@ def with_mixed_fleets(
     mixed: list[MixedFleet] = []
     if request.mix is not None:
         lengths = lengths_to_try(request.mix, question)
-        sized = mixes(workers, engines, lengths, limits.most)
+        offer = plan.recommendation.offer if plan.recommendation else None
+        single = (offer.engine, offer.trial.replicas) if offer else None
+        sized = mixes(workers, engines, lengths, limits.most, single)
         mixed += [_of_kinds(one, question, limits.spares, dearest) for one in sized]
     if request.spot:
         said = {name: getattr(request, name) for name in ("notice_s", "restart_s")}
@@ -46,7 +49,7 @@ def with_mixed_fleets(
     changes: dict[str, Any] = {"mixes": tuple(mixed), "mixed": " ".join(_compared(first, wins))}
     if first is not None and wins:
         bill = f"{counted(first.gpus, 'GPU')}, {shown_usd(first.usd_per_hour)}/h"
-        cases = "" if first.holds is None else f" The SLOs hold in {percent(first.holds)} of cases."
+        cases = f" {risk_of_mix(first)}"
         alone = f" The best single kind: {document.answer}" if best else ""
         changes["answer"] = f"{first.name} = {bill}.{cases}{alone}"
     return document.model_copy(update=changes)

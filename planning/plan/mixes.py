@@ -3,9 +3,10 @@
 The kinds are sized apart first. Prompts up to the length are one traffic, longer ones another, and for each the search
 finds the two cheapest kinds and their fewest replicas. Then whole fleets of the two cheapest pairs of different kinds,
 with about these numbers, are simulated, the cheapest first, until one meets the objectives with the accepted risk on
-all requests together. All kinds are assumed to be slower or faster than predicted together. The idea to serve each size
-of request where it is cheapest is that of Mélange (https://arxiv.org/abs/2404.14527), which solves an integer program
-over measured throughputs instead of simulating.
+all requests together. Requests that wait for answers are divided as they arrive at the best fleet of a single kind; the
+whole fleets are simulated with clients who wait. All kinds are assumed to be slower or faster than predicted together.
+The idea to serve each size of request where it is cheapest is that of Mélange (https://arxiv.org/abs/2404.14527), which
+solves an integer program over measured throughputs instead of simulating.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from planning.traffic import waits_for_answers
 from planning.workers import Workers
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.errors import UserError
+from serving.workload import Workload
+from sim.cluster import Cluster
 from sim.fleet import PricedPool
+from sim.run_log import TableSink
 from traces.reshape import only
 
 SEARCHED = (50, 75, 90)  # percentiles of the prompt's length at which `search` divides the traffic
@@ -112,11 +116,8 @@ def changes(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def lengths_to_try(texts: Sequence[str], question: Question) -> list[int]:
     """Return the prompt lengths at which the traffic is divided; `search` means percentiles of the traffic's lengths.
 
-    Raises UserError for traffic whose requests wait for answers, and if no length has enough requests on both sides.
+    Raises UserError if no length has enough requests on both sides.
     """
-    if waits_for_answers(question.workload):
-        remedy = "cannot divide requests that wait for answers; give traffic that arrives at a rate, or leave it out"
-        raise UserError("mix", ",".join(texts), remedy)
     prompts = [request.prompt_len for request in question.workload.requests]
     hundredths = quantiles(prompts, n=100, method="inclusive")
     lengths = {round(hundredths[p - 1]) for p in SEARCHED} if "search" in texts else set()
@@ -129,16 +130,54 @@ def lengths_to_try(texts: Sequence[str], question: Question) -> list[int]:
     return able
 
 
-def mixes(workers: Workers[Question], engines: Sequence[Engine], lengths: Sequence[int], most: int) -> list[SizedMix]:
-    """Return the cheapest mix for each of the `lengths` for which there is one, with up to `most` replicas a kind."""
+def mixes(
+    workers: Workers[Question],
+    engines: Sequence[Engine],
+    lengths: Sequence[int],
+    most: int,
+    single: tuple[Engine, int] | None = None,
+) -> list[SizedMix]:
+    """Return the cheapest mix for each of the `lengths` for which there is one, with up to `most` replicas a kind.
+
+    `single` is the best fleet of a single kind; None: no such fleet meets the objectives.
+    """
     able = [engine for engine in engines if engine.split is None]
-    tasks = [partial(_sized, engines=able, at=at, most=most) for at in lengths]
+    if not able:
+        return []
+    tasks = [partial(_sized, engines=able, at=at, most=most, single=single or (able[0], most)) for at in lengths]
     return [mix for mix in workers.run(tasks) if mix is not None]
 
 
-def _sized(question: Question, engines: Sequence[Engine], at: int, most: int) -> SizedMix | None:
+def _as_they_arrive(question: Question, engine: Engine, replicas: int) -> Question:
+    """Return the question with the arrivals of requests at a fleet, if they wait for answers there."""
+    if not waits_for_answers(question.workload):
+        return question
+    fleet, sink = engine.fleet(replicas, question.router), TableSink()
+    cost = question.pricing(engine)
+    cluster = Cluster(engine.deployment, cost, sink, fleet=fleet, steps=False, front_door=question.front_door)
+    workload = replace(question.workload, warm_up_ns=0, warm_up_requests=0)
+    cluster.run(workload)
+    rows = sink.requests.select(["request_id", "arrival_ns"]).to_pylist()
+    arrived = {row["request_id"]: row["arrival_ns"] for row in rows}
+    known = (request for request in workload.requests if request.id in arrived)
+    requests = [replace(request, arrival_ns=arrived[request.id], think_ns=None) for request in known]
+    requests.sort(key=lambda request: (request.arrival_ns, request.id))
+    counted = question.workload
+    alone = Workload(
+        requests,
+        shares_prefixes=counted.shares_prefixes,
+        warm_up_ns=counted.warm_up_ns,
+        warm_up_requests=counted.warm_up_requests,
+    )
+    return replace(question, workload=alone, requests=len(requests), loop=None)
+
+
+def _sized(
+    question: Question, engines: Sequence[Engine], at: int, most: int, single: tuple[Engine, int]
+) -> SizedMix | None:
     """Return the cheapest mix that divides the prompts at one length; None if no mix meets the objectives."""
-    shorts, longs = (_fewest(question, longer, at, engines, most) for longer in (False, True))
+    apart = _as_they_arrive(question, *single)
+    shorts, longs = (_fewest(apart, longer, at, engines, most) for longer in (False, True))
     pairs = [(short, long) for short, long in product(shorts, longs) if short[0].name != long[0].name]
     pairs.sort(key=lambda pair: sum(replicas * engine.weight for engine, replicas in pair))
     tried = [
@@ -172,7 +211,7 @@ def _part(question: Question, longer: bool, at: int, all_misses: bool) -> Questi
     As many of them may break an objective as of all requests together, if `all_misses` is set.
     """
     requests = [request for request in question.workload.requests if (request.prompt_len > at) == longer]
-    more = Fraction(question.requests, len(requests)) if all_misses else Fraction(1)
+    more = Fraction(question.requests, max(len(requests), 1)) if all_misses else Fraction(1)
     slos = tuple(
         replace(objective, share=max(1 - (1 - objective.share) * more, Fraction(0)))
         for objective in question.objectives.slos

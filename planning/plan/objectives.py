@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -20,6 +20,7 @@ from serving.metrics import check_slo
 from traces.metrics.run_metrics import RunMetrics
 
 _FORM = "must be like 'ttft_ms p99<=500', 'tpot_ms<=50' (a bound for attainment) or 'attainment>=0.99'"
+_OF_A_CLASS = re.compile(r"(?P<rest>.+?) for (?P<slo_class>\S.*)")
 _BOUND = re.compile(
     r"(?P<metric>[a-z0-9_]+)(?:\s+p(?P<percentile>\d+(?:\.\d+)?))?\s*<=?\s*(?P<bound>\S+?)\s*(?P<unit>ms|s)?"
 )
@@ -34,16 +35,18 @@ _SHORTEST_MS = 0.01  # time of two or three kernel launches; steps take longer, 
 class Objective:
     """An objective: at least `share` of the requests must meet all `bounds`, in milliseconds by metric.
 
-    A percentile covers the requests that have the metric (TPOT needs a second token), attainment covers all.
+    A percentile covers the requests that have the metric (TPOT needs a second token), attainment covers all. With an
+    `slo_class`, a percentile covers only the requests of this class.
     """
 
     text: str
     bounds: tuple[tuple[str, float], ...]
     share: Fraction
     attainment: bool = False
+    slo_class: str = ""
 
     def allowed(self, requests: int) -> int:
-        """Return the number of the requests that may break a bound.
+        """Return the number of the requests that may break a bound; `requests` are those that it covers, or more.
 
         By nearest rank, a percentile of n sorted values is the value number ceil(share * n).
         """
@@ -55,8 +58,10 @@ class Objective:
             good = _keeping(metrics, self.bounds)
             return int((~good).sum()), len(good)
         ((metric, bound),) = self.bounds
-        values = metrics.values(metric)
-        unfinished = ~metrics.finished
+        values, unfinished = metrics.values(metric), ~metrics.finished
+        if self.slo_class:
+            mine = metrics.of_class(self.slo_class)
+            values, unfinished = values[mine], unfinished[mine]
         return int((unfinished | (values > bound)).sum()), int((unfinished | (values == values)).sum())
 
     def observed(self, metrics: RunMetrics) -> float:
@@ -66,12 +71,20 @@ class Objective:
             return 1.0 - misses / counted
         values = metrics.values(self.bounds[0][0])
         values = np.where(metrics.finished, values, np.inf)
+        if self.slo_class:
+            values = values[metrics.of_class(self.slo_class)]
         ordered = np.sort(values[~np.isnan(values)])
         return float(ordered[max(math.ceil(self.share * len(ordered)), 1) - 1]) if len(ordered) else math.nan
 
     def is_broken_by(self, observed: float) -> bool:
         """Return True if the observed attainment, or the observed percentile in ms, breaks the objective."""
         return observed < self.share if self.attainment else observed > self.bounds[0][1]
+
+    def over(self, observed: float) -> str:
+        """Return by how much an observed percentile exceeds its bound: `, 13.2 ms too long`; empty for attainment."""
+        if self.attainment or not math.isfinite(observed):
+            return ""
+        return f", {shown_time(observed - self.bounds[0][1])} too long"
 
     def excess(self, observed: float) -> float:
         """Return the factor by which `observed` exceeds the bound.
@@ -84,6 +97,12 @@ class Objective:
                 return missed / float(1 - self.share)
             return math.inf if missed else 0.0
         return observed / self.bounds[0][1]
+
+    def check_class(self, classes: Collection[str]) -> None:
+        """Raise UserError if the objective is of a class that no request has."""
+        if self.slo_class and self.slo_class not in classes:
+            names = ", ".join(sorted(filter(None, classes))) or "none"
+            raise UserError("slo", self.text, f"is for a class that no request has; the traffic's classes: {names}")
 
 
 @dataclass(frozen=True)
@@ -114,9 +133,12 @@ class Objectives:
         return ", ".join([f"attainment {shown_share(observed, 2)}", *culprits])
 
     def seen_broken(self, observed: Sequence[float], broken: Sequence[float]) -> list[str]:
-        """Return each broken objective with its observed value; the arguments are in the order of the objectives."""
+        """Return each broken objective with its observed value and the excess over its bound.
+
+        The arguments are in the order of the objectives.
+        """
         return [
-            f"{objective.text} ({self.seen(objective, value, broken)})"
+            f"{objective.text} ({self.seen(objective, value, broken)}{objective.over(value)})"
             for objective, value in zip(self.slos, observed, strict=True)
             if objective.is_broken_by(value)
         ]
@@ -125,7 +147,8 @@ class Objectives:
 def parse_objectives(texts: Sequence[str]) -> Objectives:
     """Parse objectives as written on the command line. Raises a UserError that names the wrong objective.
 
-    Bounds are in milliseconds without a unit, or with the unit `ms` or `s`: `TTFT p99 < 1.5 s`.
+    Bounds are in milliseconds without a unit, or with the unit `ms` or `s`: `TTFT p99 < 1.5 s`. A percentile may be of
+    the requests of one SLO class: `ttft_ms p99<=500 for chat`.
     """
     percentiles: list[Objective] = []
     shares: list[tuple[str, Fraction]] = []
@@ -135,7 +158,8 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
         if match := _ATTAINMENT.fullmatch(text):
             shares.append((text, _fraction(text, match["share"], most=1)))
             continue
-        match = _BOUND.fullmatch(text.lower())
+        of_class = _OF_A_CLASS.fullmatch(text)
+        match = _BOUND.fullmatch((of_class["rest"] if of_class else text).lower())
         if match is None:
             raise UserError("slo", text, _FORM)
         metric = match["metric"] if match["metric"].endswith("_ms") else f"{match['metric']}_ms"
@@ -146,10 +170,13 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
             raise UserError("slo", text, remedy)
         bounds[metric] = max(bound, bounds.get(metric, bound))
         if match["percentile"] is None:
+            if of_class:
+                raise UserError("slo", text, "needs a percentile, such as 'ttft_ms p99<=500 for chat'")
             bare = True
         else:
             share = _fraction(text, match["percentile"], most=100) / 100
-            percentiles.append(Objective(text, ((metric, bound),), share))
+            slo_class = of_class["slo_class"] if of_class else ""
+            percentiles.append(Objective(text, ((metric, bound),), share, slo_class=slo_class))
     if not bounds:
         raise UserError("slo", "; ".join(texts) or None, f"bounds no latency; an objective {_FORM}")
     if bare and not shares:

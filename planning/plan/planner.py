@@ -14,6 +14,7 @@ from time import perf_counter
 from planning.learn.front_door import learnt_front_door
 from planning.made_up import assumed
 from planning.plan.answer import plan_document
+from planning.plan.curves import AROUND, LOAD, engines_work
 from planning.plan.document import PlanDocument
 from planning.plan.draws import DRAWS, drawn_again, reordered
 from planning.plan.energy import Site, check_power_known, energy_section, with_energy
@@ -55,8 +56,7 @@ def _with_new_trials(question: Question, task: Task[Question, Answer], known: Tr
     return answer, {key: trial for key, trial in runs.known.items() if known.get(key) is not trial}
 
 
-_CURVES = 45  # approximate number of simulations for the curves around an answer
-_OF_A_CANDIDATE, _OF_THE_ANSWER = 1, 80  # numbers of whole simulations; most of a candidate's are stopped early
+_OF_A_CANDIDATE, _OF_THE_ANSWER = 1, 50  # numbers of whole simulations; most of a candidate's are stopped early
 _REQUEST_S = 8e-5  # CPU time to simulate a request of docs/plan.md on an AMD EPYC; compiled core, 2026-11-23
 _LEAST = 0.5  # minimum number of simulations that count as left until all are done
 _TOLD = 0.1  # number of simulations between two reports
@@ -69,6 +69,7 @@ def plan(
     jobs: int | None = None,
     surroundings: bool = True,
     say: Callable[[str], None] | None = None,
+    early: Callable[[PlanDocument], None] | None = None,
     tell: Tell = quiet,
 ) -> PlanDocument:
     """Return the cheapest fleet that meets the objectives of `request`. Raises UserError for impossible requests.
@@ -77,6 +78,7 @@ def plan(
         jobs: number of simulations at a time; by default one for each CPU
         surroundings: True to also simulate more and fewer replicas, and more and less traffic, for the document
         say: called with a line about the search, and within seconds with the range of the answer (`first_answer`)
+        early: called when the search ends with the document, as yet without surroundings, energy and mixed fleets
     """
     objectives = parse_objectives(request.slos)
     find_router(request.router)
@@ -104,9 +106,12 @@ def plan(
         tell("a first answer", 0.0)
         say(first_answer_text(first_answer(question, engines, limits, draws)))
     question = replace(question, draws=draws())
-    curves = _CURVES if surroundings else 0
+    around = AROUND + LOAD + engines_work(len(engines), requests)
+    curves = around if surroundings else 0.0
     with Planners(question, jobs, lambda simulated: pace.did(simulated / requests)) as workers:
         answer = make_plan(workers, engines, ruled_out, limits, lambda left: pace.expect(searching, left + curves))
+        if early is not None:
+            early(plan_document(None, answer, engines, request.as_json()))
         if request.asks_energy:
             answer = with_energy(workers, answer, engines, site)
         document = plan_document(
@@ -114,21 +119,26 @@ def plan(
             answer,
             engines,
             request.as_json(),
-            lambda stage, share: pace.expect(stage, _CURVES * (1 - share)),
+            lambda stage, share: pace.expect(stage, around * (1 - share)),
         )
         best, shown = answer.recommendation, document.recommendation
         if request.asks_energy and best and shown:
             section = energy_section(best.offer.point, best.offer.engine, site)
             document = document.model_copy(update={"recommendation": shown.model_copy(update={"energy": section})})
         if request.asks_mixed_fleets:
-            pace.expect("mixed fleets", _CURVES)
+            pace.expect("mixed fleets", around)
             document = with_mixed_fleets(document, workers, answer, engines, request)
         return document.model_copy(update={"assumed": assumed(request.traffic)})
 
 
 def questioned(request: PlanRequest, workload: Workload, objectives: Objectives, pricing: Pricing) -> Question:
-    """Return the question of a request about `workload`."""
+    """Return the question of a request about `workload`.
+
+    Raises UserError for an objective of a class without requests.
+    """
     requests = sum(1 for _ in workload.requests)
+    for objective in objectives.slos:
+        objective.check_class({r.slo_class for r in workload.requests} if objective.slo_class else ())
     question = Question(
         workload, requests, objectives, pricing, request.router, request.risk, loop=request.loop, limit=request.limit
     )
@@ -139,7 +149,7 @@ def questioned(request: PlanRequest, workload: Workload, objectives: Objectives,
 
 def expected_s(requests: float, candidates: int) -> float:
     """Return the approximate duration of `plan` in seconds, before it begins."""
-    simulations = _OF_THE_ANSWER + _OF_A_CANDIDATE * candidates
+    simulations = _OF_THE_ANSWER + _OF_A_CANDIDATE * candidates + AROUND + LOAD + engines_work(candidates, requests)
     return requests * simulations * _REQUEST_S / len(os.sched_getaffinity(0))
 
 

@@ -88,7 +88,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
     base = completed(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
     if request.model:
         base = base.model_copy(update={"model": request.model})
-    if request.deployment is None:
+    if request.deployment is None or "max_model_len" not in request.deployment.scheduler.model_fields_set:
         base = long_enough(base, workload)
     named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
     if not named:
@@ -100,7 +100,7 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
         request.policies or (base.policy,),
         request.prices,
         request.variations,
-        Split.listed(request.splits or ("none",)),
+        Split.listed(request.splits or ("none",), encoders=base.multimodal is not None),
     )
     return Candidates(engines, ruled_out, KernelPricing(learnt, common_prefix(workload.requests)))
 

@@ -37,8 +37,9 @@ class PlanRequest(Offered):
     )
     splits: tuple[str, ...] | None = Field(
         None,
-        description="ratios of prefill engines to decode engines to consider, such as 1:1,1:2. none: every engine does "
-        "prefill and decode. search: none, and every ratio of up to five engines",
+        description="ratios of prefill engines to decode engines to consider, such as 1:1,1:2, with encoders on a GPU "
+        "of their own 1e1:2, or 1e3 for three engines that do both. none: every engine does everything. search: none, "
+        "and every ratio of up to five engines",
     )
     mix: tuple[str, ...] | None = Field(
         None,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planning.plan.candidates import Engine
+from planning.plan.candidates import Engine, Split
 from planning.plan.objectives import Objective
 from planning.plan.trial import Question, Trial, try_alone, try_fleet
 from planning.traffic import waits_for_answers
@@ -79,7 +79,8 @@ _SHORTEST_CHUNK = 16  # assumed number of tokens of each prompt in a step, so fe
 def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
     """Return a lower bound of the replicas that meet the objectives; larger steps are assumed to take no less time."""
     workload, scheduler = question.workload, engine.deployment.scheduler
-    prefilling, decoding = engine.split or (1, 1)  # engines of a replica
+    split = engine.split or Split(1, 0)
+    prefilling, decoding = split.prefill, split.decode or split.prefill  # engines of a replica
     if waits_for_answers(workload):
         return 1  # the time of the last arrival is not known
     requests = list(workload.requests)
@@ -87,6 +88,8 @@ def least_replicas(question: Question, engine: Engine, cost: CostModel) -> int:
     prompts, outputs = question.demand  # the prompt's last step gives the first token
     least = 1.0
     for objective in question.objectives.slos:
+        if objective.slo_class:
+            continue  # other requests may wait for the requests of this class
         must = len(requests) - objective.allowed(len(requests))
         first_ms, last_ms = _deadlines(objective, outputs[-1])
         if math.isfinite(first_ms):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from planning.plan.document import Choices, percent
 from planning.plan.frontier import Point
+from planning.plan.mixed_fleet import MixedFleet
 from serving.answers.figures import counted, shown_change, shown_number, shown_share, shown_usd
 
 if TYPE_CHECKING:
@@ -33,6 +34,13 @@ def first_answer(answer: FirstAnswer | None) -> str:
         named, last = named[: _NAMED - 1], f"{len(answer.engines) - _NAMED + 1} others"
     engines = " or ".join([", ".join(named), last] if named else [last])
     return f"From quick estimates: {f'{few:,} to ' if few < many else ''}{counted(many, 'GPU')}, {usd}/h, of {engines}"
+
+
+def risk_of_mix(mix: MixedFleet) -> str:
+    """Return a text like `The SLOs hold in 92 % of cases`."""
+    if mix.holds is None:
+        return "The probability that the SLOs hold is unknown."
+    return f"The SLOs hold in {percent(mix.holds)} of cases."
 
 
 def risk(by_risk: Choices | None) -> str:

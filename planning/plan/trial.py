@@ -403,7 +403,9 @@ def _forgiving(some: Question) -> Question:
     """Return `some` with looser objectives, which a sample almost certainly meets if all requests meet the original."""
 
     def share(objective: Objective) -> Fraction:
-        spread = math.sqrt(objective.share * (1 - objective.share) / some.requests)
+        mine = objective.slo_class
+        requests = sum(r.slo_class == mine for r in some.workload.requests) if mine else some.requests
+        spread = math.sqrt(objective.share * (1 - objective.share) / max(requests, 1))
         return max(objective.share - Fraction(_SURE * spread), Fraction(0))
 
     slos = tuple(replace(objective, share=share(objective)) for objective in some.objectives.slos)

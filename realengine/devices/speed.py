@@ -1,14 +1,16 @@
 """The current speed of the machine, which other processes, clock rates and heat change.
 
 On the CPU a fixed piece of the engine's own work is timed between steps, on the thread that runs them. On a GPU the
-clock rate is read.
+clock rate is read, on a thread of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter_ns, thread_time_ns
-from typing import Any
+from statistics import fmean
+from threading import Thread
+from time import perf_counter_ns, sleep, thread_time_ns
+from weakref import ref
 
 import numpy as np
 
@@ -16,7 +18,7 @@ Speed = Callable[[], float | None]  # speed at this moment; None if it is not kn
 
 _PIECE = (16, 576, 1536)  # rows, and the shape of weights
 _SHARE = 0.02  # share of the time that measurements may take
-_GPU_EVERY_NS = 50_000_000
+_GPU_EVERY_S = 0.05
 
 
 class SpeedProbe:
@@ -50,25 +52,47 @@ def piece_of_work() -> Callable[[], object]:
 
 
 class GpuClock:
-    """The clock rate of GPU `index` as a fraction of its maximum, read with NVML (nvidia-ml-py); None without NVML."""
+    """The clock rate of GPU `index` as a fraction of its maximum, read with NVML (nvidia-ml-py); None without NVML.
+
+    A thread of its own reads it, because NVML may take milliseconds. A call never waits: it returns the mean of what
+    was read since the call before, or the last value if nothing was.
+    """
 
     def __init__(self, index: int) -> None:
-        self._nvml: Any = None
-        self._looked_ns = 0
-        self._speed: float | None = None
+        self._read: list[float] = []
+        self._last: float | None = None
         try:
             import pynvml
 
             pynvml.nvmlInit()
-            self._gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            self._most = pynvml.nvmlDeviceGetMaxClockInfo(self._gpu, pynvml.NVML_CLOCK_SM)
-            self._nvml = pynvml
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            most = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+
+            def read() -> float:
+                return float(pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)) / most
+
+            self._last = read()
         except Exception:  # the package, the library, or the right to read is missing; the engine runs without a speed
             return
+        Thread(target=_keep_reading, args=(read, ref(self)), name="nvml", daemon=True).start()
 
     def __call__(self) -> float | None:
-        now = perf_counter_ns()
-        if self._nvml is not None and now - self._looked_ns >= _GPU_EVERY_NS:
-            self._looked_ns = now
-            self._speed = self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM) / self._most
-        return self._speed
+        read, self._read = self._read, []
+        if read:
+            self._last = fmean(read)
+        return self._last
+
+    def note(self, clock: float) -> None:
+        """Keep a value that was read; only the reading thread calls this."""
+        self._read.append(clock)
+
+
+def _keep_reading(read: Callable[[], float], clock: ref[GpuClock]) -> None:
+    """Read every `_GPU_EVERY_S` seconds until the clock is no longer used, or can no longer be read."""
+    while (kept := clock()) is not None:
+        try:
+            kept.note(read())
+        except Exception:  # the GPU is lost; steps find that out by themselves
+            return
+        del kept
+        sleep(_GPU_EVERY_S)

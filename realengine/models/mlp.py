@@ -27,6 +27,7 @@ from realengine.models.weight_loader import WeightLoader
 from serving.deployments.model_spec import ModelSpec
 
 BIAS = "e_score_correction_bias"
+ROUTER = ".gate.weight"  # how the name of a router's weight ends
 _PARTS = ("gate", "up", "down")
 
 

@@ -121,8 +121,12 @@ class Model:
 
         return run
 
-    def forward(self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, batch: Batch, kv: KvCache, times: OpTimes | None = None, every: bool = False
+    ) -> torch.Tensor:
         """Return hidden states `[S, hidden]` at the positions to sample after, and write this step's KV into `kv`.
+
+        If `every`, return those of all tokens, `[T, hidden]`.
 
         Args:
             tokens: `[T]` token ids, none of which is a placeholder for a token that the host has not seen
@@ -159,7 +163,7 @@ class Model:
                 self._count_experts(self.expert_tokens, batch.slots >= kv.block_size)
         assert mlp is not None  # the output of the last layer's MLP
         with times("norm"):
-            if not batch.layout.decodes_only:
+            if not (batch.layout.decodes_only or every):
                 mlp, hidden = mlp[batch.sampled], hidden[batch.sampled]
             return ops.add_norm(mlp, hidden, self._norm)
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from realengine.models.linear import StoredWeight
-from realengine.models.mlp import mixture_shapes
+from realengine.models.mlp import ROUTER, mixture_shapes
 from realengine.models.quantised_checkpoint import read_quantised
+from realengine.models.random_routers import row_scales
 from realengine.runnable import check_runnable
 from serving.data_file import parse_json
 from serving.deployments.hf_config import spec_from_hf_config
-from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_catalogue import find_model, models
 from serving.deployments.model_spec import ModelSpec
 from serving.errors import UserError
 
@@ -53,14 +55,34 @@ RANDOM = {
         name: ModelSpec(**{**_SMALL, "family": name.replace("-", "_"), **shape}, name=f"random:{name}")
         for name, shape in _SHAPES.items()
     },
-    **{
-        name: find_model(name).model_copy(update={"name": f"random:{name}", "bos_id": None, "eos_ids": ()})
-        for name in ("llama-3.1-8b", "qwen3-0.6b")
-    },
     "smollm2": find_model("SmolLM2-135M").model_copy(
         update={"name": "random:smollm2", "bos_id": 1, "eos_ids": (2,)}  # the ids of SmolLM2-135M-Instruct
     ),
 }
+
+
+def random_spec(model: str) -> ModelSpec:
+    """Return the model `random:NAME`: one of `RANDOM`, or a model of the catalogue, with weights in 16 bits.
+
+    Raises UserError if there is no such model, or if the engine cannot run it.
+    """
+    name = model.removeprefix("random:")
+    if name in RANDOM:
+        return RANDOM[name]
+    catalogued = {known.lower(): known for known in models()}
+    if name.lower() not in catalogued:
+        near = get_close_matches(name.lower(), catalogued, 1)
+        example = f"random:{catalogued[near[0]] if near else 'Qwen3-8B'}"
+        remedy = (
+            f"is not a known random model; choose one of {', '.join(RANDOM)}, or a model of the catalogue ({example})"
+        )
+        raise UserError("model", model, remedy)
+    spec = find_model(catalogued[name.lower()])
+    check_runnable(spec)
+    if spec.checkpoint_quantization != "none":
+        remedy = f"is stored in {spec.checkpoint_quantization}; random weights have 16 bits; choose another model"
+        raise UserError("model", model, remedy)
+    return spec.model_copy(update={"name": model, "bos_id": None, "eos_ids": ()})
 
 
 @dataclass(frozen=True)
@@ -99,8 +121,7 @@ class ModelFiles:
 def model_folder(model: str, home: Path) -> Path | None:
     """Return the folder of the model called `model`, or None for random weights; raise UserError if it is missing."""
     if model.startswith("random:"):
-        if model.removeprefix("random:") not in RANDOM:
-            raise UserError("model", model, f"is not a known random model; choose one of {', '.join(RANDOM)}")
+        random_spec(model)
         return None
     folder = home / "models" / "smollm2" if model == "smollm2" else Path(model).expanduser()
     if not (folder / "config.json").is_file():
@@ -115,7 +136,7 @@ def load_model_files(model: str, home: Path) -> ModelFiles:
     """Return the model called `model`; raise UserError if it does not exist or its files are damaged."""
     folder = model_folder(model, home)
     if folder is None:
-        return ModelFiles(RANDOM[model.removeprefix("random:")], None, model)
+        return ModelFiles(random_spec(model), None, model)
     spec = spec_from_hf_config(_read_json(folder / "config.json"), name=folder.resolve().name)
     check_runnable(spec)
     spec = _with_generation_ends(spec, folder / "generation_config.json")
@@ -129,9 +150,10 @@ def random_state(
 ) -> dict[str, StoredWeight]:
     """Return seeded random weights, scaled by fan-in so that activations keep their size.
 
-    The weights differ between kinds of devices.
+    Routers are made to choose experts unevenly. The weights differ between kinds of devices.
     """
     generator = torch.Generator(device).manual_seed(seed)
+    of_routers = torch.Generator().manual_seed(seed)
     state: dict[str, StoredWeight] = {}
     for name, shape in shapes(spec):
         if name.endswith("norm.weight"):
@@ -140,7 +162,10 @@ def random_state(
             state[name] = torch.zeros(shape, dtype=dtype, device=device)
         else:
             drawn = torch.randn(shape, generator=generator, device=device)
-            state[name] = drawn.mul_(shape[-1] ** -0.5).to(dtype)
+            drawn.mul_(shape[-1] ** -0.5)
+            if name.endswith(ROUTER):
+                drawn.mul_(row_scales(spec.num_experts, spec.experts_per_token, of_routers).to(device)[:, None])
+            state[name] = drawn.to(dtype)
     return state
 
 

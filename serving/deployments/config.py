@@ -44,7 +44,7 @@ class SchedulerConfig(TerseSettings):
         "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold_adaptive",
         "prefill_schedule_interval", "cut_at_max_model_len", "decode_stagger", "self_preemption_ends_step",
         "state_read_defers_hits", "max_loras", "adapter_slots_by_step", "kv_eviction", "max_num_encoder_input_tokens",
-        "encoder_cache_size", "disable_chunked_mm_input", "encoder_holds_queue",
+        "encoder_cache_size", "disable_chunked_mm_input", "encoder_apart", "encoder_holds_queue",
     )  # fmt: skip
 
     max_num_seqs: int = Field(128, ge=1, le=1_000_000, description="maximum number of running requests")
@@ -167,6 +167,11 @@ class SchedulerConfig(TerseSettings):
     )
     disable_chunked_mm_input: bool = Field(
         False, description="compute the placeholder tokens of an image, a video or audio in one step, or begin none"
+    )
+    encoder_apart: bool = Field(
+        False,
+        description="embeddings come from encoder replicas, so that a step takes them without encoding. Follows from "
+        "fleet.pools",
     )
     encoder_holds_queue: bool = Field(
         False,

@@ -27,9 +27,10 @@ class PoolConfig(_Settings):
     seldom_set = ("max_prompt_tokens", "max_total_tokens", "usd_per_gpu_hour")
 
     name: str = Field("pool", min_length=1, description="name of the pool, unique in the fleet")
-    role: Literal["serve", "prefill", "decode"] = Field(
+    role: Literal["serve", "prefill", "decode", "encode"] = Field(
         "serve",
-        description="serve: run complete requests; prefill: run requests up to the first token; decode: run the rest",
+        description="serve: run complete requests; prefill: run requests up to the first token; decode: run the rest; "
+        "encode: encode images, videos and audio for the other pools (docs/multimodal.md)",
     )
     replicas: int = Field(1, ge=0, le=100_000, description="number of replicas at the start")
     deployment: dict[str, Any] = Field(
@@ -94,7 +95,7 @@ class RouterConfig(_Settings):
 
 
 class LinksConfig(_Settings):
-    """The links that carry KV from prefill to decode replicas. One GB is 10^9 bytes."""
+    """The links that carry KV from prefill to decode replicas, and embeddings from encoders. One GB is 10^9 bytes."""
 
     seldom_set = ("shares_inter_node",)
 
@@ -322,11 +323,14 @@ class AutoscalerConfig(_Settings):
 class FleetConfig(_Settings):
     """A whole fleet. The default is one pool of one replica."""
 
-    seldom_set = ("decode_reserves", "processes")
+    seldom_set = ("decode_reserves", "encode_router", "processes")
 
     pools: tuple[PoolConfig, ...] = Field((PoolConfig(),), min_length=1, description="the pools of replicas")
     router: RouterConfig = RouterConfig()
     decode_router: RouterConfig | None = Field(None, description="router of the decode pools; null: the same as router")
+    encode_router: RouterConfig | None = Field(
+        None, description="router of the images of requests to the encode pools; null: round-robin, as vLLM's proxy"
+    )
     first_token_from: Literal["prefill", "decode"] = Field(
         "prefill",
         description="replica that sends the first token to users; a decode replica samples this token again, as in "
@@ -337,7 +341,9 @@ class FleetConfig(_Settings):
         description="when a decode replica takes KV blocks for a prompt: after-prefill, as in vLLM and TensorRT-LLM, "
         "or before-prefill, as in SGLang",
     )
-    links: LinksConfig | None = Field(None, description="links from prefill to decode pools; null: the defaults")
+    links: LinksConfig | None = Field(
+        None, description="links from prefill to decode pools, and from encode pools; null: the defaults"
+    )
     admission: AdmissionConfig = AdmissionConfig()
     failures: FailuresConfig = FailuresConfig()
     autoscaler: tuple[AutoscalerConfig, ...] | None = Field(
@@ -351,7 +357,7 @@ class FleetConfig(_Settings):
         "package.module:function",
     )
 
-    @field_validator("router", "decode_router", mode="before")
+    @field_validator("router", "decode_router", "encode_router", mode="before")
     @classmethod
     def _a_name_alone(cls, router: Any) -> Any:
         return {"name": router} if isinstance(router, str) else router
@@ -406,16 +412,19 @@ class FleetConfig(_Settings):
         if ("prefill" in roles) != ("decode" in roles):
             missing = "decode" if "prefill" in roles else "prefill"
             raise ValueError(f"prefill pools and decode pools need each other; add a pool of role {missing}")
-        if "prefill" not in roles:
-            for name, given in (
-                ("links", self.links),
-                ("decode_router", self.decode_router),
-                ("first_token_from", self.first_token_from == "decode"),
-                ("decode_reserves", self.reserves_first),
-                ("failures.link_losses", self.failures.link_losses),
-            ):
-                if given:
-                    raise ValueError(f"{name} needs pools of role prefill and decode; leave it out")
+        if not roles - {"encode"}:
+            raise ValueError("a pool of role encode needs a pool that prefills; add one of role serve, or two others")
+        apart = "prefill" in roles
+        for name, given, fits, needed in (
+            ("links", self.links, apart or self.encodes_apart, "prefill and decode, or encode"),
+            ("failures.link_losses", self.failures.link_losses, apart or self.encodes_apart, "prefill and decode"),
+            ("decode_router", self.decode_router, apart, "prefill and decode"),
+            ("first_token_from", self.first_token_from == "decode", apart, "prefill and decode"),
+            ("decode_reserves", self.reserves_first, apart, "prefill and decode"),
+            ("encode_router", self.encode_router, self.encodes_apart, "encode"),
+        ):
+            if given and not fits:
+                raise ValueError(f"{name} needs pools of role {needed}; leave it out")
         if self.reserves_first:
             if self.first_token_from == "decode":
                 raise ValueError(
@@ -426,9 +435,20 @@ class FleetConfig(_Settings):
                     "decode_reserves: before-prefill needs prefill and decode pools only; drop other pools"
                 )
         for loss in self.failures.link_losses:
-            if self.pools[self.pool_number(loss.pool)].role == "serve":
+            if self.pools[self.pool_number(loss.pool)].role == "serve" and not self.encodes_apart:
                 raise ValueError(f"pool {loss.pool!r} of link_losses has role serve; pools of that role have no links")
+        for pool in self.pools:
+            if pool.role == "encode" and pool.limits != (None, None):
+                raise ValueError(f"pool {pool.name!r} encodes images, so it takes no max_prompt_tokens; leave it out")
+        for scaler in self.autoscaler or ():
+            if "kv" in scaler.goals and self.pools[self.pool_number(scaler.pool)].role == "encode":
+                raise ValueError("an encode pool has no KV; scale it by metric queue or attainment")
         return self
+
+    @property
+    def encodes_apart(self) -> bool:
+        """True if some pools only encode images, videos and audio."""
+        return any(pool.role == "encode" for pool in self.pools)
 
     @property
     def prefills_apart(self) -> bool:

@@ -224,6 +224,14 @@ def _adapter_bytes(model: ModelSpec, deployment: Deployment) -> int:
     return int(lora.max_loras * DTYPE_BYTES[deployment.dtype] * elements)
 
 
+def check_encoder(model: ModelSpec, gpu: GpuSpec, deployment: Deployment) -> None:
+    """Raise UserError if `gpu` has too little memory for the encoder of an engine that only encodes."""
+    needed = _encoder_bytes(model, deployment)
+    if needed > gpu.memory_bytes:
+        remedy = f"has less memory than the {shown_gib(needed)} of the encoder and its cache; choose another"
+        raise UserError("gpu", gpu.name, remedy)
+
+
 def _encoder_bytes(model: ModelSpec, deployment: Deployment) -> int:
     """Return the bytes of the encoder's weights and of the full encoder cache on one device; 0 without a known tower.
 

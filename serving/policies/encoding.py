@@ -31,6 +31,7 @@ class Encoding:
         self.passed_over: set[int] = set()
         self._whole = config.disable_chunked_mm_input
         self._lookahead = lookahead  # tokens after a chunk that a drafting head reads
+        self._apart = config.encoder_apart
         self._left = 0  # rest of the budget of this step
         # Of the request that `limit` looked at last: items to encode, repeats of them, and the budget left after them.
         self._inputs: list[int] = []
@@ -71,7 +72,8 @@ class Encoding:
                 if item.tokens > self._left_after or not self.cache.make_room(room + item.tokens):
                     return before if self._as_0_32 else min(tokens, max(item.offset - start, 0))
                 room += item.tokens
-                self._left_after -= item.tokens
+                if not self._apart:
+                    self._left_after -= item.tokens
                 planned.add(content)
                 self._inputs.append(index)
         return tokens

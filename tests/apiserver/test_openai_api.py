@@ -1,5 +1,7 @@
 """The server's answers: every endpoint, whole and as a stream, compared with the twin that it serves."""
 
+import json
+
 import pytest
 
 from tests.apiserver.served import TWIN, serving
@@ -146,9 +148,9 @@ def test_logprobs_are_of_the_tokens_of_the_text(server):
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("n", 0), ("best_of", 2), ("suffix", "x"), ("logit_bias", {"a": 1}), ("logit_bias", {"999999": 1}),
+        ("n", 0), ("best_of", 0), ("suffix", "x"), ("logit_bias", {"a": 1}), ("logit_bias", {"999999": 1}),
         ("presence_penalty", 3), ("frequency_penalty", "much"), ("repetition_penalty", 0), ("logprobs", 21),
-        ("prompt_logprobs", 1), ("anything", 1), ("prompt", ["a", 5]), ("prompt", [[5], []]), ("temperature", -1),
+        ("prompt_logprobs", -1), ("anything", 1), ("prompt", ["a", 5]), ("prompt", [[5], []]), ("temperature", -1),
         ("seed", 10**20), ("stop", [""]), ("stop_token_ids", ["a"]), ("min_tokens", 5), ("priority", "high"),
         ("response_format", {"type": "xml"}), ("structured_outputs", {"regex": "a", "json": {}}),
         ("structured_outputs", {"choice": []}), ("stream_options", {"include_usage": True}), ("max_tokens", 0),
@@ -272,7 +274,133 @@ def test_a_stop_string_may_stay_and_is_named(server):
     assert stops["stop_reason"] == keeps["stop_reason"] == words[3]
     assert keeps["text"] == stops["text"] + words[3] == "".join(words[:4])
     later = server.complete(**asked, min_tokens=8).choice
-    assert later["text"].startswith("".join(words[:8])) and "stop_reason" not in server.complete().choice
+    assert later["text"].startswith("".join(words[:8])) and server.complete().choice["stop_reason"] is None
+
+
+def test_a_model_is_found_by_its_name(server):
+    (model,) = server.ask("GET", "/v1/models").document["data"]
+    assert server.ask("GET", f"/v1/models/{model['id']}").document == model
+    assert server.ask("GET", "/v1/models/some/other").status == 404
+
+
+def test_the_best_answers_of_several(server):
+    answered = server.complete(best_of=3, n=2, max_tokens=4, ignore_eos=True).document
+    assert [choice["index"] for choice in answered["choices"]] == [0, 1]
+    assert answered["usage"]["completion_tokens"] == 12 and answered["choices"][0]["logprobs"] is None
+    for refused in (server.complete(best_of=1, n=2), server.complete(best_of=2, stream=True)):
+        assert refused.status == 400 and refused.error["param"] == "best_of"
+
+
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_a_prompt_has_logprobs_after_its_first_token(server, ask):
+    document = getattr(server, ask)(prompt_logprobs=0, return_token_ids=True).document
+    holder = document["choices"][0] if ask == "complete" else document
+    first, *scores = holder["prompt_logprobs"]
+    assert first is None and [int(token) for (token,) in scores] == holder["prompt_token_ids"][1:]
+    refused = getattr(server, ask)(prompt_logprobs=0, stream=True)
+    assert refused.status == 400 and refused.error["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_has_the_logprobs_of_the_prompt(server, stream):
+    asked = {"prompt": [5, 6, 7], "echo": True, "logprobs": 0, "max_tokens": 2, "stream": stream}
+    answered = server.complete(**asked)
+    pieces = [event["choices"][0] for event in answered.events] if stream else [answered.choice]
+    logprobs = [piece["logprobs"]["token_logprobs"] for piece in pieces if piece["logprobs"]]
+    assert [one for piece in logprobs for one in piece] == [None, 0.0, 0.0, 0.0, 0.0]
+    assert len(server.complete(**{**asked, "stream": False, "max_tokens": 0}).choice["logprobs"]["tokens"]) == 3
+
+
+def test_cached_tokens_of_the_prompt_are_counted(server):
+    asked = {"prompt": list(range(500, 600)), "max_tokens": 1}
+    used = [server.complete(**asked, **more).document["usage"] for more in ({}, {}, {"prompt_logprobs": 0})]
+    cached = [usage["prompt_tokens_details"] for usage in used]
+    assert cached == [None, {"cached_tokens": 96}, None]  # logprobs need the whole prompt to be computed
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_twins_structured_answer_follows_its_schema(server, stream):
+    pytest.importorskip("llguidance")
+    asked = {"max_tokens": 100, "temperature": 0, "structured_outputs": {"json": SCHEMA}}
+    first, again = server.chat(**asked).choice, server.chat(**asked, stream=stream)
+    content = first["message"]["content"]
+    assert list(json.loads(content)) == ["n"] and first["finish_reason"] == "stop"
+    if stream:
+        said = "".join(event["choices"][0]["delta"].get("content", "") for event in again.events)
+        assert said == content
+    assert server.chat(**{**asked, "max_tokens": 2}).choice["finish_reason"] == "length"
+    assert server.complete(structured_outputs={"choice": ["yes", "no"]}, max_tokens=9).choice["text"] in ("yes", "no")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+def test_a_twin_calls_a_tool_that_it_must_call(server, choice):
+    pytest.importorskip("llguidance")
+    answered = server.chat(tools=[TOOL], tool_choice=choice, max_tokens=400, temperature=0).choice
+    assert {call["function"]["name"] for call in answered["message"]["tool_calls"]} == {"look"}
+    assert all(isinstance(json.loads(c["function"]["arguments"]), dict) for c in answered["message"]["tool_calls"])
+
+
+FLAT = {"type": "function", "name": "look", "parameters": SCHEMA}
+
+
+def test_responses_are_chats_in_another_form(server):
+    whole = server.ask("POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 5}).document
+    chat = server.chat(max_tokens=5).document["usage"]
+    assert whole["usage"]["input_tokens"] == chat["prompt_tokens"] and whole["status"] == "incomplete"
+    (message,) = whole["output"]
+    assert message["content"][0]["text"].strip()
+    body = {"input": "Hello", "max_output_tokens": 300, "tools": [FLAT], "tool_choice": "required", "temperature": 0}
+    (call, *_) = server.ask("POST", "/v1/responses", body).document["output"]
+    items = [{"role": "user", "content": "Hello"}, call, {**RESULT, "call_id": call["call_id"]}]
+    assert server.ask("POST", "/v1/responses", {"input": items, "max_output_tokens": 5}).status == 200
+    refused = server.ask("POST", "/v1/responses", {"input": "a", "previous_response_id": "b"})
+    assert refused.status == 400 and refused.error["param"] == "previous_response_id"
+
+
+RESULT = {"type": "function_call_output", "output": "rain"}
+
+
+@pytest.mark.parametrize(
+    "path, body, text, arguments",
+    [
+        (
+            "/v1/responses",
+            {"input": "Hello", "max_output_tokens": 300, "tools": [FLAT]},
+            ("response.output_text.delta", lambda event: event["delta"]),
+            ("response.function_call_arguments.delta", lambda event: event["delta"]),
+        ),
+        (
+            "/v1/messages",
+            {"messages": WORDS, "max_tokens": 300, "tools": [{"name": "look", "input_schema": SCHEMA}]},
+            ("content_block_delta", lambda event: event["delta"].get("text", "")),
+            ("content_block_delta", lambda event: event["delta"].get("partial_json", "")),
+        ),
+    ],
+)
+def test_streams_of_blocks_have_the_text_or_the_arguments_of_calls(server, path, body, text, arguments):
+    pytest.importorskip("llguidance")
+    (model,) = server.ask("GET", "/v1/models").document["data"]
+    for (kind, added), choice in ((text, None), (arguments, "required" if "input" in body else {"type": "any"})):
+        chosen = {} if choice is None else {"tool_choice": choice}
+        lines = server.ask("POST", path, {**body, **chosen, "model": model["id"], "stream": True}).body.decode()
+        events = [json.loads(line[6:]) for line in lines.splitlines() if line.startswith("data: ")]
+        said = "".join(added(event) for event in events if event["type"] == kind)
+        assert said.strip() if choice is None else list(json.loads(said.split("}")[0] + "}")) == ["n"]
+        assert events[-1]["type"] in ("response.completed", "message_stop")
+
+
+def test_messages_are_chats_in_another_form(server):
+    (model,) = server.ask("GET", "/v1/models").document["data"]
+    body = {"model": model["id"], "messages": WORDS, "max_tokens": 5}
+    whole = server.ask("POST", "/v1/messages", body).document
+    assert whole["stop_reason"] == "max_tokens" and whole["content"][0]["text"].strip()
+    counted = server.ask("POST", "/v1/messages/count_tokens", {"model": model["id"], "messages": WORDS}).document
+    assert counted["input_tokens"] == whole["usage"]["input_tokens"]
+    refused = server.ask("POST", "/v1/messages", {**body, "model": "x"})
+    assert refused.status == 404 and refused.document["error"]["type"] == "not_found_error"
 
 
 def test_a_prompt_is_cut_to_what_is_asked_for(server):

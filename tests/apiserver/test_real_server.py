@@ -86,6 +86,30 @@ def test_embeddings_are_the_last_hidden_states_of_transformers(real: Real, clien
     assert answer.usage.prompt_tokens == sum(map(len, tokens))
 
 
+def test_logprobs_of_a_prompt_are_those_of_transformers(real: Real, client: openai.OpenAI) -> None:
+    """Also when the prompt is in the prefix cache, and longer than the parts in which it is scored."""
+    prompt = real.texts.encode("What is the capital of France? " * 12, special=True)
+    assert len(prompt) > 70
+    with torch.no_grad():
+        logprobs = torch.log_softmax(real.oracle(torch.tensor([prompt])).logits[0, :-1], -1)
+    wanted = logprobs[torch.arange(len(prompt) - 1), prompt[1:]]
+    for _ in range(2):
+        more = {"ignore_eos": True, "prompt_logprobs": 2}
+        asked = {**GREEDY, "prompt": prompt, "max_tokens": 3, "extra_body": more}
+        answer = client.completions.create(**asked, echo=True, logprobs=2)
+        (choice,) = answer.choices
+        first, *scores = choice.prompt_logprobs
+        own = [scored[str(token)] for scored, token in zip(scores, prompt[1:], strict=True)]
+        assert first is None and [one["logprob"] for one in own] == pytest.approx(wanted.tolist(), abs=1e-4)
+        ranks = (logprobs >= wanted[:, None] - 1e-6).sum(-1)
+        assert all(abs(one["rank"] - rank) <= 1 for one, rank in zip(own, ranks.tolist(), strict=True))
+        assert choice.logprobs.token_logprobs[1 : len(prompt)] == pytest.approx(wanted.tolist(), abs=1e-4)
+        assert len(choice.logprobs.tokens) == len(prompt) + 3
+        assert answer.usage.prompt_tokens_details is None  # none of it was read from the cache
+    plain = client.completions.create(**{**asked, "extra_body": {"ignore_eos": True}})
+    assert plain.usage.prompt_tokens_details.cached_tokens > 0
+
+
 def test_answers_are_those_of_transformers(real: Real, client: openai.OpenAI) -> None:
     prompt = real.texts.encode("Hello there", special=True)
     wanted = real.continued(prompt, 24)

@@ -54,9 +54,10 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read uploads in this process and without its limits: a process of its own would mostly spend time on imports."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        upload, requests, limits = command[-3:]
+        upload, requests, *said = command[-4:]
+        limits, columns = map(json.loads, said)
         with redirect_stdout(io.StringIO()) as said:
-            status = upload_process.main(Path(upload), Path(requests), upload_process.Limits(**json.loads(limits)))
+            status = upload_process.main(Path(upload), Path(requests), upload_process.Limits(**limits), columns)
         return subprocess.CompletedProcess(command, status, said.getvalue().encode())
 
     monkeypatch.setattr(upload_process, "_confine", lambda limits: None)

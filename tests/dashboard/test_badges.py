@@ -13,6 +13,7 @@ from calibration.kernels.catalogue import load_kernels
 from calibration.steps.external_calibration import predicted_cost
 from calibration.steps.observed import observed
 from calibration.trust import Trust, TrustLevel, noted_trust, trust_in_run, weakest
+from calibration.validation.evidence import trust_in_report, trust_in_steps
 from calibration.validation.report import ValidationReport
 from dashboard.bundled import DEMO, RUN_SAMPLE
 from dashboard.calibration_page import charts as calibration_charts
@@ -24,7 +25,6 @@ from dashboard.policy_lab_page.charts import side_colours
 from dashboard.policy_lab_page.tasks import recorded
 from dashboard.policy_lab_page.words import trust
 from dashboard.sweeps_page import charts as sweep_charts
-from dashboard.trust_page.words import of_report, of_steps
 from planning.compare.document import ComparisonDocument
 from planning.plan.document import PlanDocument
 from serving.deployments.config import Deployment
@@ -36,7 +36,7 @@ from tests.traces.notes import add_notes
 from traces.recording import Recording
 
 PAGES = {
-    "plan": ("plan", {}, 5),
+    "plan": ("plan", {}, 6),
     "frontier": ("frontier", {}, 2),
     "policy lab": ("policy_lab", {}, 4),
     "recordings": ("policy_lab", {"compare": "recordings"}, 4),
@@ -133,14 +133,14 @@ def test_two_recordings_stand_as_the_less_certain_one(tmp_path):
     ],
 )
 def test_a_report_stands_as_what_it_holds(tmp_path, change, level, reason):
-    judged = of_report(ValidationReport.model_validate({**report(tmp_path), **change}))
+    judged = trust_in_report(ValidationReport.model_validate({**report(tmp_path), **change}))
     assert judged.level == level and reason in judged.reason
 
 
 def test_steps_stand_as_the_worst_regime():
-    assert of_steps(0, [], "").level == "unknown"
-    assert of_steps(1200, [2.0, None, 9.0], "for once").reason == "1,200 steps were measured, for once"
-    far = of_steps(1200, [2.0, 80.0], "for once")
+    assert trust_in_steps(0, [], "").level == "unknown"
+    assert trust_in_steps(1200, [2.0, None, 9.0], "for once").reason == "1,200 steps were measured, for once"
+    far = trust_in_steps(1200, [2.0, 80.0], "for once")
     assert far.level == "unknown" and "80 %" in far.reason
 
 

@@ -169,6 +169,12 @@ def test_a_pasted_deployment_is_kept_and_found_by_its_content(tmp_path: Path) ->
         (OWN.replace("Llama-3.1-8B", "/etc"), "must be a model of the catalogue"),
         (OWN.replace("Llama-3.1-8B", "nobody/Llama-3.1-8B"), "must be a model of the catalogue"),
         (OWN + "fleet: {router: {name: 'os:system'}}", "fleet.router"),
+        (OWN + "fleet: {processes: ['os:system']}", "fleet.processes"),
+        (
+            OWN + "fleet: {pools: [{role: prefill}, {name: b, role: decode}], decode_router: 'os:system'}",
+            "fleet.decode_router",
+        ),
+        (OWN + "fleet: {pools: [{role: encode}, {name: b}], encode_router: 'os:system'}", "fleet.encode_router"),
         (OWN + "fleet: {pools: [{name: p, calibration: /tmp}]}", "is a path"),
         (OWN + "fleet: {pools: [{name: p, gpu: ../x}]}", "gpu"),
         (OWN + "fleet: {pools: [{name: p, deployment: {policy: 'os:system'}}]}", "policy"),

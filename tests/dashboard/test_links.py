@@ -69,7 +69,7 @@ def change(widget: Any) -> None:
         widget.set_value(value[:-1] if len(value) > 1 else widget.options[:2])
     elif kind == "number_input":
         step = widget.step or 1
-        widget.set_value(value + step if value + step <= widget.max else value - step)
+        widget.set_value(value + step)
     elif kind == "slider":
         low, high = widget.value
         widget.set_range(low + 0.25 * (high - low), low + 0.75 * (high - low))
@@ -100,6 +100,10 @@ def value_of(widget: Any) -> Any:
     return widget.value
 
 
+# Inputs that decide which others there are.
+CHOICES_OF_INPUTS = ("Traffic", "Compare", "View", "Measurements of", "Sweeps", "Describe it", "Show")
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_what_is_changed_is_in_the_link(name: str, samples: Path) -> None:
     page, link = PAGES[name]
@@ -108,7 +112,7 @@ def test_what_is_changed_is_in_the_link(name: str, samples: Path) -> None:
     changed = set()
     for labels in (list(before)[::2], list(before)[1::2]):  # in two drawings: each of them costs as much as a page
         for label, widget in widgets(app).items():
-            if label in labels and widget.proto.label not in ("Traffic", "Compare", "View", "Measurements of"):
+            if label in labels and widget.proto.label not in CHOICES_OF_INPUTS:
                 change(widget)
         app.run()
         assert not app.exception, labels
@@ -126,13 +130,13 @@ def test_what_is_changed_is_in_the_link(name: str, samples: Path) -> None:
 PARAMETERS = re.findall(
     r"\w+",
     """
-    a a_deadlines a_fair_input_weight a_max_num_seqs a_replicas a_router a_yaml async b b_sjf_error b_yaml
-    batch_tokens beside by calibration chunk compare config context cv energy fleet gpu gpus grid judged kernel kv
-    lab_trace log
-    minutes mix model of of_gpu trust_in_run offered only_rate output past plan prediction prefix preset price prompt
-    prompt_sigma prompts pue q quantization rate rate_scale rec_a rec_b report req_s request rows run scenario seconds
-    seeds seqs serving shape shards size slo spares sql stretch sweep timing tp tpot_within trace trace_rate traffic
-    view win window x y
+    a a_deadlines a_fair_input_weight a_max_num_seqs a_own a_replicas a_router a_yaml asked_engine asked_figure
+    asked_gpu asked_load asked_model asked_tp asked_weights async b b_sjf_error b_yaml batch_tokens beside by
+    calibration chunk columns compare config context cv do energy factors file fleet gpu gpus grid how judged kernel
+    kv lab_trace limit log minutes mix model of of_gpu offered only_rate output over past pin plan policies
+    prediction prefix preset price prompt prompt_sigma prompts pue q quantization rate rate_scale rates rec_a rec_b
+    report req_s request requests rows run scenario seconds seeds seqs serving shape shards show size slo spares sql
+    stretch sweep timing tp tpot_within trace trace_rate traffic trust_in_run view win window x y
     """,
 )
 ODD = (
@@ -145,9 +149,12 @@ KINDS = {
     "compare": ["recordings"],
     "traffic": ["shape", "trace"],
     "offered": ["trace"],
-    "view": ["steps", "diagnosis", "metrics"],
+    "do": ["start"],
+    "how": ["yaml"],
+    "show": ["fleets"],
+    "view": ["steps", "diagnosis", "metrics", "scatter", "heat map", "table"],
     "of": ["Engines"],
-    "a": ["edf", "pasted"],
+    "a": ["edf", "pasted", "own"],
     "b": ["sjf", "fair"],
     "model": ["a config.json of your own"],
 }

@@ -43,7 +43,11 @@ def test_what_happened_between_two_scrapes_is_of_all_replicas() -> None:
     assert quantile_ms(*history[:2], "time_to_first_token_seconds", 0.5) == pytest.approx(150)
     assert math.isnan(quantile_ms(*history[1:], "time_to_first_token_seconds", 0.5))
     assert len(over_time(history).data) == 2 * 3 + 1
-    assert [row["metric"] for row in latency_rows(history)] == ["TTFT", "ITL", "E2E"]
+    ttft, itl, _ = latency_rows(history)  # two requests within 0.1 to 0.2 s
+    assert ttft == {"latency": "TTFT", "values": "2", "p50": "150 ms", "p90": "190 ms", "p99": "199 ms"}
+    assert itl == {"latency": "ITL", "values": "0", "p50": "", "p90": "", "p99": ""}
+    late = [*history, server.step(("0", 9.0, 1))]
+    assert latency_rows(late)[0]["p99"] == "over 400 ms"
 
 
 def test_a_server_that_was_started_again_counts_anew() -> None:

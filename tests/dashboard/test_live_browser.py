@@ -12,7 +12,7 @@ def test_a_prompt_travels_through_a_twin_and_its_waterfall_is_drawn(server, page
     with serving(tmp_path, *TWIN, "--replicas", 2) as twin:
         page.goto(f"{server}/live?server={twin.url}")
         page.get_by_text("a twin: scheduling is that").wait_for()
-        page.get_by_text("requests running").first.wait_for()
+        page.get_by_text("running (requests)").first.wait_for()
         page.get_by_role("button", name="Send").click()
         page.get_by_text(re.compile(r"\d+ prompt tokens, 64 steps, on replica [01]: finished")).wait_for()
         for phase in ("tokenise", "queue", "prefill", "decode", "detokenise", "stream"):

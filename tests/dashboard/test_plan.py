@@ -39,6 +39,7 @@ from planning.jobs.files import write_json
 from planning.jobs.job import DIED, Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
+from planning.plan.mixed_fleet import MixedFleet, MixedPool
 from planning.plan.objectives import parse_objectives
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
@@ -116,7 +117,7 @@ def test_it_opens_on_a_bundled_answer_to_its_own_inputs(tmp_path: Path) -> None:
     assert answer["answer"].partition("/h. ")[2] in text
     assert "Why not" in text and answer["recommendation"]["vllm_serve"] in text
     assert f"{answer['recommendation']['trust']['level']}]" in text
-    assert len(app.get("plotly_chart")) == 5 and not app.get("progress")
+    assert len(app.get("plotly_chart")) == 6 and not app.get("progress")
     assert {button.label for button in app.get("download_button")} == {"Parquet", "CSV", "Report", "JSON"}
     assert not app.query_params.get("rate"), "what is as usual is not in the link"
 
@@ -175,6 +176,20 @@ def test_a_shape_of_ones_own(tmp_path: Path, started: list[Job]) -> None:
     assert spec["requests"] == 2400
     assert (spec["prompt"]["mean"], spec["prompt"]["sigma"], spec["output"]["mean"]) == (300, 0, 40)
     assert spec["system_prompts"]["tokens"]["tokens"] == 100
+
+
+def test_images_and_adapters_of_a_shape_make_the_engine_serve_them(tmp_path: Path, started: list[Job]) -> None:
+    shape = {"traffic": "shape", "minutes": "2", "prompt": "300", "output": "40"}
+    url = shape | {"images": "2", "image_tokens": "400", "adapters": "20", "max_loras": "4", "splits": "none,1e2"}
+    settings = asked(plan(tmp_path, **url), started)
+    spec = settings["traffic"]
+    assert (spec["images"]["count"], spec["images"]["tokens"]["tokens"], spec["adapters"]["count"]) == (2, 400, 20)
+    assert settings["deployment"] == {"multimodal": {}, "lora": {"max_loras": 4, "max_lora_rank": 16}}
+    assert settings["splits"] == ["none", "1e2"]
+    _, files = plan_command(settings)
+    assert "max_loras: 4" in files["deployment.yaml"] and "images:" in files["traffic.yaml"]
+    plain = asked(plan(tmp_path, **shape), started)
+    assert "deployment" not in plain and not {"images", "adapters"} & plain["traffic"].keys()
 
 
 def test_users_and_requests_in_flight_need_no_rate(tmp_path: Path, started: list[Job]) -> None:
@@ -414,6 +429,24 @@ def test_a_finished_job_is_answered_without_asking_again(tmp_path: Path) -> None
     assert "find" not in [button.key for button in app.button]
 
 
+def test_a_mixed_fleet_that_wins_is_the_title_and_headroom_is_said_to_be_another_fleets(tmp_path: Path) -> None:
+    answer = bundled()
+    pools = [
+        MixedPool(engine=engine, replicas=1, gpus=2, usd_per_hour=5.0, max_prompt_tokens=most)
+        for engine, most in (("TP2 H100", 1000), ("TP2 H200", None))
+    ]
+    about = {"gpus": 4, "usd_per_hour": 10.0, "change": -0.5, "holds": 0.95, "met": True, "attainment": 0.999}
+    mix = MixedFleet(pools=tuple(pools), **about)
+    won = {"mixes": (mix,), "mixed": "It is cheaper.", "answer": f"{mix.name} = 4 GPUs, $10.00/h."}
+    leave(unanswered(tmp_path), result=answer.model_copy(update=won).as_json())
+    app = plan(tmp_path, rate="7")
+    assert app.title[0].value == f"{mix.name} = 4 GPUs"
+    text = shown(app)
+    assert "The SLOs hold in 95 % of cases." in text and "The best single kind: " in text
+    assert [metric.label for metric in app.metric].count("headroom") == 1
+    assert app.metric[0].value == "4" and "was not simulated" in text
+
+
 def test_traffic_too_short_to_fill_the_fleet_is_warned_of(tmp_path: Path) -> None:
     short = {**plan_example()["answer"], "too_short": "the traffic is too short", "requests": MOST_REQUESTS}
     leave(unanswered(tmp_path), result=short)
@@ -571,11 +604,15 @@ def test_a_curve_ends_at_the_highest_rate_within_the_slos_and_says_its_units() -
         assert curves["H100"].line.color != curves["H200"].line.color == curves["H200"].line.color
         assert {note.text for note in drawn.layout.annotations} == {slow.engine, beyond.engine}
         assert all(unit in text and "tokens/s of the median user" in text for text in curves["H100"].customdata)
-        assert list(curves["H100"].text) == [f"{p.concurrency:,.0f}" for p in slow.points]
-        assert f"{chosen.replicas} × TP4 H100" in curves[frontier_charts.STAR].customdata[0]
+        star, its_line = curves[frontier_charts.STAR], curves["H100"]
+        assert (star.x[0], star.y[0]) in list(zip(its_line.x, its_line.y, strict=True))
+        on_line = sorted([*slow.points, slow.planned], key=lambda p: p.requests_per_s)
+        at_a_time = [f"{p.concurrency:,.0f}" for p in on_line]
+        assert all(text in ("", number) for text, number in zip(its_line.text, at_a_time, strict=True))
+        assert f"{chosen.replicas} × TP4 H100" in star.customdata[0]
     assert "plan again" in frontier_charts.frontier([], None).layout.annotations[0].text
     of_one_token = tuple(p.model_copy(update={"tok_s_user": None}) for p in slow.points)
-    nobody_waits = frontier_charts.frontier([slow.model_copy(update={"points": of_one_token})], None)
+    nobody_waits = frontier_charts.frontier([slow.model_copy(update={"points": of_one_token, "planned": None})], None)
     assert "one token" in nobody_waits.layout.annotations[0].text
 
 
@@ -742,15 +779,11 @@ def test_the_frontiers_table_begins_with_the_recommended_and_the_cheapest() -> N
 
 
 def test_every_headline_figure_that_step_times_decide_carries_its_band() -> None:
-    """Dollars by the GPUs it may take."""
+    """A fleet has a number of GPUs and a price, however long steps take."""
     answer = PlanDocument.read(plan_example()["answer"])
     best, bands = answer.recommendation, words.headline_bands(answer)
     assert best is not None and best.choices is not None and best.choices.whole_interval is not None
-    assert set(bands) == set(words.headline(best))
-    (low, high), usd = best.plausible_gpus, best.usd_per_mtok_out or 0
-    assert (
-        high is not None and bands["$ per Mtok output"] == f"${usd * low / best.gpus:.2f}–${usd * high / best.gpus:.2f}"
-    )
+    assert set(bands) == {"attainment", "tok/s per user", "headroom"}
     low, high = best.headroom_band or (0, 0)
     assert low <= best.headroom_percent <= (high or math.inf) and bands["headroom"] == f"{low}–{high} %"
     assert f"headroom {best.headroom} ({low}–{high} %)" in "\n".join(map(str, answer.report()))

@@ -68,7 +68,8 @@ def test_from_a_plan_to_its_policies_and_the_frontier(server, page):
     page.get_by_role("button", name="Compare policies on this plan").click()
     page.wait_for_url(lambda url: "policy-lab?" in url and "offered=plan" in url)
     page.get_by_text("Winners and losers").wait_for()
-    page.get_by_role("link", name="See the frontier").click()
+    page.get_by_role("link", name="Back to the plan").click()
+    page.get_by_role("radio", name="All fleets and the frontier").click()
     page.get_by_text("The cost of speed").wait_for()
 
 

@@ -83,6 +83,24 @@ def test_the_curves_go_through_the_answer(answer: dict[str, Any]) -> None:
     assert [now["ttft_p99_ms"], now["tpot_p99_ms"]] == [seen[slo] for slo in SETTINGS["slos"]]
 
 
+def test_slow_steps_and_the_star_of_the_frontier_are_the_same_fleet(answer: dict[str, Any]) -> None:
+    """All requests are in the busiest stretch here, so the star is the recommended fleet, without its spare."""
+    best = answer["recommendation"]
+    for point in answer["by_rate"]:
+        assert point["ttft_p99_if_slow_ms"] >= point["ttft_p99_ms"] > 0
+        assert point["tpot_p99_if_slow_ms"] >= point["tpot_p99_ms"] > 0
+    (star,) = (curve["planned"] for curve in answer["engine_curves"] if curve["planned"])
+    assert star["tok_s_user"] == pytest.approx(best["tok_s_user"]) and star["attainment"] == best["attainment"]
+    without_spare = best["tok_s_gpu"] * (best["replicas"] + SETTINGS["spares"]) / best["replicas"]
+    assert star["tok_s_gpu"] == pytest.approx(without_spare)
+
+
+def test_the_fleet_is_known_before_the_curves_around_it(answer: dict[str, Any], out: Path) -> None:
+    early = read_json(out / COARSE)["answer"]
+    assert early["by_rate"] == early["by_replicas"] == early["engine_curves"] == []
+    assert {**early, **{name: answer[name] for name in ("by_rate", "by_replicas", "engine_curves")}} == answer
+
+
 def test_the_slos_hold_at_the_knee_and_latency_grows_with_load(answer: dict[str, Any]) -> None:
     """The knee is where it is too likely that they break, so with steps as predicted they may hold beyond."""
     knee = answer["requests_per_s"] * (1 + answer["recommendation"]["headroom_percent"] / 100)

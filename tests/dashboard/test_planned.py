@@ -13,7 +13,7 @@ from dashboard.plan_page.estimates import estimates
 from dashboard.plan_page.inputs import plan_request
 from dashboard.plan_page.tasks import PLAN, glance
 from dashboard.plan_page.words import EXAMPLE
-from dashboard.planned import TO_COMPARE, Planned, plan_settings
+from dashboard.planned import TO_COMPARE, Planned, link_to, plan_settings
 from dashboard.run_page.slo_lines import slo_figure
 from dashboard.uploads import keep_trace, trace_name, trace_path
 from planning.compare.request import CompareRequest
@@ -115,3 +115,21 @@ def test_a_plan_that_was_made_here_is_found_by_its_name(tmp_path: Path, plan: Pl
     assert f"{best.replicas} × {best.engine}" in shown(opened("claims", tmp_path, plan=job.id))
     write_json(job.directory / "result.json", {"answer": 3})
     assert "is not on this server" in shown(opened("claims", tmp_path, plan=job.id))
+
+
+def test_the_plan_page_has_all_fleets_and_other_pages_lead_back_to_it(tmp_path, started):
+    link = {"rate": "7", "slo": ["TTFT p99 < 1s", "tpot_ms p99<=50"], "show": "fleets"}
+    app = opened("plan", tmp_path, **link)
+    app.button(key="find").click().run()
+    (job,) = started
+    job.directory.mkdir(parents=True)
+    write_json(job.directory / "request.json", {"task": job.task, "settings": job.settings})
+    write_json(job.directory / "result.json", plan_example()["answer"])
+    assert link_to(tmp_path, job.id) is None
+    app = opened("plan", tmp_path, **link)
+    assert "Choose a fleet in the table" in shown(app)
+    assert [figure.key for figure in app.get("plotly_chart")] == ["frontier", "price", "lengths", "over_time"]
+    inputs = {"rate": ["7"], "slo": link["slo"]}
+    assert link_to(tmp_path, job.id) == inputs and link_to(tmp_path, job.id, "fleets") == inputs | {"show": "fleets"}
+    assert link_to(tmp_path, "example", "fleets") == {"show": "fleets"} and link_to(tmp_path, "../../etc") is None
+    assert "Why not" in shown(opened("plan", tmp_path, **link_to(tmp_path, job.id)))

@@ -185,7 +185,13 @@ def test_the_bundled_report_of_vllm_says_so(tmp_path):
     app = trust(tmp_path / "nowhere", report="bundled: tokentwin demo --engine vllm")
     assert not app.exception and not app.error
     assert load_report(DEMO_ON_VLLM / "validation").verdict[1:] in text(app)
-    assert "on vLLM 0.32.0" in text(app)
+    assert "on vLLM 0.32.0" in text(app) and "The error on each engine" in text(app)
+    (by_engine,) = (frame.value for frame in app.dataframe if "vLLM 0.32.0" in frame.value)
+    assert list(by_engine)[2:] == ["vLLM 0.32.0", "our engine"]
+    mean = next(
+        row for row in load_report(DEMO_ON_VLLM / "validation").rows if (row.metric, row.stat) == ("ttft_ms", "mean")
+    )
+    assert by_engine["vLLM 0.32.0"][0].startswith(f"{mean.error_pct:+.1f} %")
 
 
 def test_both_verdicts_stand_side_by_side(tmp_path, samples):
@@ -321,9 +327,9 @@ def test_a_run_says_the_same_of_itself_as_the_map_of_its_steps(tmp_path):
     done = recorded(scenario, tmp_path / "run", band=False)
     maps = domain(done.recording, Source(None, "H100"))
     assert maps.level == done.trust.level == "extrapolated"
-    assert done.trust.reason.endswith(f"beyond measured shapes, in {maps.beyond}")
+    assert done.trust.reason.endswith(f"(least certain: prefill attention), in {maps.beyond}")
     few = recorded(price_scenario(made.workload(), None, "H100", alone), tmp_path / "few", band=False, details=False)
-    assert few.trust.reason.endswith("beyond measured shapes")
+    assert few.trust.reason.endswith("were not measured at such sizes (least certain: prefill attention)")
 
 
 def test_a_run_of_an_unknown_calibration_is_said_to_be_one(tmp_path, samples):

@@ -15,9 +15,12 @@ import pytest
 pytest.importorskip("streamlit")
 
 from dashboard import uploads
+from dashboard.trace_columns import TEMPLATE, first_rows, likely_columns
 from dashboard.uploads import keep_model, keep_trace, model_path, trace_path
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from traces.formats.columns import usual_field
+from traces.formats.simple import FIELDS
 from traces.formats.trace_file import read_workload
 
 CSV = b"arrival_s,prompt_tokens,output_tokens\n0,10,5\n0.5,20,6\n2,30,7\n"
@@ -237,3 +240,35 @@ def test_a_trace_of_too_many_requests_is_refused_and_not_kept(tmp_path: Path, mo
     assert not list(tmp_path.rglob("*.parquet"))
     limited(monkeypatch, requests=3)
     assert keep_trace(tmp_path, CSV)
+
+
+OTHERS = b"When,Tokens in,Tokens out,Team,Cost\n2026-11-24T10:00:00,10,5,a,=1+1\n2026-11-24T10:00:02.5Z,20,6,b,2\n"
+
+
+@pytest.mark.usefixtures("read_here")
+def test_columns_with_other_names_are_offered_and_read(tmp_path: Path) -> None:
+    for content in (OTHERS, gzip.compress(OTHERS)):
+        rows = first_rows(content)
+        assert [row["Team"] for row in rows] == ["a", "b"]
+        columns = likely_columns(list(rows[0]))
+        assert columns == {
+            "timestamp": "When", "prompt_tokens": "Tokens in", "output_tokens": "Tokens out", "tenant": "Team",
+        }  # fmt: skip
+        path = trace_path(tmp_path, keep_trace(tmp_path, content, "mine.csv", columns))
+        assert path is not None
+        kept = [(r.arrival_ns, r.prompt_len, r.output_len, r.tenant) for r in read_workload(path).requests]
+        assert kept == [(0, 10, 5, "a"), (2_500_000_000, 20, 6, "b")]
+    assert "is not a known column" in refused(keep_trace, tmp_path, OTHERS)
+    other = keep_trace(tmp_path, OTHERS, "", {**columns, "prompt_tokens": "Tokens out", "output_tokens": "Tokens in"})
+    assert trace_path(tmp_path, other) != path
+
+
+@pytest.mark.usefixtures("read_here")
+def test_the_template_is_a_trace_and_needs_no_columns(tmp_path: Path) -> None:
+    assert all(usual_field(name, FIELDS) for name in first_rows(TEMPLATE.encode())[0])
+    assert keep_trace(tmp_path, TEMPLATE.encode())
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1junk", b"\x1f\x8bjunk", bytes(range(256)), b"{" * 9999, b'"\n,"' * 9])
+def test_what_has_no_columns_asks_for_none(content: bytes) -> None:
+    assert first_rows(content) == []

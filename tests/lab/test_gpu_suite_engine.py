@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 import torch
 
 from lab.gpu_suite import end_to_end
-from lab.gpu_suite.end_to_end import Checked, check_engine, check_engines, checked
+from lab.gpu_suite.end_to_end import Checked, check_engine, checked, engine_checks
 from realengine.devices.cpu_device import CpuDevice
 from realengine.engine import Engine
 from realengine.seating import Seating
@@ -106,7 +106,7 @@ def test_an_engine_that_raises_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(Engine, "launch", broken)
-    rows = list(check_engines("cpu", dry_run=True))
+    rows = [row for check in engine_checks("cpu", dry_run=True) for row in check()]
     assert len(rows) == 2 and not any(row["ok"] for row in rows)
     assert "illegal memory access" in rows[0]["error"]
 

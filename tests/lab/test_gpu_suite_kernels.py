@@ -17,9 +17,9 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 import torch
 
 from lab.gpu_suite.attention_operations import attention, rope_store
-from lab.gpu_suite.ceilings import measure_ceilings
-from lab.gpu_suite.correctness import check_case, check_kernels
-from lab.gpu_suite.kernel_grid import GRID_COLUMNS, Point, kernel_grid, measured, points, uneven, write_grid
+from lab.gpu_suite.ceilings import ceilings
+from lab.gpu_suite.correctness import check_case, checks
+from lab.gpu_suite.kernel_grid import GRID_COLUMNS, Point, grid, measured, points, uneven, write_grid
 from lab.gpu_suite.operations import (
     Cost,
     Mixture,
@@ -39,7 +39,7 @@ from lab.gpu_suite.page import decode_shares
 from lab.gpu_suite.references import distance_from_draw, relative_error
 from lab.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
 from realengine.kernels.launches import Shape
-from realengine.models.weights import RANDOM
+from realengine.models.weights import random_spec
 from serving.deployments.model_spec import ModelSpec
 
 pytestmark = pytest.mark.engine
@@ -129,10 +129,10 @@ def test_graph_timing_rotates_inputs_and_divides_by_calls(monkeypatch: pytest.Mo
 
 
 def test_ceilings_in_miniature() -> None:
-    rows = list(measure_ceilings(find_bench("cpu"), dry_run=True))
-    ceilings = {row["ceiling"]: row["value"] for row in rows}
+    rows = [row for measure in ceilings(find_bench("cpu"), dry_run=True) for row in measure()]
+    values = {row["ceiling"]: row["value"] for row in rows}
     for name in ("copy_bytes_per_s", "gemm_flops_per_s", "launch_graph_ns", "launch_eager_ns"):
-        assert ceilings[name] > 0
+        assert values[name] > 0
     json.dumps(rows, allow_nan=False)
 
 
@@ -140,7 +140,7 @@ def test_ceilings_in_miniature() -> None:
 
 
 def test_every_kernel_has_a_case_and_the_references_agree() -> None:
-    rows = list(check_kernels(CPU, dry_run=True))
+    rows = [row for check in checks(CPU, dry_run=True) for row in check()]
     assert {row["kernel"] for row in rows} == KERNELS
     assert {row["backend"] for row in rows} == {"torch"}
     assert [row for row in rows if not row["ok"]] == []
@@ -199,7 +199,7 @@ def test_distance_from_a_draw() -> None:
 
 
 def test_the_grid_in_miniature_goes_to_parquet(tmp_path: Path) -> None:
-    rows = list(kernel_grid(find_bench("cpu"), CPU, CEILINGS, dry_run=True))
+    rows = [row for measure in grid(find_bench("cpu"), CPU, CEILINGS, dry_run=True) for row in measure()]
     assert {row["op"] for row in rows} == {
         "gemm",
         "packed_gemm",
@@ -281,8 +281,8 @@ def test_costs_by_hand() -> None:
         return rope_store(ON, shape, spec, [(1, 1)]).cost
 
     # Of Qwen3-0.6B a token's QKV is 32 heads of 128, in and out; 64 cosines and sines, a position and a slot.
-    assert rotated(RANDOM["qwen3-0.6b"]).bytes == 2 * 2 * 4096 + 2 * 4 * 64 + 8 + 2 * 2 * 128
-    assert rotated(RANDOM["llama-3.1-8b"]).bytes == 2 * 2 * 6144 + 2 * 4 * 64 + 8
+    assert rotated(random_spec("random:qwen3-0.6b")).bytes == 2 * 2 * 4096 + 2 * 4 * 64 + 8 + 2 * 2 * 128
+    assert rotated(random_spec("random:llama-3.1-8b")).bytes == 2 * 2 * 6144 + 2 * 4 * 64 + 8
 
 
 def test_decode_shares_are_of_what_the_target_names() -> None:

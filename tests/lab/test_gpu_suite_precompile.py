@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,10 +35,11 @@ def cases(device):
 FILL = """
 import multiprocessing
 from functools import partial
-from lab.gpu_suite.precompile import compile_launches, run_once
-claims = multiprocessing.Array("b", 100)
+from lab.gpu_suite.precompile import Shared, compile_launches, run_once
+Array = multiprocessing.Array
+shared = Shared(Array("b", 100), Array("b", 1 << 16), Array("i", 1))
 rows = []
-compile_launches([partial(run_once, c) for c in cases(torch.device("meta"))], claims, rows.append, True)
+compile_launches([partial(run_once, c) for c in cases(torch.device("meta"))], shared, rows.append)
 print(json.dumps(rows))
 """
 # The JIT as a launch uses it, on real tensors, up to where it would hand the kernel to a GPU.
@@ -55,8 +57,8 @@ print(json.dumps(rows))
 """
 
 
-def run(script: str, cache: Path) -> list:  # type: ignore[type-arg]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+def run(script: str, cache: Path, **more: str) -> list:  # type: ignore[type-arg]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | more
     done = subprocess.run(
         [sys.executable, "-c", CASES + script],
         capture_output=True,
@@ -79,13 +81,32 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_for(tmp_path: Path) -> No
 
 
 @pytest.mark.deep
+def test_the_modules_that_launch_kernels_are_built_ahead(tmp_path: Path) -> None:
+    """Triton 3.6 has one for each signature, 3.7 one for all. A library of empty functions stands for the driver's."""
+    import triton
+
+    driver = (Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c").read_text()
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", driver)))
+    (tmp_path / "cuda.c").write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "cuda.c"], check=True)
+    rows = run(FILL, tmp_path / "cache", TRITON_LIBCUDA_PATH=str(tmp_path), LD_LIBRARY_PATH=str(tmp_path))
+    launchers = [row for row in rows if "launcher" in row]
+    kernels = [row for row in rows if "kernel" in row]
+    assert len(rows) == len(kernels) + len(launchers) and len(kernels) == 7
+    assert 3 <= len(launchers) == len({row["launcher"] for row in launchers}) <= len(kernels)
+    built = [path.name.split(".")[0] for path in (tmp_path / "cache").rglob("*.so")]
+    assert "cuda_utils" in built
+    assert built.count("__triton_launcher") in (0, len(launchers))
+
+
+@pytest.mark.deep
 def test_every_launch_of_a_gpu_run_can_be_prepared(tmp_path: Path) -> None:
     """With no claim left to make nothing is compiled. Both models' attention is among them; of the numbers of decode
     rows the fewest, the most, and one between are enough."""
     script = """
 import triton
 from lab.gpu_suite import precompile
-from lab.gpu_suite.precompile import compile_launches, launches
+from lab.gpu_suite.precompile import Shared, compile_launches, launches
 from lab.gpu_suite.sizes import gpu_sizes
 from triton.runtime.jit import JITFunction
 from realengine.kernels import paged_attention
@@ -98,7 +119,7 @@ def noted(*arguments, **options):
         seen.add((options["HEADS"], options["KV_HEADS"], str(arguments[1].dtype)))
     return run(*arguments, **options)
 part.run = noted
-compile_launches(launches(gpu_sizes()), [], rows.append, True)
+compile_launches(launches(gpu_sizes()), Shared([], [], [0]), rows.append)
 print(json.dumps([rows, list(seen)]))
 """
     failed, shapes = run(script, tmp_path)

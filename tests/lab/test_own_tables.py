@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from calibration.kernels.catalogue import load_kernels
+from calibration.kernels.own_kernels import own_measurements
 from calibration.operations import DecodeAttention, Gemm, PrefillAttention
-from lab.kernels.fit import agreement, main, own_measurements
+from lab.kernels.fit import agreement, main
 from serving.deployments.gpu_spec import find_gpu
 
 H200 = find_gpu("H200")

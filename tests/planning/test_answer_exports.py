@@ -263,8 +263,8 @@ def test_a_sweep_keeps_every_run_and_what_is_known_of_its_columns() -> None:
 @pytest.mark.parametrize(
     ("name", "figures", "titles"),
     [
-        ("plan", 7, ["attainment (%)", "TTFT p99 (ms)", "TPOT p99 (ms)", "output tokens/s per GPU", "prompt (tokens)"]),
-        ("no fleet", 3, ["output tokens/s per GPU", "prompt (tokens)"]),
+        ("plan", 8, ["attainment (%)", "TTFT p99 (ms)", "TPOT p99 (ms)", "output tokens/s per GPU", "prompt (tokens)"]),
+        ("no fleet", 4, ["output tokens/s per GPU", "prompt (tokens)"]),
         ("simulated comparison", 4, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
         ("recorded comparison", 5, ["TTFT (s)", "B - A (%)", "requests (%)", "tenant"]),
         ("diagnosis", 1, ["share of TTFT p99 that disappears (%); with all constraints"]),

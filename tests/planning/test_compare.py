@@ -288,10 +288,12 @@ def test_a_share_changes_by_points_and_everything_else_by_percent() -> None:
     attained = _row("slo_attainment", "value", Difference(0.293, 0.517, 0.2, 0.25))
     finished = _row("finished", "share", Difference(0.5, 0.6, 0.05, 0.15))
     slower = _row("ttft_ms", "p50", Difference(200.0, 100.0, -120.0, -80.0))
-    assert verdict([attained]) == "B is better: SLO attainment +22.4 points"
+    assert verdict([attained]) == "B is better: SLO attainment +22.4 points (from 29 % to 52 %)"
     assert "finish +10.0 points" in verdict([finished]) and "TTFT p50 -50.0 %" in verdict([slower])
     open_still = attained.model_copy(update={"better": "", "low": -0.1, "high": 0.5})
-    assert verdict([open_still]).endswith("SLO attainment +22.4 points, lies between -10.0 and +50.0 points")
+    assert verdict([open_still]).endswith(
+        "SLO attainment +22.4 points (from 29 % to 52 %), lies between -10.0 and +50.0 points"
+    )
     assert attained.percent == pytest.approx(22.4)
 
 
@@ -313,7 +315,8 @@ def test_a_side_is_better_by_its_attainment_or_if_it_loses_nothing() -> None:
     losses = "TTFT p99 +873.0 %, queue time p90 +300.0 %, E2E p99 +40.0 %"
     assert verdict([*won, *unclear, *lost]) == f"B is worse: {losses}, but better in TPOT p50 -29.5 %"
     told = verdict([*won, *lost, attained])
-    assert told == f"B is better: SLO attainment +22.4 points, TPOT p50 -29.5 %, but worse in {losses}"
+    gained = "SLO attainment +22.4 points (from 29 % to 52 %), TPOT p50 -29.5 %"
+    assert told == f"B is better: {gained}, but worse in {losses}"
     assert verdict([*won, *rows("ttft_ms", each, 873.0)]) == (
         "neither side is better overall: B is better in TPOT p50 -29.5 %, and worse in TTFT p99 +873.0 %"
     )

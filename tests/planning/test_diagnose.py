@@ -41,6 +41,7 @@ from planning.diagnose.recorded_run import another_run
 from planning.diagnose.symptoms import attainable_hit_rate, symptoms
 from planning.diagnose.verdict import troubled
 from planning.priced_scenario import PricedScenario, price_scenario
+from serving.answers.figures import shown_time
 from serving.cost_model import CostModel, TokenCost
 from serving.decode_set import DecodeSet
 from serving.deployments.config import Deployment, SchedulerConfig
@@ -591,7 +592,12 @@ def test_the_command_that_is_recommended_works_when_it_is_pasted(slow_run: Path)
         arguments = ("diagnose", recording, "-c", slow_run / "calibration", "--format", "json")
         told = DiagnosisDocument.read(json.loads(run(*arguments).output))
         assert told.changes and not any(change.ideal for change in told.changes)
-        assert told.summary.startswith("max_num_seqs is too small (request); with max_num_seqs=")
+        assert told.summary.startswith("with max_num_seqs=")
+        assert told.summary.endswith("; the cause is max_num_seqs is too small (request)")
+        best, left = told.best, told.best and told.best.p99[told.metric]
+        assert best is not None and left is not None and shown_time(left) in told.remains()
+        assert told.remains({told.metric: left + 1}) == "after this change, every p99 is within its SLO"
+        assert told.remains({told.metric: left - 1}).startswith("still broken after this change: ")
         assert any(c.ideal for c in told.counterfactuals) and {c.called[-1] for c in told.counterfactuals} > {"*"}
         for change in told.changes:
             words = shlex.split(told.command(change))

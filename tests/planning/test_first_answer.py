@@ -126,8 +126,8 @@ def test_traffic_with_sessions_is_planned_for(monkeypatch: pytest.MonkeyPatch) -
     query = question("ttft_ms p90<=9000", workload=conversations())
     assert first_answer(query, [engine()], Limits(most=16), lambda: ()) is not None
     with Workers(query, 1) as workers:
-        (curve,) = curves.engine_curves(workers, [engine()], 1)
-    assert curve.points
+        (curve,) = curves.engine_curves(workers, [engine()], engine(), 1)
+    assert curve.points and curve.planned is not None
     busiest = planned_traffic(query.workload, 2.0, None)
     turns = [r.turn for r in busiest.requests]
     assert (

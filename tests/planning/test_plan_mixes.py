@@ -1,6 +1,7 @@
 """Fleets of two kinds by prompt length, and spot GPUs: what the plan finds, against trying every fleet."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -75,9 +76,22 @@ def test_traffic_is_divided_where_both_sides_have_requests() -> None:
         assert 20 <= sum(prompt <= at for prompt in prompts) <= len(prompts) - 20
     with pytest.raises(UserError, match="leaves fewer than 20 prompts on one side; prompts have 40 to 1,500 tokens"):
         lengths_to_try(("2000",), asked)
-    waiting = Workload([WorkloadRequest(i, 0, ((PRIVATE, 9 + i),), 5) for i in range(50)], concurrency=4)
-    with pytest.raises(UserError, match="cannot divide requests that wait"):
-        lengths_to_try(("search",), question(*SLOS, workload=waiting))
+
+
+def test_users_who_wait_get_the_cheapest_mix_that_meets_their_slos() -> None:
+    """The parts are sized by the arrivals at one fleet; the mix is held to clients who wait at itself."""
+    open_loop = chats_and_documents()
+    waiting = Workload(
+        [replace(one, arrival_ns=0) for one in open_loop.requests], concurrency=24, shares_prefixes=False
+    )
+    asked = question(*SLOS, workload=waiting)
+    assert lengths_to_try((str(AT),), asked) == [AT]
+    single = next(n for n in range(1, 17) if try_fleet(asked, FAST, n).met)
+    with Workers(asked, 1) as workers:
+        (sized,) = mixes(workers, [CHEAP, FAST], [AT], most=16, single=(FAST, single))
+    assert [pool.engine.gpu for pool in sized.mix.pools] == ["slow", "fast"]
+    assert meets(asked, sized.mix, LIKELY) and meets(asked, sized.mix, 0.9)
+    assert sized.trial.figures is not None and sized.trial.figures.unfinished == 0
 
 
 def spot(per_hour: float, usd: float = 0.4) -> Spot:

@@ -1,17 +1,21 @@
 """Objectives: what can be written, and that a percentile is the share of requests within a bound."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.validation.bands import run_metrics
 from planning.plan.objectives import Objective, parse_objectives
+from planning.plan.planner import Planners
+from planning.plan.search import search
 from serving.errors import UserError
 from serving.workload import PRIVATE, Workload, WorkloadRequest
-from tests.planning.plan_samples import Steps, engine, traffic
+from tests.planning.plan_samples import Steps, engine, fewest, question, traffic
 from traces.metrics.run_metrics import RunMetrics
 from traces.tables import percentiles
 
@@ -54,6 +58,7 @@ def test_bounds_may_have_a_unit(text: str) -> None:
         (["ttft_ms p99<=-3"], "above 0"),
         (["ttft_ms p99<=1e-6"], "below 0.01 ms, which no GPU can meet; bounds are in milliseconds"),
         (["ttft_ms<=500"], "add 'attainment"),
+        (["ttft_ms<=500 for chat", "attainment>=0.9"], "needs a percentile"),
         (["attainment>=0.9"], "bounds no latency"),
         (["ttft_ms<=500", "attainment>=1.5"], "at most 1"),
         ([], "bounds no latency"),
@@ -70,8 +75,6 @@ def test_so_many_misses_are_what_a_nearest_rank_percentile_allows(requests: int,
     objective = Objective("", (("ttft_ms", 1.0),), Fraction(percent, 100))
     allowed = objective.allowed(requests)
     values = [0.0] * (requests - allowed) + [2.0] * allowed
-    import numpy as np
-
     assert percentiles(np.array(values), (percent,)) == [0.0]
     if requests > allowed:
         values[0] = 2.0
@@ -94,6 +97,35 @@ def test_a_request_that_is_turned_away_breaks_every_bound(metrics: RunMetrics) -
     found = parse_objectives(["ttft_ms<=1e9", "attainment>=0.5"])
     assert found.attainment(metrics) == 1 - 1 / len(metrics.finished)
     assert found.slos[0].misses(metrics) == (1, len(metrics.finished))
+
+
+def test_an_objective_of_a_class_is_about_its_requests_only() -> None:
+    requests = [replace(request, slo_class=("Chat", "batch", "")[request.id % 3]) for request in traffic().requests]
+    workload = replace(traffic(), requests=requests)
+    metrics = run_metrics(workload, engine().deployment, Steps(1.0), 2)
+    mine = np.array([request.slo_class == "Chat" for request in requests])
+    ttft = np.sort(metrics.values("ttft_ms")[mine])
+    median = float(ttft[math.ceil(len(ttft) / 2) - 1])
+    objectives = parse_objectives([f"TTFT p50 <= {median} ms for Chat", f"ttft_ms p50<={median}"])
+    of_class, of_all = objectives.slos
+    assert of_class.slo_class == "Chat" and of_class.observed(metrics) == median
+    assert of_class.misses(metrics) == (int((ttft > median).sum()), len(ttft))
+    assert of_class.allowed(len(ttft)) >= of_class.misses(metrics)[0] and of_all.misses(metrics)[1] == len(requests)
+    with pytest.raises(UserError, match="for a class that no request has; the traffic's classes: Chat, batch"):
+        parse_objectives(["ttft_ms p50<=9 for chat"]).slos[0].check_class({r.slo_class for r in requests})
+
+
+def test_the_search_for_a_class_is_that_of_trying_every_fleet() -> None:
+    requests = [replace(r, slo_class="chat" if r.id % 4 else "batch") for r in traffic(80).requests]
+    requests = [replace(r, prompt=((PRIVATE, 900),)) if r.slo_class == "batch" else r for r in requests]
+    needed = []
+    for slo in ("ttft_ms p90<=500 for chat", "ttft_ms p90<=30000 for batch"):
+        asked = question(slo, workload=replace(traffic(), requests=requests))
+        needed.append(fewest(asked, engine(), 12))
+        with Planners(asked, 1) as workers:
+            (found,) = search(workers, [engine()], 12)
+        assert found.replicas == needed[-1]
+    assert needed[0] > needed[1]  # the slow class has a loose bound
 
 
 def test_attainment_is_that_of_the_run_metrics() -> None:

@@ -16,6 +16,8 @@ from scipy.stats import chi2
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from calibration.acceptance import with_acceptance  # noqa: E402
 from calibration.validation.decision_replay import replay_decisions  # noqa: E402
 from realengine.drafters import NgramDrafter  # noqa: E402
@@ -26,7 +28,7 @@ from realengine.sampling import SamplingParams, draw  # noqa: E402
 from realengine.seating import Seating  # noqa: E402
 from realengine.sequence import TokenSequence  # noqa: E402
 from realengine.step import Step  # noqa: E402
-from realengine.verification import rejection_sampled, verify  # noqa: E402
+from realengine.verification import judge, judged_tokens, verify  # noqa: E402
 from serving.cost_model import TokenCost  # noqa: E402
 from serving.deployments.config import Deployment, SchedulerConfig  # noqa: E402
 from serving.errors import UserError  # noqa: E402
@@ -225,6 +227,31 @@ def test_a_draft_model_may_draw_by_itself(draft: str, overlapped: bool, plain: l
         assert accepted >= 0.99 * drafted if draft == "random:llama" else 0 < accepted < drafted
 
 
+class Waits(TorchDispatchMode):
+    """Count the times at which the host reads a number from a tensor; on a GPU it would wait for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("how", [SamplingParams(1.0), SamplingParams(0.7, top_k=3)])
+def test_the_host_waits_for_no_single_draft(how: SamplingParams) -> None:
+    """A draft is judged on the device; the limit top-p has another way there than on the CPU."""
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
+    sequence = TokenSequence(Request(WorkloadRequest(5, 0, (("", 1),), 9)), [0], sampling=how)
+    with Waits() as waits:
+        sequence.odds = [sequence.sampling.probabilities(row) for row in logits[:3].flip(0)]
+        answers = judge(sequence, logits, [3, 14, 15])
+    assert waits.count == 0
+    assert len(judged_tokens(answers.tolist(), [3, 14, 15])) <= 4
+    with waits:
+        float(logits[0, 0])
+    assert waits.count == 1
+
+
 def test_kv_of_a_draft_model_is_counted() -> None:
     engine = engine_for({"model": "random:llama", "num_speculative_tokens": 3})
     target, draft = (runner.budget(0.9) for runner in engine._runners)
@@ -298,7 +325,8 @@ def test_drawn_tokens_have_the_distribution_of_plain_sampling(how: SamplingParam
                 draws = [seeded.draw(said + place) for place in range(1 + planned)]
                 chosen = [(token, None) for token in _drawn(logits, draws)]
             else:
-                chosen = rejection_sampled(sequence, planned, logits)
+                answers = judge(sequence, logits, sequence.drafts).tolist()
+                chosen = [(token, None) for token in judged_tokens(answers, sequence.drafts)]
             accepted += verify(sequence, planned, chosen)[0]
         counts[tuple(sequence.outputs[:3])] += 1
     assert accepted > n / 4

@@ -1,6 +1,8 @@
 """How fast the machine is: looked at rarely enough, in units of the engine's own work, or of a GPU's clock."""
 
 import sys
+import threading
+import time
 from types import ModuleType
 
 import pytest
@@ -45,6 +47,18 @@ def test_a_gpus_clock_is_a_share_of_its_highest_and_absent_without_nvml(monkeypa
     nvml.nvmlDeviceGetClockInfo = lambda gpu, kind: 1485  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert GpuClock(0)() == 0.75
+    clock = GpuClock(0)
+    (thread,) = [t for t in threading.enumerate() if t.name == "nvml" and t.is_alive()][-1:]
+    asked = []
+    nvml.nvmlDeviceGetClockInfo = lambda gpu, kind: asked.append(threading.current_thread()) or 990  # type: ignore[attr-defined]
+    while not asked:
+        time.sleep(0.01)
+    while clock() != 0.5:  # the mean of what was read since the call before
+        time.sleep(0.01)
+    assert set(asked) <= set(threading.enumerate()) - {threading.current_thread()}  # no caller ever waits for NVML
+    del clock
+    thread.join(10)
+    assert not thread.is_alive()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert GpuClock(0)() is None
 

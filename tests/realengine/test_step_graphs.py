@@ -168,11 +168,11 @@ def test_a_mixed_step_is_one_launch_and_not_hundreds(monkeypatch: pytest.MonkeyP
     from realengine.attention.kv_cache import KvCache
     from realengine.kernels.launches import INTERPRETING
     from realengine.models.model import Model
-    from realengine.models.weights import RANDOM, shapes
+    from realengine.models.weights import random_spec, shapes
 
     if INTERPRETING:
         pytest.skip("the interpreter launches nothing")
-    meta, spec = torch.device("meta"), RANDOM["llama-3.1-8b"]
+    meta, spec = torch.device("meta"), random_spec("random:llama-3.1-8b")
     attention, ops = backend_for("triton", spec, 16, meta, 8192)
     state = {name: torch.empty(shape, dtype=torch.bfloat16, device=meta) for name, shape in shapes(spec)}
     model, kv = Model(spec, state, torch.bfloat16, meta, ops, attention), KvCache(spec, 2, 16, torch.bfloat16, meta)

@@ -4,12 +4,14 @@ import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from lab.gpu_suite.engine_benchmark import idle_share  # noqa: E402
 from realengine.devices.cpu_device import CpuDevice  # noqa: E402
 from realengine.devices.device import Pending  # noqa: E402
 from realengine.engine import Engine  # noqa: E402
@@ -57,6 +59,70 @@ class _Waiting:
 
     def wait(self) -> None:
         self._device._queue.popleft()()
+
+
+class Stream(CpuDevice):
+    """A GPU and its host on one made-up clock: a forward pass takes `forward_ns` of the device, a launch 5 ms.
+
+    The host copies a step's input before the device can begin. Marks are events of a stream: they happen when
+    everything before them is done.
+    """
+
+    forward_ns = 0
+
+    def __init__(self, threaded: bool) -> None:
+        super().__init__(False)
+        self.asynchronous = True
+        self.host_ns = self.free_ns = 0
+
+    def mark(self) -> Any:
+        self.free_ns = max(self.free_ns, self.host_ns)
+        passed_ns = self.free_ns
+        return SimpleNamespace(ns=lambda: passed_ns, thread_ns=None)
+
+    def submit(self, work: Callable[[], None]) -> Pending:
+        work()
+        return _Reached(self, self.free_ns)
+
+
+class _Reached:
+    def __init__(self, stream: Stream, at_ns: int) -> None:
+        self._stream, self._at_ns = stream, at_ns
+
+    def done(self) -> bool:
+        return self._at_ns <= self._stream.host_ns
+
+    def wait(self) -> None:
+        self._stream.host_ns = max(self._stream.host_ns, self._at_ns)
+
+
+@pytest.mark.parametrize(("forward_ns", "idle"), [(50_000_000, 0.0), (1_000_000, 0.8)])
+def test_a_device_that_waits_for_the_hosts_copies_is_idle(
+    forward_ns: int, idle: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes what the device computes, and a late host shows as idle time of the GPU suite, above its 3 %."""
+    engine = engine_on(Stream, monkeypatch, async_scheduling=True)
+    runner, stream = engine.runner, engine.runner.device
+    forward, prepare = runner._forward, runner.attention.prepare
+
+    def computing(batch: Any) -> Any:
+        stream.free_ns = max(stream.free_ns, stream.host_ns) + forward_ns
+        return forward(batch)
+
+    def copying(*about: Any) -> None:
+        stream.host_ns += 5_000_000
+        prepare(*about)
+
+    monkeypatch.setattr(runner, "_forward", computing)
+    monkeypatch.setattr(runner.attention, "prepare", copying)
+    for module in ("engine", "step"):
+        monkeypatch.setattr(f"realengine.{module}.perf_counter_ns", lambda: stream.host_ns)
+    _, steps = run(engine)
+    decodes = [step for step in steps if not step.plan.prefill_rows]
+    assert {step.end_ns - step.start_ns for step in decodes} == {forward_ns}
+    share = idle_share(steps[1:])
+    assert share is not None and share == pytest.approx(idle, abs=0.03)
+    engine.close()
 
 
 def engine_on(device: type[CpuDevice], patch: pytest.MonkeyPatch, **scheduler: Any) -> Engine:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import zipfile
@@ -16,8 +17,11 @@ pytest.importorskip("transformers", reason="transformers is the oracle here; ins
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from realengine.models import smollm2  # noqa: E402
-from realengine.models.weights import RANDOM, load_model_files, random_state  # noqa: E402
+from realengine.models.random_routers import expert_shares, row_scales  # noqa: E402
+from realengine.models.weights import RANDOM, load_model_files, random_spec, random_state  # noqa: E402
+from realengine.runnable import check_runnable  # noqa: E402
 from realengine.sampling import SamplingParams  # noqa: E402
+from serving.deployments.model_catalogue import models  # noqa: E402
 from serving.errors import UserError  # noqa: E402
 from tests.realengine.tiny_models import CONFIGS, save  # noqa: E402
 
@@ -67,9 +71,46 @@ def test_a_random_model_is_the_same_each_time_and_sane() -> None:
         assert spec.parameters == sum(weight.numel() for weight in state.values())
         assert any(not torch.equal(state[key], other) for key, other in random_state(spec, torch.float32, 1).items())
     assert 134e6 < RANDOM["smollm2"].parameters < 135e6
-    assert RANDOM["llama-3.1-8b"].parameters == 8_030_261_248
-    assert RANDOM["qwen3-0.6b"].parameters == 596_049_920
+    assert random_spec("random:llama-3.1-8b").parameters == 8_030_261_248
+    assert random_spec("random:qwen3-0.6b").parameters == 596_049_920
     assert RANDOM["smollm2"].kv_bytes_per_token(2) == 2 * 30 * 3 * 64 * 2
+
+
+def test_every_runnable_model_of_the_catalogue_has_random_weights() -> None:
+    runnable = []
+    for name, spec in models().items():
+        try:
+            check_runnable(spec)
+        except UserError as error:
+            with pytest.raises(UserError, match=re.escape(error.field)):
+                random_spec(f"random:{name}")
+            continue
+        made = random_spec(f"random:{name.lower()}")
+        assert (made.parameters, made.name) == (spec.parameters, f"random:{name.lower()}")
+        runnable.append(name)
+    assert len(runnable) > 60
+    assert {"Qwen3-30B-A3B", "Llama-3.1-8B", "Mixtral-8x7B", "dots.llm1"} <= set(runnable)
+    with pytest.raises(UserError, match=r"or a model of the catalogue \(random:Qwen3-30B-A3B\)"):
+        load_model_files("random:qwen3-30b-a3", Path())
+    with pytest.raises(UserError, match="is not a known random model"):
+        load_model_files("random:Llama-3.1-8B-FP8", Path())
+
+
+@pytest.mark.parametrize(("experts", "topk"), [(8, 2), (16, 4), (128, 8)])
+def test_random_routers_choose_experts_unevenly(experts: int, topk: int) -> None:
+    """A router with these rows gives each expert the share that is meant for it, in random order."""
+    draw, shares = torch.Generator().manual_seed(1), expert_shares(experts, topk)
+    assert sum(shares) == pytest.approx(topk) and max(shares) <= 0.45
+    assert shares[-1] > (3 if experts > 16 else 1.7) * topk / experts
+    rows = torch.randn(experts, 128, generator=draw) * 128**-0.5 * row_scales(experts, topk, draw)[:, None]
+    chosen = (torch.randn(8000, 128, generator=draw) @ rows.T).topk(topk).indices
+    measured = chosen.flatten().bincount(minlength=experts) / 8000
+    assert measured.sort().values.tolist() == pytest.approx(shares, abs=0.07 if experts < 16 else 0.05)
+    assert measured.tolist() != sorted(measured.tolist())
+    spec = RANDOM["qwen3-moe"]
+    state = random_state(spec, torch.float32)
+    norms = state["model.layers.0.mlp.gate.weight"].norm(dim=1)  # type: ignore[union-attr]
+    assert norms.max() > 1.5 * norms.min()
 
 
 def test_the_ends_of_generation_config_count_too(copy: Path) -> None:

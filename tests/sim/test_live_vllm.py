@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from serving.errors import UserError
-from sim.checks.live_conformance import FAMILIES, conform_live, find_vllm, scenario
+from sim.checks.live_conformance import FAMILIES, conform_live, scenario
+from sim.checks.live_engines import find_engine
 from tests.vllm.environment import PYTHON, needs_vllm
 from tokentwin.commands.conformance import conformance
 
@@ -20,7 +21,7 @@ SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 @needs_vllm
 def test_vllm_decides_random_scenarios_alike() -> None:
     assert PYTHON is not None
-    found = conform_live(find_vllm(str(PYTHON.parents[1]), None), SCENARIOS)
+    found = conform_live(find_engine(str(PYTHON.parents[1]), None), SCENARIOS)
     assert [family.family for family in found.families] == [*FAMILIES]
     for family in found.families:
         assert family.identical == len(family.decided), str(family)
@@ -71,17 +72,19 @@ def test_one_difference_is_the_exit_status(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
-    found = find_vllm(stand_in(tmp_path, "fails"), None)
+    found = find_engine(stand_in(tmp_path, "fails"), None)
     with pytest.raises(UserError, match=r"^live: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
         conform_live(found, 1)
     with pytest.raises(UserError, match=r"^live: '0\.0\.1': is no environment or unpacked wheel"):
-        find_vllm("0.0.1", None)
+        find_engine("0.0.1", None)
 
 
-def test_an_unpacked_wheel_is_looked_in_first(tmp_path: Path) -> None:
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").touch()
-    found = find_vllm(str(tmp_path), "some/python")
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_unpacked_wheel_is_looked_in_first(tmp_path: Path, engine: str) -> None:
+    (tmp_path / engine).mkdir()
+    (tmp_path / engine / "__init__.py").touch()
+    found = find_engine(str(tmp_path), "some/python")
+    assert found.engine.name == engine
     assert found.environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
     assert found.command("x")[0].endswith("some/python")
 

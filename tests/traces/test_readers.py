@@ -123,6 +123,62 @@ def test_timestamps_count_from_the_first(read, times):
     assert [r.arrival_ns for r in read("\n".join(objects)).requests] == [0, 1_500_000_000, 2_250_000_000]
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "timestamp,prompt_tokens,output_tokens",
+        "created_at,input_tokens,completion_tokens",
+        "Arrival Time,InputTokens,Output-Length",
+        "arrived_at,num_prefill_tokens,num_decode_tokens",  # Vidur
+        "Timestamp,Request tokens,Response tokens",  # BurstGPT
+    ],
+)
+def test_usual_names_of_columns_need_no_option(read, header):
+    rows = [["2026-11-24T10:00", 10, 3], ["2026-11-24T10:00:01.5+0000", 20, 4]]
+    text = "\n".join([header, *(",".join(map(str, row)) for row in rows)])
+    seen = [(0, 10, 3), (1_500_000_000, 20, 4)]
+    assert [(r.arrival_ns, r.prompt_len, r.output_len) for r in read(text).requests] == seen
+    objects = "\n".join(json.dumps(dict(zip(header.split(","), row, strict=True))) for row in rows)
+    assert [(r.arrival_ns, r.prompt_len, r.output_len) for r in read(objects).requests] == seen
+
+
+@given(st.permutations(["=1+1", "in", "prompt_tokens", "out tokens", "a.b"]), st.sampled_from(["s", "ms", "us", "ns"]))
+def test_stated_columns_mean_the_same_by_any_names(tmp_path_factory, names, unit):
+    when, prompt, output, tenant, _ = names
+    per_s = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    text = ",".join(names) + f"\n{7 * per_s},10,3,a,x\n{5 * per_s},20,4,b,y\n"
+    path = tmp_path_factory.getbasetemp() / "columns.csv"
+    path.write_text(text)
+    timestamp = "timestamp" if unit == "s" else f"timestamp_{unit}"
+    columns = {timestamp: when, "prompt_tokens": prompt, "output_tokens": output, "tenant": tenant}
+    requests = [
+        (r.arrival_ns, r.prompt_len, r.output_len, r.tenant) for r in read_workload(path, None, columns).requests
+    ]
+    assert requests == [(0, 20, 4, "b"), (2_000_000_000, 10, 3, "a")]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "says"),
+    [
+        (
+            SIMPLE,
+            {"prompt_tokens": "size"},
+            "'prompt_tokens=size': is not a column of line 1 of trace; it has arrival_s",
+        ),
+        (SIMPLE, {"size": "tenant"}, "'size=tenant': must begin with a field: arrival_s"),
+        (SIMPLE, {"prompt_tokens": "prompt_tokens"}, "arrival: '': give exactly one of"),
+        (MOONCAKE, {"prompt_tokens": "tokens"}, "is not a column of line 1"),
+        ("hello\nworld\n", {"prompt_tokens": "hello"}, "is neither CSV nor JSON lines"),
+        (SIMPLE.replace("tenant", "input_tokens"), None, ":1: header: 'input_tokens': is not a known column"),
+    ],
+)
+def test_wrong_columns_are_one_line(tmp_path, text, columns, says):
+    (tmp_path / "trace").write_text(text)
+    with pytest.raises(UserError) as error:
+        read_workload(tmp_path / "trace", None, columns)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("text", [AZURE, MOONCAKE, SIMPLE, SEGMENTS])
 def test_gzip_and_byte_order_mark(read, text):
     requests = list(read(text).requests)

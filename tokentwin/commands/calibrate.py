@@ -24,7 +24,7 @@ options = options_of(CalibrateRequest)
 @click.command()
 @options(
     "--out --minutes --from-recordings=recordings --from-iterations=iterations --from-measured=measured "
-    "--from-case=case --data --gpu --from-served=served --client --engine"
+    "--from-case=case --data --gpu --from-served=served --client --engine --kernels"
 )
 @click.option("--force", is_flag=True, help="Replace an existing calibration.")
 @deployment_options
@@ -108,4 +108,5 @@ def print_calibration(calibration: Calibration) -> None:
         for name, r in calibration.residuals.items()
     )
     click.echo(f"launches without graphs: {calibration.launches}")
+    click.echo(calibration.chosen)
     print_table(("regime", "held-out steps", "median error", "p95 error", "bias"), errors)

@@ -1,4 +1,4 @@
-"""`tokentwin conformance`: our schedulers against recordings of vLLM's and SGLang's own, or an installed vLLM."""
+"""`tokentwin conformance`: our schedulers against vLLM's and SGLang's own, recorded or installed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from serving.errors import UserError
 @click.command()
 @click.argument("recordings", nargs=-1, type=click.Path())
 @click.option("--policy", help="Policy, by name or as path/to/file.py:Class; by default that of the recorded engine.")
-@click.option("--live", metavar="VLLM", help="Compare with this vLLM on random scenarios: a release, a virtual "
-              "environment with vLLM, or the folder of an unpacked wheel.")  # fmt: skip
-@click.option("--python", help="With --live: Python interpreter that runs vLLM.")
+@click.option("--live", metavar="ENGINE", help="Compare with this vLLM or SGLang on random scenarios: a release, a "
+              "virtual environment that has it, or the folder of an unpacked wheel.")  # fmt: skip
+@click.option("--python", help="With --live: Python interpreter that runs the engine.")
 @click.option("--scenarios", default=20, show_default=True, type=click.IntRange(1, 100_000),
               help="With --live: number of scenarios of each kind (priorities, drafts, ...).")  # fmt: skip
 @click.option(
@@ -29,9 +29,10 @@ def conformance(
     if bool(recordings) == (live is not None):
         raise UserError("recordings", None, "must be given without --live, and left out with it")
     if live is not None:
-        from sim.checks.live_conformance import conform_live, find_vllm, lines
+        from sim.checks.live_conformance import conform_live, lines
+        from sim.checks.live_engines import find_engine
 
-        outcome = conform_live(find_vllm(live, python), scenarios, seed, policy or "vllm")
+        outcome = conform_live(find_engine(live, python), scenarios, seed, policy)
         click.echo("\n".join(lines(outcome)))
         raise SystemExit(0 if outcome.identical else 1)
     from sim.checks.conformance import conform

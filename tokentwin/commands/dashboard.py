@@ -32,7 +32,15 @@ from serving.errors import UserError
     help="Host name by which browsers reach this server, such as the name of a reverse proxy; can be repeated. IP "
     "addresses, localhost and the name of this machine are always accepted.",
 )
-def dashboard(runs_dir: Path | None, port: int, host: str, password: str, served_as: tuple[str, ...]) -> None:
+@click.option(
+    "--own-policies",
+    is_flag=True,
+    help="Let users upload policies to the Policy lab. A policy is Python code, which runs on this machine with your "
+    "rights. On a network, this needs --password.",
+)
+def dashboard(
+    runs_dir: Path | None, port: int, host: str, password: str, served_as: tuple[str, ...], own_policies: bool
+) -> None:
     """Open the dashboard on the recordings and reports in RUNS_DIR (by default ./runs)."""
     if runs_dir is not None and not runs_dir.is_dir():
         raise UserError("RUNS_DIR", str(runs_dir), "is not a directory; give a directory with recordings")
@@ -40,6 +48,9 @@ def dashboard(runs_dir: Path | None, port: int, host: str, password: str, served
         if find_spec(package) is None:
             raise UserError("dashboard", package, "is not installed; pip install 'tokentwin[dashboard]'")
     address = _check_free(host, port)
+    if own_policies and not password and not ip_address(address).is_loopback:
+        remedy = "lets everyone who can reach this port run code; give --password, or listen on loopback"
+        raise UserError("own-policies", host, remedy)
     if not password and not ip_address(address).is_loopback:
         click.echo(
             "Everyone who can reach this port can use the dashboard. Give --password to ask for a password.", err=True
@@ -52,7 +63,7 @@ def dashboard(runs_dir: Path | None, port: int, host: str, password: str, served
     elif ":" in address:
         shown = f"[{address}]"
     click.echo(f"The dashboard is at http://{shown}:{port}")
-    serve(runs_dir or Path("runs"), host, port, password, served_as)
+    serve(runs_dir or Path("runs"), host, port, password, served_as, own_policies)
 
 
 def _check_free(host: str, port: int) -> str:

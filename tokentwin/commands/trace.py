@@ -32,6 +32,13 @@ _FORCE = click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 _SPREAD = click.option(
     "--spread-ticks", is_flag=True, help="Spread arrivals with equal timestamps evenly until the next timestamp."
 )
+_COLUMNS = click.option(
+    "--columns",
+    metavar="FIELD=COLUMN,...",
+    default="",
+    help="Columns of CSV or JSON lines with other names, such as timestamp=when,prompt_tokens=in,output_tokens=out; "
+    "other columns are left out. Usual names, such as input_tokens, need no option.",
+)
 
 
 @click.group()
@@ -48,12 +55,13 @@ def trace() -> None:
 @click.argument("path", metavar="TRACE", type=_TRACE)
 @click.option("--block-size", type=click.IntRange(min=1), default=16, help="Tokens in a KV block.")
 @_SPREAD
+@_COLUMNS
 @_FORMAT
-def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> None:
+def inspect(path: Path, block_size: int, spread_ticks: bool, columns: str, format_: str) -> None:
     """Show arrival rates, burstiness, lengths, and the prefix-hit rate of a cache of infinite size."""
     from traces.summary import summarise
 
-    _print(summarise(_read(path, spread_ticks), block_size), format_)
+    _print(summarise(_read(path, spread_ticks, columns), block_size), format_)
 
 
 @trace.command()
@@ -61,6 +69,7 @@ def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> No
 @click.argument("out", type=_TRACE)
 @_TO
 @_SPREAD
+@_COLUMNS
 @click.option(
     "--arrivals",
     metavar="A",
@@ -81,7 +90,14 @@ def inspect(path: Path, block_size: int, spread_ticks: bool, format_: str) -> No
 )
 @_FORCE
 def convert(
-    path: Path, out: Path, to: str | None, spread_ticks: bool, force: bool, tokenizer: Path | None, **assumed: Any
+    path: Path,
+    out: Path,
+    to: str | None,
+    spread_ticks: bool,
+    columns: str,
+    force: bool,
+    tokenizer: Path | None,
+    **assumed: Any,
 ) -> None:
     """Write TRACE to OUT as Parquet (exact) or Mooncake JSON lines (512-token blocks).
 
@@ -90,7 +106,8 @@ def convert(
     """
     from traces.formats.trace_file import write_workload
 
-    write_workload(_read(path, spread_ticks, _assumed(tokenizer, assumed)), out, to, overwrite=force)
+    read = _read(path, spread_ticks, columns, _assumed(tokenizer, assumed))
+    write_workload(read, out, to, overwrite=force)
     click.echo(f"wrote {out}", err=True)
 
 
@@ -179,12 +196,25 @@ class _Counted:
             yield request
 
 
-def _read(path: Path, spread: bool, assumed: Assumed | None = None) -> Workload:
+def _read(path: Path, spread: bool, columns: str, assumed: Assumed | None = None) -> Workload:
     from traces.formats.trace_file import read_workload
     from traces.reshape import spread_ticks
 
-    workload = read_workload(path, assumed)
+    workload = read_workload(path, assumed, _by_field(columns))
     return spread_ticks(workload) if spread else workload
+
+
+def _by_field(columns: str) -> dict[str, str]:
+    """Return the column of each field in `FIELD=COLUMN,...`. Raises UserError for another form."""
+    by_field: dict[str, str] = {}
+    for part in columns.split(",") if columns else ():
+        field, equals, column = (text.strip() for text in part.partition("="))
+        if not (field and equals and column):
+            raise UserError("columns", part, "must be FIELD=COLUMN, such as prompt_tokens=in")
+        if field in by_field:
+            raise UserError("columns", part, f"gives {field} twice; leave one of them out")
+        by_field[field] = column
+    return by_field
 
 
 def _assumed(tokenizer: Path | None, given: dict[str, str | None]) -> Assumed | None:

@@ -12,17 +12,18 @@ import io
 import logging
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from serving.data_file import parse_json
 from serving.errors import UserError, reason
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
+from traces.formats.columns import Columns
 
 _LOG = logging.getLogger("tokentwin")
 _LOGGED = 10_000  # number of lines between log messages, about a second of reading
@@ -34,8 +35,11 @@ _SMALL_BYTES = 8 << 20
 _MOST_PACKED = 100
 _LARGEST_DOCUMENT = 1 << 30  # bytes of one JSON array; all of ShareGPT has 0.7 GB
 _LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304 blocks
-_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+_INSTANT = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?)(?:(?<=:\d\d:\d\d)\.(\d{1,9}))? ?(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SAY_COLUMNS = "`tokentwin trace convert --columns`"
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; a JSON escape can produce one
 
 
@@ -155,33 +159,38 @@ def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
         raise UserError(what, str(path), f"cannot be read: {reason(error)}") from None
 
 
-def csv_rows(path: Path, *known: str) -> Iterator[Row]:
-    """Yield the rows under the header of a CSV file, without blank lines.
+def csv_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterator[Row]:
+    """Yield the rows under the header of a CSV file, without blank lines; `columns` has the fields of its columns.
 
     If `known` names columns, any other column raises UserError.
     """
     lines = (text for _, text in _numbered_lines(path))
     reader = csv.reader(lines, strict=True)
     try:
-        header = [name.strip() for name in next(reader)]
-        for name in header:
+        header: Sequence[str | None] = [name.strip() for name in next(reader)]
+        if columns is not None:
+            header = columns.fields(path, 1, tuple(map(str, header)))
+        for name in (name for name in header if name is not None):
             if header.count(name) > 1:
                 raise UserError(f"{path}:1: header", name, "appears twice; give each column its own name")
             if known and name not in known:
-                raise UserError(f"{path}:1: header", name, f"is not a known column; choose from {', '.join(known)}")
+                remedy = f"is not a known column; choose from {', '.join(known)}"
+                raise UserError(f"{path}:1: header", name, f"{remedy}, or say which column is which ({SAY_COLUMNS})")
         for cells in reader:
             if not cells:
                 continue
             if len(cells) != len(header):
                 remedy = f"has {len(cells)} cells, but the header has {len(header)}"
                 raise UserError(f"{path}:{reader.line_num}", ",".join(cells), remedy)
-            yield Row(path, reader.line_num, dict(zip(header, map(str.strip, cells), strict=True)))
+            fields = dict(zip(header, map(str.strip, cells), strict=True))
+            fields.pop(None, None)
+            yield Row(path, reader.line_num, cast(dict[str, Any], fields))
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}", None, f"is not CSV: {error}") from None
 
 
-def json_rows(path: Path, *known: str) -> Iterator[Row]:
-    """Yield the objects of a JSON lines file, without blank lines.
+def json_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterator[Row]:
+    """Yield the objects of a JSON lines file, without blank lines; `columns` has the fields of their names.
 
     If `known` names fields, any other field raises UserError.
     """
@@ -194,6 +203,9 @@ def json_rows(path: Path, *known: str) -> Iterator[Row]:
             raise UserError(f"{path}:{line}", text.strip(), str(error)) from None
         if not isinstance(fields, dict):
             raise UserError(f"{path}:{line}", text.strip(), "must be a JSON object")
+        if columns is not None:
+            named = zip(columns.fields(path, line, tuple(fields)), fields.values(), strict=True)
+            fields = {name: value for name, value in named if name is not None}
         row = Row(path, line, fields, typed=True)
         row.only(*known)
         yield row

@@ -8,24 +8,30 @@ segments, such as `[["sys0", 400], ["", 35]]`. An empty name stands for private 
 the first 80 output tokens of request 12. They may also have `items`, the images, videos and audio in the prompt, such
 as `[{"offset": 12, "tokens": 576}]`; `content`, `kind` and `frames` are optional (`serving.workload.Item`).
 
-A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time. The first arrival is then time
-0.
+A `timestamp` is an ISO 8601 date and time, or a number of seconds such as a Unix time; `timestamp_ms`, `timestamp_us`
+and `timestamp_ns` are numbers of smaller units. The first arrival is then time 0. Columns may have the usual names of
+`traces.formats.columns`, or names that the caller states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from serving.errors import UserError
 from serving.workload import PRIVATE, Item, Segment, Workload, WorkloadRequest
 from traces.distributions import LONGEST
+from traces.formats.columns import Columns
 from traces.formats.items import items_of, wrong_item
 from traces.formats.rows import Row, csv_rows, json_rows, named_workload
 
 _TIMESTAMP = "timestamp"
-_ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1, _TIMESTAMP: 1_000_000_000}
+_TIMESTAMPS = {_TIMESTAMP: 1_000_000_000, "timestamp_ms": 1_000_000, "timestamp_us": 1000, "timestamp_ns": 1}
+_ARRIVALS = {"arrival_s": 1_000_000_000, "arrival_ms": 1_000_000, "arrival_ns": 1, **_TIMESTAMPS}
 _REST = ("id", "prompt_tokens", "output_tokens", "priority", "tenant", "slo_class", "adapter", "max_tokens")
+FIELDS = (*_ARRIVALS, *_REST)
+_USUAL = Columns({}, FIELDS)
 
 
 class SimpleCsvReader:
@@ -37,8 +43,8 @@ class SimpleCsvReader:
         """Return True for text with a comma in its first line, so that an error can name a wrong header."""
         return b"\x00" not in head and b"," in head.lstrip().splitlines()[0]
 
-    def read(self, path: Path) -> Workload:
-        return _workload(path, csv_rows(path, *_ARRIVALS, *_REST))
+    def read(self, path: Path, columns: Columns = _USUAL) -> Workload:
+        return _workload(path, csv_rows(path, *FIELDS, columns=columns))
 
 
 class SimpleJsonReader:
@@ -49,8 +55,20 @@ class SimpleJsonReader:
     def matches(self, head: bytes) -> bool:
         return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
 
-    def read(self, path: Path) -> Workload:
-        return _workload(path, json_rows(path, *_ARRIVALS, *_REST, "prompt", "items"))
+    def read(self, path: Path, columns: Columns = _USUAL) -> Workload:
+        return _workload(path, json_rows(path, *FIELDS, "prompt", "items", columns=columns))
+
+
+def read_with_columns(path: Path, head: bytes, stated: Mapping[str, str]) -> Workload:
+    """Read CSV or JSON lines that begin with `head`, whose columns are `stated` by field.
+
+    Raises UserError for another format, an unknown field, and a column that is not there.
+    """
+    columns = Columns(stated, FIELDS)
+    for reader in (SimpleJsonReader(), SimpleCsvReader()):
+        if reader.matches(head):
+            return reader.read(path, columns)
+    raise UserError("columns", str(path), "has no columns, because it is neither CSV nor JSON lines; leave them out")
 
 
 def _workload(path: Path, rows: Iterable[Row]) -> Workload:
@@ -71,7 +89,7 @@ def _workload(path: Path, rows: Iterable[Row]) -> Workload:
 
 def _from_first_timestamp(requests: list[WorkloadRequest], where: dict[int, Row]) -> list[WorkloadRequest]:
     """Return `requests` with arrivals relative to the earliest timestamp, if the trace has timestamps."""
-    timed = [_TIMESTAMP in where[request.id].fields for request in requests]
+    timed = [not _TIMESTAMPS.keys().isdisjoint(where[request.id].fields) for request in requests]
     if not any(timed):
         return requests
     if not all(timed):

@@ -7,7 +7,7 @@ ids, times of 0 or more, and lengths of 1 or more. A format for writing is a fun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +21,7 @@ from traces.formats.mooncake import MooncakeReader, write_mooncake
 from traces.formats.parquet import ParquetReader, write_parquet
 from traces.formats.rows import read_head
 from traces.formats.session_trace import SESSION_TRACES, SessionTraceReader
-from traces.formats.simple import SimpleCsvReader, SimpleJsonReader
+from traces.formats.simple import SimpleCsvReader, SimpleJsonReader, read_with_columns
 
 if TYPE_CHECKING:
     from traces.formats.sessions import Assumed
@@ -57,12 +57,15 @@ READERS: tuple[TraceReader, ...] = (
 )
 
 
-def read_workload(path: str | Path, assumed: Assumed | None = None) -> Workload:
+def read_workload(
+    path: str | Path, assumed: Assumed | None = None, columns: Mapping[str, str] | None = None
+) -> Workload:
     """Read the workload in a trace file of any known format, or the workload of a recording.
 
     `report.json#2` is the run with index 2 of a report with several runs. `assumed` is what a file of conversations
-    does not state. Raises a one-line UserError if the file cannot be read, has no known format, or is not valid in its
-    format, and if something is assumed about a format that states it.
+    does not state. `columns` has the column of each field of CSV or JSON lines with other names. Raises a one-line
+    UserError if the file cannot be read, has no known format, or is not valid in its format, and if something is
+    assumed about a format that states it.
     """
     path, run = _numbered_run(Path(path))
     if path.is_dir():
@@ -74,6 +77,8 @@ def read_workload(path: str | Path, assumed: Assumed | None = None) -> Workload:
     head = read_head(path)
     if not head.strip():
         raise UserError("trace", str(path), "is empty")
+    if columns:
+        return read_with_columns(path, head, columns)
     for reader in READERS:
         if reader.matches(head):
             if isinstance(reader, SessionTraceReader) and run is None:

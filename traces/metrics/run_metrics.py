@@ -115,6 +115,10 @@ class RunMetrics:
         """A mask of the requests that finished, in the order of the table."""
         return self._with_status("finished")
 
+    def of_class(self, name: str) -> NDArray[np.bool_]:
+        """Return a mask of the requests with this SLO class, in the order of the table."""
+        return np.asarray(pc.fill_null(pc.equal(self._column("slo_class"), name), False))
+
     def _with_status(self, status: str) -> NDArray[np.bool_]:
         return np.asarray(pc.fill_null(pc.equal(self._column("status"), status), False))
 

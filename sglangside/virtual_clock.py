@@ -1,4 +1,4 @@
-"""SGLang's own scheduler on a virtual clock: `python live_sglang.py SCENARIO.json ...` writes a recording beside each.
+"""SGLang's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes recordings beside them.
 
 The program needs an interpreter that can import sglang 0.5.23 (`make sglang`), and imports nothing of this project. No
 model and no GPU is used: packages that only compute are replaced by empty ones (`_STUBS`), and `Scheduler` gets its own
@@ -106,6 +106,14 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.meta_path.append(_StubFinder())
 
+from transformers.models.auto import configuration_auto  # noqa: E402
+
+_register = configuration_auto._LazyConfigMapping.register
+# SGLang before 0.5.20 registers models that newer transformers have, too
+configuration_auto._LazyConfigMapping.register = lambda self, key, value, **_: _register(
+    self, key, value, exist_ok=True
+)
+
 import sglang  # noqa: E402
 import torch  # noqa: E402
 from sglang.srt.disaggregation.utils import DisaggregationMode  # noqa: E402
@@ -118,6 +126,7 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import (  #
 from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker  # noqa: E402
 from sglang.srt.managers.scheduler_components.recv_skipper import SchedulerRecvSkipper  # noqa: E402
 from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
+from sglang.srt.mem_cache.allocator import paged  # noqa: E402
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
@@ -128,6 +137,11 @@ from sglang.srt.runtime_context import get_context, get_schedule, publish  # noq
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+
+try:  # before 0.5.22, without a radix cache
+    from sglang.srt.mem_cache.chunk_cache import ChunkCache
+except ImportError:
+    ChunkCache = None
 
 _MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
 _MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1000}
@@ -146,8 +160,38 @@ class _NoSampling:
     merge_batch = filter_batch
 
 
+class _Kernel:
+    """A function in place of a Triton kernel, which is launched as `kernel[grid](...)`."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self._function
+
+
+def _extend(starts: Any, ends: Any, last: Any, free: Any, out: Any, _: int, page: int) -> None:
+    """Give prompts their slots, as SGLang before 0.5.22 does on a GPU; if pages lack, it drops the result."""
+    more = torch.zeros(len(out) + len(ends), dtype=free.dtype)
+    paged.alloc_extend_naive(starts, ends, last, torch.cat([free, more]), out, page, "cpu")
+
+
+def _decode(ends: Any, last: Any, free: Any, out: Any, _: int, page: int) -> None:
+    """Give each request the next slot, in a page of its own or a new one."""
+    new = (ends - 1) % page == 0
+    more = torch.zeros(len(ends), dtype=free.dtype)
+    out[:] = last + 1
+    out[new] = torch.cat([free, more])[: int(new.sum())] * page
+
+
 class _Scheduler(scheduler.Scheduler):  # type: ignore[misc]
     """SGLang's scheduler with the state that it needs to decide, and nothing else."""
+
+    def __getattr__(self, name: str) -> bool:
+        """Turn off features that only some releases have."""
+        if name.startswith("enable_"):
+            return False
+        raise AttributeError(name)
 
     def __init__(self, config: _Config) -> None:
         page, pages = config["block_size"], config["num_blocks"] - 1
@@ -183,10 +227,12 @@ class _Scheduler(scheduler.Scheduler):  # type: ignore[misc]
         else:
             allocator = PagedTokenToKVPoolAllocator(tokens, page, torch.float16, "cpu", None, False)
             allocator.use_triton_kernels = False
+            if not hasattr(paged, "alloc_decode_naive"):
+                paged.alloc_extend_kernel, paged.alloc_decode_kernel = _Kernel(_extend), _Kernel(_decode)
         caching = config.get("enable_prefix_caching", True)
         given = CacheInitParams(not caching, pool, allocator, page, tree_components=(ComponentType.FULL,))
         self.req_to_token_pool, self.token_to_kv_pool_allocator = pool, allocator
-        self.tree_cache = UnifiedRadixCache(given)
+        self.tree_cache = ChunkCache(given) if ChunkCache and chunk and not caching else UnifiedRadixCache(given)
         self.model_config = SimpleNamespace(
             vocab_size=_VOCABULARY, is_encoder_decoder=False, self_opened_think_start_ids=None, think_end_ids=None
         )
@@ -295,6 +341,7 @@ class _Run:
         self._in_flight: deque[tuple[ScheduleBatch, int]] = deque()
         self._now = 0
         self._free_ns = 0  # time when the device has finished all its steps
+        self._vain = False  # the last turn planned no step, though requests wait
         self.steps: list[_Config] = []
 
     def results(self) -> list[_Config]:
@@ -318,6 +365,7 @@ class _Run:
         own.running_batch, batch = plan.running_batch, plan.batch_to_run
         before = own.last_batch
         if batch:
+            self._vain = False
             self._launch(batch)
             if not self._overlaps:
                 self._take_in()
@@ -334,6 +382,9 @@ class _Run:
         """Wait for the next request, as `on_idle` does; return False if none comes."""
         if self._scheduler.is_idle:
             self._scheduler.new_token_ratio_tracker.reset()
+        elif not self._vain:
+            self._vain = True  # up to 0.5.22 a turn may only drop what has ended, and the next one admits
+            return True
         if not self._to_come:
             if not self._scheduler.is_idle:
                 raise RuntimeError(f"{len(self._scheduler.waiting_queue)} requests wait for ever")

@@ -1,0 +1,35 @@
+"""The answer to other prices, spares or another risk, at once: the same fleets, ranked anew without a simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from dashboard.plan_page.words import fleet_name
+from dashboard.planned import alike
+from dashboard.shown import literal
+from planning.plan.document import percent
+from planning.plan.request import PlanRequest
+from planning.plan.what_if import NOT_SIMULATED, what_if
+from serving.answers.figures import shown_usd
+from serving.deployments.config import parse
+
+
+def what_if_line(runs: Path, request: PlanRequest) -> None:
+    """Draw the answer to `request` if it follows from a plan with other prices, spares or risk; otherwise nothing."""
+    plan = alike(runs, request.as_json(), NOT_SIMULATED)
+    best = plan.answer.recommendation if plan else None
+    if plan is None or best is None:
+        return
+    found = what_if(plan.answer, parse(PlanRequest, dict(plan.settings), where="plan"), request)
+    if found is None:
+        return
+    fleet, before = fleet_name(found.fleet, request.spares), fleet_name(best, plan.answer.spares)
+    st.subheader(f"{literal(fleet)}, \\{shown_usd(found.fleet.usd_per_hour)}/h", anchor=False)
+    holds = "" if found.holds is None else f"The SLOs hold in {percent(found.holds)} of cases. "
+    same = fleet == before
+    was = "The fleet stays the same" if same else f"Before, it was {literal(before)}"
+    doubt = f" This may not be the cheapest: {literal(found.doubt)}." if found.doubt else ""
+    st.markdown(f"{holds}{was}, at \\{shown_usd(best.usd_per_hour)}/h.{doubt}")
+    st.caption("Nothing was simulated again: this follows from the fleets of the plan before..")

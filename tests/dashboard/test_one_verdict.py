@@ -1,0 +1,109 @@
+"""Pages that are about the same thing say the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit")
+
+from calibration.trust import VALIDATED
+from calibration.validation.evidence import MOST_MEDIAN_PCT, trust_in_recording, trust_in_report
+from calibration.validation.report import load_report
+from dashboard.bundled import DEMO, DEMO_ON_VLLM
+from dashboard.plan_page import words
+from dashboard.plan_page.inputs import plan_request
+from dashboard.plan_page.tasks import COARSE, PLAN
+from dashboard.planned import Planned
+from planning.jobs.files import write_json
+from planning.jobs.job import Job, Status
+from planning.plan.document import PlanDocument
+from serving.answers.figures import shown_share
+from serving.deployments.gpu_spec import find_gpu
+from tests.dashboard.pages import charts, opened, shown
+from tests.dashboard.samples import plan_example
+from traces.recording import Recording
+
+
+@pytest.mark.parametrize("demo", [DEMO, DEMO_ON_VLLM], ids=["our engine", "vLLM"])
+def test_a_run_is_as_certain_as_the_report_that_compared_it(demo: Path) -> None:
+    report = load_report(demo / "validation")
+    trust = trust_in_recording(Recording.load(demo / "validation" / "simulated"))
+    assert trust == trust_in_report(report)
+    medians = [row for row in report.rows if row.stat == "p50" and not row.noisy]
+    off = any(abs(row.error_pct or 0) > max(MOST_MEDIAN_PCT, abs(row.floor_pct or 0)) for row in medians)
+    assert off and trust.level != VALIDATED and re.search(r"p50 differs from the real run by [-+]\d", trust.reason)
+
+
+def test_the_attainment_of_a_fleet_is_one_number_with_its_band_on_plan_and_frontier(tmp_path: Path) -> None:
+    answer = PlanDocument.read(plan_example()["answer"])
+    best = answer.recommendation
+    assert best is not None and best.choices is not None
+    one = words.attainment_of(answer, best)
+    assert one.startswith(shown_share(best.attainment, 1)) and one == words.attainment(best.choices.recommended)
+    for page in ("plan", "frontier"):
+        assert f"{one} of the requests" in shown(opened(page, tmp_path, plan="example"))
+
+
+def answered(runs: Path, **changes: object) -> Job:
+    job = Job(runs / "jobs", PLAN, plan_request().model_copy(update=changes).as_json())
+    job.directory.mkdir(parents=True)
+    write_json(job.directory / "request.json", {"task": PLAN, "settings": job.settings})
+    write_json(job.directory / "result.json", plan_example()["answer"])
+    return job
+
+
+def test_a_pinned_plan_stands_beside_the_next_one(tmp_path: Path) -> None:
+    other = answered(tmp_path, spares=1)
+    app = opened("plan", tmp_path, pin=other.id)
+    assert "The pinned plan beside this one" in shown(app) and "Different inputs: spares." in shown(app)
+    app.button(key="unpin").click().run()
+    assert "The pinned plan beside this one" not in shown(app)
+    app.button(key="pin").click().run()
+    assert "This plan is pinned as A" in shown(app)
+
+
+def test_another_price_is_answered_at_once(tmp_path: Path, started: list[Job]) -> None:
+    best = PlanDocument.read(plan_example()["answer"]).recommendation
+    assert best is not None
+    usual = {name: find_gpu(name).usd_per_hour for name in ("H100", "H200")}
+    link = ",".join(f"{name}:{2 * usd:.10g}" for name, usd in usual.items())
+    said = shown(opened("plan", tmp_path, price=link))
+    assert (
+        f"{words.fleet_name(best)}, ${2 * best.usd_per_hour:,.2f}/h" in said and "Nothing was simulated again" in said
+    )
+    assert not started
+
+
+def test_the_fleet_is_shown_as_soon_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = plan_request().model_copy(update={"spares": 1}).as_json()
+    job = Job(tmp_path / "jobs", PLAN, settings)
+    job.directory.mkdir(parents=True)
+    bare = {"by_rate": [], "by_replicas": [], "engine_curves": []}
+    write_json(job.directory / COARSE, {"said": "2 GPUs", "answer": {**plan_example()["answer"], **bare}})
+    monkeypatch.setattr(Job, "status", property(lambda job: Status("running", "what each engine can do", 0.5, 20.0)))
+    app = opened("plan", tmp_path, spares="1")
+    plan = Planned(job.id, settings, PlanDocument.read(plan_example()["answer"]))
+    assert plan.answer.recommendation is not None
+    assert words.fleet_name(plan.answer.recommendation) in shown(app) and "Plots of other fleets" in shown(app)
+    assert len(charts(app)) == 2  # of the numbers of replicas that are known, and of prices
+
+
+def test_a_number_out_of_its_range_stops_the_button(tmp_path: Path, started: list[Job]) -> None:
+    app = opened("plan", tmp_path, spares="3")
+    assert app.button(key="find")
+    (spares,) = [box for box in app.number_input if box.label == "Spare replicas"]
+    spares.set_value(101).run()
+    assert "Spare replicas: '101': must be from 0 to 100" in shown(app)
+    assert not [button for button in app.button if button.key == "find"]
+    (spares,) = [box for box in app.number_input if box.label == "Spare replicas"]
+    spares.set_value(5).run()
+    assert app.button(key="find") and not app.error
+
+
+def test_trust_is_asked_without_a_plan(tmp_path: Path) -> None:
+    link = {"asked_model": "Llama-3.1-8B", "asked_gpu": "H100", "asked_figure": "ttft_ms.mean", "asked_tp": "1"}
+    said = shown(opened("trust", tmp_path, asked_weights="bf16", asked_load="0", **link))
+    assert "Llama-3.1-8B on H100" in said and "of Llama-3.1-8B, by vLLM, with weights in BF16, with TP1" in said
+    said = shown(opened("trust", tmp_path, **{**link, "asked_gpu": "MI300X"}))
+    assert "There is no measured run on MI300X" in said

@@ -1,0 +1,94 @@
+"""A policy file of a user: code that runs only behind a flag, and never in the server."""
+
+import pytest
+
+pytest.importorskip("streamlit")
+
+from click.testing import CliRunner
+
+import dashboard.server
+from dashboard.own_policy import classes, keep_policy
+from dashboard.policy_lab_page.tasks import simulated
+from planning.compare.document import ComparisonDocument
+from planning.progress import quiet
+from serving.errors import UserError
+from tests.dashboard.pages import shown
+from tokentwin.commands.dashboard import dashboard as command
+
+POLICY = b"""from serving.policies.ranked import RankedScheduler
+
+class _Hidden: ...
+
+class ShortestPrompt(RankedScheduler):
+    def score(self, request):
+        return request.prompt_len
+"""
+LINK = {"b": "own", "req_s": "10", "seconds": "4", "seeds": "1"}
+
+
+def lab(folder, allowed, **link):
+    from streamlit.testing.v1 import AppTest
+
+    def script(folder, allowed):
+        from pathlib import Path
+
+        from dashboard.policy_lab_page.page import show
+
+        show(Path(folder), {}, allowed)
+
+    app = AppTest.from_function(script, args=(str(folder), allowed), default_timeout=300)
+    for name, value in link.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def test_without_the_flag_the_page_says_what_to_type(tmp_path):
+    digest = keep_policy(tmp_path, POLICY)
+    said = shown(lab(tmp_path, False, **LINK, b_own=f"{digest}:ShortestPrompt"))
+    assert "tokentwin dashboard RUNS_DIR --own-policies" in said and "policy=my_policy.py:MyPolicy" in said
+
+
+def test_an_own_policy_is_compared_by_the_job(tmp_path, started):
+    assert "Upload policy file of B." in shown(lab(tmp_path, True, **LINK))
+    app = lab(tmp_path, True, **LINK, b_own=keep_policy(tmp_path, POLICY))
+    assert next(box for box in app.selectbox if box.label == "Class").options == ["ShortestPrompt"]
+    next(button for button in app.button if button.label == "Compare").click().run()
+    (job,) = started
+    policy = job.settings["b"]["settings"]["policy"]
+    assert policy.startswith(f"{tmp_path}/uploads/policy-") and policy.endswith("policy.py:ShortestPrompt")
+    answer = ComparisonDocument.read(simulated(job.settings, tmp_path, quiet))
+    assert answer.b.deployment.policy == policy and answer.a.deployment.policy == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"class A(:\n", "is no valid Python in line 1"),
+        (b"x = 1\n", "defines no class"),
+        (b"class _A: ...\n", "defines no class"),
+        (b"\x00", "is no valid Python"),
+        (b"(" * 100_000, "is no valid Python"),
+        (b"#" * 200_001, "is too large"),
+    ],
+)
+def test_what_is_no_policy_is_one_line(tmp_path, content, says):
+    with pytest.raises(UserError) as refused:
+        keep_policy(tmp_path, content)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_file_is_read_and_not_run():
+    assert classes(b"raise SystemExit\nclass A: ...\n") == ["A"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "served"),
+    [([], False), (["--own-policies"], True), (["--own-policies", "--host", "0.0.0.0", "--password", "x"], True)],
+)
+def test_the_flag_reaches_the_server_and_needs_a_password_on_a_network(arguments, served, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(dashboard.server, "serve", lambda *arguments: given.append(arguments[-1]))
+    assert CliRunner().invoke(command, [str(tmp_path), "--port", "18512", *arguments]).exit_code == 0
+    assert given == [served]
+    refused = CliRunner().invoke(command, [str(tmp_path), "--own-policies", "--host", "0.0.0.0"])
+    assert isinstance(refused.exception, UserError) and "give --password" in str(refused.exception)

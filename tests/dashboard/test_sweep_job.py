@@ -1,0 +1,113 @@
+"""A sweep that is started on the Sweeps page: what it may contain, what its job leaves, and its views."""
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+
+pytest.importorskip("streamlit")
+pytest.importorskip("duckdb")
+
+from dashboard.bundled import SAMPLES
+from dashboard.sweeps_page import charts as sweep_charts
+from dashboard.sweeps_page import tasks
+from dashboard.sweeps_page.page import SAMPLE
+from dashboard.sweeps_page.tasks import DATASET, MOST_RUNS, SWEEP, check_sweep, sweep
+from planning.exports.sweep import SweepView
+from planning.jobs.files import write_json
+from planning.jobs.job import Job
+from planning.progress import quiet
+from planning.sweep.executors import in_processes
+from planning.sweep.results import SweepResults
+from serving.errors import UserError
+from tests.dashboard.pages import charts, opened, shown
+
+sweeps = partial(opened, "sweeps")
+SMALL = {"do": "start", "gpus": "H100", "rates": "2,4", "policies": "vllm", "requests": "50", "seeds": "1"}
+DATA = {
+    "base": {
+        "deployment": {"model": "Llama-3.1-8B", "device": "cuda", "gpu_memory_utilization": 0.9},
+        "gpu": "H100",
+        "workload": {"requests": 50, "arrivals": {"kind": "poisson", "rate": 2}, "prompt": 100, "output": 20},
+    },
+    "grid": {"workload.arrivals.rate": [2, 4]},
+}
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Simulate runs in this process: processes of their own would mostly spend time on imports."""
+    monkeypatch.setattr(tasks, "find_executor", lambda *_: partial(in_processes, jobs=1))
+
+
+def changed(path, value):
+    data = deepcopy(DATA)
+    *way, last = path.split("/")
+    node = data
+    for name in way:
+        node = node[name]
+    node[last] = value
+    return data
+
+
+def test_a_form_starts_a_sweep_and_its_job_opens_in_every_view(tmp_path, started, here):
+    app = sweeps(tmp_path, **SMALL)
+    assert "2 runs, on all processors" in shown(app) and not charts(app)
+    app.button(key="start_sweep").click().run()
+    (job,) = started
+    assert job.task == SWEEP and check_sweep(job.settings["sweep"]) == 2
+    write_json(job.directory / "result.json", sweep(job.settings, job.directory, quiet))
+    assert SweepResults.load(job.directory / DATASET).summary == (
+        "2 runs; varied: gpu (1), policy (1), tensor_parallel_size (1), rate (2), seed (1)"
+    )
+    for view in ("line", "scatter"):
+        assert len(charts(sweeps(tmp_path, view=view, **SMALL))) == 1
+    app = sweeps(tmp_path, view="table", **SMALL)
+    assert (
+        not charts(app) and len(app.dataframe[0].value) == 2 and "tokentwin sweep" in shown(app) + app.expander[0].label
+    )
+    assert f"jobs/{job.id}/{DATASET}" in sweeps(tmp_path).selectbox(key="url_sweep").options
+
+
+def test_a_cancelled_sweep_goes_on_where_it_ended(tmp_path, here):
+    job = Job(tmp_path / "jobs", SWEEP, {"sweep": DATA})
+    job.directory.mkdir(parents=True)
+    sweep({"sweep": changed("grid/workload.arrivals.rate", [2])}, job.directory, quiet)
+    (job.directory / DATASET).rename(job.directory / f".{DATASET}")  # as a cancelled job leaves it
+    told = []
+    assert sweep(job.settings, job.directory, lambda stage, share: told.append(stage)) == {"made": 2, "failed": 0}
+    assert told == ["2 of 2 runs"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("base/deployment", "/etc/passwd", "deployment"),
+        ("base/calibration", "/etc", "calibration"),
+        ("base/workload/trace", "/etc/passwd", "trace"),
+        ("base/workload/prompt", {"kind": "empirical", "path": "/etc/passwd"}, "path"),
+        ("base/router", "os:system", "router"),
+        ("grid/router", ["/tmp/mine.py:Mine"], "router"),
+        ("grid/deployment.policy", ["vllm", "/tmp/mine.py:Mine"], "policy"),
+        ("grid/deployment.model", ["/etc"], "model"),
+        ("grid/calibration", ["runs"], "calibration"),
+        ("seeds", MOST_RUNS, "its runs"),
+        ("base/workload/requests", 10**9, "requests"),
+    ],
+)
+def test_a_sweep_of_the_page_names_nothing_of_the_server(path, value, field):
+    with pytest.raises(UserError) as refused:
+        check_sweep(changed(path, value))
+    assert field in f"{refused.value.field} {refused.value.value}" and "\n" not in str(refused.value)
+
+
+def test_a_heat_map_has_the_median_of_each_cell():
+    results = SweepResults.load(SAMPLES / "sweep")
+    view = SweepView("ttft_ms_p99", "rate", "gpu", (), kind=sweep_charts.HEAT_MAP)
+    (cells,) = sweep_charts.drawn(results, results.complete, view).data
+    runs = results.complete.to_pandas()
+    mine = runs[(runs["gpu"] == "L40S") & (runs["rate"] == 8)]["ttft_ms_p99"]
+    at = list(cells.y).index("L40S"), list(cells.x).index("8")
+    assert cells.z[at] == mine.median() and cells.customdata[at] == len(mine)
+    (drawn,) = charts(sweeps(SAMPLES / "nowhere", sweep=SAMPLE, view="heat map"))
+    assert drawn["data"][0]["type"] == "heatmap"

@@ -1,0 +1,75 @@
+"""An answered plan at other prices, with other spares or another risk: the answer of a complete plan, at once."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from planning.plan.answer import plan_document
+from planning.plan.document import PlanDocument
+from planning.plan.plan import Limits, make_plan
+from planning.plan.request import PlanRequest
+from planning.plan.trial import Question
+from planning.plan.what_if import WhatIf, what_if
+from planning.workers import Workers
+from tests.planning.plan_samples import BySpeed, engine, question, traffic
+
+QUERY = question("ttft_ms p90<=300", workload=traffic(100, 40.0))
+USUAL = {"slow": 1.0, "fast": 3.0}
+TRAFFIC = {"requests": 2, "arrivals": {"kind": "poisson", "rate": 1}, "prompt": {"kind": "fixed", "tokens": 1}}
+
+
+def asked(prices: Mapping[str, float] = USUAL, spares: int = 0, risk: float = 0.1, **more: object) -> PlanRequest:
+    spec = {**TRAFFIC, "output": {"kind": "fixed", "tokens": 1}}
+    inputs = {"traffic": spec, "slos": ["ttft_ms p90<=300"], "prices": dict(prices), "spares": spares, "risk": risk}
+    return PlanRequest.model_validate({**inputs, **more})
+
+
+def complete(request: PlanRequest, names: tuple[str, ...] = ("slow", "fast"), query: Question = QUERY) -> PlanDocument:
+    engines = [engine(name, usd=request.prices[name]) for name in names]
+    with Workers(query, 1) as workers:
+        return plan_document(None, make_plan(workers, engines, [], Limits(64, request.spares)), engines, {})
+
+
+@pytest.fixture(scope="module")
+def answer() -> PlanDocument:
+    return complete(asked())
+
+
+def found(answer: PlanDocument, now: PlanRequest) -> WhatIf:
+    said = what_if(answer, asked(), now)
+    assert said is not None
+    return said
+
+
+@pytest.mark.parametrize(
+    "now",
+    [asked(), asked({"slow": 1.3, "fast": 1.0}), asked({"slow": 5.0, "fast": 3.0}), asked(spares=2)],
+    ids=["as it was", "the fast one is cheaper", "the slow one is dearer", "spares"],
+)
+def test_it_is_what_a_complete_plan_says_or_it_is_in_doubt(answer: PlanDocument, now: PlanRequest) -> None:
+    said, best = found(answer, now), complete(now).recommendation
+    assert best is not None
+    if not said.doubt:
+        assert (said.fleet.engine, said.fleet.replicas) == (best.engine, best.replicas)
+        assert said.fleet.usd_per_hour == pytest.approx(best.usd_per_hour) and said.fleet.gpus == best.gpus
+        assert said.holds == best.holds
+
+
+def test_a_small_change_of_price_leaves_no_doubt_and_other_inputs_leave_no_answer(answer: PlanDocument) -> None:
+    best = answer.recommendation
+    assert best is not None
+    said = found(answer, asked({"slow": 1.01, "fast": 3.03}))
+    assert not said.doubt and said.fleet.usd_per_hour == pytest.approx(1.01 * best.usd_per_hour)
+    assert what_if(answer, asked(), asked(slos=["ttft_ms p90<=200"])) is None
+
+
+def test_another_risk_takes_a_known_number_of_replicas_of_one_engine() -> None:
+    unsure = question("ttft_ms p90<=300", workload=traffic(200, 40.0))
+    usual = complete(asked(), ("slow",), replace(unsure, pricing=BySpeed((0.5, 2.0))))
+    best = usual.recommendation
+    assert best is not None and best.choices is not None
+    likely = best.choices.as_predicted
+    assert likely.holds is not None and likely.replicas < best.replicas
+    said = found(usual, asked(risk=0.5))
+    assert said.fleet.replicas == likely.replicas and said.holds == likely.holds >= 0.5 and not said.doubt

@@ -1,0 +1,81 @@
+"""vLLM's own tests of its server, against the URL of another server.
+
+    python -m tests.vllm.server_tests CHECKOUT http://127.0.0.1:8000 --model NAME --tokenizer FOLDER --python PYTHON
+
+CHECKOUT is vLLM's source tree, for example its source distribution from PyPI. PYTHON has vllm, pytest and
+pytest-asyncio. Copies of the test files run in a temporary folder, where `RemoteOpenAIServer` is a stand-in that starts
+nothing. Tests that never talk to a server are left out, and those with an adapter unless `--adapter` names one.
+lab/results/clients.md has the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_FILES = ("completion/test_completion.py", "chat_completion/test_chat.py")
+_STAND_IN = """
+import os
+import openai
+import vllm.tokenizers
+from transformers import AutoTokenizer
+
+vllm.tokenizers.get_tokenizer = lambda tokenizer_name, **options: AutoTokenizer.from_pretrained(os.environ["TOKENIZER"])
+
+
+class RemoteOpenAIServer:
+    def __init__(self, *arguments, **options):
+        self.root = os.environ["SERVER"]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def url_for(self, *parts):
+        return "/".join([self.root, *parts])
+
+    def get_async_client(self, **options):
+        return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key="-", max_retries=0, **options)
+"""
+
+
+def main() -> int:
+    """Run the tests and return pytest's exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("url")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--adapter", default="")
+    given = parser.parse_args()
+    with TemporaryDirectory() as place:
+        tests = Path(place) / "tests"
+        tests.mkdir()
+        (tests / "__init__.py").touch()
+        (tests / "utils.py").write_text(_STAND_IN)
+        source = given.checkout / "tests" / "entrypoints"
+        shutil.copy(source / "conftest.py", tests / "conftest.py")
+        for name in _FILES:
+            text = (source / "openai" / name).read_text()
+            text = re.sub(r'^MODEL_NAME = ".*"$', f'MODEL_NAME = "{given.model}"', text, flags=re.MULTILINE)
+            text = text.replace("HuggingFaceH4/zephyr-7b-beta", given.model)
+            text = text.replace("def server(zephyr_lora_files)", "def server()").replace("{zephyr_lora_files}", "")
+            text = text.replace("zephyr-lora", given.adapter or "zephyr-lora")
+            (tests / Path(name).name).write_text(text)
+        left_out = "not (chat_completion_request" + ("" if given.adapter else " or zephyr-lora") + ")"
+        options = ["-q", "-rf", "--tb=line", "-p", "no:cacheprovider", "-k", left_out, "-o", "asyncio_mode=auto"]
+        variables = {**os.environ, "SERVER": given.url.rstrip("/"), "TOKENIZER": str(given.tokenizer)}
+        return subprocess.run([given.python, "-m", "pytest", *options, str(tests)], cwd=place, env=variables).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The fields of a request by the names that a text trace gives its columns: usual names, or names that a user states.
+
+Usual names are recognised whatever their case, and with spaces, hyphens or capitals between words. They are those of
+OpenAI's API, vLLM, Vidur, BurstGPT and Azure. A name whose unit nobody can know, such as `latency`, is none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from serving.errors import UserError
+
+USUAL = {
+    "timestamp": ("arrival_time", "arrived_at", "created_at", "date", "datetime", "request_time", "start_time"),
+    "prompt_tokens": (
+        "context_tokens",
+        "input_len",
+        "input_length",
+        "input_tokens",
+        "num_input_tokens",
+        "num_prefill_tokens",
+        "prompt_len",
+        "prompt_length",
+        "request_tokens",
+    ),
+    "output_tokens": (
+        "completion_tokens",
+        "generated_tokens",
+        "num_decode_tokens",
+        "num_output_tokens",
+        "output_len",
+        "output_length",
+        "response_tokens",
+    ),
+}
+_FIELD = {name: field for field, names in USUAL.items() for name in names}
+
+
+class Columns:
+    """The field of each column of a trace.
+
+    `stated` has the column of each field; other columns are then left out. Without it, usual names are recognised.
+    Raises UserError for a field that is not in `known`.
+    """
+
+    def __init__(self, stated: Mapping[str, str], known: Sequence[str]) -> None:
+        for field, column in stated.items():
+            if field not in known:
+                raise UserError("columns", f"{field}={column}", f"must begin with a field: {', '.join(known)}")
+        self._stated = dict(stated)
+        self._known = known
+        self.fields = cache(self._fields)
+
+    def _fields(self, path: Path, line: int, header: tuple[str, ...]) -> tuple[str | None, ...]:
+        """Return the field of each column in the `header`, None for a column that is left out.
+
+        Raises UserError for a stated column that is not there.
+        """
+        if self._stated:
+            for field, column in self._stated.items():
+                if column not in header:
+                    remedy = f"is not a column of line {line} of {path.name}; it has {', '.join(header)[:300]}"
+                    raise UserError("columns", f"{field}={column}", remedy)
+            by_column = {column: field for field, column in self._stated.items()}
+            return tuple(by_column.get(column) for column in header)
+        taken = set(header)
+        fields: list[str | None] = []
+        for column in header:
+            usual = None if column in self._known else usual_field(column, self._known)
+            fields.append(column if usual is None or usual in taken else usual)
+            taken |= {usual} if usual else set()
+        return tuple(fields)
+
+
+def usual_field(column: str, known: Sequence[str]) -> str | None:
+    """Return the field of a column with a usual name; None for any other."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column)
+    name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
+    return name if name in known else _FIELD.get(name)
