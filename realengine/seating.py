@@ -121,8 +121,7 @@ class Seating:
         starts: list[int] = []
         seats: list[int] = []
         uniforms: list[float] = []
-        replaced: list[bool] = []  # whether the pool has replaced the blocks of the row since the last step
-        seat_of = self._seats.get
+        seat_of, entered = self._seats.get, self._entered
         for number, ((request, start, count, samples, _), sequence) in enumerate(zip(rows, sequences, strict=True)):
             seat = seat_of(request.id)
             if seat is None or sequence is None or not sequence.is_plain or sequence.grammar is not None:
@@ -131,19 +130,20 @@ class Seating:
             if count != 1 or not samples:
                 others.append(number)
                 continue
+            if request.blocks is not entered[seat]:
+                self.blocks(request, start + 1)
             numbers.append(number)
             seats.append(seat)
             starts.append(start)
             tokens.append(sequence.inputs(start, 1, seat, 0)[0])
             uniforms.append(sequence.uniform(start + 1 - sequence.prompt_len))
-            replaced.append(request.blocks is not self._entered[seat])
         if not numbers:
             return None, others
         seated, begins = np.array(seats, dtype=np.int32), np.array(starts, dtype=np.int32)
         for place in np.flatnonzero(np.isnan(self._heat[seated])).tolist():
             self._note_limits(seats[place], sequences[numbers[place]])
         needs = begins // self._block_size + 1
-        for place in np.flatnonzero(np.array(replaced) | (self._filled[seated] < needs)).tolist():
+        for place in np.flatnonzero(self._filled[seated] < needs).tolist():
             self.blocks(rows[numbers[place]].request, starts[place] + 1)
         row_of = np.repeat(seated, needs)
         within = np.arange(len(row_of), dtype=np.int32) - np.repeat(np.cumsum(needs, dtype=np.int32) - needs, needs)

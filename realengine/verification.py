@@ -44,13 +44,13 @@ def verify_step(
         if index is not None:
             samples.setdefault(index, []).append(sample)
     logprobs: Sequence[Logprob | None] = launched.logprobs or [None] * len(tokens)
-    alive = {}  # other requests stopped, or were aborted, while this step was under way
-    for index, its in samples.items():
-        request = step.rows[index].request
-        if not request.ended and not (drops_stale and request.stale):
-            alive[index] = its
+    alive = {
+        index: its
+        for index, its in samples.items()
+        if not ((request := step.rows[index].request).ended or (drops_stale and request.stale))
+    }
     rejected = _rejection_sampled(step, alive, sequences)
-    for index, its in alive.items():
+    for index, its in alive.items():  # other requests stopped, or were aborted, while this step was under way
         request, *_, drafts = step.rows[index]
         sequence = sequences[request.id]
         if request.pools:

@@ -134,7 +134,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("setting", "policy"),
     [(setting, "vllm") for setting in SETTINGS]
-    + [(setting, policy) for setting in list(SETTINGS)[::3] for policy in ("static", "prefill-first")],
+    + [(setting, policy) for setting in list(SETTINGS)[::3] for policy in ("static", "prefill-first", "sglang")],
 )
 def test_greedy_output_does_not_depend_on_scheduling(setting, policy, models, wanted):
     config = SchedulerConfig(

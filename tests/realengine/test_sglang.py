@@ -81,7 +81,9 @@ def wanted() -> list[list[int]]:
     ],
     ids=["page 1", "page 4", "page 16, mixed", "page 64", "no cache"],
 )
-def test_tokens_equal_those_of_vllm(size, tokens, more, overlapped, wanted) -> None:
+def test_tokens_equal_those_of_vllm(
+    size: int, tokens: int, more: dict[str, Any], overlapped: bool, wanted: list[list[int]]
+) -> None:
     engine = engine_for("sglang", size, tokens, async_scheduling=overlapped, **more)
     assert isinstance(engine.scheduler, SglangScheduler)
     got, hits, retracted = outputs(engine)
