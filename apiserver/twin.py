@@ -169,6 +169,7 @@ class Twin:
 
     def close(self) -> None:
         self._advance()
+        self._exchange.flush(self._due_ns)
         done = self.cluster.finish(self.run_ns(self._now()))
         self.ledger.over(duration_ns=done.duration_ns, replica_lives=self.cluster.replica_lives)
         self._exchange.flush(self._now())
