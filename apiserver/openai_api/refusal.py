@@ -61,7 +61,10 @@ def invalid(error: ValidationError, names: Mapping[str, str] | None = None) -> R
 
     `names` has names by which the client knows fields of the outermost object.
     """
-    errors = [(_renamed(_way(entry["loc"]), names or {}), entry) for entry in error.errors(include_url=False, include_input=False)]
+    errors = [
+        (_renamed(_way(entry["loc"]), names or {}), entry)
+        for entry in error.errors(include_url=False, include_input=False)
+    ]
     of_field = [(way, entry) for way, entry in errors if way[:1] == errors[0][0][:1]]
     way = max((way for way, _ in of_field), key=len)
     nearest = [entry for other, entry in of_field if other == way]
