@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-
 _MOST_PAUSES = 10_000  # number of pauses that are kept
 
 

@@ -69,7 +69,7 @@ def test_what_is_nested_too_deeply_is_text(name: str, form: str) -> None:
     for over in (True, False):
         said, calls = CallReader(name, {}).push(text, over)
         assert not calls and text.startswith(said) and (said == text or not over)
-    written = "<tool_call><function=f><parameter=a>%s</parameter></function></tool_call>" % text
+    written = f"<tool_call><function=f><parameter=a>{text}</parameter></function></tool_call>"
     (call,) = CallReader("qwen3_coder", SCHEMAS).push(written, True)[1]
     assert json.loads(call.arguments) == {"a": text}
 
