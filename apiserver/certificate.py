@@ -29,7 +29,7 @@ def tls_context(cert: str | None, key: str | None) -> ssl.SSLContext | None:
 
 async def follow_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> None:
     """Use a new certificate for new connections as soon as its files can be used; never end."""
-    known = _times(cert, key)
+    known = refused = _times(cert, key)
     while True:
         await asyncio.sleep(_LOOK_S)
         if (now := _times(cert, key)) == known:
@@ -38,7 +38,9 @@ async def follow_certificate(context: ssl.SSLContext, cert: str, key: str | None
             tls_context(cert, key)  # one of the two files may not be written yet
             context.load_cert_chain(cert, key, password="")
         except (UserError, OSError) as error:
-            LOG.warning("the certificate stays as it was: %s", error)
+            if now != refused:  # once for each change of the files
+                LOG.warning("the certificate stays as it was, because the new one has a fault: %s", error)
+            refused = now
             continue
         known = now
         LOG.info("the certificate was read again")

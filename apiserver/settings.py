@@ -171,6 +171,9 @@ class ServeSettings(Request):
             raise UserError(missing, None, "is missing; give both tls_cert and tls_key")
         if self.twin and self.gpu is None and self.calibration is None:
             raise UserError("gpu", None, "is missing; name the GPU to simulate, or give a calibration")
+        if self.twin and self.tool_call_parser not in ("auto", "none"):
+            remedy = "works only on the real engine, because a twin chooses no calls; leave it out"
+            raise UserError("tool_call_parser", self.tool_call_parser, remedy)
         if not self.twin:
             for name in _OF_A_TWIN:
                 if getattr(self, name):

@@ -53,14 +53,16 @@ class StructuredFiller:
     def write(self, grammar: str, seed: int, least: int, most: int) -> list[int]:
         """Return the answer: `least` or more tokens, if the grammar allows, and `most` + 1 tokens if it goes on.
 
-        Raises UserError if the grammar gives up, or if the answer is not complete after 4,096 tokens.
+        It has at least one token, although a grammar may allow an empty text: without tokens an answer has no times.
+        Raises UserError if the grammar allows only the empty text or gives up, or if the answer is not complete after
+        4,096 tokens.
         """
         chance = Random(seed)
         matcher = library().LLMatcher(self._tokens, grammar, log_level=0)
         answer: list[int] = []
         words, patience = 0, chance.randint(1, 3)
         while len(answer) <= most and not matcher.is_stopped():
-            may_end = matcher.is_accepting() and len(answer) >= least
+            may_end = matcher.is_accepting() and len(answer) >= max(least, 1)
             if may_end and (len(answer) > _LONG or chance.random() < 0.5):
                 break
             new = matcher.compute_ff_tokens()
@@ -78,6 +80,8 @@ class StructuredFiller:
             if len(answer) > MOST_TOKENS:
                 remedy = f"is not complete after {MOST_TOKENS} tokens of a twin, which knows no model; bound its length"
                 raise UserError("structured output", None, remedy)
+        if not answer:
+            raise UserError("structured output", None, "allows only the empty text; allow at least one character")
         answer = answer[: most + 1]
         return answer if self._ids is None else self._ids[answer].tolist()
 

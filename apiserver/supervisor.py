@@ -47,7 +47,7 @@ def serve(
     cannot be served, or if the server cannot listen on an address.
     """
     read_keys(settings.api_key_file)
-    read_answers(settings.answers)  # an error is told before any process starts
+    read_answers(settings.answers)  # raise the error before any process starts
     scheme = "http" if tls_context(settings.tls_cert, settings.tls_key) is None else "https"
     if settings.twin:
         deployment = served_fleet(settings, deployment)

@@ -36,6 +36,7 @@ _STALL_NS = 200_000_000  # lateness of the whole twin, in real time, from which 
 class AnswerLengths:
     """The lengths of answers: `max_tokens` with `ignore_eos` or without `drawn`, else drawn by seed or request id.
 
+    At temperature 0 the prompt draws the length, whatever the seed is, as it selects the words.
     `usual` draws the lengths of answers to requests without `max_tokens`, if there is no `drawn`.
     """
 
@@ -51,8 +52,10 @@ class AnswerLengths:
         if draw is None or not asked.stop_ids or not asked.max_tokens:
             return asked.max_tokens
         if asked.temperature == 0:
-            id = crc32(array("q", asked.prompt).tobytes())  # equal requests get equal answers
-        length = draw(asked.seed if asked.seed is not None else id)
+            number = crc32(array("q", asked.prompt).tobytes())  # equal requests get equal answers
+        else:
+            number = asked.seed if asked.seed is not None else id
+        length = draw(number)
         return min(max(length, asked.min_tokens, 1), asked.max_tokens)
 
 
@@ -102,7 +105,7 @@ class Twin:
         return self._clock.monotonic_ns(run_ns)
 
     def add(self, id: int, asked: Add) -> None:
-        cut = self._accidents.cut(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
+        cut = self._accidents.cut(id, asked.place, self._run_s())
 
         def arrive(at_ns: int) -> None:
             to = "" if asked.place is None else class_of(asked.place)
@@ -118,14 +121,13 @@ class Twin:
         self._adds.append(arrive)
 
     def refusal(self, id: int, asked: Add) -> tuple[int, str] | None:
-        accident = self._accidents.refusal(id, asked.place, self.run_ns(self._now()) / _SECOND_NS)
+        accident = self._accidents.refusal(id, asked.place, self._run_s())
         return None if accident is None else (accident.status, "the twin's failures have this request refused")
 
     def plant(self, failures: str) -> str:
         """Replace the failures of requests by `failures` (JSON; empty: keep them), and return the present ones."""
         if failures:
-            begin_s = self.run_ns(self._now()) / _SECOND_NS
-            self._accidents = Accidents(RequestFailures.model_validate_json(failures), begin_s)
+            self._accidents = Accidents(RequestFailures.model_validate_json(failures), self._run_s())
         return self._accidents.failures.model_dump_json(include=set(RequestFailures.model_fields))
 
     def abort(self, id: int, why: str) -> None:
@@ -144,6 +146,11 @@ class Twin:
         if self._next_ns == inf:
             return None
         return max((self.monotonic_ns(self._next_ns) - self._now()) / _SECOND_NS, 0.0)
+
+    def _run_s(self) -> float:
+        """Return the present time of the run in seconds; messages may come before the turn that ends a stall."""
+        self._note_stall()
+        return self.run_ns(self._now()) / _SECOND_NS
 
     def _note_stall(self) -> None:
         """Let the run pause if the next event is long overdue, because this machine or this process had no time."""

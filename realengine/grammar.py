@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import UserError
+from serving.errors import UserError, one_line
 from serving.request import Request
 
 _SHOWN = 80  # maximum number of characters of a request that an error shows
@@ -114,7 +114,7 @@ def grammar_of_rules(rules: str) -> str:
     try:
         written = library().LLMatcher.grammar_from_lark(any_to_lark(rules))
     except Exception as error:  # the converter raises what its parser meets
-        raise _refused("grammar", rules, f"is not valid: {error}") from None
+        raise _refused("grammar", rules, f"is not valid: {one_line(str(error))}") from None
     return _valid("grammar", rules, written)
 
 

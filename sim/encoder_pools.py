@@ -3,7 +3,8 @@
 Each image, video or clip of a request becomes a job of an encoder replica, which vLLM's scheduler plans, with an
 encoder cache of its own. When all of them are encoded, the request is routed to a replica that prefills it. The
 embeddings are sent there, except those in its encoder cache, and the request runs when all have arrived. Embeddings
-that were sent are kept for their request, also if it is preempted. Requests without images pass the encoders by.
+that were sent are kept for their request, also if it is preempted. Those that are finished are sent even if their
+encoder replica has crashed since: as if they were stored outside of it. Requests without images pass the encoders by.
 """
 
 from __future__ import annotations
@@ -244,16 +245,21 @@ class EncoderPools:
 
     def lost(self, lives: Sequence[Request]) -> None:
         """Send the jobs of an encoder replica that has crashed to other replicas."""
-        for live in lives:
-            job = self._jobs[live.id]
+        jobs = [self._jobs[live.id] for live in lives]
+        for job, live in zip(jobs, lives, strict=True):
             self.log.withdrawn(live, self._clock.now_ns)
             job.replica = job.live = None
-            self._place(job)
+        self._place_all(jobs)
 
     def _place_again(self) -> None:
         unplaced, self._unplaced = self._unplaced, []
-        for job in unplaced:
-            self._place(job)
+        self._place_all(unplaced)
+
+    def _place_all(self, jobs: Sequence[_Job]) -> None:
+        """Place jobs; one that cannot be placed ends its request, and with it the request's other jobs."""
+        for job in jobs:
+            if job.request.id in self._jobs:
+                self._place(job)
 
     def _place(self, job: _Job) -> None:
         fleet = self._fleet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool
 
@@ -66,6 +66,7 @@ class _Metadata(Limited):
 
 
 class _Prompt(Limited):
+    names: ClassVar = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "user": "metadata.user_id"}
     model: Label
     messages: Annotated[list[_Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
     system: str | _Blocks | None = None
@@ -246,13 +247,13 @@ def _arguments_of(written: str) -> Any:
     """Return the arguments of a call; an answer that was cut has none that can be read."""
     try:
         return json.loads(written)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
-        "input_tokens": usage.prompt_tokens,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,  # Anthropic counts the two apart
         "output_tokens": usage.completion_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,

@@ -32,7 +32,7 @@ from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embe
 from apiserver.openai_api.given_answers import GivenAnswers
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
 from apiserver.openai_api.kv_transfer import KvTransferParams
-from apiserver.openai_api.planted_failures import HEADER, BrokenDocuments, failing, planted_failure
+from apiserver.openai_api.planted_failures import HEADER, BrokenDocuments, failing, planted_failure, planted_refusal
 from apiserver.openai_api.prompt_length import PromptLength
 from apiserver.openai_api.protocol import (
     ChatRequest,
@@ -287,7 +287,9 @@ class Api:
             body = given.parse(CompletionRequest)
             about, texts = self._served(body.model)
             if len(body.prompts) * body.drawn > _MOST_ANSWERS:
-                raise Refusal(400, f"n: more than {_MOST_ANSWERS} answers to one request; send several requests", "n")
+                field = _drawn_by(body)
+                what = f"{field}: more than {_MOST_ANSWERS} answers to one request; send several requests"
+                raise Refusal(400, what, field)
             length = _length(body, about)
             for prompt in body.prompts:
                 if isinstance(prompt, str):
@@ -301,8 +303,9 @@ class Api:
             if not prompts:
                 raise Refusal(400, "prompt is missing; add it", "prompt")
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
-            for one, said in zip(asked, body.prompts, strict=True):
-                self._answer(one, said if isinstance(said, str) else texts.decode(one.prompt))
+            if self._answers is not None:
+                for one, said in zip(asked, body.prompts, strict=True):
+                    self._answer(one, said if isinstance(said, str) else texts.decode(one.prompt))
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
@@ -355,13 +358,18 @@ class Api:
         return constraint
 
     async def _constrained(self, asked: Sequence[Add], constraint: str) -> None:
-        grammar = await self._grammars.write(constraint)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                grammar = await self._grammars.write(constraint)
+        except TimeoutError:
+            raise timed_out() from None
         for one in asked:
             one.grammar = grammar
 
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/embeddings`."""
         received_ns = monotonic_ns()
+        planted_refusal(_plain_header(request, HEADER, 128), self._served()[0].twin)
         asked = []
         async with self._bodies.take(request) as given:
             body = given.parse(EmbeddingRequest)
@@ -421,8 +429,7 @@ class Api:
         every = [_nth(asked, number) for asked in of_prompts for number in range(drawn)]
         of_prompts.clear()
         if about.twin and every[0].grammar:
-            for asked in every:
-                asked.answer = await self._written(asked)
+            await self._write_structured(every)
         with ExitStack() as answers:
             choices = []
             for index, asked in enumerate(every):
@@ -481,6 +488,15 @@ class Api:
             raise Refusal(404, f"model {model!r} is not served here; this is {about.model}", "model")
         return about, self._texts
 
+    async def _write_structured(self, asked: Sequence[Add]) -> None:
+        """Set a twin's answers, which follow grammars. Raises Refusal if this takes longer than a request may."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                for one in asked:
+                    one.answer = await self._written(one)
+        except TimeoutError:
+            raise timed_out() from None
+
     async def _written(self, asked: Add) -> list[int]:
         """Return a twin's answer that follows the grammar of `asked`; at temperature 0 the prompt is its seed."""
         self._unseeded += 1
@@ -503,13 +519,16 @@ class Api:
 
 
 def _as_chat(asked: Any) -> ChatRequest:
-    """Return a request of any of the chat APIs as a request of OpenAI's. Raises Refusal if it is not valid."""
+    """Return a request of any of the chat APIs as a request of OpenAI's.
+
+    Raises Refusal if it is not valid, with the name that the field has in the client's API.
+    """
     if isinstance(asked, ChatRequest):
         return asked
     try:
         return ChatRequest.model_validate(asked.as_chat())
     except ValidationError as error:
-        raise invalid(error) from None
+        raise invalid(error, asked.names) from None
 
 
 def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:
@@ -594,8 +613,9 @@ def _asked(
     if body.min_tokens > limit:
         raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
     temperature = 1.0 if body.temperature is None else body.temperature
-    if (body.n or 1) > 1 and temperature == 0:
-        raise Refusal(400, "n must be 1 where temperature is 0: all answers would be one", "n")
+    if body.drawn > 1 and temperature == 0:
+        field = _drawn_by(body)
+        raise Refusal(400, f"{field} must be 1 where temperature is 0: all answers would be one", field)
     return Add(
         0,
         prompt,
@@ -615,6 +635,11 @@ def _asked(
         tenant=body.user or "",
         adapter=body.model if body.model in about.adapters else "",
     )
+
+
+def _drawn_by(body: CompletionRequest | ChatRequest) -> str:
+    """Return the name of the field that decides how many answers are generated to a prompt."""
+    return "best_of" if body.drawn > (body.n or 1) else "n"
 
 
 def _label(asked: Add, request: web.Request, operation: str, answer_id: str, index: int) -> None:

@@ -11,9 +11,9 @@ ECHO = "echo"
 
 
 class GivenAnswers:
-    """The answers in `texts` by prompt; the one to the empty prompt answers all others. None answers with the prompt.
+    """The answers in `texts` by prompt; the one to the empty prompt answers all others.
 
-    The prompt of a chat is the text of its last message.
+    If `texts` is None, the answer is the prompt. The prompt of a chat is the text of its last message.
     """
 
     def __init__(self, texts: Mapping[str, str] | None) -> None:

@@ -55,14 +55,7 @@ class GrammarWriter:
         if not asked:
             return ""
         if asked not in self._kept:
-            if self._waiting == _MOST_WAITING:
-                raise Refusal(503, "too many new schemas wait to be compiled", retry_after_s=1)
-            self._waiting += 1
-            try:
-                async with self._turn:
-                    written = await self._ask(asked)
-            finally:
-                self._waiting -= 1
+            written = await self._in_turn(asked)
             if len(self._kept) == _KEPT:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[asked] = str(written)
@@ -71,11 +64,10 @@ class GrammarWriter:
     async def answer(self, grammar: str, seed: int, least: int, most: int) -> list[int]:
         """Return a twin's answer that follows `grammar`; the arguments are those of `StructuredFiller.write`.
 
-        Raises UserError if the answer cannot be completed, or takes too long.
+        Raises UserError if the answer cannot be completed, or takes too long, and Refusal if too many wait.
         """
         order = json.dumps({"answer": {"grammar": grammar, "seed": seed, "least": least, "most": most}})
-        async with self._turn:
-            tokens: list[int] = await self._ask(order)
+        tokens: list[int] = await self._in_turn(order)
         return tokens
 
     async def close(self) -> None:
@@ -85,6 +77,16 @@ class GrammarWriter:
             if process.returncode is None:
                 process.kill()
             await process.communicate()
+
+    async def _in_turn(self, asked: str) -> Any:
+        if self._waiting == _MOST_WAITING:
+            raise Refusal(503, "too many structured answers wait for their grammar", retry_after_s=1)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._ask(asked)
+        finally:
+            self._waiting -= 1
 
     async def _ask(self, asked: str) -> Any:
         answer = None

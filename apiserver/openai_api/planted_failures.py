@@ -46,6 +46,12 @@ def planted_failure(header: str, twin: bool) -> PlantedFailure:
     return failure
 
 
+def planted_refusal(header: str, twin: bool) -> None:
+    """Raise the Refusal that the header asks for at an endpoint where no other failure is possible."""
+    if planted_failure(header, twin) != PlantedFailure():
+        raise Refusal(400, f"{HEADER}: this endpoint knows only status; give status=429 (400 to 599)", HEADER)
+
+
 def _failure(kind: str, amount: str) -> PlantedFailure:
     if kind == "broken" and not amount:
         return PlantedFailure(broken=True)

@@ -297,7 +297,7 @@ def _call_for_template(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
         return call
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):  # they may be nested too deeply
         return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
     return call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -55,9 +56,15 @@ def malformed(message: str, param: str | None = None) -> Refusal:
     return Refusal(400, message, param, type=_MALFORMED)
 
 
-def invalid(error: ValidationError) -> Refusal:
-    """Return the refusal for the first invalid field; in a union, for the member that fits the value best."""
-    errors = [(_way(entry["loc"]), entry) for entry in error.errors(include_url=False, include_input=False)]
+def invalid(error: ValidationError, names: Mapping[str, str] | None = None) -> Refusal:
+    """Return the refusal for the first invalid field; in a union, for the member that fits the value best.
+
+    `names` has names by which the client knows fields of the outermost object.
+    """
+    errors = [
+        (_renamed(_way(entry["loc"]), names or {}), entry)
+        for entry in error.errors(include_url=False, include_input=False)
+    ]
     of_field = [(way, entry) for way, entry in errors if way[:1] == errors[0][0][:1]]
     way = max((way for way, _ in of_field), key=len)
     nearest = [entry for other, entry in of_field if other == way]
@@ -72,6 +79,10 @@ def invalid(error: ValidationError) -> Refusal:
 
 def _is_of_shape(error: ErrorDetails) -> bool:
     return error["type"].endswith(_OF_SHAPE)
+
+
+def _renamed(way: list[str], names: Mapping[str, str]) -> list[str]:
+    return [names.get(part, part) if at == 0 else part for at, part in enumerate(way)]
 
 
 def _way(place: tuple[int | str, ...]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 from pydantic import ConfigDict, Field, StrictBool
@@ -58,6 +58,12 @@ class _Reasoning(Limited):
 class ResponsesRequest(Limited):
     """The body of the request, with OpenAI's and vLLM's names."""
 
+    names: ClassVar = {
+        "max_completion_tokens": "max_output_tokens",
+        "messages": "input",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    }
     model: Label | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
     instructions: str | None = None
@@ -196,7 +202,7 @@ class ResponseDocuments(BlockStream):
         return self._written()
 
     def end(self, usage: Usage) -> bytes:
-        self._send("response.completed", response=self._document(self._status, usage))
+        self._send(f"response.{self._status}", response=self._document(self._status, usage))
         return self._written()
 
     def failure(self, error: dict[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-Found = tuple[list[ToolCall], int]
+Calls = tuple[list[ToolCall], int]
 """Calls, and the number of characters that they take."""
 
 
@@ -37,7 +37,7 @@ class Format(NamedTuple):
     """
 
     begins: tuple[str, ...]
-    read: Callable[[str, Schemas, bool], Found | None]
+    read: Callable[[str, Schemas, bool], Calls | None]
     at_start: bool = False
 
 
@@ -64,7 +64,7 @@ def _value(text: str, start: int, over: bool) -> tuple[Any, int] | None:
     return value, end
 
 
-def _hermes(text: str, schemas: Schemas, over: bool) -> Found | None:
+def _hermes(text: str, schemas: Schemas, over: bool) -> Calls | None:
     """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
     end = text.find("</tool_call>")
     if end < 0 and not over:
@@ -74,7 +74,7 @@ def _hermes(text: str, schemas: Schemas, over: bool) -> Found | None:
     return [call], end + len("</tool_call>") if end >= 0 else len(text)
 
 
-def _qwen3_coder(text: str, schemas: Schemas, over: bool) -> Found | None:
+def _qwen3_coder(text: str, schemas: Schemas, over: bool) -> Calls | None:
     """Read `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`."""
     end = text.find("</tool_call>")
     if end < 0 and not over:
@@ -82,9 +82,10 @@ def _qwen3_coder(text: str, schemas: Schemas, over: bool) -> Found | None:
     match = re.search(r"<function=([^>]+)>(.*)</function>", text[: end if end >= 0 else len(text)], re.DOTALL)
     if match is None:
         raise ValueError("no call")
-    properties = schemas.get(match[1], {}).get("properties", {})
+    properties = schemas.get(match[1], {}).get("properties")
+    types = properties if isinstance(properties, dict) else {}
     written = re.findall(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", match[2], re.DOTALL)
-    arguments = {name: _typed(value, properties.get(name)) for name, value in written}
+    arguments = {name: _typed(value, types.get(name)) for name, value in written}
     return [ToolCall(match[1], _written(arguments))], end + len("</tool_call>") if end >= 0 else len(text)
 
 
@@ -94,19 +95,22 @@ def _typed(value: str, schema: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
-def _llama3_json(text: str, schemas: Schemas, over: bool) -> Found | None:
+def _llama3_json(text: str, schemas: Schemas, over: bool) -> Calls | None:
     """Read `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` if it is there; `;` separates calls."""
     read = _value(text, len("<|python_tag|>") if text.startswith("<|python_tag|>") else 0, over)
     if read is None:
         return None
-    return [_call(read[0], "parameters", "arguments")], read[1]
+    call = _call(read[0], "parameters", "arguments")
+    if call.name not in schemas and not read[0].keys() & {"parameters", "arguments"}:
+        raise ValueError("an answer in JSON, and no call")
+    return [call], read[1]
 
 
-def _mistral(text: str, schemas: Schemas, over: bool) -> Found | None:
+def _mistral(text: str, schemas: Schemas, over: bool) -> Calls | None:
     """Read `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` or, of newer models, `[TOOL_CALLS]NAME{...}`."""
     begin = len("[TOOL_CALLS]")
     named = re.match(r"\s*([\w.-]+)(\[ARGS\])?(?=\s*\{)", text[begin:])
@@ -146,50 +150,50 @@ class CallReader:
     def __init__(self, name: str, schemas: Schemas) -> None:
         self._format = FORMATS[name]
         self._schemas = schemas
-        self._held = ""  # text that may be part of a call
+        self._pending = ""  # text that may be part of a call
         self._at_start = True
         self._after_call = False  # then space and `;` are no text
 
     def push(self, text: str, over: bool) -> tuple[str, list[ToolCall]]:
         """Take the next text, the last one if `over`; return the text that is no call, and the calls complete now."""
-        self._held += text
+        self._pending += text
         said, calls = "", []
-        while self._held:
+        while self._pending:
             if self._after_call:
-                self._held = self._held.lstrip(" \n;")
+                self._pending = self._pending.lstrip(" \n;")
             begins = self._begin()
-            said, self._held = said + self._held[:begins], self._held[begins:]
+            said, self._pending = said + self._pending[:begins], self._pending[begins:]
             self._at_start = self._at_start and not said.strip()
             self._after_call = self._after_call and not said
-            if not any(map(self._held.startswith, self._format.begins)):  # perhaps the beginning of such a text
+            if not any(map(self._pending.startswith, self._format.begins)):  # perhaps the beginning of such a text
                 break
             try:
-                found = self._format.read(self._held, self._schemas, over)
-            except ValueError:
+                calls_read = self._format.read(self._pending, self._schemas, over)
+            except (ValueError, RecursionError):  # also a value that is nested too deeply
                 self._at_start = False
-                said, self._held = said + self._held[0], self._held[1:]
+                said, self._pending = said + self._pending[0], self._pending[1:]
                 continue
-            if found is None:
+            if calls_read is None:
                 break
-            calls += found[0]
-            self._held, self._after_call = self._held[found[1] :], True
+            calls += calls_read[0]
+            self._pending, self._after_call = self._pending[calls_read[1] :], True
         if over:
-            said, self._held = said + self._held, ""
+            said, self._pending = said + self._pending, ""
         return said, calls
 
     def _begin(self) -> int:
-        """Return the place in the held text where a call may begin; its end if there is none."""
-        length = len(self._held)
+        """Return the place in the pending text where a call may begin; its end if there is none."""
+        length = len(self._pending)
         if self._format.at_start:
-            spaces = length - len(self._held.lstrip())
-            rest = self._held[spaces:]
+            spaces = length - len(self._pending.lstrip())
+            rest = self._pending[spaces:]
             may = any(rest.startswith(one) or one.startswith(rest) for one in self._format.begins)
             return spaces if self._at_start and may else length
-        whole = [at for one in self._format.begins if (at := self._held.find(one)) >= 0]
+        whole = [at for one in self._format.begins if (at := self._pending.find(one)) >= 0]
         partial = [
             at
             for one in self._format.begins
             for at in range(max(length - len(one) + 1, 0), length)
-            if one.startswith(self._held[at:])
+            if one.startswith(self._pending[at:])
         ]
         return min([*whole, *partial, length])

@@ -101,7 +101,7 @@ class Calls:
             return [_call(self.name, text)]
         try:
             written = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         return [_call(one["name"], json.dumps(one["parameters"], ensure_ascii=False)) for one in written]
 

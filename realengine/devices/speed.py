@@ -6,6 +6,7 @@ clock rate is read, on a thread of its own.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from statistics import fmean
 from threading import Thread
@@ -19,6 +20,7 @@ Speed = Callable[[], float | None]  # speed at this moment; None if it is not kn
 _PIECE = (16, 576, 1536)  # rows, and the shape of weights
 _SHARE = 0.02  # share of the time that measurements may take
 _GPU_EVERY_S = 0.05
+_MOST_READ = 20  # number of values that are kept between two calls
 
 
 class SpeedProbe:
@@ -54,12 +56,12 @@ def piece_of_work() -> Callable[[], object]:
 class GpuClock:
     """The clock rate of GPU `index` as a fraction of its maximum, read with NVML (nvidia-ml-py); None without NVML.
 
-    A thread of its own reads it, because NVML may take milliseconds. A call never waits: it returns the mean of what
-    was read since the call before, or the last value if nothing was.
+    A thread of its own reads it, because NVML may take milliseconds. A call never waits: it returns the mean of the
+    last 20 values that were read since the call before, or the last value if nothing was.
     """
 
     def __init__(self, index: int) -> None:
-        self._read: list[float] = []
+        self._read: deque[float] = deque(maxlen=_MOST_READ)
         self._last: float | None = None
         try:
             import pynvml
@@ -77,9 +79,9 @@ class GpuClock:
         Thread(target=_keep_reading, args=(read, ref(self)), name="nvml", daemon=True).start()
 
     def __call__(self) -> float | None:
-        read, self._read = self._read, []
-        if read:
-            self._last = fmean(read)
+        read, self._read = self._read, deque(maxlen=_MOST_READ)
+        if values := list(read):  # a copy, because the other thread may still append
+            self._last = fmean(values)
         return self._last
 
     def note(self, clock: float) -> None:

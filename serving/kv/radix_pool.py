@@ -59,8 +59,13 @@ class RadixPool:
         return request.id if self._content is None else self._content.opening(request, tokens)
 
     def match(self, request: Request, tokens: int) -> RadixNode:
-        """Return the node where the cached prefix of `request` ends, of at most `tokens` tokens."""
-        return self.tree.root if self._content is None else self.tree.match(self._content.spans(request), tokens)
+        """Return the node where the cached prefix of `request` ends, of at most `tokens` tokens.
+
+        It is the root for a request that reads no cached prefix, because all logits of its prompt are wanted.
+        """
+        if self._content is None or request.arrived.skip_reading_prefix_cache:
+            return self.tree.root
+        return self.tree.match(self._content.spans(request), tokens)
 
     def hold(self, request: Request, node: RadixNode) -> None:
         """Let an admitted request use the pages up to `node`, which is locked for it."""

@@ -30,9 +30,16 @@ def test_clients_get_the_answers_of_the_file(tmp_path):
         assert server.ask("POST", "/tokenize", {"prompt": "Hello"}).document["count"] == 5
 
 
-def test_an_echo_repeats_the_prompt():
-    echo = read_answers("echo")
-    assert echo is not None and echo.to("Hello") == "Hello"
+def test_an_echo_repeats_the_prompt(tmp_path):
+    options = ("--tokenizer", save_tokenizer(tmp_path / "tokenizer"), "--answers", "echo")
+    with serving(tmp_path, *TWIN, *options) as server:
+        assert server.complete(prompt="What is 2?", max_tokens=50).choice["text"] == "What is 2?"
+        tokens = server.ask("POST", "/tokenize", {"prompt": "And 3?"}).document["tokens"]
+        assert server.complete(prompt=tokens, max_tokens=50).choice["text"] == "And 3?"
+        assert server.chat(max_tokens=50).choice["message"]["content"] == "Hello"
+
+
+def test_no_answers_are_given_unless_they_are_named():
     assert read_answers("") is None
 
 

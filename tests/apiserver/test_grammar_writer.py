@@ -84,3 +84,18 @@ def test_only_so_many_wait() -> None:
     answers = written(*({"regex": f"a{number}"} for number in range(70)))
     assert [number for number, answer in enumerate(answers) if isinstance(answer, Refusal)] == list(range(64, 70))
     assert all(isinstance(answer, str) for answer in answers[:64])
+
+
+def test_answers_wait_among_the_grammars() -> None:
+    async def write() -> list[Any]:
+        writer = GrammarWriter(30.0)
+        writer.tokenizer = "", 32_000
+        try:
+            asked = (writer.answer(regex_grammar("yes"), number, 0, 9) for number in range(66))
+            return await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            await writer.close()
+
+    answers = asyncio.run(write())
+    assert all(isinstance(answer, Refusal) and answer.status == 503 for answer in answers[64:])
+    assert all(isinstance(answer, list) and answer for answer in answers[:64])

@@ -488,6 +488,22 @@ def test_a_twin_pauses_while_its_machine_stalls():
     assert [sample.value for sample in counted] == [stalled_ns / S]
 
 
+def test_a_request_that_comes_before_the_turn_after_a_stall_is_received_when_the_run_paused():
+    served = Served()
+    served.ask(20, 10)
+    served.twin.turn()
+    served.now_ns += 5 * S
+    asked = Add(9, list(range(20)), 10, served.now_ns - MS)
+    assert served.twin.refusal(9, asked) is None
+    stalled_ns = served.wire.stalled_ns
+    assert served.twin.run_ns(asked.received_ns) == 5 * S - stalled_ns < 0.1 * S
+    served.now_ns += 5 * S
+    served.twin.plant("")
+    assert served.wire.stalled_ns == stalled_ns  # nothing new is planted, so the time does not matter
+    served.twin.plant("{}")
+    assert served.wire.stalled_ns == stalled_ns + 5 * S
+
+
 def test_adapters_of_running_and_waiting_requests_are_named_as_in_vllm():
     metrics, replica = (
         LiveMetrics("a-model", LONGEST),

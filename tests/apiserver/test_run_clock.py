@@ -24,6 +24,14 @@ def test_no_time_of_the_run_passes_in_a_pause_and_none_is_lost(gaps, speed, afte
     assert abs(clock.monotonic_ns(run_ns + 2) - (at_ns + after_ns)) <= 4
 
 
+def test_a_long_run_keeps_few_pauses_and_all_of_their_time():
+    clock = RunClock(0)
+    for number in range(1, 30_001):
+        clock.pause(number // 2, number // 2 + number)  # of 1 ns; two at each time
+    assert clock.stalled_ns == 30_000 and len(clock._begins) == 10_000
+    assert clock.monotonic_ns(20_000) == 50_000 and clock.run_ns(50_000) == 20_000
+
+
 @given(gaps=gaps, times=st.lists(st.integers(0, 9000 * MS), min_size=2))
 def test_later_is_never_earlier(gaps, times):
     clock, at_ns, running_ns = RunClock(0), 0, 0

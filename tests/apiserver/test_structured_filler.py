@@ -10,6 +10,7 @@ pytest.importorskip("llguidance")
 from apiserver.filler import PlainTexts
 from apiserver.structured_filler import StructuredFiller
 from realengine.grammar import grammar_of_rules, json_grammar, regex_grammar
+from serving.errors import UserError
 
 VOCABULARY = 32_000
 PERSON = {
@@ -48,6 +49,12 @@ def test_json_follows_its_schema(filler: StructuredFiller) -> None:
 def test_a_text_matches_its_expression(filler: StructuredFiller, pattern: str) -> None:
     texts = [written(filler, regex_grammar(pattern), seed) for seed in range(20)]
     assert all(re.fullmatch(pattern, text) for text in texts) and len(set(texts)) > 1
+
+
+def test_a_text_that_may_be_empty_has_a_token(filler: StructuredFiller) -> None:
+    assert {written(filler, regex_grammar("(yes)?"), seed) for seed in range(10)} == {"yes"}
+    with pytest.raises(UserError, match="only the empty text"):
+        written(filler, regex_grammar(""), 1)
 
 
 def test_a_text_follows_rules(filler: StructuredFiller) -> None:

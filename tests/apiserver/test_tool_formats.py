@@ -6,7 +6,11 @@ import pytest
 
 from apiserver.openai_api.tool_formats import CallReader, format_of
 
-SCHEMAS = {"f": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}}
+SCHEMAS = {
+    "f": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+    "null": {"properties": None},
+    "list": {"properties": ["a"]},
+}
 F, G = ("f", {"a": 1}), ("g", {})
 CASES = [
     ("hermes", 'Sure.<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "Sure.", [F]),
@@ -22,6 +26,17 @@ CASES = [
     ("llama3_json", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", [F, G]),
     ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [F]),
     ("llama3_json", '{"a": 1} is JSON', '{"a": 1} is JSON', []),
+    ("llama3_json", '{"name": "Alice", "age": 3}', '{"name": "Alice", "age": 3}', []),
+    ("llama3_json", '{"name": "f"}', "", [("f", {})]),
+    *(
+        (
+            "qwen3_coder",
+            f"<tool_call><function={name}><parameter=a>1</parameter></function></tool_call>",
+            "",
+            [(name, {"a": "1"})],
+        )
+        for name in ("null", "list")
+    ),
     ("llama3_json", 'See {"name": "f"}', 'See {"name": "f"}', []),
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", [F, G]),
     ("mistral", '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g{}', "", [F, G]),
@@ -44,6 +59,19 @@ def test_calls_and_text_are_told_apart(name, text, said, calls, size):
         more, new = reader.push(text[at : at + size], at + size >= len(text))
         heard, read = heard + more, read + new
     assert (heard, [(call.name, json.loads(call.arguments)) for call in read]) == (said, calls)
+
+
+@pytest.mark.parametrize(
+    "name, form", [("llama3_json", "%s"), ("hermes", "<tool_call>%s"), ("mistral", "[TOOL_CALLS][%s")]
+)
+def test_what_is_nested_too_deeply_is_text(name: str, form: str) -> None:
+    text = form % ('{"a":' * 100_000)
+    for over in (True, False):
+        said, calls = CallReader(name, {}).push(text, over)
+        assert not calls and text.startswith(said) and (said == text or not over)
+    written = f"<tool_call><function=f><parameter=a>{text}</parameter></function></tool_call>"
+    (call,) = CallReader("qwen3_coder", SCHEMAS).push(written, True)[1]
+    assert json.loads(call.arguments) == {"a": text}
 
 
 def test_text_is_passed_on_as_soon_as_it_cannot_be_a_call():

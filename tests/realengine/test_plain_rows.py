@@ -32,7 +32,9 @@ def no_tiles(rows: object) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[typ
 
 
 def seated(requests: list[Request], groups: int) -> Seating:
-    config = SchedulerConfig(max_num_seqs=16, max_model_len=64, block_size=BLOCK, kv_groups=(None,) * (groups - 1))
+    config = SchedulerConfig(
+        max_num_seqs=16, max_model_len=64, block_size=BLOCK, kv_groups=(0, 8) if groups > 1 else ()
+    )
     seating = Seating(config, lambda request: [range(100 * g + 20 * request.id, 999) for g in range(groups)])
     plan = StepPlan(0, DecodeSet(BLOCK), 0)
     plan.admitted = tuple(requests)
@@ -40,9 +42,10 @@ def seated(requests: list[Request], groups: int) -> Seating:
     return seating
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS)
-def test_columns_pack_as_rows_do(given: list[tuple[int, int, bool, float]]) -> None:
+def test_columns_pack_as_rows_do(groups: int, given: list[tuple[int, int, bool, float]]) -> None:
     requests = [Request(WorkloadRequest(id, 0, (("", known),), 30)) for id, (known, *_) in enumerate(given)]
     rows, sequences = [], []
     for request, (known, count, seen, heat) in zip(requests, given, strict=True):
@@ -51,7 +54,7 @@ def test_columns_pack_as_rows_do(given: list[tuple[int, int, bool, float]]) -> N
         sequences.append(TokenSequence(request, range(3, 3 + known), sampling=SamplingParams(heat, 5, 0.9)))
 
     def packed(as_columns: bool) -> Packed:
-        seating = seated(requests, 1)
+        seating = seated(requests, groups)
         plain, others = seating.plain(rows, sequences) if as_columns else (None, list(range(len(rows))))
         inputs = [seating.row(rows[number], sequences[number]) for number in others]
         return pack(inputs, BLOCK, 16, no_tiles, plain, others)

@@ -4,8 +4,12 @@ from random import Random
 
 import pytest
 
+from serving.deployments.config import SchedulerConfig
+from serving.kv.content import SegmentContent
+from serving.kv.radix_pool import RadixPool
 from serving.kv.radix_tree import RadixNode, RadixTree
-from serving.workload import Span
+from serving.request import Request
+from serving.workload import Span, WorkloadRequest
 
 
 def sequence(chance: Random) -> list[Span]:
@@ -52,6 +56,18 @@ def test_matches_equal_those_of_all_known_sequences(page: int) -> None:
         elif locked and chance.random() < 0.5:
             tree.unlock(locked.pop(chance.randrange(len(locked))))
         tree.check()
+
+
+def test_a_request_that_wants_all_logits_of_its_prompt_reads_nothing_from_the_cache() -> None:
+    pool = RadixPool(SchedulerConfig(num_blocks=100, block_size=1), SegmentContent(1))
+    for id, skips in enumerate([False, False, True]):
+        request = Request(WorkloadRequest(id, 0, (("shared", 20),), 3, skip_reading_prefix_cache=skips))
+        assert pool.match(request, 19).end == (19 if id == 1 else 0)
+        pool.hold(request, pool.match(request, 0))
+        pool.extend(request, 20)
+        pool.checkpoint(request, 20)
+        pool.drop(request)
+    assert pool.tree.tokens == 20
 
 
 def test_the_leaf_used_longest_ago_is_evicted_first_and_none_with_a_lock() -> None:

@@ -122,6 +122,17 @@ def test_every_request_ends_once_whatever_crashes(rest):
         assert sum(row["status"] == "finished" for row in rows) == done.finished > 30
 
 
+def test_requests_with_several_items_are_rejected_once_if_no_encoder_can_take_them() -> None:
+    album = WorkloadRequest(0, 0, (("", 400),), 3, items=(Item(10, 100, ""), Item(120, 100, ""), Item(230, 100, "")))
+    last = {"crashes": [{"at_s": 0.005, "pool": "encode", "recovery_s": None}]}
+    (row,), _ = simulated([album], [ENCODE, SERVE], failures=last)
+    assert (row["status"], row["reason"]) == ("rejected", "no encoder replica is left")
+    large = WorkloadRequest(0, 20 * MS, (("", 700),), 3, items=(Item(10, 300, ""), Item(330, 300, "")))
+    between = {"crashes": [{"at_s": 0.005, "pool": "encode", "recovery_s": 0.1}]}
+    (row,), _ = simulated([large], [ENCODE, SERVE], multimodal={"max_item_tokens": 200}, failures=between)
+    assert row["status"] == "rejected" and "allows 256" in row["reason"]
+
+
 def test_a_request_that_waits_for_embeddings_begins_again_when_its_decode_replica_crashes() -> None:
     """The prefill replica holds it no longer than its second transfer takes, although it was held there before."""
     pools = [ENCODE, APART[0], APART[1] | {"deployment": NO_CACHE, "replicas": 2}]
