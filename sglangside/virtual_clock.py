@@ -73,7 +73,7 @@ def _any_schema(*_: Any) -> Any:
 
 class _Stub(types.ModuleType):
     __version__ = "0.0.0"
-    __path__: ClassVar[list[str]] = []
+    __path__: ClassVar[list[str]] = []  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -110,7 +110,7 @@ from transformers.models.auto import configuration_auto  # noqa: E402
 
 _register = configuration_auto._LazyConfigMapping.register
 # SGLang before 0.5.20 registers models that newer transformers have, too
-configuration_auto._LazyConfigMapping.register = lambda self, key, value, **_: _register(
+configuration_auto._LazyConfigMapping.register = lambda self, key, value, **_: _register(  # type: ignore[method-assign]
     self, key, value, exist_ok=True
 )
 
@@ -184,7 +184,7 @@ def _decode(ends: Any, last: Any, free: Any, out: Any, _: int, page: int) -> Non
     out[new] = torch.cat([free, more])[: int(new.sum())] * page
 
 
-class _Scheduler(scheduler.Scheduler):  # type: ignore[misc]
+class _Scheduler(scheduler.Scheduler):
     """SGLang's scheduler with the state that it needs to decide, and nothing else."""
 
     def __getattr__(self, name: str) -> bool:
@@ -361,7 +361,8 @@ class _Run:
         own = self._scheduler
         if own.recv_skipper is None or own.recv_skipper.handle(own.last_batch):
             self._arrive()
-        plan = own.get_next_batch_to_run(running_batch=own.running_batch, last_batch=own.last_batch)
+        batches = {"running_batch": own.running_batch, "last_batch": own.last_batch}
+        plan = own.get_next_batch_to_run(**batches)  # type: ignore[operator]
         own.running_batch, batch = plan.running_batch, plan.batch_to_run
         before = own.last_batch
         if batch:
@@ -422,7 +423,7 @@ class _Run:
             )
             request.tokenizer = None
             self._requests[request.rid] = request
-            self._scheduler.init_req_max_new_tokens(request)
+            self._scheduler.init_req_max_new_tokens(request)  # type: ignore[operator]
             self._scheduler._add_request_to_queue(request)
 
     def _launch(self, batch: ScheduleBatch) -> None:
