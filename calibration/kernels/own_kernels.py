@@ -26,12 +26,14 @@ from calibration.operations import (
     PrefillAttention,
     own_pairs,
 )
+from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
 _TYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 _COLUMNS = ("op", "model", "dtype", "kv_dtype", "rows", "tokens", "context", "inputs", "outputs", "median_ns")
-_OF_BATCHES = ("backend", "longest")
+_BATCH_COLUMNS = ("backend", "longest", "part")
+_GPU, _DRY_RUN = b"tokentwin.gpu", b"tokentwin.dry_run"  # in the table's metadata
 _DIGITS = 4  # of sizes in octaves; equal sizes are interpolated once
 
 
@@ -61,15 +63,18 @@ class OwnKernels:
         return time._replace(ns=np.asarray(time.ns) * np.exp(_between(_place(operation), *measured)))
 
 
-def kernel_ratios(base: KernelTimes, path: Path, backend: str) -> list[KernelRatio]:
+def kernel_ratios(base: KernelTimes, path: Path, backend: str, batch_invariant: bool = False) -> list[KernelRatio]:
     """Return the ratios of the measured times in `path` to `base`, for attention of the `backend` only.
 
-    Batches of unequal rows are left out, because a step is priced by its sums. Raises UserError for another file.
+    With `batch_invariant`, attention is that over undivided KV, else that over divided KV. Batches of unequal rows are
+    left out, because a step is priced by its sums. Raises UserError for another file, another GPU and a dry run.
     """
     made = []
-    for row, operation in _measured(path):
+    for row, operation in _measured(path, base.gpu):
         even = row.get("longest") in (None, row["context"])
-        if even and (isinstance(operation, Gemm) or row.get("backend", backend) == backend):
+        undivided = row.get("part") == "whole"
+        alike = row.get("backend", backend) == backend and undivided == batch_invariant
+        if even and (isinstance(operation, Gemm) or alike):
             log = float(np.log(row["median_ns"] / float(base.time(operation).ns)))
             made.append(KernelRatio(_shape(operation), tuple(_place(operation).ravel().tolist()), log))
     return made
@@ -81,7 +86,7 @@ def own_measurements(path: Path) -> Iterator[tuple[str, Operation, float]]:
         yield row["op"], operation, float(row["median_ns"])
 
 
-def _measured(path: Path) -> Iterator[tuple[dict[str, Any], Operation]]:
+def _measured(path: Path, gpu: GpuSpec | None = None) -> Iterator[tuple[dict[str, Any], Operation]]:
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
@@ -89,14 +94,33 @@ def _measured(path: Path) -> Iterator[tuple[dict[str, Any], Operation]]:
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if missing:
         raise UserError("kernels", str(path), f"has no column {missing[0]}; is it kernels.parquet of the GPU suite?")
-    known = [*_COLUMNS, *(name for name in _OF_BATCHES if name in table.column_names)]
+    _check_gpu(path, table.schema.metadata or {}, gpu)
+    known = [*_COLUMNS, *(name for name in _BATCH_COLUMNS if name in table.column_names)]
     for row in table.select(known).to_pylist():
         operation = _operation(row)
         if operation is not None and row["median_ns"]:
             yield row, operation
 
 
+def _check_gpu(path: Path, metadata: dict[bytes, bytes], gpu: GpuSpec | None) -> None:
+    """Raise UserError if the table was measured on another GPU, or in a dry run."""
+    if metadata.get(_DRY_RUN) == b"True":
+        raise UserError("kernels", str(path), "is of a dry run, which measures nothing; run the GPU suite on the GPU")
+    name = metadata.get(_GPU, b"").decode()
+    if gpu is None or not name:
+        return
+    try:
+        same = find_gpu(name).name == gpu.name
+    except UserError:
+        same = False
+    if not same:
+        raise UserError("kernels", str(path), f"was measured on {name}, not on {gpu.name}; give a table of {gpu.name}")
+
+
 def _operation(row: dict[str, Any]) -> Operation | None:
+    """Return the operation of a row; None if it is neither a GEMM nor attention, or its number type has no surface."""
+    if row["dtype" if row["op"] == "gemm" else "kv_dtype"] not in _TYPES:
+        return None
     if row["op"] == "gemm":
         return Gemm("gemm", row["tokens"], row["outputs"], row["inputs"], _TYPES[row["dtype"]])
     if row["op"] not in ("attention_decode", "attention_prefill"):

@@ -82,7 +82,9 @@ def fit(
     """Fit a calibration to `steps`; raise UserError if there are too few.
 
     `surfaces` are the kernel times that the steps may correct; without any, the calibration has linear prices, and
-    says `why_none`.
+    says `why_none`. They are compared with linear prices by predictions of each recording from the others. The
+    comparison favours surfaces a little: their factors are fitted without the recording, but a CPU's balance and the
+    exponents of a slow machine are those of all steps (fitting them again for each recording takes minutes).
     """
     if len(steps) < _LEAST_STEPS:
         remedy = f"measured steps are too few; calibration needs at least {_LEAST_STEPS}, so measure longer"
@@ -94,8 +96,8 @@ def fit(
     cpu_prices = _prices(steps.cpu[timed], steps.cpu_ns[timed])
     step_ps = {name: round(price * 1000) for name, price in zip(steps.features, step_prices, strict=True)}
     cpu_ps = {name: round(price * 1000) for name, price in zip(CPU_FEATURES, cpu_prices, strict=True)}
-    of_adapters = {"adapter_loads": steps.load_ns, "adapter_copies": steps.copy_ns}
-    cpu_ps |= {name: round(ns * 1000) for name, ns in of_adapters.items() if ns is not None}
+    adapter_ns = {"adapter_loads": steps.load_ns, "adapter_copies": steps.copy_ns}
+    cpu_ps |= {name: round(ns * 1000) for name, ns in adapter_ns.items() if ns is not None}
     predicted, learn, corrected = steps.step @ step_prices, linear(steps), None
     unseen = unseen_by(steps, learn)
     errors = {LINEAR: _error(steps, unseen)}
@@ -203,21 +205,21 @@ def interval(steps: MeasuredSteps, part: NDArray[np.int64], predicted: Floats) -
 
 def residuals(regime: NDArray[np.int64], measured: Floats, predicted: Floats) -> dict[str, Residuals]:
     """Return the relative errors of each regime that has steps."""
-    of_regime = {}
+    by_regime = {}
     for index, name in enumerate(REGIMES):
         mine = regime == index
         if not mine.any():
             continue
         error = 100 * (predicted[mine] - measured[mine]) / measured[mine]
         median, p95 = percentiles(np.abs(error), (50, 95))
-        of_regime[name] = Residuals(
+        by_regime[name] = Residuals(
             steps=int(mine.sum()),
             median_error_pct=median,
             p95_error_pct=p95,
             bias_pct=float(100 * (predicted[mine].sum() - measured[mine].sum()) / measured[mine].sum()),
             quantiles_pct=tuple(percentiles(error, (5, 25, 50, 75, 95))),
         )
-    return of_regime
+    return by_regime
 
 
 def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:

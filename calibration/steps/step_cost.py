@@ -131,10 +131,14 @@ class Calibration:
 
     @property
     def priced(self) -> tuple[tuple[str, dict[str, str], Mapping[str, int]], ...]:
-        """The parts of a step's time, `step` and `cpu`: the meaning and the price of each feature."""
+        """The linear parts of a step's time, `step` and `cpu`: the meaning and the price of each feature.
+
+        `step` is missing if surfaces price the steps.
+        """
         step = self.features | {name: said for name, said in ADAPTER_FEATURES.items() if name in self.step_prices_ps}
         cpu = CPU_FEATURES | {name: said for name, said in ADAPTER_CPU_FEATURES.items() if name in self.cpu_prices_ps}
-        return ("step", step, self.step_prices_ps), ("cpu", cpu, self.cpu_prices_ps)
+        between = ("cpu", cpu, self.cpu_prices_ps)
+        return (("step", step, self.step_prices_ps), between) if self.surfaces is None else (between,)
 
     @property
     def most_adapters(self) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,7 @@ _EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _SWEEPS = 2
 _MOST_TRIED = 2500  # number of steps that choose the exponents and the balance of a CPU
 _KNOTS = tuple(2.0**power for power in range(14))  # tokens of a step at which the share of computing is kept
-_OF_COMPUTE = (*COMPUTE, *PROMPT_PARTS)
+_COMPUTING = (*COMPUTE, *PROMPT_PARTS)
 
 
 def surfaces_for(
@@ -71,18 +72,24 @@ def surfaces_for(
 ) -> list[SurfaceFeatures]:
     """Return the surfaces that may be corrected by `steps`: one on a GPU, one for each balance on a CPU.
 
-    `own` is the table of the engine's own kernels. Raises UserError that says why there are none.
+    `own` is the table of the engine's own kernels, on a GPU. Raises UserError that says why there are none.
     """
+    if own is not None and deployment.device == CPU:
+        raise UserError(
+            "kernels", str(own), "cannot be used: they are a GPU's, and the engine ran on a CPU; leave it out"
+        )
     if deployment.scheduler.speculative is not None:
-        raise UserError("surfaces", "speculative decoding", "has no kernel times here, so prices are linear")
+        raise UserError("surfaces", "speculative decoding", "has no kernel times here")
     if "adapters" in steps.features:
-        raise UserError("surfaces", "LoRA adapters", "have no kernel times here, so prices are linear")
+        raise UserError("surfaces", "LoRA adapters", "have no kernel times here")
     model = known_model(deployment.model)
     if deployment.device == CPU:
         return [SurfaceFeatures(steps, deployment, model, CPU, balance) for balance in BALANCES]
     name = find_gpu(gpu).name
     backend = "triton" if deployment.attention == "auto" else deployment.attention
-    ratios = () if own is None else tuple(kernel_ratios(kernels_of(name, 0.0), own, backend))
+    ratios = (
+        () if own is None else tuple(kernel_ratios(kernels_of(name, 0.0), own, backend, deployment.batch_invariant))
+    )
     return [SurfaceFeatures(steps, deployment, model, name, 0.0, ratios)]
 
 
@@ -147,8 +154,13 @@ class SurfaceFeatures:
         return LearntSurfaces(values * taken, replace(machine, compute_shares=self._shares(values)))
 
     def predicted_ns(self, learnt: LearntSurfaces) -> Floats:
-        """Return the predicted time of each step at the machine's usual speed."""
-        return np.asarray(self._matrix @ learnt.values)
+        """Return the time of each step at the machine's usual speed, as the surfaces that are kept predict it."""
+        predicted = np.asarray(self._matrix @ learnt.values)
+        if "eager" not in self.columns:
+            return predicted
+        times = dict(zip(self.columns, (self._matrix * learnt.values).T, strict=True))
+        longer = self._eager_share(learnt) * _outside_attention(times)
+        return np.asarray(predicted - times["eager"] + np.where(self.columns["eager"] > 0, longer, 0.0))
 
     def error(self, learnt: LearntSurfaces, used: NDArray[np.bool_]) -> float:
         """Return the mean relative error of the `used` steps, with the machine's speed known."""
@@ -179,8 +191,8 @@ class SurfaceFeatures:
         if not eager.any():
             return 0.0
         times = {name: ns[eager].sum() for name, ns in zip(self.columns, (self._matrix * learnt.values).T, strict=True)}
-        dense = sum(ns for name, ns in times.items() if name in FACTORS and "attention" not in name)
-        return float(times["eager"] / dense)
+        dense = _outside_attention(times)
+        return float(times["eager"] / dense) if dense else 0.0
 
     @cached_property
     def _matrix(self) -> Floats:
@@ -188,7 +200,7 @@ class SurfaceFeatures:
 
     @cached_property
     def _computes(self) -> NDArray[np.bool_]:
-        return np.array([name in _OF_COMPUTE for name in self.columns])
+        return np.array([name in _COMPUTING for name in self.columns])
 
     def _values(self, machine: MachineSlowdown, used: NDArray[np.bool_]) -> Floats:
         """Return the unknowns that explain the CPU time of the `used` steps at their speed."""
@@ -201,8 +213,8 @@ class SurfaceFeatures:
         amounts = self._matrix[used] * slower**exponents * prior
         own_ns = steps.own_ns[used]
         is_added = np.array([name in _USUAL for name in names])
-        spread_of = np.array([TIGHT.get(name, LOOSE) for name in names])
-        pull = np.where(is_added, _ADDED_PULL, _PULL / spread_of)
+        spreads = np.array([TIGHT.get(name, LOOSE) for name in names])
+        pull = np.where(is_added, _ADDED_PULL, _PULL / spreads)
         pulls = np.diag(pull)
         target = pull * ~is_added
         for name, other in _LIKE.items():
@@ -226,9 +238,9 @@ class SurfaceFeatures:
         chosen = thinned(used)
         best = self._tried(machine, chosen), machine
         for _ in range(_SWEEPS):
-            for of_compute in (True, False):
+            for computing in (True, False):
                 for value in _EXPONENTS:
-                    one = replace(best[1], compute_exponent=value) if of_compute else replace(best[1], exponent=value)
+                    one = replace(best[1], compute_exponent=value) if computing else replace(best[1], exponent=value)
                     best = min(best, (self._tried(one, chosen), one), key=lambda pair: pair[0])
         return best[1]
 
@@ -249,6 +261,11 @@ class SurfaceFeatures:
             for at, knot in enumerate(_KNOTS)
             if (nearest == at).any()
         )
+
+
+def _outside_attention(times: dict[str, Any]) -> Any:
+    """Return the sum of the corrected kernel times outside of attention."""
+    return sum(ns for name, ns in times.items() if name in FACTORS and "attention" not in name)
 
 
 def best_balance(tried: list[SurfaceFeatures], used: NDArray[np.bool_]) -> SurfaceFeatures:

@@ -21,7 +21,7 @@ from calibration.kernels.cpu_roofline import CpuRoofline
 from calibration.kernels.own_kernels import KernelRatio, OwnKernels
 from calibration.operations import KernelTimes, StepSizes
 from calibration.steps.calibration_file import Price
-from calibration.steps.correction import Correction, added_amounts, correction_columns, step_parts
+from calibration.steps.correction import ADDED, Correction, added_amounts, correction_columns, step_parts
 from calibration.steps.operation_cost import OperationCost, Tables
 from serving.cost_model import TOKEN_BUCKETS, padded, padded_tokens
 from serving.deployments.config import Deployment
@@ -56,6 +56,11 @@ class Surfaces:
     eager: Price = 0.0
     captures: bool = False
     line_ns: Mapping[str, Price] = field(default_factory=dict)
+
+    @property
+    def added_ns(self) -> dict[str, float]:
+        """The times beside the kernels, by what they are added for: each step, row, prompt and so on."""
+        return {ADDED[name]: ns for name, ns in self.correction.added_ns.items()} | dict(self.line_ns)
 
     def kernels(self) -> KernelTimes:
         """Return the uncorrected kernel times."""
@@ -108,8 +113,8 @@ def measured_parts(
 ) -> dict[str, NDArray[np.float64]]:
     """Return the uncorrected parts of many steps, `[steps]`: attention of the rows, all else of the padded tokens."""
     tokens = run_tokens(sizes, captures)
-    of_layers = StepSizes(prefill_tokens=tokens, sampled_rows=np.asarray(sizes.sampled_rows))
-    dense = step_parts(model, deployment, kernels, of_layers)
+    layers = StepSizes(prefill_tokens=tokens, sampled_rows=np.asarray(sizes.sampled_rows))
+    dense = step_parts(model, deployment, kernels, layers)
     attention = step_parts(model, deployment, kernels, replace(sizes, sampled_rows=0.0 * tokens))
     parts = {name: attention[name] if name in _OF_ATTENTION else ns for name, ns in dense.items()}
     parts |= {name: attention[name] for name in _OF_ATTENTION if name in attention}
@@ -159,8 +164,8 @@ class SurfaceCost(OperationCost):
         return self._prices.run(rows, context, squares, steps, cpu_ns + self._line(rows, rows, 0))
 
     def _line(self, rows: int, sampled: int, tokens: int) -> int:
-        of_row, of_sample, of_token = self._line_ns
-        return round(padded(rows) * of_row + sampled * of_sample + tokens * of_token)
+        row_ns, sample_ns, token_ns = self._line_ns
+        return round(padded(rows) * row_ns + sampled * sample_ns + tokens * token_ns)
 
     @cached_property
     def _mixed(self) -> StepPrices:

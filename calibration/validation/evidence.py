@@ -42,17 +42,20 @@ def trust_in_report(report: ValidationReport) -> Trust:
         return Trust(UNKNOWN, "the report compares no real run with the simulation")
     if report.disturbed:
         return Trust(UNKNOWN, "the machine was disturbed during the real runs")
-    medians = [(row, row.error_pct or 0.0) for row in report.rows if row.stat == "p50" and not row.noisy]
+    compared = [row for row in report.rows if row.stat == "p50" and not row.noisy]
+    medians = [(row, row.error_pct) for row in compared if row.error_pct is not None]
+    if not medians:
+        return Trust(UNKNOWN, "no median could be compared: repeats differ too much")
     far = [(row, error) for row, error in medians if abs(error) > max(MOST_MEDIAN_PCT, abs(row.floor_pct or 0.0))]
     if far:
         row, error = max(far, key=lambda pair: abs(pair[1]))
         real = "" if row.floor_pct is None else f", and real runs differ by {shown_percent(abs(row.floor_pct))}"
         return Trust(UNKNOWN, f"{label_of(row.metric)} p50 differs from the real run by {shown_change(error)}{real}")
-    share, compared = report.extrapolated_share, "compared with real runs of the same workload"
+    share, how = report.extrapolated_share, "compared with real runs of the same workload"
     if share is None:
-        return Trust(VALIDATED, f"{compared}; the report does not say how many steps lie outside the measured range")
+        return Trust(VALIDATED, f"{how}; the report does not say how many steps lie outside the measured range")
     outside = f"{shown_share(share, 1)} of the simulated steps lie outside the measured range of the calibration"
-    return Trust(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Trust(VALIDATED, f"{compared}; {outside}")
+    return Trust(EXTRAPOLATED, outside) if share > NEGLIGIBLE else Trust(VALIDATED, f"{how}; {outside}")
 
 
 def trust_in_steps(count: int, medians_pct: Iterable[float | None], more: str) -> Trust:
@@ -62,7 +65,9 @@ def trust_in_steps(count: int, medians_pct: Iterable[float | None], more: str) -
     """
     if not count:
         return Trust(UNKNOWN, "no measured step was held out for a comparison")
-    worst = max((abs(median) for median in medians_pct if median is not None), default=0.0)
+    worst = max((abs(median) for median in medians_pct if median is not None), default=None)
+    if worst is None:
+        return Trust(UNKNOWN, "no median error of a held-out step is known")
     if worst > MOST_MEDIAN_PCT:
         return Trust(UNKNOWN, f"for one kind of held-out steps the median error is {shown_percent(worst, 0)}")
     return Trust(VALIDATED, f"{count:,} steps were measured, {more}")

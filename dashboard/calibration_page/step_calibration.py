@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ from serving.errors import UserError
 
 _STEPS = "steps.parquet"
 _COLUMNS = ["regime", "measured_ns", "predicted_ns"]
-_PRICES = "Fitted times. The time of a step is the sum over its parts. *CPU* is work between steps."
+_PRICES = (
+    "Fitted times. The time of a step is the sum over its parts, or that of its kernels times their factors, with what "
+    "is added. *CPU* is work between steps."
+)
 _EVERY = "All measured steps are shown, including those to which the calibration was fitted."
 
 
@@ -83,6 +87,12 @@ def _own(calibration: Calibration, directory: Path) -> None:
 
 def _prices(calibration: Calibration) -> None:
     st.subheader("What a step costs", anchor=False, help=_PRICES)
+    surfaces = calibration.surfaces
+    if surfaces is not None:
+        _correction(surfaces.correction.factors, surfaces.added_ns)
+        st.caption(
+            f"Steps beyond the CUDA graphs take {shown_percent(100 * surfaces.eager)} longer outside of attention."
+        )
     prices = [
         {"part": "CPU" if part == "cpu" else part, "of": name, "for": meaning, "time (µs)": table[name] / 1e6}
         for part, meanings, table in calibration.priced
@@ -116,14 +126,18 @@ def _domain(calibration: Calibration) -> None:
             st.table({name: str(value) for name, value in calibration.hardware.items()})
 
 
+def _correction(factors: Mapping[str, float], added_ns: Mapping[str, float]) -> None:
+    """Draw the factors on kernel times, and the times that are added to them."""
+    rows = [{"of": name, "factor": factor, "added (µs)": None} for name, factor in factors.items()]
+    data_table([*rows, *({"of": name, "added (µs)": ns / 1e3} for name, ns in added_ns.items())])
+
+
 def _other(calibration: ExternalCalibration) -> None:
     st.caption(f"calibration {calibration.id} · {calibration.gpu} · from {calibration.source} · {calibration.interval}")
     factors, errors = st.columns(2, gap="large")
     with factors:
         st.subheader("Correction of predicted kernel times", anchor=False)
-        learnt = calibration.correction
-        factors_of = [{"of": name, "factor": factor, "added (µs)": None} for name, factor in learnt.factors.items()]
-        data_table([*factors_of, *({"of": name, "added (µs)": ns / 1e3} for name, ns in learnt.added_ns.items())])
+        _correction(calibration.correction.factors, calibration.correction.added_ns)
     with errors:
         st.subheader("Error on held-out steps", anchor=False)
         if calibration.residuals:

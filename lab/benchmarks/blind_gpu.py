@@ -1,4 +1,4 @@
-"""What tokentwin predicts for a GPU before that GPU has run anything of ours.
+"""What tokentwin predicts for a GPU from other engines' runs only.
 
     python -m lab.benchmarks.blind_gpu --gpu H200 --commit COMMIT --write lab/results/gpu-blind.md
     python -m lab.benchmarks.blind_gpu --gpu H200 --against lab/results/gpu/h200
@@ -6,7 +6,8 @@
 It simulates every scenario of the GPU suite as `tokentwin simulate --gpu` does, with bands, at the pace that it
 predicts, and writes a page and its data (`.json` beside it). Nothing that our engine measured on a GPU is used: the
 cost model has the bundled kernel tables and the runs of other engines. With `--against`, the scenarios are those that a
-GPU recorded, at the pace that it had, and the predictions are compared with the recordings.
+GPU recorded, at the pace that it had, and the predictions are compared with the recordings. The H200's were recorded a
+day before the predictions, and taught nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from calibration.validation.bands import bands, run_metrics
 from calibration.validation.decision_replay import recorded_deployment
 from lab.benchmarks.gpu_twin import pace, suite_deployment
 from lab.gpu_suite.recorded_runs import scenarios, unpack
+from lab.gpu_suite.results import load
 from lab.gpu_suite.sizes import gpu_sizes
 from planning.costs import priced
 from serving.answers.markdown import markdown_table
@@ -103,7 +105,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def page(rows: Sequence[dict[str, Any]], against: Sequence[dict[str, Any]], about: dict[str, str]) -> str:
-    """Return the page lab/results/gpu-blind.md."""
+    """Return the page lab/results/gpu-blind.md; `about` has the day of the recordings if there are any."""
     gpu = about["gpu"]
     command = f"python -m lab.benchmarks.blind_gpu --gpu {gpu} --commit COMMIT --write PAGE"
     text = [f"# Blind predictions for an {gpu}", "", "```", command, f"{command} --against DIR", "```"]
@@ -126,9 +128,10 @@ def page(rows: Sequence[dict[str, Any]], against: Sequence[dict[str, Any]], abou
             "",
             "## Against recordings",
             "",
-            f"The same cost model on the traffic that {gpu} recorded in the suite, which taught it nothing: "
-            f"{inside} of {len(figures)} figures lie in their 90 % band. Half of them are off by "
-            f"{100 * errors[len(errors) // 2]:.0f} % or more, the worst by {100 * errors[-1]:.0f} %.",
+            f"The same cost model on the traffic that {gpu} recorded in the suite. {inside} of {len(figures)} figures "
+            f"lie in their wide 90 % bands; half are off by {100 * errors[len(errors) // 2]:.0f} % or more, the worst "
+            f"by {100 * errors[-1]:.0f} %. The runs were recorded on {about['recorded']}, "
+            "before the prediction, and taught nothing.",
             "",
             table_of(against),
         ]
@@ -150,6 +153,8 @@ def main() -> int:
     }
     rows = list(predictions(given.gpu))
     against = list(comparisons(given.against, given.gpu)) if given.against else []
+    if given.against:
+        about["recorded"] = load(given.against)["environment"]["date"]
     written = page(rows, against, about)
     if given.write is None:
         print(written, end="")

@@ -8,7 +8,8 @@ and prompt, and eager steps beyond 2,048 tokens take 8 % longer. It runs the sce
 left out and predicted by calibrations from the other four. They have linear prices, NVIDIA's kernel times, or our own
 measured kernel times, as in the suite. Kernel times are corrected by the steps, which must teach the factors. A run is
 twice as long as in the suite, or a p99 would be that of one request. Errors of steps are medians of absolute errors.
-The targets are 2 % of the mean and 5 % of the p99 of TTFT and TPOT.
+The targets are 2 % of the mean and 5 % of the p99 of TTFT and TPOT. The truth has the form of the model and the same
+kernel table, and its CPU time is given, so this is a lower bound of the error on a real GPU.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,10 @@ UNMEASURED = "not yet measured"
 _LARGE, _SMALL = "engine_large", "engine_small"
 _ENGINES = (_LARGE, _SMALL, "engine_mixture", "engine_fp8", "engine_int4")
 _CHECKING = ("correctness", "end_to_end")
+_LINEAR = (
+    "Steps were timed by linear prices: these runs were validated before there were corrected surfaces, and not again "
+    "with them."
+)
 _RUN_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
@@ -188,8 +193,13 @@ def undone(results: dict[str, Any]) -> list[str]:
         if failed:
             missing.append(f"{phase}: {failed} of {len(results[phase])} rows have an error instead of a time")
         if progress.slow:
-            of = f"{progress.slow} of {progress.begun}"
-            missing.append(f"{phase}: {of} measured at a clock below {SLOW_CLOCK:.0%} of the highest")
+            slow = f"{progress.slow} of {progress.begun}"
+            missing.append(f"{phase}: {slow} measured at a clock below {SLOW_CLOCK:.0%} of the highest")
+    for name in _ENGINES:
+        rows = results.get(name, [])
+        reasons = [str(row["failed"]) for row in rows if row.get("failed")]
+        if reasons:
+            missing.append(f"{name}: {len(reasons)} of {len(rows)} rows failed ({reasons[0]})")
     return missing
 
 
@@ -251,12 +261,16 @@ def page(results: dict[str, Any]) -> str:
         for kind in ("decode", "prefill", "mixed", "throughput", "timing"):
             rows = [row for row in real.get(name, []) if row["kind"] == kind]
             if rows:
-                columns = [column for column in rows[0] if column not in ("kind", "model", "quantization", "flops")]
+                hidden = ("kind", "model", "quantization", "flops")
+                columns = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name not in hidden]
                 cells = ([_in_unit(column, row.get(column)) for column in columns] for row in rows)
                 text += ["", f"## {_engine(rows[0])}: {kind}", "", *_table(map(_headed, columns), cells)]
     verdicts = [(row["scenario"], row.get("verdict") or row.get("failed")) for row in real.get("validation", [])]
     if verdicts:
-        text += ["", "## The twin against these runs", "", *_table(("scenario", "verdict"), verdicts)]
+        text += ["", "## The twin against these runs", ""]
+        prices = sorted({row["prices"] for row in real["validation"] if row.get("prices")})
+        text += [f"Steps were timed by {' or '.join(prices)}." if prices else _LINEAR, ""]
+        text += [*_table(("scenario", "verdict"), verdicts)]
     wrong = faults(real)
     if wrong:
         text += ["", "## Faults", "", *(f"- {fault}" for fault in wrong)]

@@ -42,9 +42,8 @@ def validations(
     """Return the validation of each scenario in `runs`.
 
     Its row has run errors, decisions, and the message of a command that failed. `kernels` is the table of the engine's
-    own kernels; None if it is not known. Each scenario is predicted by a
-    calibration from the other scenarios' runs, with the commands that a user has. They run as processes, because this
-    package must not import the simulator.
+    own kernels; None if it is not known. Each scenario is predicted by a calibration from the other scenarios' runs,
+    with the commands that a user has. They run as processes, because this package must not import the simulator.
     """
 
     def one(name: str) -> list[dict[str, Any]]:
@@ -70,11 +69,13 @@ def _validate(mine: list[Path], others: list[Path], out: Path, kernels: Path | N
         failed = _tokentwin("validate", *map(str, mine), "-c", str(calibration), "-o", str(out), "--force")
     if not (out / "report.json").is_file():
         return {"failed": failed}
+    errors_pct = json.loads((calibration / "calibration.json").read_text(encoding="utf-8")).get("unseen_error_pct", {})
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     rungs = report["rungs"]
     return {
         "failed": failed,
         "verdict": report["verdict"],
+        "prices": min(errors_pct, key=errors_pct.__getitem__, default=""),
         "disturbed": report["disturbed"],
         "decisions_identical": rungs["replay"]["identical"],
         "decisions": rungs["replay"]["steps"],

@@ -1,7 +1,7 @@
-"""The time of a step by vLLM's own kernels, alone and without gaps: a target that a real engine can reach.
+"""The time of a step by vLLM's own kernels, alone and without gaps: a target beside the roofline.
 
-No engine reaches the roofline: the kernels in NVIDIA's tables, which vLLM runs, reach about three quarters of it in a
-decode step. The suite therefore judges a step by both.
+It is the sum of the GEMM and attention times in NVIDIA's tables, which were measured, and of our estimate of the
+elementwise kernels. No engine reaches the roofline: these kernels reach about three quarters of it in a decode step.
 """
 
 from __future__ import annotations

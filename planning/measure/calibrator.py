@@ -203,4 +203,7 @@ def _surfaces(
     except UserError as error:
         if error.field == "kernels":
             raise
-        return [], str(error)
+        reason = f"{error.value} {error.remedy}" if error.field == "surfaces" else str(error)
+        if own is not None:
+            raise UserError("kernels", str(own), f"cannot be used: {reason}") from None
+        return [], reason

@@ -19,8 +19,11 @@ from calibration.steps.fit import fit, predict
 from calibration.steps.step_cost import Calibration, StepCost
 from calibration.steps.surface_fit import known_model, surfaces_for
 from calibration.steps.surfaces import Surfaces, kernels_of, surface_ns
+from planning.measure.calibrator import _surfaces
 from serving.deployments.config import Deployment, SchedulerConfig
+from serving.errors import UserError
 from serving.step_plan import AGGREGATES, StepPlan
+from tokentwin.commands.calibrate import print_calibration
 
 SCHEDULER = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=4096, max_model_len=4096, num_blocks=4000)
 ENGINE = Deployment(model="random:qwen3-0.6b", device="cuda", dtype="bfloat16", attention="triton", scheduler=SCHEDULER)
@@ -41,11 +44,11 @@ def sizes(count: int, seed: int) -> dict[str, np.ndarray]:
     return made | {"prefill_pairs": chunk * past + chunk * (chunk + 1) // 2, "sampled_rows": rows + (chunk > 0)}
 
 
-def measured(of: Surfaces, engine: Deployment, seed: int) -> pa.Table:
+def measured(truth: Surfaces, engine: Deployment, seed: int) -> pa.Table:
     columns = sizes(600, seed)
     steps = MeasuredSteps([pa.table(columns | {"plan_ns": np.arange(600), "start_ns": np.arange(600),
                                                "end_ns": np.arange(600) + 1})])  # fmt: skip
-    times = surface_ns(of, engine, steps.sizes).round().astype(np.int64)
+    times = surface_ns(truth, engine, steps.sizes).round().astype(np.int64)
     ends = np.cumsum(times)
     graph = (columns["prefill_tokens"] + columns["decode_rows"] <= 2048) * 1
     clock = {"plan_ns": ends - times, "start_ns": ends - times, "end_ns": ends, "graph": graph}
@@ -149,6 +152,68 @@ def test_own_kernels_are_exact_where_measured_and_between_otherwise(tmp_path: Pa
     assert ratio[4:] == pytest.approx([1.1, 0.9], rel=1e-6)
     other = Gemm("", 64, 4096, 4096)
     assert own.time(other).ns == base.time(other).ns
+
+
+TABLE = {"model": "random:llama-3.1-8b", "dtype": "bf16", "kv_dtype": None, "rows": None, "context": None}
+TABLE |= {"inputs": None, "outputs": None, "tokens": None, "part": "", "backend": "triton"}
+PROMPT = {"op": "attention_prefill", "kv_dtype": "bf16", "rows": 1, "tokens": 512, "context": 512}
+
+
+def written(path: Path, rows: list[dict[str, object]], **about: str) -> Path:
+    table = pa.Table.from_pylist([TABLE | row for row in rows])
+    pq.write_table(table.replace_schema_metadata({f"tokentwin.{name}": value for name, value in about.items()}), path)
+    return path
+
+
+def test_undivided_kv_is_another_kernel(tmp_path: Path) -> None:
+    """Attention over undivided KV is that of the batch-invariant mode; number types without surfaces are left out."""
+    base = kernels_of("H200", 0.0)
+    rows = [PROMPT | {"median_ns": 1e5}, PROMPT | {"median_ns": 4e5, "part": "whole"}]
+    rows += [{"op": "gemm", "dtype": "fp32", "tokens": 8, "inputs": 8, "outputs": 8, "median_ns": 1e3}]
+    path = written(tmp_path / "kernels.parquet", rows, gpu="NVIDIA H200", dry_run="False")
+    (divided,), (whole,) = (kernel_ratios(base, path, "triton", invariant) for invariant in (False, True))
+    assert whole.log - divided.log == pytest.approx(np.log(4.0))
+    assert not kernel_ratios(base, path, "hybrid")
+
+
+def test_kernels_that_cannot_be_used_are_refused(learnt: Calibration, tmp_path: Path) -> None:
+    rows = [PROMPT | {"median_ns": 1e5}]
+    path = written(tmp_path / "kernels.parquet", rows, gpu="NVIDIA H100 80GB HBM3")
+    steps = MeasuredSteps([measured(TRUTH, ENGINE, 0)])
+    with pytest.raises(UserError, match="was measured on NVIDIA H100 80GB HBM3, not on H200"):
+        _surfaces(steps, ENGINE, "NVIDIA H200", path)
+    assert _surfaces(steps, ENGINE, "NVIDIA H100 80GB HBM3", path)[0][0].own
+    cpu, unknown = (ENGINE.model_copy(update=one) for one in ({"device": "cpu"}, {"model": "random:none-such"}))
+    for engine, gpu in ((cpu, ""), (unknown, "NVIDIA H200"), (ENGINE, "a GPU that nobody knows")):
+        with pytest.raises(UserError, match="cannot be used") as refused:
+            _surfaces(steps, engine, gpu, path)
+        assert refused.value.field == "kernels"
+    drafts = ENGINE.rescheduled(speculative={"method": "ngram"})
+    assert _surfaces(steps, drafts, "NVIDIA H200", None) == ([], "speculative decoding has no kernel times here")
+    with pytest.raises(UserError, match="cannot be used: speculative decoding has no kernel times here"):
+        _surfaces(steps, drafts, "NVIDIA H200", path)
+    written(path, rows, gpu="NVIDIA H200", dry_run="True")
+    with pytest.raises(UserError, match="dry run"):
+        _surfaces(steps, ENGINE, "NVIDIA H200", path)
+
+
+def test_the_fit_judges_what_the_calibration_keeps() -> None:
+    """Eager steps among them, whose share lies on the corrected times."""
+    steps = MeasuredSteps([measured(TRUTH, ENGINE, seed) for seed in range(2)], knees=True)
+    (feature,) = surfaces_for(steps, ENGINE, "NVIDIA H200")
+    fitted = feature.learnt(np.ones(len(steps), dtype=np.bool_))
+    kept = feature.surfaces(fitted)
+    assert kept.eager > 0
+    assert feature.predicted_ns(fitted) == pytest.approx(surface_ns(kept, ENGINE, steps.sizes), rel=1e-9)
+
+
+def test_what_prices_the_steps_is_shown(learnt: Calibration, capsys: pytest.CaptureFixture[str]) -> None:
+    print_calibration(learnt)
+    said = capsys.readouterr().out
+    assert "decode attention" in said and "steps beyond the CUDA graphs" in said and "cpu: plan" in said
+    assert "step: " not in said
+    assert learnt.surfaces is not None
+    assert f"{learnt.surfaces.correction.factors['decode attention']:.3f}" in said
 
 
 def test_a_clock_slows_computing_more_than_reading() -> None:

@@ -137,7 +137,18 @@ def test_a_report_stands_as_what_it_holds(tmp_path, change, level, reason):
     assert judged.level == level and reason in judged.reason
 
 
+@pytest.mark.parametrize("change", [{"floor_pct": 1e6}, {"error_pct": None}])
+def test_a_report_without_a_comparable_median_validates_nothing(tmp_path, change):
+    stated = report(tmp_path) | {"extrapolated_share": 0.0}
+    for row in stated["rungs"]["run"]["rows"]:
+        if row["stat"] == "p50":
+            row.update(change)
+    judged = trust_in_report(ValidationReport.model_validate(stated))
+    assert judged.level == "unknown" and "no median could be compared" in judged.reason
+
+
 def test_steps_stand_as_the_worst_regime():
+    assert trust_in_steps(1200, [None], "for once").level == "unknown"
     assert trust_in_steps(0, [], "").level == "unknown"
     assert trust_in_steps(1200, [2.0, None, 9.0], "for once").reason == "1,200 steps were measured, for once"
     far = trust_in_steps(1200, [2.0, 80.0], "for once")

@@ -14,6 +14,8 @@ from tokentwin.options import deployment_options, options_of, requested
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from calibration.steps.external_calibration import ExternalCalibration
     from calibration.steps.step_cost import Calibration
     from serving.front_door import FrontDoor
@@ -71,9 +73,7 @@ def calibrate(force: bool, deployment_file: str | None, **given: Any) -> None:
 
 def _print_correction(learnt: ExternalCalibration) -> None:
     """Print the correction for another engine, and its held-out errors."""
-    factors = ((name, f"{factor:.3f}") for name, factor in learnt.correction.factors.items())
-    print_table(("part", "factor"), factors, f"correction {learnt.id}")
-    print_table(("added for", "µs"), ((name, f"{ns / 1e3:,.1f}") for name, ns in learnt.correction.added_ns.items()))
+    _print_factors(learnt.correction.factors, learnt.correction.added_ns, f"correction {learnt.id}")
     errors = (
         (name, f"{e['steps']:.0f}", f"{e['median_pct']:.2f} %", f"{e['p95_pct']:.2f} %", f"{e['bias_pct']:+.2f} %")
         for name, e in learnt.residuals.items()
@@ -81,6 +81,11 @@ def _print_correction(learnt: ExternalCalibration) -> None:
     headings = ("regime", "steps", "median error", "p95 error", "bias")
     print_table(headings, errors, "errors on the middle third of the steps, with factors fitted to the rest")
     print(learnt.step_interval)
+
+
+def _print_factors(factors: Mapping[str, float], added_ns: Mapping[str, float], title: str) -> None:
+    print_table(("part", "factor"), ((name, f"{factor:.3f}") for name, factor in factors.items()), title)
+    print_table(("added for", "µs"), ((name, f"{ns / 1e3:,.1f}") for name, ns in added_ns.items()))
 
 
 def _print_front_door(learnt: FrontDoor) -> None:
@@ -91,6 +96,10 @@ def _print_front_door(learnt: FrontDoor) -> None:
 
 
 def print_calibration(calibration: Calibration) -> None:
+    surfaces = calibration.surfaces
+    if surfaces is not None:
+        _print_factors(surfaces.correction.factors, surfaces.added_ns, "correction of the kernel times")
+        click.echo(f"steps beyond the CUDA graphs: {shown_percent(100 * surfaces.eager)} longer outside of attention")
     prices = (
         (f"{kind}: {name}", meaning, f"{paid[name] / 1e6:,.3f}")
         for kind, features, paid in calibration.priced
