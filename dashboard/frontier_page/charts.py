@@ -101,7 +101,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Recommendation | None, y
 
 
 def _end(curve: EngineCurve, points: Sequence[RatePoint]) -> RatePoint:
-    """Return the point at the highest rate within the SLOs; the planned one, which may lie beyond, if no other is there."""
+    """Return the point at the highest rate within the SLOs; without any, the planned one, which may lie beyond."""
     return next((point for point in reversed(points) if point is not curve.planned), points[-1])
 
 

@@ -33,7 +33,7 @@ def show_winning_mix(to: Sheet, answer: PlanDocument, best: Recommendation) -> N
     if (mix := answer.winning_mix) is not None:
         to.facts(Fact(name, value) for name, value in words.mixed_headline(mix).items())
         to.text(
-            "These figures are as predicted; the mixed fleet's band was not simulated, nor how much more traffic it bears.",
+            "These figures are as predicted; the mixed fleet's band was not simulated, nor its headroom.",
             soft=True,
         )
         to.heading(f"The best single kind: {words.fleet_name(best, answer.spares)}", None)

@@ -111,7 +111,7 @@ class Objective:
 class Objectives:
     """The objectives of a plan, and the bound of each metric for the attainment (the loosest that is stated).
 
-    `bounds` are those of all requests; `class_bounds` have a metric, a bound, and the class whose requests must meet it.
+    `bounds` are those of all requests; `class_bounds` have a metric, a bound, and the class that must meet it.
     """
 
     slos: tuple[Objective, ...]

@@ -2,8 +2,8 @@
 
 Step times, and therefore the fleets that meet the SLOs, do not depend on prices and spares, which only rank the same
 fleets anew. With another risk, the answered engine needs another number of replicas; the plan knows for several numbers
-how probably the SLOs hold. Where a fleet that was not simulated may be the answer, `WhatIf.doubt` says so. It assumes that
-more replicas of an engine never hold the SLOs less probably.
+how probably the SLOs hold. Where a fleet that was not simulated may be the answer, `WhatIf.doubt` says so. More
+replicas of an engine are assumed never to hold the SLOs less probably.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Repriced:
         return float(fleet.gpus) if self._now.rank_by == "gpus" else fleet.usd_per_hour
 
     def rivals(self, known: Mapping[tuple[str, int], float], worth: float, risk: float) -> Iterator[str]:
-        """Yield engines of which another number of replicas than the `known` may hold with `risk`, and be worth more."""
+        """Yield engines of which a number of replicas that is not `known` may hold with `risk` and be worth more."""
         for engine in dict.fromkeys(engine for engine, _ in known):
             mine = {replicas: chance for (name, replicas), chance in known.items() if name == engine}
             for replicas in range(self._too_few(engine) + 1, max(mine) + 2):
@@ -149,7 +149,7 @@ class _Repriced:
                 yield engine
 
     def _too_few(self, engine: str) -> int:
-        """Return the greatest number of replicas that is known to break the SLOs as predicted: with any risk up to 50 %."""
+        """Return the greatest number of replicas that is known to break the SLOs with every risk up to 50 %."""
         points = (point for point in self._answer.points if point.engine == engine and not point.met_as_predicted)
         too_few = max((point.replicas for point in points), default=0)
         best = self._answer.recommendation
