@@ -1,8 +1,8 @@
 """The fields of a request by the names that a text trace gives its columns: usual names, or names that a user states.
 
 Usual names are recognised whatever their case, and with spaces, hyphens or capitals between words. They are those of
-OpenAI's API, vLLM, Vidur, BurstGPT and Azure. A name whose unit nobody can know, such as `latency`, is none of them. Nor are
-Mooncake's `input_length` and `output_length`, because the `timestamp` beside them is in milliseconds.
+OpenAI's API, vLLM, Vidur, BurstGPT and Azure. A name whose unit nobody can know, such as `latency`, is none of them.
+Nor are Mooncake's `input_length` and `output_length`, because the `timestamp` beside them is in milliseconds.
 """
 
 from __future__ import annotations
