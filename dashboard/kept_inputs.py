@@ -57,7 +57,7 @@ def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
     keep(parameter, f"{said}:{name}" if name else said)
     if path is None:
         which = f"The trace {verbatim(plain_name(name))} of this link" if name else "The trace of this link"
-        sum = f" Upload the file whose SHA-256 hash begins with {verbatim(said[:16])}." if said else ""
+        sum = " Upload the same file, and choose the same columns if the page asks for them." if said else ""
         return Incomplete(f"{which} is not on this server.{sum}" if said else "Upload a trace.")
     show_first_requests(path)
     return path

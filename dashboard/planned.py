@@ -57,7 +57,7 @@ class Planned(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, float]:
-        """The loosest bound of each metric among the SLOs, in milliseconds."""
+        """The loosest bound of each metric among the SLOs of all requests, in milliseconds."""
         return dict(parse_objectives(self.settings["slos"]).bounds)
 
     def fleet_job(self, runs: Path, point: Fleet) -> Job:
@@ -110,7 +110,7 @@ def link_to(runs: Path, name: str, show: str = "") -> dict[str, Any] | None:
     """Return the parameters with which the Plan page shows this plan, in the view `show`; None if not known."""
     also = {"show": show} if show else {}
     if name == EXAMPLE:
-        return also
+        return also or {"show": "fleet"}  # without a parameter, the page would show the last inputs again
     kept = read_json(runs / "jobs" / name / _LINK) if _NAME.fullmatch(name) else None
     if not isinstance(kept, dict):
         return None

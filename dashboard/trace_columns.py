@@ -35,6 +35,8 @@ _UNITS = {
     "timestamp_us": "microseconds",
     "timestamp_ns": "nanoseconds",
 }
+_SUFFIX = re.compile(r"(?:[^a-z0-9](ms|us|ns)|(?<=[a-z])(Ms|Us|Ns))\W*$")
+_OURS = frozenset({"id", "adapter", "max_tokens"})  # fields that the form does not ask for
 _REQUIRED = {"timestamp": "Arrival", "prompt_tokens": "Prompt tokens", "output_tokens": "Output tokens"}
 _OPTIONAL = {"tenant": "Tenant", "slo_class": "SLO class", "priority": "Priority"}
 # Words in a column's name that suggest a field; the first field with a word in the name is offered.
@@ -73,8 +75,9 @@ def stated_columns(content: bytes, parameter: str) -> dict[str, str] | None:
         key = fresh_key(f"{parameter}_{field}", parameter)
         chosen = st.selectbox(label, header, at, verbatim, key, placeholder="choose a column")
         if field == "timestamp":
-            key = fresh_key(f"{parameter}_unit", parameter)
-            field = st.selectbox("Arrival is in", list(_UNITS), 0, _UNITS.__getitem__, key)
+            key = fresh_key(f"{parameter}_unit_{chosen}", parameter)
+            units = list(_UNITS)
+            field = st.selectbox("Arrival is in", units, units.index(likely_unit(chosen)), _UNITS.__getitem__, key)
         if chosen is None:
             return None
         columns[field] = chosen
@@ -86,6 +89,9 @@ def stated_columns(content: bytes, parameter: str) -> dict[str, str] | None:
             columns[field] = chosen
     if len(set(columns.values())) < len(columns):
         raise UserError("columns", ", ".join(columns.values()), "name a column twice; choose another for one of them")
+    columns |= {name: name for name in header if name in _OURS and name not in columns.values()}
+    if unread := [name for name in header if name not in columns.values()]:
+        st.caption(f"Left out: {', '.join(verbatim(name[:_SHOWN]) for name in unread[:_SHOWN])}.")
     return columns
 
 
@@ -133,7 +139,9 @@ def first_rows(content: bytes) -> list[dict[str, Any]]:
         if isinstance(reader, SimpleCsvReader):
             lines = text.splitlines()
             whole = lines if len(head) < _HEAD else lines[:-1]
-            return [row for row in csv.DictReader(whole[: 1 + ROWS], skipinitialspace=True) if None not in row][:ROWS]
+            rows = csv.DictReader(whole[: 1 + ROWS], skipinitialspace=True)
+            rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]  # as the reader of the whole file does
+            return [row for row in rows if None not in row][:ROWS]
     except (csv.Error, IndexError):
         pass  # the reader will say what is wrong
     return []
@@ -153,12 +161,20 @@ def likely_columns(header: Sequence[str]) -> dict[str, str]:
     return likely
 
 
+def likely_unit(column: str | None) -> str:
+    """Return the field of a time with the unit that the column's name ends with."""
+    unit = _SUFFIX.search(column or "")
+    return f"timestamp_{(unit[1] or unit[2]).lower()}" if unit else "timestamp"
+
+
 def _in_words(column: str) -> str:
     return re.sub(r"[^a-z0-9]+", " ", column.lower())
 
 
 def _known(header: Sequence[str]) -> bool:
-    return all(column in (*FIELDS, "prompt", "items") or usual_field(column, FIELDS) for column in header)
+    """Return True if the reader knows the field of every column, and no two columns have the same field."""
+    fields = [column if column in ("prompt", "items") else usual_field(column, FIELDS) for column in header]
+    return None not in fields and len(set(fields)) == len(fields)
 
 
 def _objects(lines: Sequence[str]) -> list[dict[str, Any]]:

@@ -50,8 +50,9 @@ def _curves(curves: Sequence[EngineCurve], recommended: Recommendation | None, y
     top = 1.15 * max(getattr(p, y) for points in shown for p in points)
     right = max(p.tok_s_user or 0 for points in shown for p in points)
     taken: list[tuple[float, float]] = []
-    above = _above([_PLOT_PX * getattr(points[-1], y) / top for points in shown])
-    for curve, points, rise in zip(drawn, shown, above, strict=True):
+    ends = [_end(curve, points) for curve, points in zip(drawn, shown, strict=True)]
+    above = _above([_PLOT_PX * getattr(end, y) / top for end in ends])
+    for curve, points, last, rise in zip(drawn, shown, ends, above, strict=True):
         line(
             figure,
             [p.tok_s_user for p in points],
@@ -76,7 +77,6 @@ def _curves(curves: Sequence[EngineCurve], recommended: Recommendation | None, y
             showlegend=curve.gpu not in named,
         )
         named.add(curve.gpu)
-        last = points[-1]
         figure.add_annotation(
             x=last.tok_s_user, y=getattr(last, y), text=curve.engine, font_color=colours[curve.gpu],
             showarrow=True, arrowhead=0, arrowcolor=colours[curve.gpu], ax=-24, ay=-rise, xanchor="right",
@@ -98,6 +98,11 @@ def _curves(curves: Sequence[EngineCurve], recommended: Recommendation | None, y
     figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
     figure.update_yaxes(title_text=title, range=[0, top])
     return finish(figure, _HEIGHT)
+
+
+def _end(curve: EngineCurve, points: Sequence[RatePoint]) -> RatePoint:
+    """Return the point at the highest rate within the SLOs; without any, the planned one, which may lie beyond."""
+    return next((point for point in reversed(points) if point is not curve.planned), points[-1])
 
 
 def _number(point: RatePoint, x: float, y: float, taken: list[tuple[float, float]]) -> str:

@@ -60,7 +60,7 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
     )
     plot.update_yaxes(rangemode="tozero")
     plot.update_yaxes(range=[0, 100], ticksuffix=" %", row=2, col=1)
-    plot.update_xaxes(title="s since the page was opened", row=2)
+    plot.update_xaxes(title="s since the page was opened, of the last half hour", row=2)
     return finish(plot, 480, legend=len(replicas) > 1)
 
 

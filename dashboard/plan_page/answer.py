@@ -32,7 +32,10 @@ def show_winning_mix(to: Sheet, answer: PlanDocument, best: Recommendation) -> N
     """If a mixed fleet is the answer, show its figures, and a heading above those of the best single kind."""
     if (mix := answer.winning_mix) is not None:
         to.facts(Fact(name, value) for name, value in words.mixed_headline(mix).items())
-        to.text("How much more traffic the mixed fleet bears was not simulated.", soft=True)
+        to.text(
+            "These figures are as predicted; the mixed fleet's band was not simulated, nor its headroom.",
+            soft=True,
+        )
         to.heading(f"The best single kind: {words.fleet_name(best, answer.spares)}", None)
 
 
@@ -41,11 +44,12 @@ def show_recommended(to: Sheet, answer: PlanDocument, best: Recommendation, draw
     bands = words.headline_bands(answer)
     helps = {"GPUs": _plausible(best), "tok/s per user": metric("tok_s_user").help, **_MEANS}
     to.facts(Fact(name, value, bands.get(name), helps.get(name)) for name, value in words.headline(best).items())
-    to.text(
-        "The ranges are 90 % bands of this fleet, from the uncertainty of step times. Between fast and slow steps, "
-        f"fleets of {best.plausible} GPUs would be enough.",
-        soft=True,
-    )
+    if bands:
+        to.text(
+            "The ranges are 90 % bands of this fleet, from the uncertainty of step times. Between fast and slow steps, "
+            f"fleets of {best.plausible} GPUs would be enough.",
+            soft=True,
+        )
     if best.energy:
         to.text(sentence(best.energy.sentence), soft=True)
     show(to, (Line(f"almost as good: {tie}") for tie in answer.near_ties))
@@ -111,7 +115,7 @@ _TRAFFIC = {
     "clients": (
         "What the clients send",
         "Clients who wait send more if answers are quick: clients / (time of an answer + think time) requests per "
-        "second. The line shows the mean time of an answer at which every SLO would be just met.",
+        "second. The line is the longest answer that the SLOs allow; the mean must be well below it.",
     ),
 }
 

@@ -61,7 +61,16 @@ def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def _figures(plan: Planned) -> Iterator[tuple[str, _Figure]]:
-    best = plan.answer.recommendation
+    best, mix = plan.answer.recommendation, plan.answer.winning_mix
+    if mix is not None:
+        yield "fleet", _Figure(None, mix.name)
+        yield "GPUs", _Figure(mix.gpus, f"{mix.gpus:,}")
+        yield "$ per hour", _Figure(mix.usd_per_hour, shown_usd(mix.usd_per_hour))
+        yield "SLOs hold", _Figure(mix.holds, NOTHING if mix.holds is None else percent(mix.holds), share=True)
+        yield "attainment", _Figure(mix.attainment, shown_share(mix.attainment, 1), share=True)
+        yield "tok/s per user", _Figure(mix.tok_s_user, shown_number(mix.tok_s_user))
+        yield "$ per Mtok output", _Figure(None, NOTHING)
+        return
     if best is None:
         names = ("fleet", "GPUs", "$ per hour", "SLOs hold", "attainment", "tok/s per user", "$ per Mtok output")
         yield from ((name, _Figure(None, "no fleet" if name == "fleet" else NOTHING)) for name in names)

@@ -151,15 +151,15 @@ def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
     titles = ["requests/s", "tokens/s", *(["sessions"] if traffic.sessions else [])]
     figure = make_subplots(rows=1, cols=len(titles), horizontal_spacing=0.12)
     x = [traffic.period_s * (at + 0.5) for at in range(len(traffic.requests_per_s))]
-    at_s = "at %{x:,.4g} s"
-    hover = f"{at_s}: %{{y:,.3g}} requests/s<extra></extra>"
+    at_s = "at %{x:,.4~r} s"
+    hover = f"{at_s}: %{{y:,.3~r}} requests/s<extra></extra>"
     line(figure, x, traffic.requests_per_s, "requests", SIMULATED, hover, shape="hvh", showlegend=False, row=1, col=1)
     prompts, outputs = traffic.prompt_tokens_per_s, traffic.output_tokens_per_s
     for name, y, colour, dash in (
         ("prompt tokens", prompts, SIMULATED, None),
         ("output tokens", outputs, SERIES[1], "dash"),
     ):
-        hover = f"{name} {at_s}: %{{y:,.4g}} a second<extra></extra>"
+        hover = f"{name} {at_s}: %{{y:,.4~r}} a second<extra></extra>"
         line(figure, x, y, name, colour, hover, dash=dash, shape="hvh", row=1, col=2)
     if traffic.sessions:
         hover = f"{at_s}: %{{y:,}} sessions<extra></extra>"
@@ -171,7 +171,7 @@ def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
     if traffic.prompt_tokens_of_turn:
         drawn["turns"] = go.Figure()
         turns = [at + 1 for at in range(len(traffic.prompt_tokens_of_turn))]
-        hover = "turn %{x}: %{y:,.4g} tokens<extra></extra>"
+        hover = "turn %{x}: %{y:,.4~r} tokens<extra></extra>"
         bars(drawn["turns"], turns, traffic.prompt_tokens_of_turn, "", SIMULATED, hover)
         drawn["turns"].update_xaxes(title_text="turn")
         drawn["turns"].update_yaxes(title_text="prompt (tokens)")
@@ -180,14 +180,14 @@ def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
 
 
 def clients(load: ClientsLoad, slowest_s: float | None) -> go.Figure:
-    """Return what clients send against the mean time of an answer, which is at most `slowest_s` by the SLOs."""
+    """Return what clients send against the mean time of an answer; `slowest_s` is the longest that the SLOs allow."""
     end = 2 * (slowest_s or max(load.think_s, 5.0))
     x = np.linspace(0 if load.think_s else end / 100, end, 101).tolist()
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
     amounts = ((load.requests_per_s, "requests/s"), (load.in_flight, "requests in flight"))
     for at, (amount, unit) in enumerate(amounts, start=1):
         figure.update_yaxes(title_text=unit, row=1, col=at)
-        hover = f"answers in %{{x:,.3g}} s: %{{y:,.3g}} {unit}<extra></extra>"
+        hover = f"answers in %{{x:,.3~r}} s: %{{y:,.3~r}} {unit}<extra></extra>"
         line(figure, x, list(map(amount, x)), "", SIMULATED, hover, row=1, col=at)
         if slowest_s:
             figure.add_vline(

@@ -221,6 +221,7 @@ def _lora() -> dict[str, int]:
         most = number("Adapter slots", "max_loras", 1, 10_000, 8, help="max_loras: adapters in one step of an engine.")
     with rank:
         highest = number("Highest rank", "max_lora_rank", 1, 512, 16, help="max_lora_rank: 8, 16, 32, 64, ...")
+    check_numbers()
     return {"max_loras": most, "max_lora_rank": highest}
 
 
@@ -372,7 +373,7 @@ def _slos() -> list[str]:
 
 
 def _slowest_tpot_ms(slos: Sequence[str]) -> float:
-    """Return the loosest bound on TPOT among the SLOs; the default while they are invalid."""
+    """Return the loosest bound on TPOT among the SLOs of all requests; the default without one."""
     with suppress(UserError):
         return dict(parse_objectives(slos).bounds).get("tpot_ms", TPOT_MS)
     return TPOT_MS

@@ -58,6 +58,7 @@ from serving.errors import UserError
 _VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier"}
 _VIEW = ("show", "fleet", "pin")  # parameters that are no inputs of the plan
 _GLANCE = 20_000  # maximum number of requests read for the lengths
+_SIMULATE_SINGLE = "Simulate the best single kind and open its run"
 _FEW = 2000  # maximum number of requests read for an estimate
 
 
@@ -97,7 +98,7 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         _answer(plan, drawn, runs, ways)
         pinned(runs, plan)
         show_traffic(blocks, plan.answer.traffic, {**drawn, **_clients(request)})
-    elif early := _early(job):
+    elif not request.asks_mixed_fleets and (early := _early(job)):
         follow(job, COARSE)
         st.caption("The fleet is final. Plots of other fleets, other rates and other engines follow.")
         plan = Planned(job.id, settings, PlanDocument.read(early))
@@ -139,7 +140,7 @@ def _borne(runs: Path, request: FleetRequest) -> None:
         answer = MostClientsDocument.read(computed)
         downloads(answer, "users")
         show_report(blocks, answer.report())
-    show_traffic(blocks, about, {**drawn, **_clients(request)})
+    show_traffic(blocks, about, drawn)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -198,12 +199,13 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     if answer.mixed:
         st.info(literal(answer.mixed))
     with st.container(horizontal=True, vertical_alignment="center"):
-        blocks.badge(_trust(published, answer.gpu_of(best), words.trust(best.trust)))
+        gpus, predicted = words.trusted_part(answer, best)
+        blocks.badge(least_certain([_trust(published, gpu, predicted) for gpu in gpus]))
         run = st.container(width="content")
         downloads(answer, "plan")
         go_on(runs, plan, ways, "Plan")
-    run_of(runs, plan, best, ways, run, "Simulate it and open its run")
-    if published and (error := error_line(published, answer.gpu_of(best))):
+    run_of(runs, plan, best, ways, run, "Simulate it and open its run" if mix is None else _SIMULATE_SINGLE)
+    for error in filter(None, (error_line(published, gpu) for gpu in gpus) if published else ()):
         st.caption(f"{literal(error)} [See Trust](trust?plan={plan.name})")
     if answer.too_short:
         most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."

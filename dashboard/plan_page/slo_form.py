@@ -25,7 +25,7 @@ _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", _SHARED)
 _HELP = "A percentile has its own share of the requests. All bounds *by attainment* must be met by the same requests."
 _CLASS = "Only requests of this SLO class count; empty: all requests."
 _ADDED = "10000"  # bound in ms of an SLO that is added
-_HIGHEST = 1e9
+_LOWEST, _HIGHEST = 0.01, 1e9
 _WRITTEN = "slo_written"  # key of `st.session_state`: new lines by old ones, of the callbacks of one click
 
 
@@ -86,7 +86,9 @@ def _row(lines: Sequence[str], at: int, slo: Slo) -> None:
         st.selectbox("Metric", options, options.index(slo.metric), _label, keys["metric"], **how)
     with share:
         if slo.metric == ATTAINMENT:
-            st.number_input("at least (%)", 0.01, 100.0, slo.bound, 1.0, "%.6g", key=keys["bound"], **how)
+            st.number_input(
+                "at least (%)", min(_LOWEST, slo.bound), 100.0, slo.bound, 1.0, "%.6g", key=keys["bound"], **how
+            )
         else:
             shares = list(dict.fromkeys([*_PERCENTILES, slo.percentile]))
             at_share = shares.index(slo.percentile)
@@ -94,9 +96,8 @@ def _row(lines: Sequence[str], at: int, slo: Slo) -> None:
     bound, of_class = st.columns(2)
     if slo.metric != ATTAINMENT:
         with bound:
-            st.number_input(
-                "at most (ms)", 0.01, _HIGHEST, min(slo.bound, _HIGHEST), 10.0, "%.6g", key=keys["bound"], **how
-            )
+            lowest, now = min(_LOWEST, slo.bound), min(slo.bound, _HIGHEST)
+            st.number_input("at most (ms)", lowest, _HIGHEST, now, 10.0, "%.6g", key=keys["bound"], **how)
         with of_class:
             if slo.percentile != _SHARED:
                 st.text_input("SLO class", slo.slo_class, 60, keys["slo_class"], help=_CLASS, **how)

@@ -22,14 +22,15 @@ def what_if_line(runs: Path, request: PlanRequest) -> None:
     best = plan.answer.recommendation if plan else None
     if plan is None or best is None:
         return
-    found = what_if(plan.answer, parse(PlanRequest, dict(plan.settings), where="plan"), request)
-    if found is None:
+    repriced = what_if(plan.answer, parse(PlanRequest, dict(plan.settings), where="plan"), request)
+    if repriced is None:
         return
-    fleet, before = fleet_name(found.fleet, request.spares), fleet_name(best, plan.answer.spares)
-    st.subheader(f"{literal(fleet)}, \\{shown_usd(found.fleet.usd_per_hour)}/h", anchor=False)
-    holds = "" if found.holds is None else f"The SLOs hold in {percent(found.holds)} of cases. "
+    fleet, before = fleet_name(repriced.fleet, request.spares), fleet_name(best, plan.answer.spares)
+    st.subheader(f"{literal(fleet)}, \\{shown_usd(repriced.fleet.usd_per_hour)}/h", anchor=False)
+    unknown = "The probability that the SLOs hold is unknown. "
+    holds = unknown if repriced.holds is None else f"The SLOs hold in {percent(repriced.holds)} of cases. "
     same = fleet == before
     was = "The fleet stays the same" if same else f"Before, it was {literal(before)}"
-    doubt = f" This may not be the cheapest: {literal(found.doubt)}." if found.doubt else ""
+    doubt = f" This may not be the cheapest: {literal(repriced.doubt)}." if repriced.doubt else ""
     st.markdown(f"{holds}{was}, at \\{shown_usd(best.usd_per_hour)}/h.{doubt}")
-    st.caption("Nothing was simulated again: this follows from the fleets of the plan before..")
+    st.caption("Nothing was simulated again: this follows from the fleets of the plan before.")

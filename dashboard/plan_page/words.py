@@ -34,6 +34,15 @@ def answer_name(answer: PlanDocument, best: Recommendation) -> str:
     return fleet_name(best, answer.spares) if mix is None else f"{mix.name} = {counted(mix.gpus, 'GPU')}"
 
 
+def trusted_part(answer: PlanDocument, best: Recommendation) -> tuple[list[str], Trust]:
+    """Return the GPUs of the fleet that is the answer, and the trust in its step times."""
+    mix = answer.winning_mix
+    if mix is None:
+        return [answer.gpu_of(best)], trust(best.trust)
+    gpus = dict.fromkeys(answer.gpu_of(pool) for pool in mix.pools)
+    return list(gpus), noted_trust(mix.level, mix.reason, _UNSAID)
+
+
 def headline(best: Recommendation) -> dict[str, str]:
     """Return the main figures of the recommended fleet by name."""
     figures = {
@@ -127,6 +136,8 @@ def plan_name(settings: Mapping[str, Any], answer: PlanDocument) -> str:
     """Return one line that distinguishes the plan from others. `settings` are the fields of a `PlanRequest`."""
     best = answer.recommendation
     fleet = best.called(answer.spares) if best else "no fleet"
+    if (mix := answer.winning_mix) is not None:
+        fleet = mix.name
     slos = ", ".join(prose(objective) for objective in answer.objectives)
     # The model may come from a calibration.
     served = (candidate.deployment["model"] for candidate in answer.candidates.values())

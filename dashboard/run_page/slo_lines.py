@@ -39,14 +39,18 @@ def slo_lines(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) 
 
 
 def p99_bounds(slos: tuple[str, ...]) -> dict[str, float]:
-    """Return the bounds in milliseconds of the SLOs that are about a p99, by metric."""
-    stated = parse_objectives(slos).slos if slos else ()
-    return {name: bound for slo in stated if slo.share == Fraction(99, 100) for name, bound in slo.bounds}
+    """Return the tightest bound in milliseconds of each p99 of all requests, by metric."""
+    tightest: dict[str, float] = {}
+    for slo in parse_objectives(slos).slos if slos else ():
+        if slo.share == Fraction(99, 100) and not slo.attainment and not slo.slo_class:
+            ((name, bound),) = slo.bounds
+            tightest[name] = min(bound, tightest.get(name, bound))
+    return tightest
 
 
 def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.Figure:
-    """Return the distribution of each bounded latency among the finished requests, with its bound."""
-    names = [name for name, _ in objectives.bounds]
+    """Return the distribution of each bounded latency among the finished requests, with its bound on all requests."""
+    names = objectives.metrics
     curves: dict[str, Any] = {name: ecdf(metrics.values(name)) for name in names}
     return cdf_panels([Line(curves, "requests", colour)], names, _HEIGHT, objectives.bounds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +69,9 @@ def sweep_inputs(runs: Path) -> NewSweep | Incomplete:
             first_ms = amount("TTFT within (ms)", "ttft_within", 0, 1e7, 1000, 100, help="0: no bound.")
         with tpot:
             next_ms = amount("TPOT within (ms)", "tpot_within", 0, 1e7, 50, 10, help="0: no bound.")
-        seeds = number("Seeds", "seeds", 1, 20, 2, help="Runs of each combination with other random arrivals.")
+        seeds = None
+        if trace is None and not isinstance(workload, Incomplete):
+            seeds = number("Seeds", "seeds", 1, 20, 2, help="Runs of each combination with other random arrivals.")
     check_numbers()
     if isinstance(workload, Incomplete):
         return workload
@@ -91,7 +94,7 @@ def sweep_inputs(runs: Path) -> NewSweep | Incomplete:
         base["slo"] = slo
     if limits:
         grid["deployment.scheduler.max_num_seqs"] = _whole(limits)
-    data = {"base": base, "grid": grid} | ({"seeds": seeds} if trace is None else {})
+    data = {"base": base, "grid": grid} | ({"seeds": seeds} if seeds else {})
     return NewSweep(data, trace)
 
 
@@ -127,7 +130,7 @@ def _from_text(runs: Path) -> NewSweep | Incomplete:
         help="As for `tokentwin sweep FILE`, without files and code of your own. docs/sweeps.md describes it.",
     )
     if text.strip():
-        said = keep_document(runs, _KEPT, parse_text(text, "sweep"))
+        said = keep_document(runs, _KEPT, sweep_of(text))
     keep("file", said)
     data = kept_document(runs, _KEPT, said)
     if isinstance(data, dict):
@@ -135,6 +138,17 @@ def _from_text(runs: Path) -> NewSweep | Incomplete:
             st.json(data, expanded=1)
         return NewSweep(data)
     return Incomplete("The sweep of this link is not on this server. Please paste it." if said else "Type a sweep.")
+
+
+def sweep_of(text: str) -> dict[str, Any]:
+    """Return the sweep in a YAML text. Raises UserError if it is no mapping, or has values that JSON does not have."""
+    data = parse_text(text, "sweep")
+    try:
+        json.dumps(data, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        remedy = f"has a value that is no text, number, list or mapping: {error}; write dates in quotes, and no .nan"
+        raise UserError("sweep", "the text", remedy) from None
+    return data
 
 
 def _positive(what: str, texts: list[str]) -> list[float]:

@@ -123,14 +123,16 @@ def show_engines(to: Sheet, by_engine: Mapping[str, ValidationReport]) -> None:
                 noise = "" if row.floor_pct is None else f" (noise {shown_percent(abs(row.floor_pct), 1)})"
                 said = f"{shown_change(row.error_pct, 1)}{noise}"
                 by_figure.setdefault((row.metric, row.stat), {})[engine] = said
-    columns = [TableColumn("metric", METRIC), TableColumn("stat"), *(TableColumn(name, FIGURE) for name in by_engine)]
+    names = [f"{name} (disturbed)" if report.disturbed else name for name, report in by_engine.items()]
+    columns = [TableColumn("metric", METRIC), TableColumn("stat"), *(TableColumn(name, FIGURE) for name in names)]
     to.heading("The error on each engine", None, _ENGINES)
     to.table(Table(columns, [(*key, *(said.get(name, "") for name in by_engine)) for key, said in by_figure.items()]))
 
 
 _ENGINES = (
     "The error of the blind simulation of a real run on each engine, with the calibration of this engine. The noise is "
-    "the largest difference between repeats of the real run. Workloads may differ between reports."
+    "the largest difference between repeats of the real run. Workloads may differ between reports. If other programs "
+    "used the machine during the real run, the column says disturbed."
 )
 
 

@@ -7,7 +7,7 @@ import streamlit as st
 from dashboard.plan_page.inputs import GPUS, MODEL
 from dashboard.trust_page.own_question import Question, engine_of
 from dashboard.trust_page.results import External
-from dashboard.url import choose, number, usual_first
+from dashboard.url import check_numbers, choose, number, usual_first
 from serving.deployments.gpu_spec import gpus
 from serving.deployments.model_catalogue import models
 
@@ -20,7 +20,10 @@ _FIGURES = {
 
 
 def asked_question(external: External, plan: Question | None) -> Question:
-    """Draw the choices and return the question; the choices begin with those of a plan."""
+    """Draw the choices and return the question; the choices begin with those of a plan.
+
+    Raises UserError for a number out of its range.
+    """
     weights = plan.weights if plan and plan.weights in _WEIGHTS else "bf16"
     figure = next((figure for figure in plan.figures if figure in _FIGURES), "") if plan else ""
     model, gpu, engine, precision = st.columns(4)
@@ -42,4 +45,5 @@ def asked_question(external: External, plan: Question | None) -> Question:
         at_a_time = number("Requests at a time", "asked_load", 0, 100_000, usual, help="In one replica; 0: any.")
     with percentile:
         bounded = choose("Figure", usual_first(figure or "ttft_ms.p99", _FIGURES), "asked_figure", _FIGURES.__getitem__)
+    check_numbers()
     return Question(device, served, at_a_time or None, dtype, size, (bounded,), kind)

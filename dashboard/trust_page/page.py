@@ -87,7 +87,10 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         if question is not None:
             _judged(question, external)
         with st.expander("Ask about another model, GPU, engine, precision or figure"):
-            _judged(asked_question(external, question), external)
+            try:
+                _judged(asked_question(external, question), external)
+            except UserError as error:
+                mistake(error)
     try:
         report = load_report(reports[name])
     except UserError as error:

@@ -194,11 +194,13 @@ class DiagnosisDocument(Document):
             return f"{shown_share(lost, 1)} of the requests would still not finish" if lost else "all requests finish"
         left = {name: math.inf if best.p99.get(name) is None else best.p99[name] or 0.0 for name in self.simulated_p99}
         over = [name for name, bound in bounds.items() if left.get(name, 0.0) > bound]
-        if bounds and not over:
-            return "after this change, every p99 is within its SLO"
+        unknown = [label_of(name) for name in bounds if name not in left]
+        also = f"; not simulated: {', '.join(unknown)}" if unknown else ""
+        if len(bounds) > len(unknown) and not over:
+            return f"after this change, every {'simulated ' if unknown else ''}p99 is within its SLO{also}"
         named = [f"{label_of(name)} {shown_time(left[name])}" for name in over or left]
-        still = "still broken after this change" if over else "after this change, the p99s are"
-        return f"{still}: {', '.join(named)}" if over else f"{still} {', '.join(named)}"
+        still = "still broken after this change:" if over else "after this change, the p99s are"
+        return f"{still} {', '.join(named)}{also}"
 
     @property
     def sheds(self) -> bool:

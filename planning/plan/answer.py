@@ -40,7 +40,6 @@ from serving.deployments.config import Deployment
 from serving.version import __version__
 
 _BINS = 30
-_AROUND, _LOAD = 0.37, 0.34  # shares of the curves' work; the first curve also needs both ends of the interval
 
 
 def plan_document(

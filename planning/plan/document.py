@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pydantic import computed_field
 
-from planning.plan.frontier import Point, per_dollar, per_gpu, unbeaten
+from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from planning.plan.mixed_fleet import MixedFleet
 from planning.plan.offered_load import OverTime
 from serving.answers.document import Document, Number, Part, fact
@@ -369,7 +369,7 @@ class PlanDocument(Document):
         """True if a fleet meets every SLO."""
         return self.recommendation is not None or any(mix.met for mix in self.mixes)
 
-    def gpu_of(self, point: Point) -> str:
+    def gpu_of(self, point: Fleet) -> str:
         """Return the GPU of a fleet; empty if the document does not say."""
         return self.candidates[point.engine].gpu if point.engine in self.candidates else ""
 
@@ -387,7 +387,7 @@ class PlanDocument(Document):
         if name == "mixes":
             return table_of(_Mix, [{**dict(mix), "fleet": mix.name} for mix in self.mixes])
         recommended = self.recommendation and self.place(self.recommendation)
-        holds = self._hold_probabilities
+        holds = self.hold_probabilities
         for_gpus, for_money = (set(unbeaten(self.points, gain)) for gain in (per_gpu, per_dollar))
         rows = [
             {
@@ -403,7 +403,7 @@ class PlanDocument(Document):
         return table_of(_Fleet, rows)
 
     @property
-    def _hold_probabilities(self) -> dict[tuple[str, int], float | None]:
+    def hold_probabilities(self) -> dict[tuple[str, int], float | None]:
         """The probability that every SLO holds, by engine and replicas."""
         best = self.recommendation
         if best is None:

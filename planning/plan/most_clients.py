@@ -126,9 +126,7 @@ def most_clients(request: FleetRequest, *, jobs: int | None = None, tell: Tell =
     engines, ruled_out, pricing = priced_candidates(request, workload)
     if not engines:
         raise UserError("gpu", ruled_out[0].name, f"cannot serve: {ruled_out[0].reason}")
-    check_pooling(
-        workload, (engine.deployment.model for engine in engines), (metric for metric, _ in objectives.bounds)
-    )
+    check_pooling(workload, (engine.deployment.model for engine in engines), objectives.metrics)
     question = questioned(request, workload, objectives, pricing)
     tell(f"searching the most clients of {counted(len(engines), 'fleet')}", 0.0)
     with Workers(question, jobs) as workers:

@@ -36,7 +36,8 @@ class Objective:
     """An objective: at least `share` of the requests must meet all `bounds`, in milliseconds by metric.
 
     A percentile covers the requests that have the metric (TPOT needs a second token), attainment covers all. With an
-    `slo_class`, a percentile covers only the requests of this class.
+    `slo_class`, a percentile covers only the requests of this class. `class_bounds` are the metric, bound and class of
+    an attainment's bounds that only requests of a class must meet.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Objective:
     share: Fraction
     attainment: bool = False
     slo_class: str = ""
+    class_bounds: tuple[tuple[str, float, str], ...] = ()
 
     def allowed(self, requests: int) -> int:
         """Return the number of the requests that may break a bound; `requests` are those that it covers, or more.
@@ -55,7 +57,7 @@ class Objective:
     def misses(self, metrics: RunMetrics) -> tuple[int, int]:
         """Return the number of requests that break a bound, and the number of requests that count."""
         if self.attainment:
-            good = _keeping(metrics, self.bounds)
+            good = _keeping(metrics, self.bounds, self.class_bounds)
             return int((~good).sum()), len(good)
         ((metric, bound),) = self.bounds
         values, unfinished = metrics.values(metric), ~metrics.finished
@@ -107,28 +109,39 @@ class Objective:
 
 @dataclass(frozen=True)
 class Objectives:
-    """The objectives of a plan, and the bound of each metric for the attainment (the loosest that is stated)."""
+    """The objectives of a plan, and the bound of each metric for the attainment (the loosest that is stated).
+
+    `bounds` are those of all requests; `class_bounds` have a metric, a bound, and the class that must meet it.
+    """
 
     slos: tuple[Objective, ...]
     bounds: tuple[tuple[str, float], ...]
+    class_bounds: tuple[tuple[str, float, str], ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that are bounded, for all requests or for a class."""
+        return tuple(dict.fromkeys(metric for metric, *_ in (*self.bounds, *self.class_bounds)))
 
     def attainment(self, metrics: RunMetrics) -> float:
-        """Return the share of all requests that meet every bound."""
-        return float(_keeping(metrics, self.bounds).mean())
+        """Return the share of all requests that meet every bound on them."""
+        return float(_keeping(metrics, self.bounds, self.class_bounds).mean())
 
     def broken(self, metrics: RunMetrics) -> tuple[float, ...]:
-        """Return the share of all requests that break each of `bounds`."""
-        return tuple(1.0 - float(_keeping(metrics, (bound,)).mean()) for bound in self.bounds)
+        """Return the share of all requests that break each of `bounds`, then of `class_bounds`."""
+        of_all = [_keeping(metrics, (bound,)) for bound in self.bounds]
+        of_class = [_keeping(metrics, (), (bound,)) | ~metrics.of_class(bound[2]) for bound in self.class_bounds]
+        return tuple(1.0 - float(good.mean()) for good in (*of_all, *of_class))
 
     def seen(self, objective: Objective, observed: float, broken: Sequence[float]) -> str:
         """Return the observed value of an objective in words. For attainment, add the share that breaks each bound."""
         if not objective.attainment:
             text = shown_time(observed, 4)
             return text if math.isfinite(observed) else f"{text}: requests are turned away"
+        names = [f"{metric}<={bound:g}" for metric, bound in self.bounds]
+        names += [f"{metric}<={bound:g} for {slo_class}" for metric, bound, slo_class in self.class_bounds]
         culprits = [
-            f"{shown_share(share, 1)} break {metric}<={bound:g}"
-            for (metric, bound), share in zip(self.bounds, broken, strict=True)
-            if share > 0
+            f"{shown_share(share, 1)} break {name}" for name, share in zip(names, broken, strict=True) if share > 0
         ]
         return ", ".join([f"attainment {shown_share(observed, 2)}", *culprits])
 
@@ -152,7 +165,7 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
     """
     percentiles: list[Objective] = []
     shares: list[tuple[str, Fraction]] = []
-    bounds: dict[str, float] = {}
+    bounds: dict[tuple[str, str], float] = {}  # by metric and class
     bare = False
     for text in (" ".join(text.split()) for text in texts):
         if match := _ATTAINMENT.fullmatch(text):
@@ -168,26 +181,33 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
         if bound < _SHORTEST_MS and metric != "queue_ms":
             remedy = f"is below {_SHORTEST_MS} ms, which no GPU can meet; bounds are in milliseconds"
             raise UserError("slo", text, remedy)
-        bounds[metric] = max(bound, bounds.get(metric, bound))
+        slo_class = of_class["slo_class"] if of_class else ""
+        bounds[metric, slo_class] = max(bound, bounds.get((metric, slo_class), bound))
         if match["percentile"] is None:
             if of_class:
                 raise UserError("slo", text, "needs a percentile, such as 'ttft_ms p99<=500 for chat'")
             bare = True
         else:
             share = _fraction(text, match["percentile"], most=100) / 100
-            slo_class = of_class["slo_class"] if of_class else ""
             percentiles.append(Objective(text, ((metric, bound),), share, slo_class=slo_class))
     if not bounds:
         raise UserError("slo", "; ".join(texts) or None, f"bounds no latency; an objective {_FORM}")
     if bare and not shares:
         raise UserError("slo", "; ".join(texts), "does not state a share of requests; add 'attainment>=0.99'")
-    kept = tuple(sorted(bounds.items()))
-    attainments = [Objective(text, kept, share, attainment=True) for text, share in shares]
-    return Objectives((*percentiles, *attainments), kept)
+    kept = sorted((metric, bound, slo_class) for (metric, slo_class), bound in bounds.items())
+    of_all = tuple((metric, bound) for metric, bound, slo_class in kept if not slo_class)
+    of_class = tuple(one for one in kept if one[2])
+    attainments = [Objective(text, of_all, share, attainment=True, class_bounds=of_class) for text, share in shares]
+    return Objectives((*percentiles, *attainments), of_all, of_class)
 
 
-def _keeping(metrics: RunMetrics, bounds: Sequence[tuple[str, float]]) -> np.ndarray:
+def _keeping(
+    metrics: RunMetrics, bounds: Sequence[tuple[str, float]], class_bounds: Sequence[tuple[str, float, str]] = ()
+) -> np.ndarray:
+    """Return a mask of the requests that finish within all bounds on them."""
     good = metrics.finished.copy()
+    for metric, bound, slo_class in class_bounds:
+        good &= ~((metrics.values(metric) > bound) & metrics.of_class(slo_class))
     for metric, bound in bounds:
         values = metrics.values(metric)
         good &= ~(values > bound)  # NaN: a finished request without a value cannot break the bound

@@ -58,13 +58,14 @@ class ClientsLoad(Part):
 
 def over_time(requests: Sequence[WorkloadRequest]) -> OverTime | None:
     """Return the traffic over time of requests in order of arrival; None if all arrive at one instant."""
-    arrivals = np.array([request.arrival_ns for request in requests], dtype=np.int64)
-    span_ns = int(arrivals[-1] - arrivals[0])
+    first_ns = requests[0].arrival_ns
+    span_ns = requests[-1].arrival_ns - first_ns
     if not span_ns:
         return None
     buckets = min(_BUCKETS, max(len(requests) // 4, 1))
     period_s = span_ns / buckets / 1e9
-    at = np.minimum((arrivals - arrivals[0]) * buckets // span_ns, buckets - 1)
+    # in Python's integers: the products of years in nanoseconds exceed 64 bits
+    at = np.array([min((r.arrival_ns - first_ns) * buckets // span_ns, buckets - 1) for r in requests], dtype=np.int64)
 
     def rate(amounts: Sequence[int] | None) -> tuple[float, ...]:
         sums = np.bincount(at, amounts, minlength=buckets)

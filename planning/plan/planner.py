@@ -85,9 +85,7 @@ def plan(
     workload = request.workload(at_named_rate=True)
     engines, ruled_out, pricing = priced_candidates(request, workload)
     engines = [replace(engine, counts_gpus=request.rank_by == "gpus") for engine in engines]
-    check_pooling(
-        workload, (engine.deployment.model for engine in engines), (metric for metric, _ in objectives.bounds)
-    )
+    check_pooling(workload, (engine.deployment.model for engine in engines), objectives.metrics)
     question = questioned(request, workload, objectives, pricing)
     requests = question.requests
     if request.asks_energy:

@@ -27,7 +27,7 @@ from planning.plan.trial import Question
 from planning.workers import Workers
 
 RISK = 0.1  # accepted probability of breaking a bound, by default
-_MORE = (0, 1, 2, 4, 8)  # numbers of replicas that are added to the fewest that an engine needs
+MORE = (0, 1, 2, 4, 8)  # numbers of replicas that are added to the fewest that an engine needs
 _ROUNDING = 1e-9  # rounding error of a mean of probabilities
 
 
@@ -138,7 +138,7 @@ def _most_worth(workers: Workers[Question], fewest: Sequence[tuple[Engine, int]]
         return replace(cheapest, holds=sure)
     fleets, tasks = [cheapest], []
     for engine, replicas in fewest:
-        for other in (fleet(engine, replicas + more) for more in _MORE if replicas + more <= most):
+        for other in (fleet(engine, replicas + more) for more in MORE if replicas + more <= most):
             wanted = math.floor(100 * sure * other.weight / cheapest.weight + 1e-9) + 1
             if wanted <= 100 * SURE and (other.engine, other.replicas) != (cheapest.engine, cheapest.replicas):
                 fleets.append(other)

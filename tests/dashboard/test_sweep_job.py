@@ -11,6 +11,7 @@ pytest.importorskip("duckdb")
 from dashboard.bundled import SAMPLES
 from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.sweeps_page import tasks
+from dashboard.sweeps_page.inputs import sweep_of
 from dashboard.sweeps_page.page import SAMPLE
 from dashboard.sweeps_page.tasks import DATASET, MOST_RUNS, SWEEP, check_sweep, sweep
 from planning.exports.sweep import SweepView
@@ -111,3 +112,10 @@ def test_a_heat_map_has_the_median_of_each_cell():
     assert cells.z[at] == mine.median() and cells.customdata[at] == len(mine)
     (drawn,) = charts(sweeps(SAMPLES / "nowhere", sweep=SAMPLE, view="heat map"))
     assert drawn["data"][0]["type"] == "heatmap"
+
+
+@pytest.mark.parametrize("text", ["base: 2026-01-01", "base: .nan", "base: {1: 2, b: 3}"])
+def test_yaml_that_is_not_json_gets_one_line(text):
+    with pytest.raises(UserError) as error:
+        sweep_of(text)
+    assert "\n" not in str(error.value)

@@ -28,6 +28,9 @@ def test_periods_add_up_to_the_requests_and_their_tokens():
         assert sum(rates) * seen.period_s == pytest.approx(whole, rel=1e-4)
     assert seen.sessions == seen.prompt_tokens_of_turn == ()
     assert over_time([replace(request, arrival_ns=7) for request in requests]) is None
+    years = over_time([replace(request, arrival_ns=request.arrival_ns * 10**8) for request in requests])
+    assert years is not None and years.period_s > 4.9 * 365 * 86400 / 60
+    assert np.argmax(years.requests_per_s) == np.argmax(seen.requests_per_s)
 
 
 def test_sessions_are_under_way_from_their_first_turn_to_the_last():

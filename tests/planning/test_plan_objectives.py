@@ -5,6 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,32 @@ def test_a_mistake_is_named_in_one_line(texts: list[str], names: str) -> None:
     with pytest.raises(UserError, match=names) as error:
         parse_objectives(texts)
     assert "\n" not in str(error.value)
+
+
+def test_a_bound_of_one_class_is_not_for_the_others() -> None:
+    rows = [  # class, ms to the first token
+        ("chat", 100),
+        ("chat", 900),
+        ("batch", 900),
+        ("batch", 900),
+    ]
+    requests = pa.table(
+        {
+            "slo_class": [name for name, _ in rows],
+            "status": ["finished"] * len(rows),
+            "arrival_ns": [0] * len(rows),
+            "first_token_ns": [ms * 10**6 for _, ms in rows],
+        }
+    )
+    of_class = parse_objectives(["ttft_ms p50<=500 for chat", "attainment>=0.75"])
+    metrics = RunMetrics(requests)
+    assert of_class.bounds == () and of_class.metrics == ("ttft_ms",)
+    assert of_class.attainment(metrics) == 0.75 and of_class.broken(metrics) == (0.25,)
+    assert of_class.slos[1].misses(metrics) == (1, 4) and of_class.slos[1].observed(metrics) == 0.75
+    assert "25.0 % break ttft_ms<=500 for chat" in of_class.seen(of_class.slos[1], 0.75, (0.25,))
+    both = parse_objectives(["ttft_ms p50<=500 for chat", "ttft_ms p50<=800", "attainment>=0.75"])
+    assert both.bounds == (("ttft_ms", 800.0),) and both.attainment(metrics) == 0.25
+    assert both.broken(metrics) == (0.75, 0.25)
 
 
 @given(st.integers(1, 5000), st.integers(1, 100))

@@ -43,13 +43,20 @@ def found(answer: PlanDocument, now: PlanRequest) -> WhatIf:
 
 
 @pytest.mark.parametrize(
-    "now",
-    [asked(), asked({"slow": 1.3, "fast": 1.0}), asked({"slow": 5.0, "fast": 3.0}), asked(spares=2)],
+    ("now", "doubtful"),
+    [
+        (asked(), False),
+        (asked({"slow": 1.3, "fast": 1.0}), False),
+        (asked({"slow": 5.0, "fast": 3.0}), False),
+        (asked(spares=2), False),
+    ],
     ids=["as it was", "the fast one is cheaper", "the slow one is dearer", "spares"],
 )
-def test_it_is_what_a_complete_plan_says_or_it_is_in_doubt(answer: PlanDocument, now: PlanRequest) -> None:
+def test_it_is_what_a_complete_plan_says_or_it_is_in_doubt(
+    answer: PlanDocument, now: PlanRequest, doubtful: bool
+) -> None:
     said, best = found(answer, now), complete(now).recommendation
-    assert best is not None
+    assert best is not None and bool(said.doubt) == doubtful
     if not said.doubt:
         assert (said.fleet.engine, said.fleet.replicas) == (best.engine, best.replicas)
         assert said.fleet.usd_per_hour == pytest.approx(best.usd_per_hour) and said.fleet.gpus == best.gpus
@@ -64,12 +71,21 @@ def test_a_small_change_of_price_leaves_no_doubt_and_other_inputs_leave_no_answe
     assert what_if(answer, asked(), asked(slos=["ttft_ms p90<=200"])) is None
 
 
-def test_another_risk_takes_a_known_number_of_replicas_of_one_engine() -> None:
-    unsure = question("ttft_ms p90<=300", workload=traffic(200, 40.0))
-    usual = complete(asked(), ("slow",), replace(unsure, pricing=BySpeed((0.5, 2.0))))
-    best = usual.recommendation
-    assert best is not None and best.choices is not None
-    likely = best.choices.as_predicted
-    assert likely.holds is not None and likely.replicas < best.replicas
-    said = found(usual, asked(risk=0.5))
-    assert said.fleet.replicas == likely.replicas and said.holds == likely.holds >= 0.5 and not said.doubt
+def test_a_price_of_nothing_is_a_price(answer: PlanDocument) -> None:
+    assert found(answer, asked({"slow": 0.0, "fast": 3.0})).fleet.usd_per_hour == 0.0
+    assert what_if(answer, asked({"slow": 0.0, "fast": 3.0}), asked()) is None
+
+
+def test_another_risk_is_what_a_complete_plan_says_or_it_is_in_doubt() -> None:
+    unsure = replace(question("ttft_ms p90<=300", workload=traffic(200, 40.0)), pricing=BySpeed((0.5, 2.0)))
+    usual = complete(asked(), ("slow",), unsure)
+    doubts = []
+    for risk in (0.25, 0.5):
+        said = what_if(usual, asked(), asked(risk=risk))
+        best = complete(asked(risk=risk), ("slow",), replace(unsure, risk=risk)).recommendation
+        assert best is not None
+        if said is not None:
+            assert said.holds is not None and said.holds >= 1 - risk
+            doubts.append(bool(said.doubt))
+            assert said.doubt or (said.fleet.replicas, said.holds) == (best.replicas, best.holds)
+    assert doubts == [False, False]

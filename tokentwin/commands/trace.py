@@ -106,6 +106,10 @@ def convert(
     """
     from traces.formats.trace_file import write_workload
 
+    stated = [name for name, value in {**assumed, "tokenizer": tokenizer}.items() if value is not None]
+    if columns and stated:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in stated)
+        raise UserError("--columns", columns, f"is for requests, and {given} for conversations; leave one of them out")
     read = _read(path, spread_ticks, columns, _assumed(tokenizer, assumed))
     write_workload(read, out, to, overwrite=force)
     click.echo(f"wrote {out}", err=True)

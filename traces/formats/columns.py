@@ -2,13 +2,14 @@
 
 Usual names are recognised whatever their case, and with spaces, hyphens or capitals between words. They are those of
 OpenAI's API, vLLM, Vidur, BurstGPT and Azure. A name whose unit nobody can know, such as `latency`, is none of them.
+Nor are Mooncake's `input_length` and `output_length`, because the `timestamp` beside them is in milliseconds.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from serving.errors import UserError
@@ -18,7 +19,6 @@ USUAL = {
     "prompt_tokens": (
         "context_tokens",
         "input_len",
-        "input_length",
         "input_tokens",
         "num_input_tokens",
         "num_prefill_tokens",
@@ -32,7 +32,6 @@ USUAL = {
         "num_decode_tokens",
         "num_output_tokens",
         "output_len",
-        "output_length",
         "response_tokens",
     ),
 }
@@ -43,29 +42,40 @@ class Columns:
     """The field of each column of a trace.
 
     `stated` has the column of each field; other columns are then left out. Without it, usual names are recognised.
-    Raises UserError for a field that is not in `known`.
+    Raises UserError for a field that is not in `known`, and for a column that is stated for two fields.
     """
 
     def __init__(self, stated: Mapping[str, str], known: Sequence[str]) -> None:
         for field, column in stated.items():
             if field not in known:
                 raise UserError("columns", f"{field}={column}", f"must begin with a field: {', '.join(known)}")
-        self._stated = dict(stated)
+        self._by_column: dict[str, str] = {}
+        for field, column in stated.items():
+            other = self._by_column.setdefault(column, field)
+            if other != field:
+                raise UserError("columns", f"{field}={column}", f"is the column of {other} already; name another")
         self._known = known
-        self.fields = cache(self._fields)
+        self._of_header = lru_cache(64)(self._named)  # the objects of JSON lines have few different sets of names
 
-    def _fields(self, path: Path, line: int, header: tuple[str, ...]) -> tuple[str | None, ...]:
+    def fields(self, path: Path, line: int, header: tuple[str, ...]) -> tuple[str | None, ...]:
         """Return the field of each column in the `header`, None for a column that is left out.
 
         Raises UserError for a stated column that is not there.
         """
-        if self._stated:
-            for field, column in self._stated.items():
+        try:
+            return self._of_header(header)
+        except KeyError as error:
+            column = error.args[0]
+            remedy = f"is not a column of line {line} of {path.name}; it has {', '.join(header)[:300]}"
+            raise UserError("columns", f"{self._by_column[column]}={column}", remedy) from None
+
+    def _named(self, header: tuple[str, ...]) -> tuple[str | None, ...]:
+        """Return the fields as `fields` does. Raises KeyError with a stated column that is not there."""
+        if self._by_column:
+            for column in self._by_column:
                 if column not in header:
-                    remedy = f"is not a column of line {line} of {path.name}; it has {', '.join(header)[:300]}"
-                    raise UserError("columns", f"{field}={column}", remedy)
-            by_column = {column: field for field, column in self._stated.items()}
-            return tuple(by_column.get(column) for column in header)
+                    raise KeyError(column)
+            return tuple(map(self._by_column.get, header))
         taken = set(header)
         fields: list[str | None] = []
         for column in header:
