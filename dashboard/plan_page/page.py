@@ -102,7 +102,7 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         follow(job, COARSE)
         st.caption("The fleet is final. Plots of other fleets, other rates and other engines follow.")
         plan = Planned(job.id, settings, PlanDocument.read(early))
-        _answer(plan, figures(plan.answer), runs, {})
+        _answer(plan, figures(plan.answer), runs, {}, complete=False)
     else:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
         requests, about, drawn = _traffic(offered, request)  # refuses traffic that is too long to plan for
@@ -180,7 +180,8 @@ def _said(on_the_way: Mapping[str, str] | None) -> None:
         st.caption("The complete answer follows.")
 
 
-def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Ways) -> None:
+def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Ways, complete: bool = True) -> None:
+    """Draw the answer of a plan; while it is not `complete`, there is no button that simulates its fleet."""
     answer, best = plan.answer, plan.answer.recommendation
     if best is None:
         st.title("A mixed fleet" if answer.feasible else "No fleet", anchor=False)
@@ -204,7 +205,8 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         run = st.container(width="content")
         downloads(answer, "plan")
         go_on(runs, plan, ways, "Plan")
-    run_of(runs, plan, best, ways, run, "Simulate it and open its run" if mix is None else _SIMULATE_SINGLE)
+    if complete:
+        run_of(runs, plan, best, ways, run, "Simulate it and open its run" if mix is None else _SIMULATE_SINGLE)
     for error in filter(None, (error_line(published, gpu) for gpu in gpus) if published else ()):
         st.caption(f"{literal(error)} [See Trust](trust?plan={plan.name})")
     if answer.too_short:

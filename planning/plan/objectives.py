@@ -121,7 +121,8 @@ class Objectives:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics that are bounded, for all requests or for a class."""
-        return tuple(dict.fromkeys(metric for metric, *_ in (*self.bounds, *self.class_bounds)))
+        names = [metric for metric, _ in self.bounds] + [metric for metric, _, _ in self.class_bounds]
+        return tuple(dict.fromkeys(names))
 
     def attainment(self, metrics: RunMetrics) -> float:
         """Return the share of all requests that meet every bound on them."""
@@ -196,9 +197,9 @@ def parse_objectives(texts: Sequence[str]) -> Objectives:
         raise UserError("slo", "; ".join(texts), "does not state a share of requests; add 'attainment>=0.99'")
     kept = sorted((metric, bound, slo_class) for (metric, slo_class), bound in bounds.items())
     of_all = tuple((metric, bound) for metric, bound, slo_class in kept if not slo_class)
-    of_class = tuple(one for one in kept if one[2])
-    attainments = [Objective(text, of_all, share, attainment=True, class_bounds=of_class) for text, share in shares]
-    return Objectives((*percentiles, *attainments), of_all, of_class)
+    of_classes = tuple(one for one in kept if one[2])
+    attainments = [Objective(text, of_all, share, attainment=True, class_bounds=of_classes) for text, share in shares]
+    return Objectives((*percentiles, *attainments), of_all, of_classes)
 
 
 def _keeping(

@@ -125,7 +125,7 @@ class Wire:
     def give(self, id, tokens, logprobs=None):
         self.given.setdefault(id, []).extend(tokens)
 
-    def give_prompt(self, id, cached): ...
+    def give_prompt(self, id, cached, logprobs=None): ...
 
     def give_pooled(self, id, pooled):
         self.given[id] = pooled

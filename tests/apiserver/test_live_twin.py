@@ -85,7 +85,7 @@ class Wire:
         self.given[id] += tokens
         self._unsent[id] += len(tokens)
 
-    def give_prompt(self, id, cached): ...
+    def give_prompt(self, id, cached, logprobs=None): ...
 
     def end(self, id, finish, reason=""):
         assert id not in self.ends

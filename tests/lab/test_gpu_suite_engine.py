@@ -81,7 +81,8 @@ def stale_block(patch: pytest.MonkeyPatch) -> None:
         for request in plan.preempted:
             self.leave(request.id)
         for request in plan.admitted:
-            self._seats[request.id] = self._free.pop()
+            seat = self._seats[request.id] = self._free.pop()
+            self._entered[seat] = request.blocks
 
     patch.setattr(Seating, "follow", follow)
 
