@@ -128,7 +128,7 @@ def test_timestamps_count_from_the_first(read, times):
     [
         "timestamp,prompt_tokens,output_tokens",
         "created_at,input_tokens,completion_tokens",
-        "Arrival Time,InputTokens,Output-Length",
+        "Arrival Time,InputTokens,Output-Tokens",
         "arrived_at,num_prefill_tokens,num_decode_tokens",  # Vidur
         "Timestamp,Request tokens,Response tokens",  # BurstGPT
     ],
