@@ -167,8 +167,8 @@ def alike(runs: Path, settings: Mapping[str, Any], but: Collection[str]) -> Plan
     Plans without an answer that can be read are left out.
     """
 
-    def kept(of: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in of.items() if name not in but}
+    def kept(all_settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in all_settings.items() if name not in but}
 
     for job in finished(runs / "jobs", PLAN):
         if kept(job.settings) == kept(settings) and (plan := _kept(runs, job.id)) is not None:

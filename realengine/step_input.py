@@ -310,7 +310,7 @@ def pack(
     if plain is not None:
         tokens, sampled = plain.tokens + tokens, [*range(first), *sampled]
         seats = [*plain.seats.tolist(), *seats]
-        draws = {name: np.concatenate((plain.draws[name], its)) for name, its in draws.items()}
+        draws = {name: np.concatenate((plain.draws[name], columns)) for name, columns in draws.items()}
     fields: dict[str, Any] = {
         "tokens": tokens,
         "positions": positions,

@@ -45,18 +45,18 @@ def verify_step(
             samples.setdefault(index, []).append(sample)
     logprobs: Sequence[Logprob | None] = launched.logprobs or [None] * len(tokens)
     alive = {
-        index: its
-        for index, its in samples.items()
+        index: drawn
+        for index, drawn in samples.items()
         if not ((request := step.rows[index].request).ended or (drops_stale and request.stale))
     }
     rejected = _rejection_sampled(step, alive, sequences)
-    for index, its in alive.items():  # other requests stopped, or were aborted, while this step was under way
+    for index, drawn in alive.items():  # other requests stopped, or were aborted, while this step was under way
         request, *_, drafts = step.rows[index]
         sequence = sequences[request.id]
         if request.pools:
-            sequence.pooled(launched.pooled[its[0]].tolist())
+            sequence.pooled(launched.pooled[drawn[0]].tolist())
             continue
-        chosen = rejected.get(index) or [(tokens[sample], logprobs[sample]) for sample in its]
+        chosen = rejected.get(index) or [(tokens[sample], logprobs[sample]) for sample in drawn]
         count, stops = verify(sequence, drafts, chosen)
         step.sampled.extend([request] * (1 + count))
         if drafts:
@@ -94,11 +94,11 @@ def _rejection_sampled(
     assert step.launched is not None
     logits = step.launched.logits
     judged = {}
-    for index, its in samples.items():
+    for index, drawn in samples.items():
         request, *_, drafts = step.rows[index]
         sequence = sequences[request.id]
         if drafts and sequence.odds and logits is not None:
-            judged[index] = sequence, logits[its], sequence.drafts[:drafts]
+            judged[index] = sequence, logits[drawn], sequence.drafts[:drafts]
     if not judged:
         return {}
     on_device = torch.cat([judge(*row) for row in judged.values()])

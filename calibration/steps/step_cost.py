@@ -206,7 +206,7 @@ class StepCost:
         surfaces = calibration.surfaces
         self._surfaces: SurfaceCost | None = None
         if surfaces is not None:
-            self._surfaces = SurfaceCost(surfaces, serves) if like is None else like.of(surfaces)
+            self._surfaces = SurfaceCost(surfaces, serves) if like is None else like.corrected(surfaces)
         self._launching_ps: dict[tuple[bool, bool, bool], int] = {}
         if self.launching:
             model, each_ns = find_model(serves.model), calibration.launches.ns or 0.0

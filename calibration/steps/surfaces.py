@@ -149,7 +149,7 @@ class SurfaceCost(OperationCost):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_mixed"}
 
-    def of(self, surfaces: Surfaces) -> SurfaceCost:
+    def corrected(self, surfaces: Surfaces) -> SurfaceCost:
         """Return the prices by `surfaces` that differ only in their correction; kernel times are not made again."""
         return SurfaceCost(surfaces, self.deployment, self._tables)
 

@@ -55,10 +55,10 @@ def _times(temperature: float) -> tuple[list[int], list[int]]:
     ways: tuple[Callable[[list[Row]], Packed], ...] = (one_by_one, as_columns)
     for step in range(_STEPS):
         rows = [Row(request, _PROMPT + step, 1, True) for request in requests]
-        for way, its in zip(ways, times, strict=True):
+        for way, spent in zip(ways, times, strict=True):
             began = thread_time_ns()
             way(rows)
-            its.append(thread_time_ns() - began)
+            spent.append(thread_time_ns() - began)
     return times
 
 

@@ -68,8 +68,8 @@ class Split(NamedTuple):
         """
         if text == "none":
             return None
-        found = re.fullmatch(r"(?:(\d{1,2})e)?(\d{1,2})(?::(\d{1,2}))?", text)
-        encode, prefill, decode = found.groups() if found else (None, None, None)
+        match = re.fullmatch(r"(?:(\d{1,2})e)?(\d{1,2})(?::(\d{1,2}))?", text)
+        encode, prefill, decode = match.groups() if match else (None, None, None)
         counts = [int(part) for part in (encode, prefill, decode) if part is not None]
         if len(counts) < 2 or not all(1 <= number <= 64 for number in counts):
             remedy = "must be none, search, or PREFILL:DECODE engines, e.g. 1:2, or with encoders, e.g. 1e3 or 1e1:2"

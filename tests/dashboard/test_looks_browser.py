@@ -27,11 +27,11 @@ def test_text_has_enough_contrast_in_both_themes(server, page):
             in_scheme(page, scheme)
             settle(page)
             page.evaluate(source)
-            found = page.evaluate(
+            checked = page.evaluate(
                 "of => axe.run({exclude: of.split(', ')}, {runOnly: ['color-contrast'], resultTypes: ['violations']})",
                 OF_STREAMLIT,
             )
-            nodes = [node for fault in found["violations"] for node in fault["nodes"]]
+            nodes = [node for fault in checked["violations"] for node in fault["nodes"]]
             faults += [(name, scheme, node["html"][:120], node["failureSummary"]) for node in nodes]
     assert faults == []
 

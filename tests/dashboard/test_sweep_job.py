@@ -75,9 +75,9 @@ def test_a_cancelled_sweep_goes_on_where_it_ended(tmp_path, here):
     job.directory.mkdir(parents=True)
     sweep({"sweep": changed("grid/workload.arrivals.rate", [2])}, job.directory, quiet)
     (job.directory / DATASET).rename(job.directory / f".{DATASET}")  # as a cancelled job leaves it
-    told = []
-    assert sweep(job.settings, job.directory, lambda stage, share: told.append(stage)) == {"made": 2, "failed": 0}
-    assert told == ["2 of 2 runs"]
+    stages = []
+    assert sweep(job.settings, job.directory, lambda stage, share: stages.append(stage)) == {"made": 2, "failed": 0}
+    assert stages == ["2 of 2 runs"]
 
 
 @pytest.mark.parametrize(

@@ -141,12 +141,12 @@ def test_every_fault_is_named_and_costs_only_its_unit(
     reached = {place: fault for place, fault in faulty.items() if place < progress.begun}
     assert progress.units > 0 and reached
     said = [*faults(results), *undone(results)]
-    its = [line for line in said if line.startswith(phase.name)]
+    of_phase = [line for line in said if line.startswith(phase.name)]
     text = page(results)
     for place, fault in reached.items():
         if fault is slow_clock and number % 3 == 0:
             continue
-        assert any(SAID[fault] in line for line in its) or fault is dead, (place, fault, its)
+        assert any(SAID[fault] in line for line in of_phase) or fault is dead, (place, fault, of_phase)
         assert fault is slow_clock or fault is slow_compilation or f"{phase.name}, unit {place + 1}:" in text
     without = sum(fault in (out_of_memory, dead, hang) for fault in reached.values())
     if phase.name != "precompile":  # which counts launches

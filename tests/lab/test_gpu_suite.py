@@ -184,11 +184,11 @@ def test_steps_are_held_to_the_kernels_of_vllm() -> None:
         {"kind": "prefill", "model": model, "tokens": 8192, "median_ns": prompt / 1.25},
     ]
     measured = {"environment": {"gpu": gpu}, "engine_large": rows}
-    found = {line.name: line for line in lines(measured) if "vLLM's kernels" in line.name}
-    shown = {name.split(", context")[0]: (line.measured, line.met) for name, line in found.items()}
+    of_kernels = {line.name: line for line in lines(measured) if "vLLM's kernels" in line.name}
+    shown = {name.split(", context")[0]: (line.measured, line.met) for name, line in of_kernels.items()}
     assert shown["decode step, batch 8"] == ("50.00 %", False)
     assert shown["decode step, batch 1"] == shown["decode step, batch 64"] == (UNMEASURED, None)
-    assert found["prefill of 8k tokens, of the speed of vLLM's kernels alone"].measured == "125.00 %"
+    assert of_kernels["prefill of 8k tokens, of the speed of vLLM's kernels alone"].measured == "125.00 %"
     elsewhere = lines(measured | {"environment": {"gpu": "a GPU"}})
     assert all(line.met is None for line in elsewhere if "vLLM's kernels" in line.name)
     assert "engine_large: 1 of 3 rows failed (not all rows were running at once)" in undone(measured)

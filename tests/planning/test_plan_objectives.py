@@ -150,8 +150,8 @@ def test_the_search_for_a_class_is_that_of_trying_every_fleet() -> None:
         asked = question(slo, workload=replace(traffic(), requests=requests))
         needed.append(fewest(asked, engine(), 12))
         with Planners(asked, 1) as workers:
-            (found,) = search(workers, [engine()], 12)
-        assert found.replicas == needed[-1]
+            (sized,) = search(workers, [engine()], 12)
+        assert sized.replicas == needed[-1]
     assert needed[0] > needed[1]  # the slow class has a loose bound
 
 

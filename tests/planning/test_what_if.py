@@ -36,7 +36,7 @@ def answer() -> PlanDocument:
     return complete(asked())
 
 
-def found(answer: PlanDocument, now: PlanRequest) -> WhatIf:
+def answered(answer: PlanDocument, now: PlanRequest) -> WhatIf:
     said = what_if(answer, asked(), now)
     assert said is not None
     return said
@@ -55,7 +55,7 @@ def found(answer: PlanDocument, now: PlanRequest) -> WhatIf:
 def test_it_is_what_a_complete_plan_says_or_it_is_in_doubt(
     answer: PlanDocument, now: PlanRequest, doubtful: bool
 ) -> None:
-    said, best = found(answer, now), complete(now).recommendation
+    said, best = answered(answer, now), complete(now).recommendation
     assert best is not None and bool(said.doubt) == doubtful
     if not said.doubt:
         assert (said.fleet.engine, said.fleet.replicas) == (best.engine, best.replicas)
@@ -66,13 +66,13 @@ def test_it_is_what_a_complete_plan_says_or_it_is_in_doubt(
 def test_a_small_change_of_price_leaves_no_doubt_and_other_inputs_leave_no_answer(answer: PlanDocument) -> None:
     best = answer.recommendation
     assert best is not None
-    said = found(answer, asked({"slow": 1.01, "fast": 3.03}))
+    said = answered(answer, asked({"slow": 1.01, "fast": 3.03}))
     assert not said.doubt and said.fleet.usd_per_hour == pytest.approx(1.01 * best.usd_per_hour)
     assert what_if(answer, asked(), asked(slos=["ttft_ms p90<=200"])) is None
 
 
 def test_a_price_of_nothing_is_a_price(answer: PlanDocument) -> None:
-    assert found(answer, asked({"slow": 0.0, "fast": 3.0})).fleet.usd_per_hour == 0.0
+    assert answered(answer, asked({"slow": 0.0, "fast": 3.0})).fleet.usd_per_hour == 0.0
     assert what_if(answer, asked({"slow": 0.0, "fast": 3.0}), asked()) is None
 
 

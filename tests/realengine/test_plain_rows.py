@@ -68,7 +68,7 @@ def test_columns_pack_as_rows_do(groups: int, given: list[tuple[int, int, bool, 
 def test_rows_that_need_more_are_not_plain() -> None:
     requests = [Request(WorkloadRequest(id, 0, (("", 6),), 30)) for id in range(5)]
     more = [{}, {"logprobs": 2}, {"rules": LogitRules(presence=1.0)}, {}, {}]
-    sequences = [TokenSequence(r, range(6), **its) for r, its in zip(requests, more, strict=True)]  # type: ignore[arg-type]
+    sequences = [TokenSequence(r, range(6), **settings) for r, settings in zip(requests, more, strict=True)]  # type: ignore[arg-type]
     rows = [Row(request, 6, 1, request.id != 3) for request in requests]
     seating = seated(requests, 1)
     seating.leave(4)  # aborted since the plan

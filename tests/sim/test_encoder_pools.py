@@ -68,8 +68,8 @@ def test_text_passes_images_by():
     (plain,), _ = simulated([text(1)], [SERVE])
     rows, _ = simulated([with_image(0), text(1)], [ENCODE, SERVE])
     assert rows[1]["first_token_ns"] == plain["first_token_ns"]
-    held, _ = simulated([with_image(0), text(1)], [SERVE])
-    assert held[1]["first_token_ns"] > plain["first_token_ns"]  # a step encodes the image first
+    encoded, _ = simulated([with_image(0), text(1)], [SERVE])
+    assert encoded[1]["first_token_ns"] > plain["first_token_ns"]  # a step encodes the image first
 
 
 def test_images_of_a_request_are_encoded_by_several_replicas_at_once():

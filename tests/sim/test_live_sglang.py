@@ -18,11 +18,11 @@ SCENARIOS = int(os.environ.get("TOKENTWIN_SGLANG_SCENARIOS", "5"))
 @pytest.mark.skipif(not (ENVIRONMENT / "bin" / "python").exists(), reason="make sglang")
 @pytest.mark.timeout(7200)
 def test_sglang_decides_random_scenarios_alike() -> None:
-    found = conform_live(find_engine(str(ENVIRONMENT), None), SCENARIOS)
-    assert [family.family for family in found.families] == [*FAMILIES]
-    for family in found.families:
+    live = conform_live(find_engine(str(ENVIRONMENT), None), SCENARIOS)
+    assert [family.family for family in live.families] == [*FAMILIES]
+    for family in live.families:
         assert family.identical == len(family.decided) == SCENARIOS, str(family)
-    assert sum(result.steps for family in found.families for result in family.decided) > 100 * SCENARIOS
+    assert sum(result.steps for family in live.families for result in family.decided) > 100 * SCENARIOS
 
 
 def test_scenarios_are_the_same_for_the_same_number() -> None:

@@ -21,9 +21,9 @@ SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 @needs_vllm
 def test_vllm_decides_random_scenarios_alike() -> None:
     assert PYTHON is not None
-    found = conform_live(find_engine(str(PYTHON.parents[1]), None), SCENARIOS)
-    assert [family.family for family in found.families] == [*FAMILIES]
-    for family in found.families:
+    live = conform_live(find_engine(str(PYTHON.parents[1]), None), SCENARIOS)
+    assert [family.family for family in live.families] == [*FAMILIES]
+    for family in live.families:
         assert family.identical == len(family.decided), str(family)
         assert len(family.decided) + len(family.lacks) > SCENARIOS * 0.8
 
@@ -72,9 +72,9 @@ def test_one_difference_is_the_exit_status(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
-    found = find_engine(stand_in(tmp_path, "fails"), None)
+    engine = find_engine(stand_in(tmp_path, "fails"), None)
     with pytest.raises(UserError, match=r"^live: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
-        conform_live(found, 1)
+        conform_live(engine, 1)
     with pytest.raises(UserError, match=r"^live: '0\.0\.1': is no environment or unpacked wheel"):
         find_engine("0.0.1", None)
 
@@ -83,10 +83,10 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
 def test_an_unpacked_wheel_is_looked_in_first(tmp_path: Path, engine: str) -> None:
     (tmp_path / engine).mkdir()
     (tmp_path / engine / "__init__.py").touch()
-    found = find_engine(str(tmp_path), "some/python")
-    assert found.engine.name == engine
-    assert found.environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
-    assert found.command("x")[0].endswith("some/python")
+    live = find_engine(str(tmp_path), "some/python")
+    assert live.engine.name == engine
+    assert live.environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+    assert live.command("x")[0].endswith("some/python")
 
 
 def test_recordings_and_a_vllm_are_one_or_the_other() -> None:
