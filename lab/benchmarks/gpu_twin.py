@@ -1,6 +1,6 @@
 """The twin of an H200 without an H200: how far off linear prices and corrected kernel times are without any noise.
 
-    python -m lab.benchmarks.gpu_twin [--write lab/results/gpu-twin.md]
+    python -m lab.benchmarks.gpu_twin [--commit COMMIT --write lab/results/gpu-twin.md]
 
 The truth is an engine with the kernel times that the GPU suite measured on an H200 (`lab/results/gpu/h200`). In its
 steps each part takes longer or less long than alone, by factors like those of real runs. There are times per step, row
@@ -18,6 +18,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,10 +193,12 @@ def verdicts(rows: Sequence[dict[str, object]]) -> list[str]:
     return said
 
 
-def page(rows: Sequence[dict[str, object]]) -> str:
+def page(rows: Sequence[dict[str, object]], commit: str, date: str) -> str:
     """Return the page lab/results/gpu-twin.md."""
-    lines = ["# The twin of an H200, without noise", "", "```", "python -m lab.benchmarks.gpu_twin --write PAGE", "```"]
+    command = "python -m lab.benchmarks.gpu_twin --commit COMMIT --write PAGE"
+    lines = ["# The twin of an H200, without noise", "", "```", command, "```"]
     lines += [" ".join((__doc__ or "").split("\n\n")[2].split()), ""]
+    lines += [f"Measured on {date} at commit {commit}.", ""]
     lines += [f"- {line}" for line in verdicts(rows)]
     lines += ["", "Errors in percent of the scenario left out (steps: median absolute error):", "", table_of(rows)]
     return "\n".join(lines) + "\n"
@@ -204,6 +207,7 @@ def page(rows: Sequence[dict[str, object]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="page to write; by default figures are only printed")
+    parser.add_argument("--commit", default="unknown", help="commit to state")
     parser.add_argument("--seconds", type=float, default=2 * gpu_sizes().run_seconds, help="seconds of arrivals")
     given = parser.parse_args()
     rows = []
@@ -212,7 +216,7 @@ def main() -> None:
         rows.append(row)
     print("\n".join(verdicts(rows)))
     if given.write:
-        given.write.write_text(page(rows), encoding="utf-8")
+        given.write.write_text(page(rows, given.commit, date.today().isoformat()), encoding="utf-8")
 
 
 if __name__ == "__main__":
