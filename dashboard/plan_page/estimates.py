@@ -35,7 +35,9 @@ def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, 
 def estimates_table(rows: list[dict[str, Any]], ruled_out: list[RuledOut]) -> None:
     """Draw the estimates as a table."""
     if rows:
-        st.markdown("**Estimates at the roofline**, before any simulation; nearly every fleet needs more GPUs:", help=_HELP)
+        st.markdown(
+            "**Estimates at the roofline**, before any simulation; nearly every fleet needs more GPUs:", help=_HELP
+        )
         data_table(rows, _FORMATS, dict.fromkeys(_ROOM, ROOM_HELP))
     for name, reason in ruled_out:
         st.caption(f"{verbatim(name)} does not fit: {verbatim(reason)}")
