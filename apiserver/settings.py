@@ -130,6 +130,9 @@ class ServeSettings(Request):
         description="names of LoRA adapters, apart by commas; clients give one as the model. By default those in the "
         "folder lora.adapters",
     )
+    enable_prompt_tokens_details: bool = Field(
+        False, description="return the number of cached tokens of the prompt in usage.prompt_tokens_details"
+    )
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"] = Field(
         "auto",
         description="format in which the model writes tool calls, by vLLM's name; auto: as its chat template shows; "

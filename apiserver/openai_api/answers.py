@@ -49,20 +49,25 @@ class Piece:
 
 @dataclass(slots=True)
 class Usage:
-    """The numbers of tokens of a request, or of one of its choices; the KV of `cached_tokens` was in the cache."""
+    """The numbers of tokens of a request, or of one of its choices; the KV of `cached_tokens` was in the cache.
+
+    OpenAI's `usage` has them only if it `shows_cached`, as in vLLM.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    shows_cached: bool = False
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object `usage`."""
         total = self.prompt_tokens + self.completion_tokens
+        shown = self.shows_cached and self.cached_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} if self.cached_tokens else None,
+            "prompt_tokens_details": {"cached_tokens": shown} if shown else None,
         }
 
 

@@ -68,7 +68,8 @@ class Api:
 
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
-    the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any.
+    the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any. If
+    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Api:
         hosts: Collection[str] = (),
         tool_format: str = "auto",
         answers: GivenAnswers | None = None,
+        shows_cached: bool = False,
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -91,6 +93,7 @@ class Api:
         self._hosts = hosts
         self._tool_format = tool_format
         self._answers = answers
+        self._shows_cached = shows_cached
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
@@ -425,7 +428,7 @@ class Api:
         source = transfer.source(about, bool(body.stream))
         stream_options = body.stream_options or StreamOptions()
         drawn = body.drawn
-        usage = Usage(sum(len(asked.prompt) for asked in of_prompts))
+        usage = Usage(sum(len(asked.prompt) for asked in of_prompts), shows_cached=self._shows_cached)
         every = [_nth(asked, number) for asked in of_prompts for number in range(drawn)]
         of_prompts.clear()
         if about.twin and every[0].grammar:
@@ -441,7 +444,7 @@ class Api:
                     answer,
                     failing(answer, failure),
                     self._detokenizer(about, body, bool(asked.answer)),
-                    Usage(len(asked.prompt)),
+                    Usage(len(asked.prompt), shows_cached=self._shows_cached),
                     [*asked.stop_ids, *asked.also_stop_ids],
                     body.include_stop_str_in_output,
                     texts.eos_id,

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from apiserver.messages import Output
 from apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
 from apiserver.openai_api.refusal import Refusal
@@ -68,6 +70,9 @@ async def failing(outputs: AsyncIterable[Output], failure: PlantedFailure) -> As
     """Yield the outputs of an answer with its failure: late, or until the connection is to be broken."""
     tokens = 0
     async for output in outputs:
+        if failure.stall_s and not tokens and len(output.tokens) > 1:
+            yield _first_token(output)
+            tokens = 1
         tokens += len(output.tokens)
         if failure.stall_s and tokens > 1:
             await asyncio.sleep(failure.stall_s)
@@ -78,6 +83,14 @@ async def failing(outputs: AsyncIterable[Output], failure: PlantedFailure) -> As
         yield output
         if output.finish == "cut":
             return
+
+
+def _first_token(output: Output) -> Output:
+    """Return an output with the first token of `output`, from which it is removed."""
+    first = replace(output, tokens=output.tokens[:1], logprobs=output.logprobs and output.logprobs[:1], finish="")
+    output.tokens, output.logprobs = output.tokens[1:], output.logprobs and output.logprobs[1:]
+    output.prompt_logprobs = None
+    return first
 
 
 class BrokenDocuments:

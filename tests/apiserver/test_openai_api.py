@@ -11,12 +11,13 @@ from apiserver.twin import AnswerLengths
 from tests.apiserver.served import TWIN, serving
 
 WORDS = [{"role": "user", "content": "Hello"}]
+DETAILS = ("--enable-prompt-tokens-details",)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 100, "--output-tokens", 9) as server:
+    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 100, "--output-tokens", 9, *DETAILS) as server:
         yield server
 
 

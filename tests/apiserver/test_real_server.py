@@ -61,7 +61,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     published["hash_seed"] = "3"
     options = {"--model": folder / "model", "--served-model-name": MODEL, "--device": "cpu", "--dtype": "float32"}
     options |= {"--max-requests": 3, "--num-blocks": 1000, "--kv-events": json.dumps(published)}
-    with serving(folder, *(part for option in options.items() for part in option)) as server:
+    with serving(
+        folder, "--enable-prompt-tokens-details", *(part for option in options.items() for part in option)
+    ) as server:
         yield Real(server, oracle, Tokenizer(folder / "model"), port + 1)
 
 

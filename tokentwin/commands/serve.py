@@ -18,7 +18,8 @@ options = options_of(ServeSettings)
 
 SECTIONS = {
     "Options": ("twin", "gpu", "model", "replicas", "out"),
-    "HTTP": ("host", "port", "served_model_name", "lora_modules", "api_workers", "api_key_file", "tls_cert", "tls_key"),
+    "HTTP": ("host", "port", "api_workers", "allowed_hosts", "api_key_file", "tls_cert", "tls_key"),
+    "OpenAI's API": ("served_model_name", "lora_modules", "tool_call_parser", "enable_prompt_tokens_details"),
     "Limits": ("max_requests", "request_timeout", "client_timeout", "body_limit"),
     "Recordings and traces": ("force", "otlp_endpoint"),
     "The twin": ("calibration", "router", "speed", "tokenizer", "answers", "output_tokens", "seed", "failures"),
