@@ -4,10 +4,11 @@
     python -m lab.benchmarks.blind_gpu --gpu H200 --against lab/results/gpu/h200
 
 It simulates every scenario of the GPU suite as `tokentwin simulate --gpu` does, with bands, at the pace that it
-predicts, and writes a page and its data (`.json` beside it). Nothing that our engine measured on a GPU is used: the
-cost model has the bundled kernel tables and the runs of other engines. With `--against`, the scenarios are those that a
-GPU recorded, at the pace that it had, and the predictions are compared with the recordings. The H200's were recorded a
-day before the predictions, and taught nothing.
+predicts, and the decode steps, prompts and throughput that the suite measures of each engine. It writes a page and its
+data (`.json` beside it). Nothing that our engine measured on a GPU is used: the cost model has the bundled kernel
+tables and the runs of other engines. With `--against`, the scenarios are those that a GPU recorded, at the pace that it
+had, and the predictions are compared with what the suite measured there. The H200's were recorded a day before the
+predictions, and taught nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,8 @@ from calibration.steps.observed import JudgedCost
 from calibration.steps.surface_fit import known_model
 from calibration.validation.bands import bands, run_metrics
 from calibration.validation.decision_replay import recorded_deployment
-from lab.benchmarks.gpu_twin import pace, suite_deployment
+from lab.benchmarks.gpu_twin import decode_plan, pace, suite_deployment
+from lab.gpu_suite.engine_benchmark import usual_workload
 from lab.gpu_suite.recorded_runs import scenarios, unpack
 from lab.gpu_suite.results import load
 from lab.gpu_suite.sizes import gpu_sizes
@@ -34,10 +36,11 @@ from planning.costs import priced
 from serving.answers.markdown import markdown_table
 from serving.deployments.config import Deployment
 from serving.errors import UserError
-from serving.workload import Workload
+from serving.workload import Workload, WorkloadRequest
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
+ENGINES = ("large", "small", "mixture", "fp8", "int4")
 _FIGURES = tuple((metric, stat) for metric in ("ttft_ms", "tpot_ms", "e2e_ms") for stat in ("mean", "p99"))
 
 
@@ -87,6 +90,99 @@ def comparisons(folder: Path, gpu: str) -> Iterator[dict[str, Any]]:
             yield about | predicted(workload, recorded_deployment(run), gpu)
 
 
+def _at_once(lengths: Sequence[tuple[int, int]]) -> Workload:
+    """Return requests of these prompt and output lengths that all arrive at 0 and share nothing."""
+    return Workload([WorkloadRequest(n, 0, (("", prompt),), output) for n, (prompt, output) in enumerate(lengths)])
+
+
+def engine_figures(gpu: str, which: str) -> Iterator[dict[str, Any]]:
+    """Yield a row with its 90 % band for each figure that the suite measures of one of `ENGINES` on `gpu`.
+
+    They are ms of a decode step, ms of a prompt alone, and output tokens/s of nano-vllm's workload, all at once.
+    """
+    sizes, deployment = gpu_sizes().benchmark, suite_deployment(gpu, which)
+    known = priced(None, gpu, catalogued(deployment))
+    usual = [(len(prompt), output) for prompt, output in usual_workload(sizes["requests"], sizes["longest"])]
+
+    def decode_ms(rows: int, cost: JudgedCost) -> float:
+        plan = decode_plan(rows, sizes["context"])
+        return (cost.step_ns(plan) + cost.cpu_ns(plan)) / 1e6
+
+    def prompt_ms(tokens: int, cost: JudgedCost) -> float:
+        return float(run_metrics(_at_once([(tokens, 1)]), known.deployment, cost).distributions()["ttft_ms"].mean)
+
+    def tokens_per_s(_: int, cost: JudgedCost) -> float:
+        return float(run_metrics(_at_once(usual), known.deployment, cost).scalars()["output_throughput"])
+
+    plans: list[tuple[str, Sequence[int], str, Callable[[int, JudgedCost], float]]] = [
+        ("decode", sizes["decode_rows"], "ms", decode_ms),
+        ("prefill", sorted(sizes["prefill_tokens"]), "ms", prompt_ms),
+        ("throughput", [sizes["requests"]], "tokens/s", tokens_per_s),
+    ]
+    for kind, amounts, unit, figure in plans:
+        for amount in amounts:
+            cost = priced(None, gpu, catalogued(deployment)).cost  # its band is that of the steps that it has priced
+            central = figure(amount, cost)
+            ends = [figure(amount, end) for end in cost.ends()]
+            trust = cost.trust()
+            yield {
+                "engine": which,
+                "model": known.deployment.model,
+                "weights": deployment.dtype if deployment.quantization == "none" else deployment.quantization,
+                "kind": kind,
+                "size": amount,
+                "unit": unit,
+                "figure": [central, min(central, *ends), max(central, *ends)],
+                "trust": trust.level,
+                "because": trust.reason,
+            }
+
+
+def measured_figure(results: dict[str, Any], row: dict[str, Any]) -> float | None:
+    """Return what the suite measured of the figure in `row`, in its unit; None if it did not.
+
+    Of several throughputs it is the first, at nano-vllm's temperature.
+    """
+    for one in results.get(f"engine_{row['engine']}", []):
+        if one["kind"] == row["kind"] and "failed" not in one:
+            if one["kind"] == "decode" and one["rows"] == row["size"]:
+                return float(one["median_period_ns"]) / 1e6
+            if one["kind"] == "prefill" and one["tokens"] == row["size"]:
+                return float(one["median_ns"]) / 1e6
+            if one["kind"] == "throughput":
+                return float(one["output_tokens_per_s"])
+    return None
+
+
+def engines_table(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> str:
+    """Return the figures of engines as a Markdown table, beside those that the suite measured."""
+    of = {"decode": "decode step, batch {}, ms", "prefill": "prompt of {} tokens, ms"}
+    cells = []
+    for row in rows:
+        value, low, high = row["figure"]
+        real = measured_figure(results, row)
+        off, inside = "-", "-"
+        if real is not None:
+            off, inside = f"{100 * (value / real - 1):+.0f} %", "yes" if low <= real <= high else "**no**"
+        name = of.get(row["kind"], "output tokens/s of {} requests").format(f"{row['size']:,}")
+        measured = "-" if real is None else f"{real:,.4g}"
+        engine = f"{row['model']}, {row['weights']}"
+        cells.append([engine, name, f"{value:,.4g}", f"{low:,.4g} to {high:,.4g}", measured, off, inside, row["trust"]])
+    return markdown_table(["engine", "figure", "predicted", "band", "measured", "error", "in band", "trust"], cells)
+
+
+def _verdict_on(engines: Sequence[dict[str, Any]], results: dict[str, Any]) -> str:
+    pairs = [(row["figure"], real) for row in engines if (real := measured_figure(results, row)) is not None]
+    if not pairs:
+        return "None has been measured."
+    errors = sorted(abs(value / real - 1) for (value, _, _), real in pairs)
+    inside = sum(low <= real <= high for (_, low, high), real in pairs)
+    return (
+        f"Of {len(engines)} figures {len(pairs)} were measured, before the prediction. {inside} of them lie in their "
+        f"band; half are off by {100 * errors[len(errors) // 2]:.0f} % or more, the worst by {100 * errors[-1]:.0f} %."
+    )
+
+
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as a Markdown table: each figure with its band, and how far off it was."""
     names = [f"{metric} {stat}" for metric, stat in _FIGURES]
@@ -104,8 +200,17 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
     return markdown_table(["scenario", "requests", *names], cells)
 
 
-def page(rows: Sequence[dict[str, Any]], against: Sequence[dict[str, Any]], about: dict[str, str]) -> str:
-    """Return the page lab/results/gpu-blind.md; `about` has the day of the recordings if there are any."""
+def page(
+    rows: Sequence[dict[str, Any]],
+    engines: Sequence[dict[str, Any]],
+    against: Sequence[dict[str, Any]],
+    results: dict[str, Any],
+    about: dict[str, str],
+) -> str:
+    """Return the page lab/results/gpu-blind.md; `about` has the day of the recordings if there are any.
+
+    `rows` are the scenarios, `engines` the figures of engines, and `results` those of the suite, empty if not known.
+    """
     gpu = about["gpu"]
     command = f"python -m lab.benchmarks.blind_gpu --gpu {gpu} --commit COMMIT --write PAGE"
     text = [f"# Blind predictions for an {gpu}", "", "```", command, f"{command} --against DIR", "```"]
@@ -135,6 +240,18 @@ def page(rows: Sequence[dict[str, Any]], against: Sequence[dict[str, Any]], abou
             "",
             table_of(against),
         ]
+    text += [
+        "",
+        "## Engines of the suite",
+        "",
+        "What the suite measures of each engine: a decode step with 1,024 tokens of context for each request, a prompt "
+        "alone, and the output tokens/s of nano-vllm's workload, all requests at once at temperature 0.6. "
+        + _verdict_on(engines, results),
+        "",
+        engines_table(engines, results),
+    ]
+    untaught = dict.fromkeys(row["because"] for row in engines if row["trust"] == "extrapolated")
+    text += ["", *(f"- Extrapolated: {why}" for why in untaught)]
     return "\n".join(text) + "\n"
 
 
@@ -151,16 +268,18 @@ def main() -> int:
         "commit": given.commit,
         "cost_model": identity(given.gpu),
     }
+    results = load(given.against) if given.against else {}
     rows = list(predictions(given.gpu))
+    engines = [row for which in ENGINES for row in engine_figures(given.gpu, which)]
     against = list(comparisons(given.against, given.gpu)) if given.against else []
-    if given.against:
-        about["recorded"] = load(given.against)["environment"]["date"]
-    written = page(rows, against, about)
+    if results:
+        about["recorded"] = results["environment"]["date"]
+    written = page(rows, engines, against, results, about)
     if given.write is None:
         print(written, end="")
         return 0
     given.write.write_text(written, encoding="utf-8")
-    data = {"about": about, "predicted": rows, "against": against}
+    data = {"about": about, "predicted": rows, "engines": engines, "against": against}
     given.write.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return 0
 

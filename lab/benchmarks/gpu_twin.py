@@ -73,9 +73,9 @@ class Scenario(NamedTuple):
     deployment: Deployment
 
 
-def suite_deployment(gpu: str = GPU) -> Deployment:
-    """Return the large engine of the GPU suite with the KV blocks that fit on `gpu`."""
-    engine = gpu_sizes().deployments["large"].model_copy(update={"dtype": "bfloat16", "quantization": "none"})
+def suite_deployment(gpu: str = GPU, which: str = "large") -> Deployment:
+    """Return an engine of the GPU suite with the KV blocks that fit on `gpu`."""
+    engine = gpu_sizes().deployments[which].model_copy(update={"dtype": "bfloat16"})
     capacity = kv_capacity(known_model(engine.model), find_gpu(gpu), engine)
     return engine.rescheduled(num_blocks=capacity.num_blocks).model_copy(update={"gpu_memory_utilization": None})
 
@@ -91,14 +91,18 @@ def true_cost(deployment: Deployment) -> StepCost:
     return StepCost(Calibration("truth", stated, {}, "", "", none, cpu, {}, {}, {}, 0, surfaces=surfaces), deployment)
 
 
+def decode_plan(rows: int, context: int) -> StepPlan:
+    """Return a decode step of requests with `context` tokens each."""
+    return StepPlan.from_amounts(
+        decode_rows=rows, decode_context=rows * context, decode_squares=rows * context**2, sampled_rows=rows
+    )
+
+
 def pace(cost: CostModel, deployment: Deployment, longest: int) -> Pace:
     """Return the pace that the suite would measure on an engine with this `cost`."""
     prompt, output = usual_lengths(longest)
     rows = deployment.scheduler.max_num_seqs // 2
-    context = rows * (prompt + output // 2)
-    decode = StepPlan.from_amounts(
-        decode_rows=rows, decode_context=context, decode_squares=context**2 // rows, sampled_rows=rows
-    )
+    decode = decode_plan(rows, prompt + output // 2)
     whole = StepPlan.from_amounts(
         prefill_rows=1, prefill_tokens=prompt, prefill_pairs=prompt * (prompt + 1) // 2, sampled_rows=1
     )
