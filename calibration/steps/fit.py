@@ -8,7 +8,8 @@ of time that other processes took. Prices are thus for the machine's usual slowd
 `MachineSlowdown`. Errors are stated for every fifth stretch of steps, predicted by a fit without these stretches.
 
 Kernel times that the steps correct (`surface_fit`) are the rival of prices. The calibration uses the one with the
-smaller errors in recordings that it was not fitted to.
+smaller errors in recordings that it was not fitted to. Its stated error and interval are those of recordings that had
+no part in the choice either: it is repeated without each of them (nested cross-validation).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from calibration.steps.launches import UNKNOWN, LaunchCost
 from calibration.steps.machine_slowdown import MachineSlowdown
 from calibration.steps.step_cost import Calibration, Residuals
 from calibration.steps.surface_fit import SurfaceFeatures, best_balance
-from calibration.steps.surfaces import surface_ns
+from calibration.steps.surfaces import Surfaces, surface_ns
 from serving.errors import UserError
 from traces.tables import percentiles
 
@@ -56,6 +57,18 @@ _RARE = 10  # kinds of steps with fewer steps do not count in the choice between
 
 Learner = Callable[[NDArray[np.bool_]], tuple[Floats, MachineSlowdown]]
 """It learns from the steps of a mask, and returns the predicted ns of every step, and the machine's slowdown."""
+
+
+class Better(NamedTuple):
+    """What prices steps better: its predicted ns `[steps]`, the machine's slowdown, and the errors of both.
+
+    `surfaces` is None if linear prices are better.
+    """
+
+    predicted_ns: Floats
+    machine: MachineSlowdown
+    errors: dict[str, float]
+    surfaces: Surfaces | None
 
 
 class Unseen(NamedTuple):
@@ -82,41 +95,26 @@ def fit(
     """Fit a calibration to `steps`; raise UserError if there are too few.
 
     `surfaces` are the kernel times that the steps may correct; without any, the calibration has linear prices, and
-    says `why_none`. They are compared with linear prices by predictions of each recording from the others. The
-    comparison favours surfaces a little: their factors are fitted without the recording, but a CPU's balance and the
-    exponents of a slow machine are those of all steps (fitting them again for each recording takes minutes).
+    says `why_none`.
     """
     if len(steps) < _LEAST_STEPS:
         remedy = f"measured steps are too few; calibration needs at least {_LEAST_STEPS}, so measure longer"
         raise UserError("steps", len(steps), remedy)
     held_out = (np.arange(len(steps)) // _STRETCH) % _HELD_OUT == _HELD_OUT - 1
     everything = np.ones_like(held_out)
-    step_prices, machine = _model(steps, everything)
+    step_prices, _ = _model(steps, everything)
     timed = ~np.isnan(steps.cpu_ns)
     cpu_prices = _prices(steps.cpu[timed], steps.cpu_ns[timed])
     step_ps = {name: round(price * 1000) for name, price in zip(steps.features, step_prices, strict=True)}
     cpu_ps = {name: round(price * 1000) for name, price in zip(CPU_FEATURES, cpu_prices, strict=True)}
     adapter_ns = {"adapter_loads": steps.load_ns, "adapter_copies": steps.copy_ns}
     cpu_ps |= {name: round(ns * 1000) for name, ns in adapter_ns.items() if ns is not None}
-    predicted, learn, corrected = steps.step @ step_prices, linear(steps), None
+    best = _better(steps, surfaces, everything)
+    learn = (lambda used: _better(steps, surfaces, used)[:2]) if surfaces else linear(steps)
     unseen = unseen_by(steps, learn)
-    errors = {LINEAR: _error(steps, unseen)}
-    if surfaces:
-        rival = best_balance(list(surfaces), everything)
-        learnt = rival.learnt(everything)
-
-        def correct(used: NDArray[np.bool_]) -> tuple[Floats, MachineSlowdown]:
-            one = rival.learnt(used, like=learnt.machine)
-            return rival.predicted_ns(one), one.machine
-
-        by_surfaces = unseen_by(steps, correct)
-        errors[SURFACES] = _error(steps, by_surfaces)
-        if errors[SURFACES] < errors[LINEAR]:
-            corrected, machine, unseen, learn = rival.surfaces(learnt), learnt.machine, by_surfaces, correct
-            predicted = rival.predicted_ns(learnt)
     blind_ns, machine_without = learn(~held_out)
     blind_own_ns = machine_without.own_ns(blind_ns, steps)
-    known = (step_ps, cpu_ps, launches, deployment, created, *([corrected] if corrected else []))
+    known = (step_ps, cpu_ps, launches, deployment, created, *([best.surfaces] if best.surfaces else []))
     return Calibration(
         id=blake2b(repr(known).encode(), digest_size=6).hexdigest(),
         deployment=deployment,
@@ -129,25 +127,26 @@ def fit(
         residuals=residuals(steps.regime[held_out], steps.own_ns[held_out], blind_own_ns[held_out]),
         interval=interval(steps, unseen.part, unseen.blind_ns),
         weather=replace(
-            machine,
+            best.machine,
             interval=interval(steps, unseen.part, unseen.known_ns),
-            misses=_misses(steps, predicted, machine),
+            misses=_misses(steps, best.predicted_ns, best.machine),
         ),
         noise=dict(noise),
         launches=launches,
         fitted_steps=len(steps),
         mask_ps=None if steps.mask_ns is None else round(steps.mask_ns * 1000),
-        surfaces=corrected,
+        surfaces=best.surfaces,
         no_surfaces=why_none,
-        unseen_error_pct={name: round(100 * error, 2) for name, error in errors.items()},
+        unseen_error_pct={name: round(100 * error, 2) for name, error in best.errors.items()},
+        judged_error_pct=round(100 * _error(steps, unseen, everything), 2),
     )
 
 
-def linear(steps: MeasuredSteps) -> Learner:
-    """Return the learner of linear prices."""
+def linear(steps: MeasuredSteps, exponents: Sequence[float] = _EXPONENTS) -> Learner:
+    """Return the learner of linear prices, which tries these `exponents` of a slow machine."""
 
     def learn(used: NDArray[np.bool_]) -> tuple[Floats, MachineSlowdown]:
-        prices, machine = _model(steps, used)
+        prices, machine = _model(steps, used, exponents)
         return steps.step @ prices, machine
 
     return learn
@@ -161,29 +160,54 @@ def predict(calibration: Calibration, steps: MeasuredSteps) -> Floats:
     return steps.step @ prices
 
 
-def unseen_by(steps: MeasuredSteps, learn: Learner) -> Unseen:
-    """Return the steps of each recording in turn, predicted by a fit to the other recordings."""
+def _better(steps: MeasuredSteps, surfaces: Sequence[SurfaceFeatures], used: NDArray[np.bool_]) -> Better:
+    """Fit prices and `surfaces` to the `used` steps; keep what predicts recordings left out of them better.
+
+    Fits without a recording borrow the exponents of a slow machine, and a CPU's balance, from the fit to all of them.
+    """
+    predicted, machine = linear(steps)(used)
+    errors = {LINEAR: _error(steps, unseen_by(steps, linear(steps, (machine.exponent,)), used), used)}
+    if surfaces:
+        rival = best_balance(list(surfaces), used)
+        learnt = rival.learnt(used)
+
+        def correct(fewer: NDArray[np.bool_]) -> tuple[Floats, MachineSlowdown]:
+            one = rival.learnt(fewer, like=learnt.machine)
+            return rival.predicted_ns(one), one.machine
+
+        errors[SURFACES] = _error(steps, unseen_by(steps, correct, used), used)
+        if errors[SURFACES] < errors[LINEAR]:
+            return Better(rival.predicted_ns(learnt), learnt.machine, errors, rival.surfaces(learnt))
+    return Better(predicted, machine, errors, None)
+
+
+def unseen_by(steps: MeasuredSteps, learn: Learner, used: NDArray[np.bool_] | None = None) -> Unseen:
+    """Return the steps of each recording in turn, predicted by a fit to the other recordings.
+
+    Only the `used` steps count, by default all; the others are NaN.
+    """
     part = steps.recording
     if part[-1] + 1 < _LEAST_PARTS:
         part = np.arange(len(steps)) * _LEAST_PARTS // len(steps)
-    blind, known, own = (np.empty(len(steps)) for _ in range(3))
-    for index in range(part[-1] + 1):
-        mine = part == index
-        predicted, machine = learn(~mine)
+    used = np.ones(len(steps), dtype=np.bool_) if used is None else used
+    blind, known, own = (np.full(len(steps), np.nan) for _ in range(3))
+    for index in np.unique(part[used]):
+        mine = used & (part == index)
+        predicted, machine = learn(used & ~mine)
         blind[mine] = predicted[mine]
         known[mine] = (predicted * machine.slowdown(steps))[mine]
         own[mine] = machine.own_ns(predicted, steps)[mine]
     return Unseen(part, blind, known, own)
 
 
-def _error(steps: MeasuredSteps, unseen: Unseen) -> float:
+def _error(steps: MeasuredSteps, unseen: Unseen, used: NDArray[np.bool_]) -> float:
     """Return the error by which prices and surfaces are compared: of CPU time, with the machine's speed known.
 
     It is the mean over the kinds of steps of their median relative error: few steps have prompts only, but TTFT depends
     on them.
     """
-    errors = np.abs(unseen.own_ns / steps.own_ns - 1)
-    kinds = [errors[steps.regime == kind] for kind in range(len(REGIMES))]
+    errors, regime = np.abs(unseen.own_ns / steps.own_ns - 1)[used], steps.regime[used]
+    kinds = [errors[regime == kind] for kind in range(len(REGIMES))]
     counted = [kind for kind in kinds if len(kind) >= _RARE] or [errors]
     return float(np.mean([np.median(kind) for kind in counted]))
 
@@ -237,12 +261,14 @@ def step_residuals_table(steps: MeasuredSteps, predicted: Floats) -> pa.Table:
     )
 
 
-def _model(steps: MeasuredSteps, used: NDArray[np.bool_]) -> tuple[Floats, MachineSlowdown]:
+def _model(
+    steps: MeasuredSteps, used: NDArray[np.bool_], exponents: Sequence[float] = _EXPONENTS
+) -> tuple[Floats, MachineSlowdown]:
     """Return the prices of the features, fitted to the `used` steps, and the slowdown of the machine in these steps."""
     taken = float(steps.step_ns[used].sum() / steps.own_ns[used].sum())
     speed = float(np.median(steps.speed[used]))
     best: tuple[float, Floats, MachineSlowdown] | None = None
-    for exponent in _EXPONENTS if np.ptp(steps.speed[used]) else (0.0,):
+    for exponent in exponents if np.ptp(steps.speed[used]) else (0.0,):
         machine = MachineSlowdown(taken, speed, exponent)
         own_ns = steps.own_ns / machine.slowness(steps)
         prices = step_prices(steps, own_ns, used)

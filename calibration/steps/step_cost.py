@@ -80,7 +80,9 @@ class Calibration:
         noise: times of the reference step and other measures of disturbance of the machine
         launches: host time of a kernel launch, from steps without CUDA graphs
         surfaces: corrected kernel times, which price the steps instead of `step_prices_ps`; None if prices were better
-        unseen_error_pct: the usual error of a step in recordings that were not fitted, by what prices the steps
+        unseen_error_pct: the usual error of a step in recordings that were not fitted, by what prices the steps: by
+            these errors, prices or surfaces were chosen
+        judged_error_pct: this error in recordings that had no part in the choice; None in an older calibration
         no_surfaces: the reason why there are no kernel times to correct; empty if there are
         untaught: clause that says why the measurements do not hold any more; empty if they do
     """
@@ -104,6 +106,7 @@ class Calibration:
     surfaces: Surfaces | None = None
     unseen_error_pct: Mapping[str, float] = field(default_factory=dict)
     no_surfaces: str = ""
+    judged_error_pct: float | None = None
     format: int = field(default=_FORMAT)
 
     @property
@@ -154,7 +157,10 @@ class Calibration:
             return ""
         linear, surfaces = self.unseen_error_pct.items()
         (name, error), (other, more) = (surfaces, linear) if self.surfaces else (linear, surfaces)
-        return f"steps are timed by {name}, off by {error:g} % in unseen recordings ({other}: {more:g} %)"
+        said = f"steps are timed by {name}, off by {error:g} % in unseen recordings ({other}: {more:g} %)"
+        if self.judged_error_pct is None:
+            return said
+        return f"{said}; {self.judged_error_pct:g} % in recordings outside this comparison"
 
     @property
     def learnt_as(self) -> Deployment:
