@@ -13,7 +13,7 @@ from planning.bench.client import bench
 from planning.bench.request import BenchTarget
 from planning.learn.answers import Answer, Counted
 from planning.learn.questions import Question
-from planning.learn.reported import counted, read_page, sglang_settings, vllm_settings
+from planning.learn.reported import counted, read_page, sglang_blocks, sglang_settings, vllm_settings
 from planning.learn.server import TimeIsUp
 from serving.errors import UserError
 from serving.workload import Workload
@@ -77,8 +77,14 @@ class HttpServer:
         return replace(answer, counted=Counted(**json.loads((place / _COUNTED).read_text(encoding="utf-8"))))
 
     def reported(self) -> dict[str, Any]:
-        """Return the settings that the server reports: in its metrics, or SGLang in `/get_server_info`; else empty."""
-        return vllm_settings(self._get("/metrics")) or sglang_settings(self._json("/get_server_info"))
+        """Return the settings that the server reports: in its metrics, or SGLang in `/server_info`; else empty."""
+        metrics = self._get("/metrics")
+        if settings := vllm_settings(metrics):
+            return settings
+        for page in ("/server_info", "/get_server_info"):  # the second is the name in older releases
+            if settings := sglang_settings(self._json(page)):
+                return settings
+        return sglang_blocks(metrics)
 
     def longest(self) -> int | None:
         """Return the maximum length of a sequence in tokens, if the server's list of models states it."""

@@ -1,4 +1,4 @@
-"""What a server reports of itself: settings in labels or in SGLang's `/get_server_info`, and counters of its steps."""
+"""What a server reports of itself: settings in its metrics or in SGLang's `/server_info`, and counters of its steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def engines(metrics: str) -> int:
 
 
 def sglang_settings(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `Setting` in the answer of SGLang's `/get_server_info`; empty for another server."""
+    """Return the settings of `Setting` in the answer of SGLang's `/server_info`; empty for another server."""
     if "disable_radix_cache" not in info:
         return {}
     settings: dict[str, Any] = {"policy": "sglang", "enable_prefix_caching": not info["disable_radix_cache"]}
@@ -65,6 +65,23 @@ def sglang_settings(info: Mapping[str, Any]) -> dict[str, Any]:
     if _counts(tokens := info.get("max_total_num_tokens")):
         settings["num_blocks"] = tokens // settings.get("block_size", 1)
     return settings
+
+
+def sglang_blocks(metrics: str) -> dict[str, Any]:
+    """Return the settings of `Setting` that a scrape of SGLang reports; empty if there are none.
+
+    SGLang has gauges of its pages from 0.5.11 on, before that labels.
+    """
+    labels = next(iter(labels_of("sglang:cache_config_info", metrics)), {})
+    settings: dict[str, Any] = {}
+    for name, theirs in {"block_size": "page_size", "num_blocks": "num_pages"}.items():
+        gauge = f"sglang:{theirs}"
+        ranks, total = labels_of(gauge, metrics), total_of(gauge, metrics)
+        if ranks and total:
+            settings[name] = round(total / len(ranks))  # every rank reports the same
+        elif (label := labels.get(theirs, "")).isdigit():
+            settings[name] = int(label)
+    return {"policy": "sglang", **settings} if settings else {}
 
 
 def counted(before: str, after: str) -> Counted | None:

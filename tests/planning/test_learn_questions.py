@@ -14,7 +14,7 @@ from planning.learn.engines import engines_of
 from planning.learn.proof import made_up_traffic
 from planning.learn.questions import Bounds
 from planning.learn.recorded_steps import recorded_settings, recorded_steps
-from planning.learn.reported import counted, sglang_settings, vllm_settings
+from planning.learn.reported import counted, sglang_blocks, sglang_settings, vllm_settings
 from planning.learn.seen_steps import seen_steps
 from planning.learn.session import OwnTraffic
 from planning.learn.step_times import CorrectedKernels
@@ -138,6 +138,16 @@ def test_what_sglang_reports_is_read() -> None:
         "num_blocks": 10_000,
     }
     assert sglang_settings({"version": "1"}) == {}
+
+
+def test_what_sglang_reports_in_its_metrics_is_read() -> None:
+    ranks = [
+        f'sglang:page_size{{tp_rank="{rank}"}} 16.0\nsglang:num_pages{{tp_rank="{rank}"}} 900.0\n' for rank in "01"
+    ]
+    expected = {"policy": "sglang", "block_size": 16, "num_blocks": 900}
+    assert sglang_blocks("".join(ranks)) == expected
+    assert sglang_blocks('sglang:cache_config_info{page_size="16",num_pages="900"} 1.0\n') == expected  # before 0.5.11
+    assert sglang_blocks(VLLM) == {}
 
 
 def test_counted_steps_tell_a_twin_with_other_steps() -> None:

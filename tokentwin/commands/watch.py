@@ -18,17 +18,7 @@ if TYPE_CHECKING:
     from planning.learn.kept_twin import KeptTwin
     from planning.learn.watched import WatchedServer
 
-if TYPE_CHECKING:
-    from planning.learn.kept_twin import KeptTwin
-    from planning.learn.watched import WatchedServer
-
-if TYPE_CHECKING:
-    from planning.learn.kept_twin import KeptTwin
-    from planning.learn.watched import WatchedServer
-
 DRIFTED = 3
-_ASKING = ("model_name", "endpoint", "timeout_s", "vocab_size")  # options that only a look that sends requests has
-_ASKING = ("model_name", "endpoint", "timeout_s", "vocab_size")  # options that only a look that sends requests has
 _ASKING = ("model_name", "endpoint", "timeout_s", "vocab_size")  # options that only a look that sends requests has
 options = options_of(BenchTarget, required=False)
 
