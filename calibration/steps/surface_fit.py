@@ -269,9 +269,12 @@ def _outside_attention(times: dict[str, Any]) -> Any:
 
 
 def best_balance(tried: list[SurfaceFeatures], used: NDArray[np.bool_]) -> SurfaceFeatures:
-    """Return the surfaces that the `used` steps correct best."""
+    """Return the surfaces that the `used` steps correct best, all with the exponents that fit the middle one."""
+    if len(tried) == 1:
+        return tried[0]
     chosen = thinned(used)
-    return tried[0] if len(tried) == 1 else min(tried, key=lambda one: one.error(one.learnt(chosen), chosen))
+    machine = tried[len(tried) // 2].learnt(chosen).machine
+    return min(tried, key=lambda one: one.error(one.learnt(chosen, like=machine), chosen))
 
 
 def thinned(used: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """How far linear prices and corrected surfaces are off for steps of recordings that taught them nothing.
 
     python -m lab.benchmarks.prices_or_surfaces dashboard/samples/demo/real-*
-    python -m lab.benchmarks.prices_or_surfaces H200_RECORDINGS... --gpu H200 --kernels lab/results/gpu/h200/kernels.parquet
+    python -m lab.benchmarks.prices_or_surfaces RECORDINGS... --gpu H200 --kernels kernels.parquet
 
 Each recording is predicted by a fit to the others (of fewer than five recordings, each fifth by the rest). The
 exponents of a slow machine and a CPU's balance are fitted without it, too. It prints the median absolute error of each
