@@ -62,6 +62,14 @@ def test_what_the_server_reports_is_read(server: HttpServer) -> None:
     assert nobody.reported() == {} and nobody.longest() is None
 
 
+@pytest.mark.parametrize("page", ["/server_info", "/get_server_info"])
+def test_sglang_has_two_names_for_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = json.dumps({"disable_radix_cache": True})
+    monkeypatch.setattr(HttpServer, "_get", lambda self, path: info if path == page else "")
+    server = HttpServer(BenchTarget(url="http://127.0.0.1:1"), tmp_path)
+    assert server.reported() == {"policy": "sglang", "enable_prefix_caching": False}
+
+
 def test_labels_of_a_metric() -> None:
     text = '# HELP a b\na{x="1",y="two words"} 1.0\na{x="2"} 2.0\nb 3\n'
     assert labels_of("a", text) == [{"x": "1", "y": "two words"}, {"x": "2"}]
