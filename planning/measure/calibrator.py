@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +35,7 @@ from planning.checkout import lab_is_here
 from planning.measure.real_engine import calibrated_adapters, load_engines, pace_of, record_whole
 from planning.measure.request import CalibrateRequest
 from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_catalogue import find_model, pooling_model
 from serving.errors import UserError
 from serving.front_door import FILE as FRONT_DOOR
 from serving.front_door import FrontDoor
@@ -152,7 +153,10 @@ def measure(
     The recordings lie in `out`. The iterator yields the path of each.
     """
     adapters = calibrated_adapters(engine.deployment)
+    pools = pooling_model(engine.deployment.model) is not None
     for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds, adapters):
+        if pools:
+            workload = replace(workload, requests=[replace(request, output_len=0) for request in workload.requests])
         path = out / "runs" / workload.name
         record(workload, path)
         yield path

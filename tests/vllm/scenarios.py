@@ -5,6 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from tests.vllm.tiny_llava import IMAGE_TOKEN, LLAVA
+from tests.vllm.tiny_model import BERT
+
 Scenario = dict[str, Any]
 
 
@@ -40,7 +43,28 @@ def _abort(chance: Random) -> int | None:
     return chance.randint(0, 40) if chance.random() < 0.4 else None
 
 
+def _chosen(chance: Random) -> int | None:
+    return min(int(chance.expovariate(0.7)), 5) if chance.random() < 0.85 else None
+
+
+def _without_outputs(rounds: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    return [[{name: asked[name] for name in asked if name != "max_tokens"} for asked in one] for one in rounds]
+
+
+def _with_images(chance: Random, rounds: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Return `rounds` with up to three of eight pictures in the part of each prompt that is its own."""
+    for asked in (asked for one in rounds for asked in one):
+        own = asked["prompt"][-1] if isinstance(asked["prompt"][-1], list) else asked["prompt"]
+        asked["images"] = [chance.randrange(8) for _ in range(chance.choice([0, 1, 1, 2, 3]))]
+        for _ in asked["images"]:
+            own.insert(chance.randint(0, len(own)), IMAGE_TOKEN)
+    return rounds
+
+
 TIGHT = {"num_gpu_blocks_override": 40}
+IMAGES = {
+    **TIGHT, "max_num_batched_tokens": 96, "skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 8},
+}  # fmt: skip
 WINDOWS = {
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70,
 }  # fmt: skip
@@ -79,6 +103,17 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
             "requests": _rounds(chance(), rounds=1),
             "settings": {"enable_prefix_caching": False, **TIGHT},
         },
+        "adapters": {
+            "requests": _rounds(chance(), adapter=_chosen),
+            "settings": {**TIGHT, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 3},
+            "adapters": 6,
+        },
+        "images": {"requests": _with_images(chance(), _rounds(chance(), rounds=1)), "model": LLAVA, "settings": IMAGES},
+        "whole images": {
+            "requests": _with_images(chance(), _rounds(chance(), rounds=1)),
+            "model": LLAVA,
+            "settings": {**IMAGES, "disable_chunked_mm_input": True},
+        },
         "windows": {"requests": _rounds(chance(), rounds=1), "model": WINDOWS, "settings": TIGHT},
     }
     both = {
@@ -87,6 +122,15 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
         for loop in ("plain", "overlapped")
     }
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    both["embeddings of a decoder, plain"] = {
+        "requests": _without_outputs(_rounds(chance(), count=80, rounds=0)),
+        "settings": {**TIGHT, "runner": "pooling", "max_num_batched_tokens": 128},
+    }
+    both["embeddings of an encoder, plain"] = {
+        "requests": _without_outputs(_rounds(chance(), count=80, rounds=0)),
+        "model": BERT,
+        "settings": {"runner": "pooling", "max_num_batched_tokens": 512, "max_model_len": 512, "max_num_seqs": 4},
+    }
     both["drafts, plain"] = {
         "requests": _rounds(chance(), rounds=1),
         "settings": {"speculative_config": drafts, "async_scheduling": False, **TIGHT},
