@@ -47,12 +47,25 @@ class Arrived(NamedTuple):
 
 
 class AdapterWork(NamedTuple):
-    """The LoRA adapters that were loaded from disk and copied into slots before a step, with the times of both."""
+    """The LoRA adapters that were loaded from disk and copied into slots before a step, with the times of both.
 
-    loads: int
-    load_ns: int
-    copies: int
-    copy_ns: int
+    Attributes:
+        thread_ns: CPU time of the thread in both
+    """
+
+    loads: int = 0
+    load_ns: int = 0
+    copies: int = 0
+    copy_ns: int = 0
+    thread_ns: int = 0
+
+    @property
+    def took_ns(self) -> int:
+        """The time of both together."""
+        return self.load_ns + self.copy_ns
+
+
+NO_WORK = AdapterWork()
 
 
 class Ended(NamedTuple):
@@ -87,7 +100,7 @@ class Flight:
     proposed   numbers of draft tokens that the next step can verify, by request id
     stopped    ids of requests that ended before their maximum number of tokens
     adapters   numbers of tokens by LoRA adapter
-    adapter_work   loads and copies of adapters in this step; None if they are not timed
+    adapter_work   loads and copies of adapters in this step; none if they are not timed
     """
 
     __slots__ = (
@@ -103,7 +116,7 @@ class Flight:
         self.thread_ns: int | None = None
         self.speed: float | None = None
         self.adapters: dict[str, int] = {}
-        self.adapter_work: AdapterWork | None = None
+        self.adapter_work = NO_WORK
         self.ids: list[int] = []
         self.tokens: list[int] = []
         self.computed: list[int] = []

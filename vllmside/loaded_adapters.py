@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 from vllm.lora.request import LoRARequest
 
 from serving.errors import UserError
-from vllmside.engine_events import AdapterWork
+from vllmside.engine_events import NO_WORK, AdapterWork
 
 _CONFIG = "adapter_config.json"
-_NOTHING = AdapterWork(0, 0, 0, 0)
 
 
 class LoadedAdapters:
@@ -25,7 +24,7 @@ class LoadedAdapters:
     def __init__(self, folder: str, runner: Any) -> None:
         self._folder = Path(folder)
         self._names = sorted(path.parent.name for path in self._folder.glob(f"*/{_CONFIG}"))
-        self._work = _NOTHING
+        self._work = NO_WORK
         self._manager = manager = runner.lora_manager
         manager._load_adapter = self._timed(manager._load_adapter, "load")
         slots = manager._adapter_manager
@@ -49,7 +48,7 @@ class LoadedAdapters:
 
     def taken(self) -> AdapterWork:
         """Return the loads and copies since the last call."""
-        work, self._work = self._work, _NOTHING
+        work, self._work = self._work, NO_WORK
         return work
 
     def _timed(self, call: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -57,10 +56,10 @@ class LoadedAdapters:
         count, time = ("loads", "load_ns") if what == "load" else ("copies", "copy_ns")
 
         def timed(*args: Any) -> Any:
-            began = perf_counter_ns()
+            began, of_thread = perf_counter_ns(), thread_time_ns()
             result = call(*args)
             if result is not False:
-                spent = {count: 1, time: perf_counter_ns() - began}
+                spent = {count: 1, time: perf_counter_ns() - began, "thread_ns": thread_time_ns() - of_thread}
                 more = {name: getattr(self._work, name) + value for name, value in spent.items()}
                 self._work = self._work._replace(**more)
             return result

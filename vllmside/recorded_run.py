@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from serving.step_plan import AGGREGATES, Padding, StepPlan, aggregates_of
 from serving.workload import WorkloadRequest
 from traces.shared_prefixes import SharedPrefixes
-from vllmside.engine_events import AdapterWork, Arrived, Ended, Event, Flight
+from vllmside.engine_events import Arrived, Ended, Event, Flight
 
 _GONE = "its client hung up, or a stop string ended it"
 _SERVED_NAME = re.compile(r"(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)-[0-9a-f]{8}")
@@ -120,8 +120,8 @@ class RecordedRun:
         return self._contents.setdefault(hashed, f"item{len(self._contents)}")
 
     def _ran(self, flight: Flight) -> None:
-        ready_ns = flight.planned_ns + _adapters_ns(flight)
-        start_ns = max(ready_ns, self._end_ns)  # a step begins after the previous step has ended
+        # A step begins with its adapters in their slots, after the previous step has ended.
+        start_ns = max(flight.planned_ns + flight.adapter_work.took_ns, self._end_ns)
         self._end_ns = flight.end_ns
         open_requests = self._open
         for id in flight.compiled:
@@ -191,7 +191,7 @@ class RecordedRun:
             "preempted": len(flight.preempted),
             "in_flight": flight.in_flight,
             "schedule_ns": flight.planned_ns - flight.plan_ns,
-            "thread_ns": None if flight.thread_ns is None else max(flight.thread_ns - _adapters_ns(flight), 0),
+            "thread_ns": None if flight.thread_ns is None else flight.thread_ns - flight.adapter_work.thread_ns,
             "speed": flight.speed,
             "row_ids": flight.ids,
             "row_tokens": flight.tokens,
@@ -271,16 +271,12 @@ def _admit(progress: _Progress, cached: int, start_ns: int) -> None:
         progress.recomputed -= cached
 
 
-def _adapters_ns(flight: Flight) -> int:
-    """Return the time before the step in which adapters were loaded and copied."""
-    return 0 if flight.adapter_work is None else flight.adapter_work.load_ns + flight.adapter_work.copy_ns
-
-
-def _adapters(flight: Flight) -> dict[str, int | None] | None:
+def _adapters(flight: Flight) -> dict[str, int] | None:
     if not flight.adapters:
         return None
-    work = dict.fromkeys(AdapterWork._fields) if flight.adapter_work is None else flight.adapter_work._asdict()
-    return {"adapters": len(flight.adapters), "tokens": sum(flight.adapters.values()), **work}
+    work = flight.adapter_work
+    times = {"loads": work.loads, "load_ns": work.load_ns, "copies": work.copies, "copy_ns": work.copy_ns}
+    return {"adapters": len(flight.adapters), "tokens": sum(flight.adapters.values()), **times}
 
 
 def _by_row(flight: Flight, by_id: Mapping[int, int] | None) -> list[int | None] | None:

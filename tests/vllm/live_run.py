@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.vllm.tiny_adapters import save_adapters
-from tests.vllm.tiny_llava import picture, save_processor
+from tests.vllm.tiny_llava import picture, save_processor, save_tokenizer
 from tests.vllm.tiny_model import TINY
 
 os.environ |= {
@@ -68,6 +68,8 @@ def run(scenario: dict[str, Any]) -> None:
         (Path(folder) / "config.json").write_text(json.dumps({**TINY, **scenario.get("model", {})}))
         if "vision_config" in scenario.get("model", {}):
             save_processor(Path(folder))
+        elif not scenario.get("settings", {}).get("skip_tokenizer_init", True):
+            save_tokenizer(Path(folder))
         save_adapters(Path(folder), scenario.get("adapters", 0))
         settings = {
             "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True,

@@ -62,6 +62,7 @@ def _with_images(chance: Random, rounds: list[list[dict[str, Any]]]) -> list[lis
 
 
 TIGHT = {"num_gpu_blocks_override": 40}
+POOLING = {"runner": "pooling", "skip_tokenizer_init": False}
 IMAGES = {
     **TIGHT, "max_num_batched_tokens": 96, "skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 8},
 }  # fmt: skip
@@ -124,12 +125,12 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     both["embeddings of a decoder, plain"] = {
         "requests": _without_outputs(_rounds(chance(), count=80, rounds=0)),
-        "settings": {**TIGHT, "runner": "pooling", "max_num_batched_tokens": 128},
+        "settings": {**TIGHT, **POOLING, "max_num_batched_tokens": 128},
     }
     both["embeddings of an encoder, plain"] = {
         "requests": _without_outputs(_rounds(chance(), count=80, rounds=0)),
         "model": BERT,
-        "settings": {"runner": "pooling", "max_num_batched_tokens": 512, "max_model_len": 512, "max_num_seqs": 4},
+        "settings": {**POOLING, "max_num_batched_tokens": 512, "max_model_len": 512, "max_num_seqs": 4},
     }
     both["drafts, plain"] = {
         "requests": _rounds(chance(), rounds=1),

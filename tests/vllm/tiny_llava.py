@@ -35,11 +35,16 @@ _TOKENIZER = {
 
 def save_processor(folder: Path) -> None:
     """Write the files of the processor of images and text."""
+    for name, config in {"preprocessor": _IMAGES, "processor": _PROCESSOR}.items():
+        (folder / f"{name}_config.json").write_text(json.dumps(config))
+    save_tokenizer(folder)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write the files of a tokenizer with a word for each token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    files = {"preprocessor": _IMAGES, "processor": _PROCESSOR, "tokenizer": _TOKENIZER}
-    for name, config in files.items():
-        (folder / f"{name}_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER))
     words = {f"w{number}": number for number in range(IMAGE_TOKEN)} | {"<image>": IMAGE_TOKEN}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
