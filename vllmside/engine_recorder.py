@@ -200,7 +200,7 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
         raise UserError("runner_type", config.model_config.runner_type, remedy)
     rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
     path = _free_path(Path(settings.record) if rank is None else Path(settings.record) / f"rank-{rank}")
-    run, deployment = _run_columns(scheduler, path.name, settings.workload, version, settings.model)
+    run, deployment = _run_columns(scheduler, path.name, settings.workload, version, settings.model, settings.adapters)
     writer = RecordingWriter(path, run)
     _write_deployment(path, deployment, config)
     recorded = _recorded_run(scheduler, LiveRecording(writer, run))
@@ -211,7 +211,7 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
 
 
 def _run_columns(
-    scheduler: Any, name: str, workload: str, version: str, model: str = ""
+    scheduler: Any, name: str, workload: str, version: str, model: str = "", adapters: str | None = None
 ) -> tuple[dict[str, Any], VllmDeployment]:
     """Return the columns of `runs` that are known at the start, and the deployment in them."""
     config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
@@ -221,6 +221,9 @@ def _run_columns(
         described = replace(described, deployment=described.deployment.model_copy(update=decided))
     if model:
         described = replace(described, deployment=described.deployment.model_copy(update={"model": model}))
+    if adapters and (lora := described.deployment.lora) is not None:
+        where = {"lora": lora.model_copy(update={"adapters": adapters})}
+        described = replace(described, deployment=described.deployment.model_copy(update=where))
     notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(described.unmodelled)}
     if config.parallel_config.data_parallel_size > 1:
         notes["data_parallel_rank"] = config.parallel_config.data_parallel_rank

@@ -53,7 +53,7 @@ class VllmReplayer:
     """A vLLM engine in this process, set up by the `words` of its command line."""
 
     def __init__(self, pipe: Connection, inbox: Inbox, words: list[str], model: str, adapters: str = "") -> None:
-        self._model = model
+        self._model, self._folder = model, adapters or None
         self._pipe = pipe
         self._inbox = inbox
         self._chance = Random(0)
@@ -133,7 +133,8 @@ class VllmReplayer:
         workload = read_workload(path)
         before = self.canary()
         self.reset()
-        self._scheduler.record(RecordSettings(record=out, model=self._model, workload=workload.name, numbered=True))
+        names: dict[str, Any] = {"model": self._model, "adapters": self._folder, "workload": workload.name}
+        self._scheduler.record(RecordSettings(record=out, numbered=True, **names))
         recorder = self._scheduler.recorder
         _must_go_on(recorder)
         recorder.watch_speed(self._probe)

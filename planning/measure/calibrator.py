@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -154,9 +153,7 @@ def measure(
     """
     adapters = calibrated_adapters(engine.deployment)
     pools = pooling_model(engine.deployment.model) is not None
-    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds, adapters):
-        if pools:
-            workload = replace(workload, requests=[replace(request, output_len=0) for request in workload.requests])
+    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds, adapters, pools):
         path = out / "runs" / workload.name
         record(workload, path)
         yield path

@@ -4,7 +4,7 @@ Needs an environment with vLLM (`make vllm`). A scenario has `out` (the recordin
 tiny model's `config.json`, with random weights), `settings` (arguments of vLLM's `LLM`), and `requests`: a list of
 rounds, each of which begins when the one before has ended. A request has `prompt` (token ids, or `[of, more]`: the
 whole sequence of request number `of`, and ids after it), `max_tokens`, `at_step` of its round, and maybe `priority`,
-`stop` (token ids), `abort_after` (steps), `adapter` (a number) and `images` (numbers of pictures, one for each
+`stop` (token ids), `abort_after` (steps), `adapter` (a number) and `sounds` (numbers of sounds, one for each
 placeholder in its own part of the prompt). A request without `max_tokens` wants an embedding.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.vllm.tiny_adapters import save_adapters
-from tests.vllm.tiny_llava import picture, save_processor, save_tokenizer
+from tests.vllm.tiny_audio import save_processor, save_tokenizer, sound
 from tests.vllm.tiny_model import TINY
 
 os.environ |= {
@@ -66,7 +66,7 @@ def run(scenario: dict[str, Any]) -> None:
     """Run `scenario` and close its recording."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**TINY, **scenario.get("model", {})}))
-        if "vision_config" in scenario.get("model", {}):
+        if "audio_config" in scenario.get("model", {}):
             save_processor(Path(folder))
         elif not scenario.get("settings", {}).get("skip_tokenizer_init", True):
             save_tokenizer(Path(folder))
@@ -88,7 +88,7 @@ def run(scenario: dict[str, Any]) -> None:
 class _Driver:
     def __init__(self, llm: LLM, folder: str) -> None:
         self._folder = folder
-        self._images: dict[int, list[int]] = {}
+        self._sounds: dict[int, list[int]] = {}
         self._engine = llm.llm_engine
         self._said: dict[int, list[int]] = {}
         self._number = 0
@@ -111,11 +111,11 @@ class _Driver:
 
     def _add(self, asked: dict[str, Any], aborts: dict[str, int], step: int) -> None:
         number, self._number = self._number, self._number + 1
-        prompt, images = asked["prompt"], asked.get("images", [])
+        prompt, sounds = asked["prompt"], asked.get("sounds", [])
         if prompt and isinstance(prompt[-1], list):
-            images = self._images[prompt[0]] + images
+            sounds = self._sounds[prompt[0]] + sounds
             prompt = self._said[prompt[0]] + prompt[1]
-        self._said[number], self._images[number] = list(prompt), images
+        self._said[number], self._sounds[number] = list(prompt), sounds
         params: Any = PoolingParams(task="embed")
         if "max_tokens" in asked:
             params = SamplingParams(
@@ -126,10 +126,10 @@ class _Driver:
                 detokenize=False,
             )
         given = TokensPrompt(prompt_token_ids=prompt)
-        if images:
-            given["multi_modal_data"] = {"image": [picture(image) for image in images]}
+        if sounds:
+            given["multi_modal_data"] = {"audio": list(map(sound, sounds))}
         adapter = None
-        if "adapter" in asked:
+        if asked.get("adapter") is not None:
             adapter = LoRARequest(name := f"adapter{asked['adapter']}", 1 + asked["adapter"], f"{self._folder}/{name}")
         self._engine.add_request(str(number), given, params, lora_request=adapter, priority=asked.get("priority", 0))
         if "abort_after" in asked:

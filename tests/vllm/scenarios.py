@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from tests.vllm.tiny_llava import IMAGE_TOKEN, LLAVA
+from tests.vllm.tiny_audio import AUDIO, SOUND_TOKEN
 from tests.vllm.tiny_model import BERT
 
 Scenario = dict[str, Any]
@@ -47,24 +47,28 @@ def _chosen(chance: Random) -> int | None:
     return min(int(chance.expovariate(0.7)), 5) if chance.random() < 0.85 else None
 
 
-def _without_outputs(rounds: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    return [[{name: asked[name] for name in asked if name != "max_tokens"} for asked in one] for one in rounds]
+def _embeddings(chance: Random) -> list[list[dict[str, Any]]]:
+    """Return one round of requests without outputs, so many at once that they wait."""
+    asked = requests(chance, 200)
+    return [[{"prompt": one["prompt"], "at_step": one["at_step"] // 12} for one in asked]]
 
 
-def _with_images(chance: Random, rounds: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Return `rounds` with up to three of eight pictures in the part of each prompt that is its own."""
-    for asked in (asked for one in rounds for asked in one):
-        own = asked["prompt"][-1] if isinstance(asked["prompt"][-1], list) else asked["prompt"]
-        asked["images"] = [chance.randrange(8) for _ in range(chance.choice([0, 1, 1, 2, 3]))]
-        for _ in asked["images"]:
-            own.insert(chance.randint(0, len(own)), IMAGE_TOKEN)
-    return rounds
+def _with_sounds(chance: Random, count: int = 30) -> list[list[dict[str, Any]]]:
+    """Return two rounds with up to two of eight sounds in each prompt; half of the second goes on from the first."""
+    first, second = requests(chance, count), requests(chance, count)
+    for asked in first + second:
+        asked["sounds"] = [chance.randrange(8) for _ in range(chance.choice([0, 1, 1, 2]))]
+        for _ in asked["sounds"]:
+            asked["prompt"].insert(chance.randint(0, len(asked["prompt"])), SOUND_TOKEN)
+    for before, asked in zip(first[::2], second[::2], strict=True):
+        asked |= {"prompt": before["prompt"] + asked["prompt"], "sounds": before["sounds"] + asked["sounds"]}
+    return [first, second]
 
 
 TIGHT = {"num_gpu_blocks_override": 40}
 POOLING = {"runner": "pooling", "skip_tokenizer_init": False}
-IMAGES = {
-    **TIGHT, "max_num_batched_tokens": 96, "skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 8},
+SOUNDS = {
+    **TIGHT, "max_num_batched_tokens": 96, "skip_tokenizer_init": False, "limit_mm_per_prompt": {"audio": 8},
 }  # fmt: skip
 WINDOWS = {
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70,
@@ -109,11 +113,11 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
             "settings": {**TIGHT, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 3},
             "adapters": 6,
         },
-        "images": {"requests": _with_images(chance(), _rounds(chance(), rounds=1)), "model": LLAVA, "settings": IMAGES},
-        "whole images": {
-            "requests": _with_images(chance(), _rounds(chance(), rounds=1)),
-            "model": LLAVA,
-            "settings": {**IMAGES, "disable_chunked_mm_input": True},
+        "sounds": {"requests": _with_sounds(chance()), "model": AUDIO, "settings": SOUNDS},
+        "whole sounds": {
+            "requests": _with_sounds(chance()),
+            "model": AUDIO,
+            "settings": {**SOUNDS, "disable_chunked_mm_input": True, "max_num_batched_tokens": 128},
         },
         "windows": {"requests": _rounds(chance(), rounds=1), "model": WINDOWS, "settings": TIGHT},
     }
@@ -124,11 +128,11 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
     }
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     both["embeddings of a decoder, plain"] = {
-        "requests": _without_outputs(_rounds(chance(), count=80, rounds=0)),
+        "requests": _embeddings(chance()),
         "settings": {**TIGHT, **POOLING, "max_num_batched_tokens": 128},
     }
     both["embeddings of an encoder, plain"] = {
-        "requests": _without_outputs(_rounds(chance(), count=80, rounds=0)),
+        "requests": _embeddings(chance()),
         "model": BERT,
         "settings": {**POOLING, "max_num_batched_tokens": 512, "max_model_len": 512, "max_num_seqs": 4},
     }
