@@ -148,6 +148,11 @@ def _adapter(request: Any) -> str:
     return "" if adapter is None else str(adapter.lora_name)
 
 
+def _pools(request: Any) -> bool:
+    """Return whether a request wants an embedding or a score, and no tokens."""
+    return getattr(request, "pooling_params", None) is not None
+
+
 def _items(request: Any) -> tuple[Item, ...]:
     """Return the images, videos and audio of a request; a hash of its content names each."""
     return tuple(
@@ -197,6 +202,7 @@ class EngineEvents:
         self._put = put
         self._max_model_len = max_model_len
         self._adapters = adapters
+        self._pools = False  # True from the first pooling request on
         self._drafts_late = drafts and not overlapped
         self._drafts_early = drafts and overlapped
         self._thread_time: Callable[[], int] | None = time.thread_time_ns if times_thread else None
@@ -244,6 +250,7 @@ class EngineEvents:
         structured = bool(request.use_structured_output)
         if structured:
             self._compiling[request.request_id] = request
+        self._pools = self._pools or _pools(request)
         self._put(
             Arrived(
                 id,
@@ -264,7 +271,7 @@ class EngineEvents:
 
     def _limit(self, request: Any) -> int:
         """Return the maximum number of tokens that `request` may generate."""
-        if getattr(request, "pooling_params", None) is not None:
+        if _pools(request):
             return 0
         most: int = min(request.max_tokens, self._max_model_len - request.num_prompt_tokens)
         return max(most, 1)
@@ -291,6 +298,9 @@ class EngineEvents:
         flight.tokens = list(tokens.values())
         flight.computed = list(map(_COMPUTED, rows))
         flight.samples = list(map(not_, map(_IS_CHUNK, rows)))
+        if self._pools:
+            samples = zip(flight.samples, rows, strict=True)
+            flight.samples = [last and not _pools(request) for last, request in samples]
         if self._adapters:
             for request, count in zip(rows, flight.tokens, strict=True):
                 if name := _adapter(request):

@@ -53,7 +53,7 @@ def _embeddings(chance: Random) -> list[list[dict[str, Any]]]:
     return [[{"prompt": one["prompt"], "at_step": one["at_step"] // 12} for one in asked]]
 
 
-def _with_sounds(chance: Random, count: int = 30) -> list[list[dict[str, Any]]]:
+def _with_sounds(chance: Random, count: int = 20) -> list[list[dict[str, Any]]]:
     """Return two rounds with up to two of eight sounds in each prompt; half of the second goes on from the first."""
     first, second = requests(chance, count), requests(chance, count)
     for asked in first + second:
@@ -68,7 +68,8 @@ def _with_sounds(chance: Random, count: int = 30) -> list[list[dict[str, Any]]]:
 TIGHT = {"num_gpu_blocks_override": 40}
 POOLING = {"runner": "pooling", "skip_tokenizer_init": False}
 SOUNDS = {
-    **TIGHT, "max_num_batched_tokens": 96, "skip_tokenizer_init": False, "limit_mm_per_prompt": {"audio": 8},
+    "num_gpu_blocks_override": 80, "max_model_len": 2048, "skip_tokenizer_init": False,
+    "limit_mm_per_prompt": {"audio": 8},
 }  # fmt: skip
 WINDOWS = {
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70,
@@ -117,7 +118,7 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
         "whole sounds": {
             "requests": _with_sounds(chance()),
             "model": AUDIO,
-            "settings": {**SOUNDS, "disable_chunked_mm_input": True, "max_num_batched_tokens": 128},
+            "settings": {**SOUNDS, "disable_chunked_mm_input": True, "max_num_batched_tokens": 768},
         },
         "windows": {"requests": _rounds(chance(), rounds=1), "model": WINDOWS, "settings": TIGHT},
     }

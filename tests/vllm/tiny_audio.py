@@ -1,4 +1,4 @@
-"""A tiny model that hears, Qwen2-Audio, with the files of its processor; a sound of 0.2 to 4 s has 5 to 100 tokens.
+"""A tiny model that hears, Qwen2-Audio, with the files of its processor; a sound of 0.2 to 8 s has 5 to 200 tokens.
 
 It stands for models that see, too: their processors need torchvision, which the build of vLLM for CPUs lacks.
 """
@@ -13,7 +13,8 @@ from tests.vllm.tiny_model import TINY
 
 SOUND_TOKEN = TINY["vocab_size"] - 1  # its placeholder in a prompt
 _NAMES = {SOUND_TOKEN - 2: "<|audio_eos|>", SOUND_TOKEN - 1: "<|audio_bos|>", SOUND_TOKEN: "<|AUDIO|>"}
-_RATE, _SECONDS = 16_000, 4  # samples per second, and the longest sound
+_RATE = 16_000  # samples per second
+_SECONDS = 30  # of the longest sound; vLLM's model accepts no other number
 _ENCODER = {
     "model_type": "qwen2_audio_encoder", "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 2,
     "encoder_ffn_dim": 128, "num_mel_bins": 16, "max_source_positions": 50 * _SECONDS,
@@ -54,4 +55,4 @@ def save_tokenizer(folder: Path) -> None:
 def sound(number: int) -> tuple[Any, int]:
     """Return sound `number`, whose length depends on it, too, and its samples per second."""
     drawn = np.random.default_rng(number)
-    return drawn.normal(size=int(drawn.uniform(0.2, _SECONDS) * _RATE)).astype("float32"), _RATE
+    return drawn.normal(size=int(drawn.uniform(0.2, 8) * _RATE)).astype("float32"), _RATE

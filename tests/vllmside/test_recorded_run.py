@@ -143,6 +143,7 @@ def test_adapters_images_and_embeddings_are_in_the_recording(tmp_path: Path) -> 
     assert adapted.adapter == "legal" and adapted.items == (Item(1, 4, "item0"),)
     assert embedded.pools and rows(recording)[1]["status"] == "finished" and not rows(recording)[1]["token_times_ns"]
     first = recording.steps.to_pylist()[0]
+    assert first["sampled_rows"] == 1  # nothing is sampled for an embedding
     assert first["adapters"] == {"adapters": 1, "tokens": 6, "loads": 1, "load_ns": 300, "copies": 2, "copy_ns": 400}
     assert first["start_ns"] == first["plan_ns"] + first["schedule_ns"] + 700  # the step begins with its adapters
 
