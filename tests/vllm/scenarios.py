@@ -68,8 +68,8 @@ def _with_sounds(chance: Random, count: int = 20) -> list[list[dict[str, Any]]]:
 TIGHT = {"num_gpu_blocks_override": 40}
 POOLING = {"runner": "pooling", "skip_tokenizer_init": False}
 SOUNDS = {
-    "num_gpu_blocks_override": 80, "max_model_len": 2048, "skip_tokenizer_init": False,
-    "limit_mm_per_prompt": {"audio": 8},
+    "num_gpu_blocks_override": 160, "max_model_len": 3072, "max_num_batched_tokens": 512,
+    "skip_tokenizer_init": False, "limit_mm_per_prompt": {"audio": 8},
 }  # fmt: skip
 WINDOWS = {
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70,

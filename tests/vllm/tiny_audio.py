@@ -1,4 +1,4 @@
-"""A tiny model that hears, Qwen2-Audio, with the files of its processor; a sound of 0.2 to 8 s has 5 to 200 tokens.
+"""A tiny model that hears, Qwen2-Audio, with the files of its processor; a sound of 0.2 to 16 s has 5 to 400 tokens.
 
 It stands for models that see, too: their processors need torchvision, which the build of vLLM for CPUs lacks.
 """
@@ -55,4 +55,4 @@ def save_tokenizer(folder: Path) -> None:
 def sound(number: int) -> tuple[Any, int]:
     """Return sound `number`, whose length depends on it, too, and its samples per second."""
     drawn = np.random.default_rng(number)
-    return drawn.normal(size=int(drawn.uniform(0.2, 8) * _RATE)).astype("float32"), _RATE
+    return drawn.normal(size=int(drawn.uniform(0.2, 16) * _RATE)).astype("float32"), _RATE
