@@ -60,6 +60,9 @@ _MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a 
 _MOST_ANSWERS = 4096  # maximum number of answers to one request: vLLM has no such limit
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
+# vLLM's names of the APIs whose answers are read for tool calls
+_PARSED_FOR: dict[type, str] = {ChatRequest: "chat_completions", ResponsesRequest: "responses"}
+
 AnyChat = TypeVar("AnyChat", ChatRequest, ResponsesRequest, MessagesRequest)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -344,13 +347,13 @@ class Api:
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
             self._answer(asked[0], body.messages[-1].for_template()["content"])
-            calls = body.calls or self._chosen_calls(body, about, texts)
+            calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
         return asked_for, body, asked, style
 
-    def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts) -> ChosenCalls | None:
+    def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts, api: str) -> ChosenCalls | None:
         """Return the reader of the calls that the model may choose to make; None if its format is not known.
 
         Special tokens may mark calls, so they stay in the text that is read. A twin calls only tools that it must call.
@@ -360,9 +363,12 @@ class Api:
             return None
         body.skip_special_tokens = False
         try:
-            return ChosenCalls(name, parameters_of(body.tools))
+            return ChosenCalls(name, parameters_of(body.tools), partial(self._parsed, api))
         except ValueError as error:
             raise Refusal(400, f"tools {error}", "tools") from None
+
+    def _parsed(self, api: str, mode: str, outcome: str) -> None:
+        self._engine.parsed[mode, outcome, api] += 1
 
     def _answer(self, asked: Add, prompt: str) -> None:
         """Set the answer to `prompt`, if a twin has one; a request that ignores the end gets filler words."""
