@@ -16,6 +16,7 @@ from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from planning.bench.http_response import HttpResponse
+from serving.version import __version__
 
 _PARSE_NS = 500_000  # after this time of parsing, sockets are read again
 _IDLE_NS = 2_000_000_000  # an idle connection is closed after this time, before the server closes it
@@ -29,7 +30,7 @@ class Connections:
         self._address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         user, _, host = parts.netloc.rpartition("@")
-        fixed = {"Host": host, "Content-Type": "application/json", **headers}
+        fixed = {"Host": host, "User-Agent": f"tokentwin/{__version__}", "Content-Type": "application/json", **headers}
         if user:
             fixed.setdefault("Authorization", f"Basic {b64encode(unquote(user).encode()).decode()}")
         lines = [f"POST {parts.path or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in fixed.items())]

@@ -128,6 +128,16 @@ assert list(call.input) == ["q"]
 }
 
 
+# What the command `vllm bench serve` calls; that command itself needs a package of the name `vllm`.
+VLLM_BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--speed", 100, "--served-model-name", MODEL)
@@ -165,7 +175,7 @@ def test_vllms_own_benchmark_completes_every_request(server: Server, backend: st
     from realengine.models.smollm2 import fetch
 
     lengths = ("--random-input-len", 32, "--random-output-len", 8, "--num-prompts", 20)
-    command = [PYTHON, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", backend, "--endpoint", path]
+    command = [PYTHON, "-c", VLLM_BENCH_SERVE, "--backend", backend, "--endpoint", path]
     command += ["--base-url", server.url.removesuffix("/v1"), "--model", MODEL, "--tokenizer", fetch(home())]
     command += ["--dataset-name", "random", *lengths, "--save-result", "--result-dir", tmp_path]
     quiet = environment() | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
