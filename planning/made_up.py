@@ -25,6 +25,7 @@ _SPREADS = {"prompt": 1.0, "output": 0.8}  # standard deviation of the logarithm
 _LONGEST = 8  # longest length as a multiple of the mean
 _LASTS_S, _FEWEST, _MOST = 600.0, 1000, 20_000  # Poisson arrivals: seconds, and limits of the number of requests
 _SHORTEST_S, _THINKS, _ASKED = 300.0, 12, 2000  # users: seconds, mean think times, and mean number of requests
+_FEWEST_THINKS = 3  # mean think times of so many users that they send more than _MOST requests in the time above
 _WAVES, _WARM_WAVES = 20, 3  # closed loop: requests of each client, and those of them that do not count
 _THINK_S = 20.0  # default of the mean think time
 _ARRIVALS = ("rate", "users", "concurrency")
@@ -84,6 +85,7 @@ class MadeUp(Request):
             think_s = _THINK_S if self.think_s is None else self.think_s
             think = {"kind": "exponential", "mean": 1e3 * think_s}
             lasts_s = max(_SHORTEST_S, _THINKS * think_s, _ASKED * think_s / self.users)
+            lasts_s = min(lasts_s, max(_FEWEST_THINKS, _MOST / self.users) * think_s)
             users = Users.model_validate({"kind": "users", "users": self.users, "think_ms": think})
             return {"arrivals": users, "duration_s": round(lasts_s, 3)}
         assert self.concurrency is not None

@@ -13,6 +13,8 @@ from operator import attrgetter, not_
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+from serving.workload import Item
+
 # Loops over the rows of a step run in C.
 _COMPUTED, _IS_CHUNK = attrgetter("num_computed_tokens"), attrgetter("is_prefill_chunk")
 _REQUEST_ID, _NEW_TOKENS = attrgetter("request_id"), attrgetter("new_token_ids")
@@ -24,7 +26,7 @@ class Arrived(NamedTuple):
     """A request that the scheduler has received; times are nanoseconds from the start of the recording.
 
     Attributes:
-        limit: maximum number of tokens that it may generate
+        limit: maximum number of tokens that it may generate; 0 for a pooling request
         keys: hashes of the full blocks of its prompt, each of which includes all tokens before the block
     """
 
@@ -40,6 +42,30 @@ class Arrived(NamedTuple):
     keys: tuple[Any, ...]
     tenant: str = ""
     slo_class: str = ""
+    adapter: str = ""
+    items: tuple[Item, ...] = ()
+
+
+class AdapterWork(NamedTuple):
+    """The LoRA adapters that were loaded from disk and copied into slots before a step, with the times of both.
+
+    Attributes:
+        thread_ns: CPU time of the thread in both
+    """
+
+    loads: int = 0
+    load_ns: int = 0
+    copies: int = 0
+    copy_ns: int = 0
+    thread_ns: int = 0
+
+    @property
+    def took_ns(self) -> int:
+        """The time of both together."""
+        return self.load_ns + self.copy_ns
+
+
+NO_WORK = AdapterWork()
 
 
 class Ended(NamedTuple):
@@ -73,10 +99,13 @@ class Flight:
     accepted   numbers of accepted tokens of `drafts`, by request id
     proposed   numbers of draft tokens that the next step can verify, by request id
     stopped    ids of requests that ended before their maximum number of tokens
+    adapters   numbers of tokens by LoRA adapter
+    adapter_work   loads and copies of adapters in this step; none if they are not timed
     """
 
     __slots__ = (
-        "accepted", "admitted", "compiled", "computed", "counts", "drafts", "end_ns", "got", "ids", "in_flight",
+        "accepted", "adapter_work", "adapters", "admitted", "compiled", "computed", "counts", "drafts", "end_ns", "got",
+        "ids", "in_flight",
         "plan_ns", "planned_ns", "preempted", "proposed", "running", "samples", "speed", "stopped", "structured",
         "thread_ns", "tokens", "used_blocks", "waiting",
     )  # fmt: skip
@@ -86,6 +115,8 @@ class Flight:
         self.running = self.waiting = self.used_blocks = 0
         self.thread_ns: int | None = None
         self.speed: float | None = None
+        self.adapters: dict[str, int] = {}
+        self.adapter_work = NO_WORK
         self.ids: list[int] = []
         self.tokens: list[int] = []
         self.computed: list[int] = []
@@ -111,6 +142,25 @@ def _labels(request: Any) -> tuple[str, str]:
     return str(stated.get("tenant", "")), str(stated.get("slo_class", ""))
 
 
+def _adapter(request: Any) -> str:
+    """Return the name of the LoRA adapter of a request; empty for the base model."""
+    adapter = getattr(request, "lora_request", None)
+    return "" if adapter is None else str(adapter.lora_name)
+
+
+def _pools(request: Any) -> bool:
+    """Return whether a request wants an embedding or a score, and no tokens."""
+    return getattr(request, "pooling_params", None) is not None
+
+
+def _items(request: Any) -> tuple[Item, ...]:
+    """Return the images, videos and audio of a request; a hash of its content names each."""
+    return tuple(
+        Item(one.mm_position.offset, one.mm_position.length, str(one.identifier), one.modality)
+        for one in getattr(request, "mm_features", None) or ()
+    )
+
+
 class NotRecorded(Exception):
     """An event that a recording cannot represent."""
 
@@ -122,6 +172,7 @@ class EngineEvents:
         max_model_len: maximum number of tokens of a request
         block_size: number of tokens of a block with one hash in `block_hashes`
         drafts: True if the engine has speculative decoding
+        adapters: True if the engine has LoRA adapters
         overlapped: True if a step is planned before its drafts are known, for the maximum number of them
         numbered: True if the names of requests begin with their numbers; otherwise requests are numbered by arrival
         times_thread: True if this thread computes the steps, so that its CPU time is that of the steps
@@ -136,6 +187,7 @@ class EngineEvents:
         *,
         max_model_len: int,
         drafts: bool,
+        adapters: bool = False,
         overlapped: bool,
         times_thread: bool,
         started_ns: int,
@@ -146,8 +198,11 @@ class EngineEvents:
         self.due_ns: dict[int, int] = {}  # known due times of requests that have not arrived
         self._look: Callable[[], float | None] | None = None
         self._speed: float | None = None
+        self._adapter_work: Callable[[], AdapterWork] | None = None
         self._put = put
         self._max_model_len = max_model_len
+        self._adapters = adapters
+        self._pools = False  # True from the first pooling request on
         self._drafts_late = drafts and not overlapped
         self._drafts_early = drafts and overlapped
         self._thread_time: Callable[[], int] | None = time.thread_time_ns if times_thread else None
@@ -172,6 +227,10 @@ class EngineEvents:
         """Call `look`, which returns the speed of the machine, between steps from now on."""
         self._look, self._speed = look, look()
 
+    def watch_adapters(self, taken: Callable[[], AdapterWork]) -> None:
+        """Call `taken`, which returns the loads and copies of adapters since its last call, after each step."""
+        self._adapter_work = taken
+
     def now(self) -> int:
         """Return nanoseconds from the start of the recording."""
         return self._now() - self._started_ns
@@ -191,6 +250,7 @@ class EngineEvents:
         structured = bool(request.use_structured_output)
         if structured:
             self._compiling[request.request_id] = request
+        self._pools = self._pools or _pools(request)
         self._put(
             Arrived(
                 id,
@@ -204,11 +264,15 @@ class EngineEvents:
                 bool(request.skip_reading_prefix_cache),
                 tuple(request.block_hashes),
                 *_labels(request),
+                _adapter(request),
+                _items(request),
             )
         )
 
     def _limit(self, request: Any) -> int:
         """Return the maximum number of tokens that `request` may generate."""
+        if _pools(request):
+            return 0
         most: int = min(request.max_tokens, self._max_model_len - request.num_prompt_tokens)
         return max(most, 1)
 
@@ -234,6 +298,13 @@ class EngineEvents:
         flight.tokens = list(tokens.values())
         flight.computed = list(map(_COMPUTED, rows))
         flight.samples = list(map(not_, map(_IS_CHUNK, rows)))
+        if self._pools:
+            samples = zip(flight.samples, rows, strict=True)
+            flight.samples = [last and not _pools(request) for last, request in samples]
+        if self._adapters:
+            for request, count in zip(rows, flight.tokens, strict=True):
+                if name := _adapter(request):
+                    flight.adapters[name] = flight.adapters.get(name, 0) + count
         if drafted := output.scheduled_spec_decode_tokens:
             flight.drafts = {ids[name]: len(drafts) for name, drafts in drafted.items()}
         if output.has_structured_output_requests:
@@ -280,6 +351,8 @@ class EngineEvents:
             flight.thread_ns = now - (at_plan if flight.planned_ns >= self._end_ns else self._thread_at_end)
             self._thread_at_end = now
         self._end_ns = flight.end_ns
+        if self._adapter_work is not None:
+            flight.adapter_work = self._adapter_work()
         self._in_flight -= 1
         self._returned += 1
         if flight.drafts:

@@ -20,10 +20,10 @@ import yaml
 from serving.errors import UserError, raised
 from traces.live_recording import LiveRecording
 from traces.recording_writer import DEPLOYMENT, RecordingWriter
-from vllmside.engine_events import EngineEvents, Event, Flight
+from vllmside.engine_events import AdapterWork, EngineEvents, Event, Flight
 from vllmside.record_settings import RecordSettings
 from vllmside.recorded_run import RecordedRows, RecordedRun
-from vllmside.vllm_deployment import VllmDeployment, read_deployment
+from vllmside.vllm_deployment import LEAST_BLOCKS, VllmDeployment, read_deployment
 from vllmside.vllm_interface import release
 from vllmside.writer_thread import EventWriter, SameThread, WriterThread
 
@@ -79,6 +79,10 @@ class EngineRecorder:
     def watch_speed(self, speed: Callable[[], float | None]) -> None:
         """Record the result of `speed` with each step."""
         self._events.watch_speed(speed)
+
+    def watch_adapters(self, taken: Callable[[], AdapterWork]) -> None:
+        """Record the loads and copies of LoRA adapters that `taken` returns after each step."""
+        self._events.watch_adapters(taken)
 
     @property
     def goes_on(self) -> bool:
@@ -160,6 +164,9 @@ class _Nothing(EngineRecorder):
     def watch_speed(self, speed: Callable[[], float | None]) -> None:
         pass
 
+    def watch_adapters(self, taken: Callable[[], AdapterWork]) -> None:
+        pass
+
     def close(self, status: str = "complete") -> None:
         pass
 
@@ -188,11 +195,12 @@ def rows_recorder(scheduler: Any, rows: RecordedRows, started_ns: int, version: 
 def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecorder:
     config = scheduler.vllm_config
     parallel = config.parallel_config
-    if config.model_config.runner_type != "generate":
-        raise UserError("runner_type", config.model_config.runner_type, "cannot be recorded; only generate can")
+    if config.model_config.runner_type not in ("generate", "pooling"):
+        remedy = "cannot be recorded; only generate and pooling can"
+        raise UserError("runner_type", config.model_config.runner_type, remedy)
     rank = parallel.data_parallel_rank if parallel.data_parallel_size > 1 else None
     path = _free_path(Path(settings.record) if rank is None else Path(settings.record) / f"rank-{rank}")
-    run, deployment = _run_columns(scheduler, path.name, settings.workload, version, settings.model)
+    run, deployment = _run_columns(scheduler, path.name, settings.workload, version, settings.model, settings.adapters)
     writer = RecordingWriter(path, run)
     _write_deployment(path, deployment, config)
     recorded = _recorded_run(scheduler, LiveRecording(writer, run))
@@ -203,16 +211,19 @@ def _open(scheduler: Any, settings: RecordSettings, version: str) -> EngineRecor
 
 
 def _run_columns(
-    scheduler: Any, name: str, workload: str, version: str, model: str = ""
+    scheduler: Any, name: str, workload: str, version: str, model: str = "", adapters: str | None = None
 ) -> tuple[dict[str, Any], VllmDeployment]:
     """Return the columns of `runs` that are known at the start, and the deployment in them."""
     config, kv_cache = scheduler.vllm_config, scheduler.kv_cache_config
-    described = read_deployment(config, kv_cache, scheduler.block_size, release(version))
+    described = read_deployment(config, kv_cache, scheduler.block_size, release(version), encoder=_encoder(scheduler))
     if (policy := getattr(scheduler, "policy_name", None)) is not None:  # one of our schedulers, with its own settings
         decided = {"policy": policy, "scheduler": scheduler.settings}
         described = replace(described, deployment=described.deployment.model_copy(update=decided))
     if model:
         described = replace(described, deployment=described.deployment.model_copy(update={"model": model}))
+    if adapters and (lora := described.deployment.lora) is not None:
+        where = {"lora": lora.model_copy(update={"adapters": adapters})}
+        described = replace(described, deployment=described.deployment.model_copy(update=where))
     notes: dict[str, Any] = {"engine": f"vllm {version}", "unmodelled": dict(described.unmodelled)}
     if config.parallel_config.data_parallel_size > 1:
         notes["data_parallel_rank"] = config.parallel_config.data_parallel_rank
@@ -225,11 +236,17 @@ def _run_columns(
         "seed": config.model_config.seed or 0,
         "hardware": json.dumps(_hardware(config, version)),
         "calibration": "",
-        "num_blocks": kv_cache.num_blocks - 1,
+        "num_blocks": max(kv_cache.num_blocks, LEAST_BLOCKS) - 1,
         "block_size": scheduler.block_size,
         "notes": json.dumps(notes),
     }
     return run, described
+
+
+def _encoder(scheduler: Any) -> tuple[int, int] | None:
+    """Return the encoder's budget of a step and the size of its cache, in embeddings; None without an encoder."""
+    budget = getattr(scheduler, "max_num_encoder_input_tokens", 0)
+    return (budget, scheduler.encoder_cache_manager.cache_size) if budget else None
 
 
 def _recorded_run(scheduler: Any, recording: RecordedRows) -> RecordedRun:
@@ -244,6 +261,7 @@ def _events(scheduler: Any, put: Callable[[Event], None], started_ns: int, numbe
         put,
         max_model_len=config.model_config.max_model_len,
         drafts=config.speculative_config is not None,
+        adapters=getattr(config, "lora_config", None) is not None,
         overlapped=bool(config.scheduler_config.async_scheduling),
         times_thread=_computes_here(config),
         started_ns=started_ns,

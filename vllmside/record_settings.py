@@ -27,6 +27,7 @@ class RecordSettings(Settings):
         "",
         description="name of the model in the recording; by default its folder's name, or its name on Hugging Face",
     )
+    adapters: str | None = Field(None, description="folder of the LoRA adapters, to run them again")
     workload: str = Field("served", description="name of the workload in the recording")
     numbered: bool = Field(False, description="whether the id of a request begins with its number in the traffic")
     most_waiting_rows: int = Field(

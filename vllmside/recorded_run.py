@@ -67,6 +67,7 @@ class RecordedRun:
         self._recording = recording
         self._prefixes = SharedPrefixes(block_size, most_blocks, lookahead)
         self._open: dict[int, _Progress] = {}
+        self._contents: dict[str, str] = {}
         self._arrival_ns = 0
         self._steps = 0
         self._end_ns = 0  # end of the last step
@@ -107,13 +108,20 @@ class RecordedRun:
             structured=came.structured,
             tenant=came.tenant,
             slo_class=came.slo_class,
+            adapter=came.adapter,
+            items=tuple(item._replace(content=self._content(item.content)) for item in came.items),
             skip_reading_prefix_cache=came.skips_cache,
         )
         self._open[came.id] = _Progress(came, request)
         self._recording.arrived(request)
 
+    def _content(self, hashed: str) -> str:
+        """Return a name for an image's content, so that its hash is not stored."""
+        return self._contents.setdefault(hashed, f"item{len(self._contents)}")
+
     def _ran(self, flight: Flight) -> None:
-        start_ns = max(flight.planned_ns, self._end_ns)  # a step begins after the previous step has ended
+        # A step begins with its adapters in their slots, after the previous step has ended.
+        start_ns = max(flight.planned_ns + flight.adapter_work.took_ns, self._end_ns)
         self._end_ns = flight.end_ns
         open_requests = self._open
         for id in flight.compiled:
@@ -183,13 +191,14 @@ class RecordedRun:
             "preempted": len(flight.preempted),
             "in_flight": flight.in_flight,
             "schedule_ns": flight.planned_ns - flight.plan_ns,
-            "thread_ns": flight.thread_ns,
+            "thread_ns": None if flight.thread_ns is None else flight.thread_ns - flight.adapter_work.thread_ns,
             "speed": flight.speed,
             "row_ids": flight.ids,
             "row_tokens": flight.tokens,
             "preempted_ids": [id for id, _ in flight.preempted],
             "stopped_ids": flight.stopped,
             "masked_rows": plan.masked_rows or None,
+            "adapters": _adapters(flight),
         }
 
     def _ended(self, ended: Ended) -> None:
@@ -260,6 +269,14 @@ def _admit(progress: _Progress, cached: int, start_ns: int) -> None:
         progress.preempted_ns += start_ns - progress.preempted_at_ns
         progress.preempted_at_ns = None
         progress.recomputed -= cached
+
+
+def _adapters(flight: Flight) -> dict[str, int] | None:
+    if not flight.adapters:
+        return None
+    work = flight.adapter_work
+    times = {"loads": work.loads, "load_ns": work.load_ns, "copies": work.copies, "copy_ns": work.copy_ns}
+    return {"adapters": len(flight.adapters), "tokens": sum(flight.adapters.values()), **times}
 
 
 def _by_row(flight: Flight, by_id: Mapping[int, int] | None) -> list[int | None] | None:

@@ -16,10 +16,12 @@ class Begin(NamedTuple):
     Attributes:
         words: options of a `vllm serve` command
         model: name of the model in recordings
+        adapters: folder with the folders of LoRA adapters; empty if there are none
     """
 
     words: list[str]
     model: str
+    adapters: str = ""
 
 
 class Ended(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -19,7 +19,7 @@ from statistics import median
 from time import perf_counter_ns, sleep
 from typing import Any
 
-from vllm import SamplingParams
+from vllm import PoolingParams, RequestOutput, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import StructuredOutputsParams
@@ -36,6 +36,7 @@ from serving.errors import UserError, raised
 from serving.workload import Workload, WorkloadRequest
 from traces.formats.trace_file import read_workload
 from vllmside.engine_recorder import EngineRecorder
+from vllmside.loaded_adapters import LoadedAdapters
 from vllmside.record_settings import RecordSettings
 from vllmside.replay_messages import Begin, Ended
 
@@ -44,13 +45,15 @@ _POLICY = "vllmside.recording_policy.RecordingPolicyScheduler"
 _SPIN_NS = 500_000  # time before an arrival when sleeping ends and spinning begins
 _LONGEST_SLEEP_NS = 50_000_000  # maximum time between checks for a stop message
 _CANARY_REPEATS = 5
+Asked = Callable[[WorkloadRequest], dict[str, Any]]
+_POOLING = ("embed", "classify")  # an embedding or a score of a prompt
 
 
 class VllmReplayer:
     """A vLLM engine in this process, set up by the `words` of its command line."""
 
-    def __init__(self, pipe: Connection, inbox: Inbox, words: list[str], model: str) -> None:
-        self._model = model
+    def __init__(self, pipe: Connection, inbox: Inbox, words: list[str], model: str, adapters: str = "") -> None:
+        self._model, self._folder = model, adapters or None
         self._pipe = pipe
         self._inbox = inbox
         self._chance = Random(0)
@@ -65,6 +68,12 @@ class VllmReplayer:
         self._engine = LLMEngine.from_engine_args(arguments)
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
         self._vocab_size: int = self._engine.model_config.get_vocab_size()
+        tasks = self._engine.get_supported_tasks()
+        self._pooling = next((PoolingParams(task=task) for task in _POOLING if task in tasks), None)
+        self._adapters: LoadedAdapters | None = None
+        if adapters:
+            worker = self._engine.engine_core.engine_core.model_executor.driver_worker.worker
+            self._adapters = LoadedAdapters(adapters, worker.model_runner)
         self._probe = SpeedProbe(piece_of_work())
 
     def about(self) -> About:
@@ -88,15 +97,25 @@ class VllmReplayer:
         self.run_dummy([min(most_tokens, config.model_config.max_model_len - 1)])
 
     def reset(self) -> None:
-        """Drop all cached prefixes, including those of `canary`."""
+        """Drop all cached prefixes, including those of `canary`, and all LoRA adapters."""
         self._engine.reset_prefix_cache()
+        if self._adapters is not None:
+            self._adapters.forget()
+
+    def check_adapters(self, names: list[str]) -> None:
+        """Raise UserError for the first of the LoRA adapters `names` that does not exist."""
+        if self._adapters is not None:
+            self._adapters.check(names)
+        elif names:
+            raise UserError("adapter", names[0], "is wanted, and the deployment serves no adapters; set lora in it")
 
     def run_dummy(self, sizes: list[int]) -> int:
         """Run one step with a row for each of `sizes` (in tokens), and return its time in ns."""
         for size in sizes:
             self._number += 1
             tokens = [self._chance.randrange(3, self._vocab_size) for _ in range(size)]
-            self._engine.add_request(f"dummy-{self._number}", TokensPrompt(prompt_token_ids=tokens), _sampling(1))
+            wanted = _sampling(1) if self._pooling is None else self._pooling.clone()
+            self._engine.add_request(f"dummy-{self._number}", TokensPrompt(prompt_token_ids=tokens), wanted)
         began = perf_counter_ns()
         self._engine.step()
         taken = perf_counter_ns() - began
@@ -114,11 +133,13 @@ class VllmReplayer:
         workload = read_workload(path)
         before = self.canary()
         self.reset()
-        self._scheduler.record(RecordSettings(record=out, model=self._model, workload=workload.name, numbered=True))
+        names: dict[str, Any] = {"model": self._model, "adapters": self._folder, "workload": workload.name}
+        self._scheduler.record(RecordSettings(record=out, numbered=True, **names))
         recorder = self._scheduler.recorder
         _must_go_on(recorder)
         recorder.watch_speed(self._probe)
-        replay = _Replay(self._engine, workload, self._vocab_size, recorder)
+        self._watch_adapters(recorder)
+        replay = _Replay(self._engine, workload, self._vocab_size, recorder, self._asked)
         with no_cycle_search():
             status = replay.run(self._inbox, self._pipe)
         recorder.close(status)
@@ -135,8 +156,10 @@ class VllmReplayer:
         self.reset()
         with no_cycle_search():
             self._pipe.send(Ready())
-            sent = _SentRequests(self._engine, self._scheduler, self._inbox, self._pipe, self._inbox.next())
+            began_ns = self._inbox.next()
+            sent = _SentRequests(self._engine, self._scheduler, self._inbox, self._pipe, began_ns, self._asked)
             sent.recorder.watch_speed(self._probe)
+            self._watch_adapters(sent.recorder)
             sent.run()
         self._scheduler.record(RecordSettings(record=self._aside()))
         return Ran(launching_share=None)
@@ -146,6 +169,21 @@ class VllmReplayer:
         self._engine.engine_core.shutdown()
         self._scratch.cleanup()
 
+    def _asked(self, request: WorkloadRequest) -> dict[str, Any]:
+        """Return what `request` asks of the model: tokens, or an embedding or a score, and an adapter."""
+        if request.pools and self._pooling is not None:
+            return {"params": self._pooling.clone()}
+        adapter = None
+        if request.adapter and self._adapters is not None:
+            adapter = self._adapters.asked(request.adapter)
+        params = _sampling(request.output_len, request.structured, _labels(request))
+        return {"params": params, "lora_request": adapter}
+
+    def _watch_adapters(self, recorder: EngineRecorder) -> None:
+        if self._adapters is not None:
+            self._adapters.taken()
+            recorder.watch_adapters(self._adapters.taken)
+
     def _aside(self) -> str:
         """Return the path for a recorder while nothing has to be recorded."""
         return str(Path(self._scratch.name) / f"aside-{self._number}")
@@ -154,7 +192,14 @@ class VllmReplayer:
 class _Replay:
     """The replay of a workload through the engine; times are those of its recording."""
 
-    def __init__(self, engine: LLMEngine, workload: Workload, vocab_size: int, recorder: EngineRecorder) -> None:
+    def __init__(
+        self,
+        engine: LLMEngine,
+        workload: Workload,
+        vocab_size: int,
+        recorder: EngineRecorder,
+        asked: Asked,
+    ) -> None:
         requests = list(workload.requests)
         offered = replace(workload, requests=requests)
         self.requests = len(requests)
@@ -166,6 +211,7 @@ class _Replay:
         self._open: dict[str, WorkloadRequest] = {}
         self._ended = 0
         self._recorder = recorder
+        self._asked = asked
         self._now = recorder.now
 
     def run(self, inbox: Inbox, pipe: Connection) -> str:
@@ -197,12 +243,13 @@ class _Replay:
         for request in map(self._texts.sent, self._offered.arrivals(now)):
             prompt, _ = self._texts.tokens(request)
             self._open[str(request.id)] = request
-            _add(self._engine, self._recorder, request, prompt)
+            _add(self._engine, self._recorder, request, prompt, self._asked)
 
     def _step(self) -> None:
         for output in self._engine.step():
             if output.finished and (request := self._open.pop(output.request_id, None)) is not None:
-                self._texts.said(request.id, list(output.outputs[0].token_ids))
+                if not request.pools:
+                    self._texts.said(request.id, list(output.outputs[0].token_ids))
                 self.finished += 1
                 self._has_ended(request)
 
@@ -224,8 +271,17 @@ class _SentRequests:
 
     goes_on = True
 
-    def __init__(self, engine: LLMEngine, scheduler: Any, inbox: Inbox, pipe: Connection, started_ns: int) -> None:
+    def __init__(
+        self,
+        engine: LLMEngine,
+        scheduler: Any,
+        inbox: Inbox,
+        pipe: Connection,
+        started_ns: int,
+        asked: Asked,
+    ) -> None:
         self._engine = engine
+        self._asked = asked
         self._inbox = inbox
         self._pipe = pipe
         self._over = False
@@ -268,7 +324,7 @@ class _SentRequests:
             case Arrival(request, prompt, _, send_ns):
                 self._open[str(request.id)] = 0
                 self._send_ns[request.id] = send_ns
-                _add(self._engine, self.recorder, request, prompt)
+                _add(self._engine, self.recorder, request, prompt, self._asked)
             case HangUp(id):
                 if self._open.pop(str(id), None) is not None:
                     self._engine.abort_request([str(id)], internal=False)
@@ -281,7 +337,8 @@ class _SentRequests:
         for output in self._engine.step():
             if output.request_id not in self._open:
                 continue
-            id, tokens = int(output.request_id), output.outputs[0].token_ids
+            id = int(output.request_id)
+            tokens = output.outputs[0].token_ids if isinstance(output, RequestOutput) else ()
             sampled += [id] * (len(tokens) - self._open[output.request_id])
             self._open[output.request_id] = len(tokens)
             if output.finished:
@@ -306,15 +363,17 @@ def _must_go_on(recorder: EngineRecorder) -> None:
         raise RuntimeError("nothing is recorded any more; see vLLM's log")
 
 
-def _add(engine: LLMEngine, recorder: EngineRecorder, request: WorkloadRequest, prompt: list[int]) -> None:
-    """Send `request` to `engine`."""
+def _add(
+    engine: LLMEngine,
+    recorder: EngineRecorder,
+    request: WorkloadRequest,
+    prompt: list[int],
+    asked: Asked,
+) -> None:
+    """Send `request` to `engine`; `asked` returns its other arguments."""
     recorder.due_ns[request.id] = request.arrival_ns
-    engine.add_request(
-        str(request.id),
-        TokensPrompt(prompt_token_ids=prompt),
-        _sampling(request.output_len, request.structured, _labels(request)),
-        priority=request.priority,
-    )
+    given = TokensPrompt(prompt_token_ids=prompt)
+    engine.add_request(str(request.id), given, priority=request.priority, **asked(request))
 
 
 def _labels(request: WorkloadRequest) -> dict[str, str]:
@@ -348,7 +407,7 @@ def main() -> None:
                 continue
             try:
                 if isinstance(asked, Begin):
-                    replayer = VllmReplayer(pipe, inbox, asked.words, asked.model)
+                    replayer = VllmReplayer(pipe, inbox, asked.words, asked.model, asked.adapters)
                     pipe.send(replayer.about())
                 else:
                     name, arguments = asked

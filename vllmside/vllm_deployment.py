@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.deployments.config import Deployment, parse
+from serving.deployments.engines import release_settings
 
 _SCHEDULER = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",
@@ -21,7 +22,9 @@ _KV_TYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"}
 _DRAFTS = {"ngram": "ngram", "draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle", "mtp": "mtp"}
 _ALL2ALL = ("allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput")
 _DTYPES = ("float32", "bfloat16", "float16")
-_GOES_ON_AFTER_SELF = (0, 33)  # first version in which a request that preempts itself does not end the step
+_OF_RELEASES = ("self_preemption_ends_step", "adapter_slots_by_step", "encoder_holds_queue")
+_PROJECTIONS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+LEAST_BLOCKS = 2  # of a deployment; vLLM has one, which is never used, if no layer keeps KV
 _WINDOWS = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec")
 
 
@@ -33,23 +36,27 @@ class VllmDeployment:
     unmodelled: Mapping[str, str]
 
 
-def read_deployment(config: Any, kv_cache: Any, block_size: int, version: str, model: str = "") -> VllmDeployment:
+def read_deployment(
+    config: Any, kv_cache: Any, block_size: int, version: str, model: str = "", encoder: tuple[int, int] | None = None
+) -> VllmDeployment:
     """Read a `VllmConfig` and a `KVCacheConfig` of vLLM `version` (such as 0.32.0).
 
-    `model` replaces vLLM's name of the model. Raises UserError for a combination of settings that no deployment can
+    `model` replaces vLLM's name of the model. `encoder` is the encoder's budget of a step and the size of its cache, in
+    embeddings; None for a model that reads text. Raises UserError for a combination of settings that no deployment can
     have.
     """
-    reader = _Reader(config, kv_cache, block_size)
+    reader = _Reader(config, kv_cache, block_size, encoder)
     stated = reader.settings()
-    if tuple(map(int, version.split(".")[:2])) < _GOES_ON_AFTER_SELF:
-        stated["scheduler"]["self_preemption_ends_step"] = True
+    more = release_settings(version, adapters=stated["lora"] is not None, images=stated["multimodal"] is not None)
+    stated["scheduler"] |= {name: value for name, value in more.items() if name in _OF_RELEASES}
     stated |= {"model": model or config.model_config.model, "engine": f"vllm {version}", "policy": "vllm"}
     deployment = parse(Deployment, stated, where="vllm_config")
     return VllmDeployment(deployment, reader.unmodelled)
 
 
 class _Reader:
-    def __init__(self, config: Any, kv_cache: Any, block_size: int) -> None:
+    def __init__(self, config: Any, kv_cache: Any, block_size: int, encoder: tuple[int, int] | None) -> None:
+        self._encoder = encoder
         self.unmodelled: dict[str, str] = {}
         self._config = config
         self._kv_cache = kv_cache
@@ -75,6 +82,8 @@ class _Reader:
             "enable_expert_parallel": parallel.enable_expert_parallel,
             "all2all_backend": self._all2all(parallel),
             "enforce_eager": model.enforce_eager,
+            "lora": self._adapters(),
+            "multimodal": self._multimodal(),
             "scheduler": self._scheduler(),
         }
 
@@ -91,6 +100,9 @@ class _Reader:
             "kv_groups": self._windows(),
             "speculative": self._drafts(),
         }
+        if not self._kv_cache.kv_cache_groups:  # an encoder, whose layers keep no KV
+            read |= {"kv_reservation": "none", "enable_chunked_prefill": False, "enable_prefix_caching": False}
+            read["num_blocks"] = LEAST_BLOCKS
         if read["kv_groups"] and hasattr(cache, "prefix_cache_retention_interval"):
             read["prefix_cache_retention_interval"] = cache.prefix_cache_retention_interval
         return read
@@ -125,6 +137,30 @@ class _Reader:
             drafts["model"] = stated.model
         return drafts
 
+    def _adapters(self) -> dict[str, Any] | None:
+        stated = getattr(self._config, "lora_config", None)
+        if stated is None:
+            return None
+        lora = {name: getattr(stated, name) for name in ("max_loras", "max_lora_rank")}
+        if stated.max_cpu_loras not in (None, stated.max_loras):
+            lora["max_cpu_loras"] = stated.max_cpu_loras
+        targets = getattr(stated, "target_modules", None)
+        if targets and set(targets) <= set(_PROJECTIONS):
+            lora["target_modules"] = targets
+        elif targets:
+            self.unmodelled["lora_config.target_modules"] = ", ".join(targets)
+        return lora
+
+    def _multimodal(self) -> dict[str, Any] | None:
+        if self._encoder is None:
+            return None
+        budget, cache = self._encoder
+        if budget != cache:
+            self.unmodelled["encoder_cache_size"] = f"{cache}, not {budget} as the budget"
+        mode = getattr(getattr(self._config.model_config, "multimodal_config", None), "mm_encoder_tp_mode", "weights")
+        whole = bool(getattr(self._config.scheduler_config, "disable_chunked_mm_input", False))
+        return {"max_item_tokens": budget, "disable_chunked_mm_input": whole, "mm_encoder_tp_mode": mode}
+
     def _quantization(self) -> str:
         """Return the quantization; `none` means that the weights have the types of the checkpoint."""
         model = self._config.model_config
@@ -149,7 +185,7 @@ class _Reader:
     def _note_others(self) -> None:
         """Note features that change decisions or times but cannot be expressed in a deployment."""
         config, parallel = self._config, self._config.parallel_config
-        for name in ("lora_config", "kv_transfer_config", "ec_transfer_config"):
+        for name in ("kv_transfer_config", "ec_transfer_config"):
             if getattr(config, name, None) is not None:
                 self.unmodelled[name] = "is set"
         for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
@@ -157,8 +193,6 @@ class _Reader:
                 self.unmodelled[name] = str(size)
         if getattr(config.model_config, "is_encoder_decoder", False):
             self.unmodelled["is_encoder_decoder"] = "true"
-        if getattr(config.model_config, "is_multimodal_model", False):
-            self.unmodelled["is_multimodal_model"] = "true"
 
 
 def _inner(spec: Any) -> Any:

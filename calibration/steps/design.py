@@ -29,11 +29,12 @@ class Pace:
 
 
 def designed_workloads(
-    config: SchedulerConfig, pace: Pace, seconds: float, adapters: Sequence[str] = ()
+    config: SchedulerConfig, pace: Pace, seconds: float, adapters: Sequence[str] = (), pools: bool = False
 ) -> list[Workload]:
     """Return traces that together take about `seconds` at `pace`.
 
     The second half of each trace has the LoRA `adapters` in turn, so that their time is not mistaken for the model's.
+    If `pools`, all are pooling requests.
     """
     most = config.max_num_seqs
     longest = config.max_model_len
@@ -52,7 +53,7 @@ def designed_workloads(
         ]
     made = []
     for number, (name, concurrency, mean_prompt, mean_output) in enumerate(shapes):
-        prompt, output = max(mean_prompt, 4.0), max(mean_output, 4.0)
+        prompt, output = max(mean_prompt, 4.0), 0.0 if pools else max(mean_output, 4.0)
         request_ns = prompt * pace.prompt_token_ns + output * pace.decode_step_ns / concurrency
         longest_output = max(min(int(4 * output), (longest - 1) // 2), 1)
         spec = {
@@ -66,7 +67,7 @@ def designed_workloads(
                 "sigma": 0.8,
                 "max": max(longest - 1 - longest_output, 1),
             },
-            "output": {"kind": "lognormal", "mean": output, "sigma": 0.6, "max": longest_output},
+            "output": {"kind": "lognormal", "mean": output, "sigma": 0.6, "max": longest_output} if output else 0,
         }
         workload = synthesise(parse_spec(spec, where=f"calibrate-{name}"))
         made.append(_adapted(workload, adapters, run=1 + number) if adapters else workload)

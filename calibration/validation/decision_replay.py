@@ -328,6 +328,9 @@ def _replay_engine(
         workload = with_session_ends(workload)
     offered, seen_ns = _as_seen(workload, had, np.array(planned_ns), left_ns, by_session)
     on_wall = recording.run["clock"] == "wall"
+    if deployment.multimodal is not None:  # the given times include encoding
+        free = deployment.multimodal.model_copy(update={"encoder_us_per_token": 0.0})
+        deployment = deployment.model_copy(update={"multimodal": free})
     untiered = deployment.model_copy(update={"kv_tiers": None}) if on_wall else deployment
     cluster = Cluster(untiered, times, sink, shares_prefixes=offered.shares_prefixes, tokens=True)
     if deployment.kv_tiers is not None and on_wall:

@@ -34,7 +34,7 @@ from planning.checkout import lab_is_here
 from planning.measure.real_engine import calibrated_adapters, load_engines, pace_of, record_whole
 from planning.measure.request import CalibrateRequest
 from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
+from serving.deployments.model_catalogue import find_model, pooling_model
 from serving.errors import UserError
 from serving.front_door import FILE as FRONT_DOOR
 from serving.front_door import FrontDoor
@@ -152,7 +152,8 @@ def measure(
     The recordings lie in `out`. The iterator yields the path of each.
     """
     adapters = calibrated_adapters(engine.deployment)
-    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds, adapters):
+    pools = pooling_model(engine.deployment.model) is not None
+    for workload in designed_workloads(engine.deployment.scheduler, pace_of(engine), seconds, adapters, pools):
         path = out / "runs" / workload.name
         record(workload, path)
         yield path

@@ -75,7 +75,7 @@ class EngineFleet:
             self.close()
             raise
         resolved = parse(Deployment, json.loads(self.about[0].deployment), where="engine")
-        stated = {"model": deployment.model, "threads": deployment.threads}
+        stated = {"model": deployment.model, "threads": deployment.threads, "lora": deployment.lora}
         self.deployment = resolved.model_copy(update={**stated, "fleet": fleet})
         self.memory_report = self.about[0].memory_report
 
@@ -118,8 +118,8 @@ class EngineFleet:
     ) -> Replayed:
         """Replay and record a workload on all engines, as `realengine.replay.record` does on one."""
         requests = list(workload.requests)
-        if self.deployment.lora is not None:
-            self._all("check_adapters", adapters_of(requests))
+        if adapters := adapters_of(requests):
+            self._all("check_adapters", adapters)
         workload = replace(workload, requests=requests)
         if self.deployment.scheduler.kv_eviction == "session":
             workload = with_session_ends(workload)

@@ -10,9 +10,11 @@ from shutil import move, rmtree
 from typing import TYPE_CHECKING, cast
 
 from planning.measure.vllm_process import VllmProcess
-from planning.pooling import refuse_pooling
+from planning.pooling import check_pooling, refuse_pooling
+from realengine.offered_workload import adapters_of
 from realengine.parallel.replica_pipe import About
 from serving.deployments.config import Deployment, parse
+from serving.deployments.model_catalogue import pooling_model
 from serving.errors import UserError, reason
 from serving.workload import Workload
 from traces.formats.parquet import write_parquet
@@ -42,7 +44,8 @@ class VllmEngine:
             self.close()
             raise
         resolved = parse(Deployment, json.loads(about.deployment), where="vllm")
-        self.deployment = resolved.model_copy(update={"model": deployment.model, "threads": deployment.threads})
+        stated = {"model": deployment.model, "threads": deployment.threads, "lora": deployment.lora}
+        self.deployment = resolved.model_copy(update=stated)
 
     def warm_up(self) -> None:
         """Run steps of every size once, so that nothing is compiled or allocated later."""
@@ -66,7 +69,10 @@ class VllmEngine:
         was run.
         """
         out = Path(out)
-        refuse_pooling(workload, "vLLM as the real engine")
+        check_pooling(workload, [self.deployment.model])
+        if pooling_model(self.deployment.model) is None:
+            refuse_pooling(workload, "vLLM with a model that generates")
+        self._process.ask("check_adapters", adapters_of(workload.requests))
         if (out / "runs.parquet").exists() and not overwrite:
             remedy = "holds a recording; replace it with --force, or choose another directory"
             raise UserError("out", str(out), remedy)

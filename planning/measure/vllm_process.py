@@ -49,7 +49,7 @@ class VllmProcess:
 
     def __init__(self, number: int, deployment: Deployment, gpus: str | None = None) -> None:
         python = vllm_python()
-        words = vllm_words(deployment)
+        words, adapters = vllm_words(deployment), _adapter_folder(deployment)
         ours, theirs = socket.socketpair()
         self.number = number
         self._folder = TemporaryDirectory(prefix="tokentwin-vllm-")
@@ -66,7 +66,7 @@ class VllmProcess:
                 start_new_session=True,  # only this process notices Ctrl-C
             )
         self.pipe = Connection(ours.detach())
-        self.send(Begin(words, deployment.model))
+        self.send(Begin(words, deployment.model, adapters))
 
     def begin(self, call: str, *arguments: object) -> None:
         """Begin a call of `VllmReplayer`; `heard` returns the answer."""
@@ -134,6 +134,18 @@ def vllm_words(deployment: Deployment) -> list[str]:
             raise UserError("scheduler.block_size", deployment.scheduler.block_size, remedy)
         words = [word for word in words if word != "--enforce-eager"] + ["--enforce-eager"]
     return words
+
+
+def _adapter_folder(deployment: Deployment) -> str:
+    """Return the folder of the LoRA adapters, or an empty string; raise UserError for adapters without one."""
+    if (lora := deployment.lora) is None:
+        return ""
+    if lora.adapters is None or lora.random_rank is not None or not Path(lora.adapters).expanduser().is_dir():
+        remedy = "is no folder; vLLM needs one, with the PEFT folder of each adapter under its name"
+        raise UserError("lora.adapters", lora.adapters, remedy)
+    if lora.load_ms is not None:
+        raise UserError("lora.load_ms", lora.load_ms, "is measured on vLLM; leave it out")
+    return str(Path(lora.adapters).expanduser().resolve())
 
 
 def _policy(deployment: Deployment) -> dict[str, Any]:

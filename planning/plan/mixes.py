@@ -3,14 +3,16 @@
 The kinds are sized apart first. Prompts up to the length are one traffic, longer ones another, and for each the search
 finds the two cheapest kinds and their fewest replicas. Then whole fleets of the two cheapest pairs of different kinds,
 with about these numbers, are simulated, the cheapest first, until one meets the objectives with the accepted risk on
-all requests together. Requests that wait for answers are divided as they arrive at the best fleet of a single kind; the
-whole fleets are simulated with clients who wait. All kinds are assumed to be slower or faster than predicted together.
-The idea to serve each size of request where it is cheapest is that of Mélange (https://arxiv.org/abs/2404.14527), which
-solves an integer program over measured throughputs instead of simulating.
+all requests together. What must cost half as much again as the best fleet of a single kind is not tried. Requests that
+wait for answers are divided as they arrive at the best fleet of a single kind; the whole fleets are simulated with
+clients who wait. All kinds are assumed to be slower or faster than predicted together. The idea to serve each size of
+request where it is cheapest is that of Mélange (https://arxiv.org/abs/2404.14527), which solves an integer program over
+measured throughputs instead of simulating.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -41,7 +43,9 @@ from traces.reshape import only
 SEARCHED = (50, 75, 90)  # percentiles of the prompt's length at which `search` divides the traffic
 _FEWEST = 20  # minimum number of requests on each side
 _KINDS, _PAIRS = 2, 2  # numbers of kinds for each side, and of pairs of kinds, that are tried
+_DEAREST = 1.5  # factor over the price of the best fleet of a single kind, beyond which no mix is tried
 _ROUNDING = 1e-9
+Intervals = dict[str, StepInterval]  # the interval of step times by engine, if it depends on which steps were timed
 
 
 class SizedPool(NamedTuple):
@@ -144,7 +148,9 @@ def mixes(
     able = [engine for engine in engines if engine.split is None]
     if not able:
         return []
-    tasks = [partial(_sized, engines=able, at=at, most=most, single=single or (able[0], most)) for at in lengths]
+    cap = math.inf if single is None else _DEAREST * single[1] * single[0].weight
+    known = single or (able[0], most)
+    tasks = [partial(_sized, engines=able, at=at, most=most, single=known, cap=cap) for at in lengths]
     return [mix for mix in workers.run(tasks) if mix is not None]
 
 
@@ -173,11 +179,11 @@ def _as_they_arrive(question: Question, engine: Engine, replicas: int) -> Questi
 
 
 def _sized(
-    question: Question, engines: Sequence[Engine], at: int, most: int, single: tuple[Engine, int]
+    question: Question, engines: Sequence[Engine], at: int, most: int, single: tuple[Engine, int], cap: float
 ) -> SizedMix | None:
     """Return the cheapest mix that divides the prompts at one length; None if no mix meets the objectives."""
     apart = _as_they_arrive(question, *single)
-    shorts, longs = (_fewest(apart, longer, at, engines, most) for longer in (False, True))
+    shorts, longs = (_fewest(apart, longer, at, engines, most, cap) for longer in (False, True))
     pairs = [(short, long) for short, long in product(shorts, longs) if short[0].name != long[0].name]
     pairs.sort(key=lambda pair: sum(replicas * engine.weight for engine, replicas in pair))
     tried = [
@@ -185,18 +191,35 @@ def _sized(
         for (short, low), (long, high) in pairs[:_PAIRS]
         for some, others in product(_around(low, most), _around(high, most))
     ]
-    for mix in sorted(tried, key=lambda mix: mix.weight):
+    for mix in sorted((mix for mix in tried if mix.weight[0] <= cap), key=lambda mix: mix.weight):
         likely, intervals = _as_predicted(question, mix)
-        if not likely.met or (question.risk < 1 - LIKELY and not _late(question, mix, intervals).met):
+        known = {round(100 * LIKELY): likely}
+        if likely.met and question.risk < 1 - LIKELY:
+            late = _at_share(question, mix, intervals, 1 - question.risk)
+            known[round(100 * (1 - question.risk))] = _tried(question, mix, late)
+        if not all(trial.met for trial in known.values()):
             continue
-        likely, intervals = _as_predicted(question, mix, to_the_end=True)
-        planned = _holding(question, mix, intervals)
-        draws = range(len(question.draws))
-        on_draws = [_holding(*_drawn(question, mix, draw), intervals) for draw in draws]
-        probabilities = Probabilities(planned, tuple(p for p in on_draws if p is not None))
-        if probabilities.mean is None or probabilities.mean >= 1 - question.risk - _ROUNDING:
+        if (probabilities := _likely_enough(question, mix, intervals, known)) is not None:
             return SizedMix(mix, likely, probabilities)
     return None
+
+
+def _likely_enough(question: Question, mix: Mix, intervals: Intervals, known: dict[int, Trial]) -> Probabilities | None:
+    """Return the probabilities that a mix meets the objectives; None if it is soon clear that they are too small.
+
+    `known` are trials of the planned traffic, by percent of the cases in which steps are faster.
+    """
+    probabilities = Probabilities(_holding(question, mix, intervals, known))
+    for draw in range(len(question.draws)):
+        if probabilities.planned is None:
+            return probabilities
+        there = _holding(*_drawn(question, mix, draw), intervals, {})
+        probabilities = probabilities._replace(draws=(*probabilities.draws, there or 0.0))
+        left = len(question.draws) - draw - 1
+        at_best = probabilities._replace(draws=(*probabilities.draws, *[SURE] * left))
+        if (at_best.mean or 0.0) < 1 - question.risk - _ROUNDING:
+            return None
+    return probabilities
 
 
 def _around(replicas: int, most: int) -> range:
@@ -222,7 +245,7 @@ def _part(question: Question, longer: bool, at: int, all_misses: bool) -> Questi
 
 
 def _fewest(
-    question: Question, longer: bool, at: int, engines: Sequence[Engine], most: int
+    question: Question, longer: bool, at: int, engines: Sequence[Engine], most: int, cap: float
 ) -> list[tuple[Engine, int]]:
     """Return the cheapest kinds for a part of the traffic, each with its fewest replicas; empty if none can serve it.
 
@@ -230,26 +253,19 @@ def _fewest(
     """
     for all_misses in (False, True):
         with Workers(_part(question, longer, at, all_misses), jobs=1) as workers:
-            searched = search(workers, engines, most, keep=_KINDS)
+            searched = search(workers, engines, most, keep=_KINDS, cap=cap)
         sized = [(entry.engine, entry.replicas) for entry in searched if entry.replicas is not None]
         if sized:
             return sorted(sized, key=lambda one: (one[1] * one[0].weight, one[1] * one[0].usd_per_hour))[:_KINDS]
     return []
 
 
-Intervals = dict[str, StepInterval]  # the interval of step times by engine, if it depends on which steps were timed
-
-
-def _as_predicted(question: Question, mix: Mix, to_the_end: bool = False) -> tuple[Trial, Intervals]:
+def _as_predicted(question: Question, mix: Mix) -> tuple[Trial, Intervals]:
     """Return the trial with steps as predicted, and the intervals of the steps that occurred."""
     costs = [question.pricing(pool.engine) for pool in mix.pools]
-    trial = _tried(question, mix, costs, to_the_end)
+    trial = _tried(question, mix, costs)
     timed = zip(mix.pools, costs, strict=True)
     return trial, {pool.engine.name: cost.interval for pool, cost in timed if isinstance(cost, ObservedOperations)}
-
-
-def _late(question: Question, mix: Mix, intervals: Intervals) -> Trial:
-    return _tried(question, mix, _at_share(question, mix, intervals, 1 - question.risk))
 
 
 def _at_share(question: Question, mix: Mix, intervals: Intervals, share: float) -> list[JudgedCost]:
@@ -275,14 +291,19 @@ def _drawn(question: Question, mix: Mix, draw: int) -> tuple[Question, Mix]:
     return there[0][0], Mix(tuple(pool._replace(engine=engine) for pool, (_, engine) in pools))
 
 
-def _holding(question: Question, mix: Mix, intervals: Intervals) -> float | None:
-    """Return the probability that a mix meets all objectives, in whole percent up to `SURE`; None if not known."""
+def _holding(question: Question, mix: Mix, intervals: Intervals, known: dict[int, Trial]) -> float | None:
+    """Return the probability that a mix meets all objectives, in whole percent up to `SURE`; None if not known.
+
+    `known` are trials by percent of the cases in which steps are faster; they are not simulated again.
+    """
     costs = [question.pricing(pool.engine) for pool in mix.pools]
     if any(cost.at_share(SURE) is cost for cost in costs):
         return None
 
     def trial_at(percent: int) -> Trial:
-        return _tried(question, mix, _at_share(question, mix, intervals, percent / 100), to_the_end=True)
+        return known.get(percent) or _tried(
+            question, mix, _at_share(question, mix, intervals, percent / 100), to_the_end=True
+        )
 
     likely, planned = round(100 * LIKELY), round(100 * (1 - question.risk))
     place = NormalDist().inv_cdf

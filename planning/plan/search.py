@@ -209,14 +209,15 @@ def search(
     near: float = _NEAR,
     resumed: Sequence[Searched] | None = None,
     dearest: float = 0.0,
+    cap: float = math.inf,
 ) -> list[Searched]:
     """Search the fewest replicas of every engine that meet the objectives, up to `most`.
 
     An engine is pruned if `keep` others are cheaper, or if its price is more than `near` times the lowest price, and
-    more than the accepted risk can make up for. A `resumed` search continues from its state; an engine that may cost
-    less than `dearest` is not pruned. The results are in the order of the engines. `progress` is called before every
-    round. `trial` is the function that tries a number of replicas, and `alone` the function that checks whether any
-    number can do.
+    more than the accepted risk can make up for, or more than `cap`. A `resumed` search continues from its state; an
+    engine that may cost less than `dearest` is not pruned. The results are in the order of the engines. `progress` is
+    called before every round. `trial` is the function that tries a number of replicas, and `alone` the function that
+    checks whether any number can do.
     """
     searched = list(resumed or ())
     if not searched:
@@ -224,6 +225,7 @@ def search(
         searched = [Searched(engine, start) for engine, start in zip(engines, starts, strict=True)]
     while True:
         limit = max(dearest, _dearest(searched, spares, keep, max(near, 1 / (1 - workers.common.risk))))
+        limit = min(limit, cap)
         searched = [_pruned(entry, spares, limit) for entry in searched]
         trials = [(at, _ask(entry, spares, limit, trial, alone)) for at, entry in enumerate(searched) if entry.open]
         progress(sum(entry.bisection.left for entry in searched if entry.open))

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 import tokentwin as twin
 from planning.exports.exportable import open_exportable
+from planning.made_up import made_up
 from serving.errors import UserError
 from tokentwin.cli import cli
 
@@ -100,3 +101,9 @@ def test_python_takes_the_same(tmp_path) -> None:
     assert run.metrics.finished.all()
     answer = twin.most_users(traffic, ["ttft_ms p95<=12"], replicas=1, gpus=["H100"], jobs=1)
     assert answer.to_pandas()["clients"][0] == answer.fleets[0].clients > 0
+
+
+@pytest.mark.parametrize(("users", "think_s", "lasts_s"), [(30, 20, 1333.333), (500, 20, 300), (10_000, 30, 90)])
+def test_the_more_users_the_shorter_a_simulation_need_be(users: int, think_s: float, lasts_s: float) -> None:
+    spec = made_up({"prompt": 800, "output": 200, "users": users, "think_s": think_s})
+    assert spec.duration_s == lasts_s

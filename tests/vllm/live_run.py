@@ -4,7 +4,8 @@ Needs an environment with vLLM (`make vllm`). A scenario has `out` (the recordin
 tiny model's `config.json`, with random weights), `settings` (arguments of vLLM's `LLM`), and `requests`: a list of
 rounds, each of which begins when the one before has ended. A request has `prompt` (token ids, or `[of, more]`: the
 whole sequence of request number `of`, and ids after it), `max_tokens`, `at_step` of its round, and maybe `priority`,
-`stop` (token ids) and `abort_after` (steps).
+`stop` (token ids), `abort_after` (steps), `adapter` (a number) and `sounds` (numbers of sounds, one for each
+placeholder in its own part of the prompt). A request without `max_tokens` wants an embedding.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.vllm.tiny_adapters import save_adapters
+from tests.vllm.tiny_audio import save_processor, save_tokenizer, sound
 from tests.vllm.tiny_model import TINY
 
 os.environ |= {
@@ -28,8 +31,9 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
 }
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, PoolingParams, SamplingParams
 from vllm.inputs import TokensPrompt
+from vllm.lora.request import LoRARequest
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -62,6 +66,11 @@ def run(scenario: dict[str, Any]) -> None:
     """Run `scenario` and close its recording."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**TINY, **scenario.get("model", {})}))
+        if "audio_config" in scenario.get("model", {}):
+            save_processor(Path(folder))
+        elif not scenario.get("settings", {}).get("skip_tokenizer_init", True):
+            save_tokenizer(Path(folder))
+        save_adapters(Path(folder), scenario.get("adapters", 0))
         settings = {
             "model": folder, "load_format": "dummy", "skip_tokenizer_init": True, "enforce_eager": True,
             "dtype": "bfloat16", "block_size": 32, "max_model_len": 1024, "max_num_seqs": 16,
@@ -70,14 +79,16 @@ def run(scenario: dict[str, Any]) -> None:
             **scenario.get("settings", {}),
         }  # fmt: skip
         llm = LLM(**settings)
-        _Driver(llm).run(scenario["requests"])
+        _Driver(llm, folder).run(scenario["requests"])
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
 
 
 class _Driver:
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, folder: str) -> None:
+        self._folder = folder
+        self._sounds: dict[int, list[int]] = {}
         self._engine = llm.llm_engine
         self._said: dict[int, list[int]] = {}
         self._number = 0
@@ -94,26 +105,33 @@ class _Driver:
                     del aborts[id]
                     self._engine.abort_request([id])
                 for output in self._engine.step():
-                    if output.finished:
+                    if output.finished and hasattr(output.outputs, "__getitem__"):
                         self._said[int(output.request_id)] += output.outputs[0].token_ids
                 step += 1
 
     def _add(self, asked: dict[str, Any], aborts: dict[str, int], step: int) -> None:
         number, self._number = self._number, self._number + 1
-        prompt = asked["prompt"]
+        prompt, sounds = asked["prompt"], asked.get("sounds", [])
         if prompt and isinstance(prompt[-1], list):
+            sounds = self._sounds[prompt[0]] + sounds
             prompt = self._said[prompt[0]] + prompt[1]
-        self._said[number] = list(prompt)
-        params = SamplingParams(
-            temperature=asked.get("temperature", 1.0),
-            max_tokens=asked["max_tokens"],
-            ignore_eos=not asked.get("stop"),
-            stop_token_ids=asked.get("stop"),
-            detokenize=False,
-        )
-        self._engine.add_request(
-            str(number), TokensPrompt(prompt_token_ids=prompt), params, priority=asked.get("priority", 0)
-        )
+        self._said[number], self._sounds[number] = list(prompt), sounds
+        params: Any = PoolingParams(task="embed")
+        if "max_tokens" in asked:
+            params = SamplingParams(
+                temperature=asked.get("temperature", 1.0),
+                max_tokens=asked["max_tokens"],
+                ignore_eos=not asked.get("stop"),
+                stop_token_ids=asked.get("stop"),
+                detokenize=False,
+            )
+        given = TokensPrompt(prompt_token_ids=prompt)
+        if sounds:
+            given["multi_modal_data"] = {"audio": list(map(sound, sounds))}
+        adapter = None
+        if asked.get("adapter") is not None:
+            adapter = LoRARequest(name := f"adapter{asked['adapter']}", 1 + asked["adapter"], f"{self._folder}/{name}")
+        self._engine.add_request(str(number), given, params, lora_request=adapter, priority=asked.get("priority", 0))
         if "abort_after" in asked:
             aborts[str(number)] = step + asked["abort_after"]
 

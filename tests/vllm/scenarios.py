@@ -5,6 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from tests.vllm.tiny_audio import AUDIO, SOUND_TOKEN
+from tests.vllm.tiny_model import BERT
+
 Scenario = dict[str, Any]
 
 
@@ -40,7 +43,34 @@ def _abort(chance: Random) -> int | None:
     return chance.randint(0, 40) if chance.random() < 0.4 else None
 
 
+def _chosen(chance: Random) -> int | None:
+    return min(int(chance.expovariate(0.7)), 5) if chance.random() < 0.85 else None
+
+
+def _embeddings(chance: Random) -> list[list[dict[str, Any]]]:
+    """Return one round of requests without outputs, so many at once that they wait."""
+    asked = requests(chance, 200)
+    return [[{"prompt": one["prompt"], "at_step": one["at_step"] // 12} for one in asked]]
+
+
+def _with_sounds(chance: Random, count: int = 20) -> list[list[dict[str, Any]]]:
+    """Return two rounds with up to two of eight sounds in each prompt; half of the second goes on from the first."""
+    first, second = requests(chance, count), requests(chance, count)
+    for asked in first + second:
+        asked["sounds"] = [chance.randrange(8) for _ in range(chance.choice([0, 1, 1, 2]))]
+        for _ in asked["sounds"]:
+            asked["prompt"].insert(chance.randint(0, len(asked["prompt"])), SOUND_TOKEN)
+    for before, asked in zip(first[::2], second[::2], strict=True):
+        asked |= {"prompt": before["prompt"] + asked["prompt"], "sounds": before["sounds"] + asked["sounds"]}
+    return [first, second]
+
+
 TIGHT = {"num_gpu_blocks_override": 40}
+POOLING = {"runner": "pooling", "skip_tokenizer_init": False}
+SOUNDS = {
+    "num_gpu_blocks_override": 160, "max_model_len": 3072, "max_num_batched_tokens": 512,
+    "skip_tokenizer_init": False, "limit_mm_per_prompt": {"audio": 8},
+}  # fmt: skip
 WINDOWS = {
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70,
 }  # fmt: skip
@@ -79,6 +109,17 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
             "requests": _rounds(chance(), rounds=1),
             "settings": {"enable_prefix_caching": False, **TIGHT},
         },
+        "adapters": {
+            "requests": _rounds(chance(), adapter=_chosen),
+            "settings": {**TIGHT, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 3},
+            "adapters": 6,
+        },
+        "sounds": {"requests": _with_sounds(chance()), "model": AUDIO, "settings": SOUNDS},
+        "whole sounds": {
+            "requests": _with_sounds(chance()),
+            "model": AUDIO,
+            "settings": {**SOUNDS, "disable_chunked_mm_input": True, "max_num_batched_tokens": 768},
+        },
         "windows": {"requests": _rounds(chance(), rounds=1), "model": WINDOWS, "settings": TIGHT},
     }
     both = {
@@ -87,6 +128,15 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
         for loop in ("plain", "overlapped")
     }
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    both["embeddings of a decoder, plain"] = {
+        "requests": _embeddings(chance()),
+        "settings": {**TIGHT, **POOLING, "max_num_batched_tokens": 128},
+    }
+    both["embeddings of an encoder, plain"] = {
+        "requests": _embeddings(chance()),
+        "model": BERT,
+        "settings": {**POOLING, "max_num_batched_tokens": 512, "max_model_len": 512, "max_num_seqs": 4},
+    }
     both["drafts, plain"] = {
         "requests": _rounds(chance(), rounds=1),
         "settings": {"speculative_config": drafts, "async_scheduling": False, **TIGHT},

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 from calibration.validation.decision_replay import recorded_deployment, replay_decisions
 from planning.measure.real_engine import load_engines
 from serving.deployments.config import Deployment, parse
+from serving.errors import UserError
 from serving.workload import Workload
 from tests.vllm.environment import needs_vllm
-from tests.vllm.tiny_model import TINY
+from tests.vllm.tiny_adapters import save_adapters
+from tests.vllm.tiny_model import BERT, TINY
 from traces.recording import Recording
 from traces.synth import parse_spec, synthesise
 
@@ -76,6 +79,42 @@ def test_a_workload_is_replayed_and_decided_again(
     assert recorded_deployment(recording).policy == policy
     assert recorded_deployment(recording).engine == "vllm 0.32.0"
     assert sum(recording.steps["preempted"].to_pylist()) > 0
+
+
+def test_adapters_are_loaded_timed_and_decided_again(deployed: Callable[..., Deployment], tmp_path: Path) -> None:
+    save_adapters(tmp_path / "adapters", 4)
+    lora = {"max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 3, "adapters": str(tmp_path / "adapters")}
+    names = ("adapter0", "adapter1", "", "adapter2", "adapter3", "adapter0")
+    asked = [replace(one, adapter=names[one.id % len(names)]) for one in traffic().requests]
+    with closing(load_engines(deployed(lora=lora), lambda line: None)) as engine:
+        engine.record(Workload(asked, "adapted"), tmp_path / "run")
+        with pytest.raises(UserError, match=r"adapter: 'nobody': has no adapter_config.json"):
+            engine.record(Workload([replace(asked[0], adapter="nobody")]), tmp_path / "again")
+    recording = Recording.load(tmp_path / "run")
+    assert replay_decisions(recording).exact
+    assert [one.adapter for one in recording.workload().requests] == [one.adapter for one in asked]
+    work = [row for row in recording.steps["adapters"].to_pylist() if row is not None]
+    assert max(row["adapters"] for row in work) == 2
+    loads, copies = (sum(row[name] for row in work) for name in ("loads", "copies"))
+    assert 4 <= loads <= copies and all((row["load_ns"] > 0) == (row["loads"] > 0) for row in work)
+
+
+def test_embeddings_are_decided_again_and_tokens_refused(deployed: Callable[..., Deployment], tmp_path: Path) -> None:
+    scheduler = {"max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 512, "block_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    deployment = parse(
+        Deployment,
+        {"model": str(tmp_path), "engine": "vllm", "dtype": "float32", "scheduler": scheduler},
+        where="test",
+    )
+    with closing(load_engines(deployment, lambda line: None)) as engine:
+        done = engine.record(Workload([replace(one, output_len=0) for one in traffic().requests]), tmp_path / "run")
+        with pytest.raises(UserError, match=r"wants output tokens, and .* has no LM head"):
+            engine.record(traffic(), tmp_path / "again")
+    recording = Recording.load(tmp_path / "run")
+    result = replay_decisions(recording)
+    assert done.finished == 40 and result.exact and result.steps >= 10, result
+    assert recorded_deployment(recording).scheduler.kv_reservation == "none"
 
 
 def test_ctrl_c_ends_a_run_and_keeps_what_there_is(deployed: Callable[..., Deployment], tmp_path: Path) -> None:

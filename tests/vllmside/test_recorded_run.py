@@ -16,11 +16,12 @@ import pytest
 from calibration.validation.decision_replay import replay_decisions
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError
+from serving.workload import Item
 from tests.vllmside.stand_in import Scheduler, request
 from traces.live_recording import LiveRecording
 from traces.recording import Recording
 from traces.recording_writer import RecordingWriter
-from vllmside.engine_events import EngineEvents, NotRecorded
+from vllmside.engine_events import AdapterWork, EngineEvents, NotRecorded
 from vllmside.recorded_run import RecordedRun
 
 RUN = {
@@ -35,15 +36,15 @@ RUN = {
 class Engine:
     """A scheduler with a recorder beside it; the clock advances by 1 us at every reading."""
 
-    def __init__(self, path: Path, drafts: bool = False) -> None:
+    def __init__(self, path: Path, **more: bool) -> None:
         self.path = path
         self.scheduler = Scheduler()
         self.writer = RecordingWriter(path, RUN)
         self.run = RecordedRun(LiveRecording(self.writer, RUN), 4, 100)
         clock: Iterator[int] = count(0, 1000)
         self.events = EngineEvents(
-            self.run.take, max_model_len=40, drafts=drafts, overlapped=False, times_thread=False, started_ns=0,
-            started_s=100.0, now=lambda: next(clock),
+            self.run.take, max_model_len=40, overlapped=False, times_thread=False, started_ns=0, started_s=100.0,
+            now=lambda: next(clock), **{"drafts": False, **more},
         )  # fmt: skip
 
     def add(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,6 +128,24 @@ def test_tenant_and_slo_class_are_what_the_client_states(engine: Engine) -> None
     recording = engine.recording()
     assert {name: rows(recording)[0][name] for name in ("tenant", "slo_class")} == {"tenant": "t", "slo_class": "chat"}
     assert next(iter(recording.workload().requests)).tenant == "t"
+
+
+def test_adapters_images_and_embeddings_are_in_the_recording(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "run", adapters=True)
+    engine.events.watch_adapters(lambda: AdapterWork(1, 300, 2, 400))
+    picture = {"mm_position": SimpleNamespace(offset=1, length=4), "identifier": "a hash", "modality": "image"}
+    engine.add("a", 6, 2, lora_request=SimpleNamespace(lora_name="legal"), mm_features=[SimpleNamespace(**picture)])
+    engine.add("b", 5, 1, pooling_params=object(), lora_request=None)
+    engine.back(engine.plan({"a": 6, "b": 5}, {"a": 0, "b": 0}), {"a": 1, "b": 0}, {"b": "FINISHED_STOPPED"})
+    engine.back(engine.plan({"a": 1}), {"a": 1}, {"a": "FINISHED_LENGTH_CAPPED"})
+    recording = engine.recording()
+    adapted, embedded = recording.workload().requests
+    assert adapted.adapter == "legal" and adapted.items == (Item(1, 4, "item0"),)
+    assert embedded.pools and rows(recording)[1]["status"] == "finished" and not rows(recording)[1]["token_times_ns"]
+    first = recording.steps.to_pylist()[0]
+    assert first["sampled_rows"] == 1  # nothing is sampled for an embedding
+    assert first["adapters"] == {"adapters": 1, "tokens": 6, "loads": 1, "load_ns": 300, "copies": 2, "copy_ns": 400}
+    assert first["start_ns"] == first["plan_ns"] + first["schedule_ns"] + 700  # the step begins with its adapters
 
 
 def test_a_turn_quotes_the_answer_before_it(engine: Engine) -> None:

@@ -90,10 +90,29 @@ def test_windows_and_drafts() -> None:
     assert deployment.scheduler.speculative.prompt_lookup == (2, 4)
 
 
+def test_adapters_and_images() -> None:
+    lora = SimpleNamespace(max_loras=2, max_lora_rank=8, max_cpu_loras=5, target_modules=["o_proj", "lm_head"])
+    changes = {"parallel_config__pipeline_parallel_size": 1, "lora_config": lora}
+    found = read_deployment(config(**changes), cache(), 16, "0.32.0", encoder=(900, 900))
+    adapters, images = found.deployment.lora, found.deployment.multimodal
+    assert adapters is not None and images is not None
+    assert (adapters.max_loras, adapters.max_lora_rank, adapters.max_cpu_loras) == (2, 8, 5)
+    assert found.unmodelled == {"lora_config.target_modules": "o_proj, lm_head"}
+    settings = found.deployment.staged_settings
+    assert settings.adapter_slots_by_step and settings.encoder_holds_queue  # as vLLM before 0.33
+    assert (settings.max_num_encoder_input_tokens, settings.encoder_cache_size) == (900, 900)
+
+
+def test_an_encoder_of_texts_keeps_no_kv() -> None:
+    changes = {"cache_config__enable_prefix_caching": False, "scheduler_config__enable_chunked_prefill": False}
+    nothing = SimpleNamespace(num_blocks=1, kv_cache_groups=[])
+    scheduler = read(nothing, **changes, scheduler_config__max_num_batched_tokens=4096)[0].scheduler
+    assert scheduler.kv_reservation == "none" and not scheduler.enable_prefix_caching
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"lora_config": object()}, {"lora_config": "is set"}),
         ({"speculative_config": SimpleNamespace(method="medusa")}, {"speculative_config.method": "medusa"}),
         ({"cache_config__cache_dtype": "turboquant"}, {"cache_dtype": "turboquant"}),
         ({"model_config__quantization": "awq"}, {"quantization": "awq"}),

@@ -74,10 +74,10 @@ def test_a_place_that_cannot_be_written_leaves_the_engine_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    config = SimpleNamespace(model_config=SimpleNamespace(runner_type="pooling"), parallel_config=None)
+    config = SimpleNamespace(model_config=SimpleNamespace(runner_type="draft"), parallel_config=None)
     scheduler = SimpleNamespace(vllm_config=config, kv_cache_config=None)
     recorder = open_recorder(scheduler, RecordSettings(record=str(tmp_path / "file" / "x")), "0.32.0")
-    assert "nothing is recorded: runner_type: 'pooling': cannot be recorded" in caplog.text
+    assert "nothing is recorded: runner_type: 'draft': cannot be recorded" in caplog.text
     use(recorder)
 
 
