@@ -17,17 +17,18 @@ from aiohttp import web
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from apiserver.engine_client import EngineClient
+from apiserver.engine_client import Answer, EngineClient
 from apiserver.failures import RequestFailures
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
-from apiserver.messages import About, Add
+from apiserver.messages import About, Add, Output
 from apiserver.openai_api.answers import AnswerDocuments, ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
 from apiserver.openai_api.anthropic_messages import CountRequest, MessageDocuments, MessagesRequest, error_document
 from apiserver.openai_api.api_keys import check_host, check_key
+from apiserver.openai_api.beam_search import beam_search, check_beams
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
-from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, Picks, timed_out, write_stream, write_whole
+from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, Picks, refusal_for, timed_out, write_stream, write_whole
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
 from apiserver.openai_api.given_answers import GivenAnswers
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
@@ -112,6 +113,7 @@ class Api:
                 post("/v1/messages", self.messages),
                 post("/v1/messages/count_tokens", self.count_tokens),
                 post("/v1/embeddings", self.embeddings),
+                post("/invocations", self.invocations),
                 post("/tokenize", self.tokenize),
                 post("/detokenize", self.detokenize),
                 web.get("/v1/models", self.models),
@@ -261,6 +263,14 @@ class Api:
         body, _, asked, style = await self._chat(request, monotonic_ns(), ChatRequest)
         return await self._generate(request, body, asked, style)
 
+    async def invocations(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /invocations`, SageMaker's path: a chat, a completion or embeddings, by the fields of the body."""
+        handlers = {"messages": self.chat, "prompt": self.completions, "input": self.embeddings}
+        field = await self._bodies.field_of(request, list(handlers))
+        if field is None:
+            raise Refusal(400, f"the body has none of {', '.join(handlers)}; add one")
+        return await handlers[field](request)
+
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/responses`."""
         given, body, asked, style = await self._chat(request, monotonic_ns(), ResponsesRequest, "resp")
@@ -288,6 +298,7 @@ class Api:
         prompts, echoes = [], []
         async with self._bodies.take(request) as given:
             body = given.parse(CompletionRequest)
+            check_beams(body)
             about, texts = self._served(body.model)
             if len(body.prompts) * body.drawn > _MOST_ANSWERS:
                 field = _drawn_by(body)
@@ -320,6 +331,7 @@ class Api:
         async with self._bodies.take(request) as given:
             asked_for = given.parse(kind)
             body = _as_chat(asked_for)
+            check_beams(body)
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
@@ -438,7 +450,12 @@ class Api:
             for index, asked in enumerate(every):
                 _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = source
-                answer = answers.enter_context(self._engine.open(asked))
+            if body.use_beam_search:
+                beams = await self._beams(body, every[::drawn])
+            else:
+                beams = None
+            for index, asked in enumerate(every):
+                answer = beams[index] if beams else answers.enter_context(self._engine.open(asked))
                 choice = Choice(
                     index,
                     answer,
@@ -507,6 +524,41 @@ class Api:
         seed = by_prompt if asked.seed is None or asked.temperature == 0 else asked.seed
         return await self._grammars.answer(asked.grammar, seed, asked.min_tokens, asked.max_tokens)
 
+    async def _beams(self, body: CompletionRequest | ChatRequest, of_prompts: Sequence[Add]) -> list[Answer]:
+        """Return the answers to every prompt that beam search finds. Raises Refusal if it takes too long."""
+        _, texts = self._served()
+        end = None if body.ignore_eos else texts.eos_id
+        width, how = body.n or 1, (body.length_penalty, body.include_stop_str_in_output)
+
+        async def answers_to(asked: Add) -> list[Answer]:
+            ask = partial(self._next_tokens, asked, 2 * width)
+            beams = await beam_search(ask, asked.prompt, width, asked.max_tokens, end, *how)
+            wanted = body.alternatives
+            return [
+                self._engine.written(
+                    beam.tokens, None if wanted is None else [one.among(wanted) for one in beam.logprobs], beam.finish
+                )
+                for beam in beams
+            ]
+
+        try:
+            async with asyncio.timeout(self._deadline_s), asyncio.TaskGroup() as searches:
+                tasks = [searches.create_task(answers_to(asked)) for asked in of_prompts]
+        except TimeoutError:
+            raise timed_out() from None
+        except* Refusal as refusals:
+            raise refusals.exceptions[0] from None
+        return [answer for task in tasks for answer in task.result()]
+
+    async def _next_tokens(self, asked: Add, alternatives: int, prompts: Sequence[list[int]]) -> list[Output]:
+        """Return the output of one token to each of `prompts`, with logprobs. Raises Refusal if one is refused."""
+        with ExitStack() as opened:
+            answers = []
+            for prompt in prompts:
+                one = replace(asked, prompt=prompt, max_tokens=1, min_tokens=0, logprobs=alternatives, stop_ids=[])
+                answers.append(opened.enter_context(self._engine.open(one)))
+            return [await _whole(answer) for answer in answers]
+
     def _detokenizer(self, about: About, body: Generation, structured: bool) -> Detokenizer | Words:
         _, texts = self._served()
         filler = about.twin and not structured
@@ -519,6 +571,24 @@ class Api:
             return texts.decode(tokens, special=not body.skip_special_tokens)
 
         return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
+
+
+async def _whole(answer: Answer) -> Output:
+    """Return all outputs of an answer as one, and report that it was delivered."""
+    whole: Output | None = None
+    async for output in answer:
+        if output.finish in ("refused", "crashed", "failed"):
+            raise refusal_for(output)
+        if output.finish == "cut":
+            raise Cut
+        if whole is not None:
+            output.tokens, output.logprobs = whole.tokens + output.tokens, (whole.logprobs or []) + (output.logprobs or [])
+        whole = output
+    assert whole is not None
+    now_ns = monotonic_ns()
+    answer.left(whole=True)
+    answer.delivered(now_ns, now_ns, now_ns)
+    return whole
 
 
 def _as_chat(asked: Any) -> ChatRequest:
@@ -562,7 +632,7 @@ def _nth(asked: Add, n: int) -> Add:
 
 
 def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
-    """Return the rules that change logits; None if nothing changes, and always for a twin."""
+    """Return the rules that change logits; None if nothing changes. A twin only takes the time of the changes."""
     bias = [(int(token), min(max(number, -100.0), 100.0)) for token, number in (body.logit_bias or {}).items()]
     _check_vocabulary([token for token, _ in bias], about, "logit_bias")
     _check_vocabulary(body.allowed_token_ids or [], about, "allowed_token_ids")
@@ -578,7 +648,7 @@ def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
         body.min_tokens,
         tuple(token for token in late if token < about.vocab_size),
     )
-    return None if about.twin or rules == LogitRules() else rules
+    return None if rules == LogitRules() else rules
 
 
 def _bad_words(words: Sequence[str], texts: Texts) -> Iterator[tuple[int, ...]]:
@@ -616,7 +686,7 @@ def _asked(
     if body.min_tokens > limit:
         raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
     temperature = 1.0 if body.temperature is None else body.temperature
-    if body.drawn > 1 and temperature == 0:
+    if body.drawn > 1 and temperature == 0 and not body.use_beam_search:
         field = _drawn_by(body)
         raise Refusal(400, f"{field} must be 1 where temperature is 0: all answers would be one", field)
     return Add(
