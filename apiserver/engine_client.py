@@ -29,7 +29,9 @@ from apiserver.messages import (
     Plant,
     Pulse,
     Reply,
+    Rest,
     Scrape,
+    Show,
     To,
     encode,
     read_answer,
@@ -127,12 +129,26 @@ class EngineClient:
         """
         return await self._ask(Plant(self._id(), new))
 
-    async def _ask(self, question: Scrape | Follow | Plant) -> bytes:
+    async def show(self, new: str = "") -> bytes:
+        """Show the numbers `new` (JSON) as metrics, if it is not empty; return the present ones, or why it cannot be.
+
+        Raises Refusal without an answer in 5 s.
+        """
+        return await self._ask(Show(self._id(), new))
+
+    async def rest(self, within_s: float, level: int | None = None, aborts: bool = True, asks: bool = False) -> bool:
+        """Let the server sleep at `level`, or wake up without one; return whether it sleeps when that is done.
+
+        With `asks`, only return whether it sleeps. Raises Refusal without an answer in `within_s` seconds.
+        """
+        return await self._ask(Rest(self._id(), level, aborts, asks), within_s) == b"true"
+
+    async def _ask(self, question: Scrape | Follow | Plant | Rest | Show, within_s: float = _ASK_S) -> bytes:
         self.replica(None)
         reply = self._replies[question.id] = asyncio.get_running_loop().create_future()
         self._send(question)
         try:
-            return await asyncio.wait_for(reply, _ASK_S)
+            return await asyncio.wait_for(reply, within_s)
         except TimeoutError:
             raise Refusal(503, "the engine process is too busy to answer", retry_after_s=1) from None
         finally:

@@ -189,8 +189,28 @@ class Plant(Message):
     failures: str
 
 
+class Rest(Message):
+    """An order to sleep at `level`, or to wake up if `level` is None; a `Reply` has the state when it is reached.
+
+    With `aborts` the requests under way are aborted; otherwise they end first. With `asks` the message is only a
+    question for the present state.
+    """
+
+    id: int
+    level: int | None = None
+    aborts: bool = True
+    asks: bool = False
+
+
+class Show(Message):
+    """Numbers to show as metrics, as JSON, or empty text to ask for them; a `Reply` has the present ones."""
+
+    id: int
+    metrics: str
+
+
 class Reply(Message):
-    """An answer: metrics in Prometheus' text format, or a trace or failures as JSON; empty if there is none."""
+    """An answer: metrics in Prometheus' text format, or a trace, failures and so on as JSON; empty if there is none."""
 
     id: int
     text: bytes
@@ -235,7 +255,7 @@ class Drain(Message):
     """A message from the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Late | Asked | Pulse | Scrape | Follow | Plant
+To = Hello | Add | Abort | Delivered | Late | Asked | Pulse | Scrape | Follow | Plant | Rest | Show
 From = About | Outputs | Alive | Reply | Drain
 
 encode = msgspec.msgpack.Encoder().encode

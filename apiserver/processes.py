@@ -128,8 +128,8 @@ async def _serve_http(
     keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
     bodies = Bodies(settings.body_limit, settings.client_timeout)
     timeout, tool_format, answers = settings.request_timeout, settings.tool_call_parser, read_answers(settings.answers)
-    details = settings.enable_prompt_tokens_details
-    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, details)
+    shown = settings.enable_prompt_tokens_details, settings.enable_sleep_mode
+    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, *shown)
     runners, servers = [], []
     for place, port in enumerate(listening):
         app = api.application(place if settings.ports_per_replica else None)

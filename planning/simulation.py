@@ -206,7 +206,7 @@ def _at_both_ends(
 
 def _of_logits(recording: Recording, scenario: PricedScenario) -> str:
     """Return a sentence about the prices of penalties and scored prompts; empty if no request has any."""
-    if not recording.filled("workload", ("changes_logits", "scores_prompt")):
+    if not recording.workload_uses("changes_logits", "scores_prompt"):
         return ""
     costs = map(pure, scenario.judged)
     said = dict.fromkeys(cost.logits_said for cost in costs if isinstance(cost, OperationCost | StepCost))

@@ -28,7 +28,16 @@ from apiserver.openai_api.api_keys import check_host, check_key
 from apiserver.openai_api.beam_search import beam_search, check_beams
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
-from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, Picks, refusal_for, timed_out, write_stream, write_whole
+from apiserver.openai_api.delivery import (
+    Choice,
+    Cut,
+    ErrorSent,
+    Picks,
+    refusal_for,
+    timed_out,
+    write_stream,
+    write_whole,
+)
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
 from apiserver.openai_api.given_answers import GivenAnswers
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
@@ -40,6 +49,7 @@ from apiserver.openai_api.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     Generation,
+    MetricsByHand,
     StreamOptions,
     TokenizeChat,
     TokenizeRequest,
@@ -70,7 +80,7 @@ class Api:
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
     the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any. If
-    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts.
+    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. If it `sleeps`, clients can send it to sleep.
     """
 
     def __init__(
@@ -84,6 +94,7 @@ class Api:
         tool_format: str = "auto",
         answers: GivenAnswers | None = None,
         shows_cached: bool = False,
+        sleeps: bool = False,
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -95,6 +106,7 @@ class Api:
         self._tool_format = tool_format
         self._answers = answers
         self._shows_cached = shows_cached
+        self._sleeps = sleeps
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
@@ -123,12 +135,21 @@ class Api:
                 web.get("/journeys/{name}", self.journey),
                 web.get("/admin/failures", self.failures),
                 web.put("/admin/failures", self.failures, expect_handler=expect),
+                web.get("/admin/metrics", self.shown_metrics),
+                web.put("/admin/metrics", self.shown_metrics, expect_handler=expect),
                 web.get("/health", self.health),
                 web.get("/ping", self.health),
                 post("/ping", self.health),
                 web.get("/ready", self.ready),
             ]
         )
+        if self._sleeps:
+            paths = (
+                post("/sleep", self.sleep),
+                post("/wake_up", self.wake_up),
+                web.get("/is_sleeping", self.is_sleeping),
+            )
+            app.add_routes(paths)
         return app
 
     async def _ended(self, app: web.Application) -> None:
@@ -252,6 +273,44 @@ class Api:
             new = failures.model_dump_json()
         return web.Response(body=await self._engine.failures(new), content_type="application/json")
 
+    async def shown_metrics(self, request: web.Request) -> web.Response:
+        """Return the numbers that a twin shows as metrics instead of its own; `PUT` replaces them first."""
+        about, _ = self._served()
+        if not about.twin:
+            raise Refusal(404, "only a twin shows metrics that are set by hand")
+        new = ""
+        if request.method == "PUT":
+            async with self._bodies.take(request) as given:
+                new = given.parse(MetricsByHand).model_dump_json()
+        shown = await self._engine.show(new)
+        if not shown.startswith(b"{"):
+            raise Refusal(400, shown.decode())
+        return web.Response(body=shown, content_type="application/json")
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        """Answer `POST /sleep` when the server sleeps: requests under way are aborted, or end first."""
+        about, _ = self._served()
+        level, mode = request.query.get("level", "1"), request.query.get("mode", "abort")
+        levels = ("0", "1") if about.twin else ("0",)
+        if level not in levels:
+            what = "the real engine keeps its memory" if not about.twin else "the weights are kept"
+            raise Refusal(400, f"level must be {' or '.join(levels)}, because {what}", "level")
+        if mode not in ("abort", "wait"):
+            raise Refusal(400, "mode must be abort or wait", "mode")
+        await self._engine.rest(self._deadline_s, int(level), mode == "abort")
+        return web.json_response({"status": "sleeping", "level": int(level)})
+
+    async def wake_up(self, request: web.Request) -> web.Response:
+        """Answer `POST /wake_up` when the server takes requests again."""
+        if tags := request.query.getall("tags", []):
+            raise Refusal(400, f"tags: {tags[0]!r} is not moved alone; leave tags out", "tags")
+        asleep = await self._engine.rest(self._deadline_s)
+        return web.json_response({"status": "sleeping" if asleep else "awake", "tags": None})
+
+    async def is_sleeping(self, request: web.Request) -> web.Response:
+        """Answer `GET /is_sleeping`."""
+        return web.json_response({"is_sleeping": await self._engine.rest(self._deadline_s, asks=True)})
+
     # Generation
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -264,7 +323,7 @@ class Api:
         return await self._generate(request, body, asked, style)
 
     async def invocations(self, request: web.Request) -> web.StreamResponse:
-        """Answer `POST /invocations`, SageMaker's path: a chat, a completion or embeddings, by the fields of the body."""
+        """Answer `POST /invocations`, SageMaker's path: a chat, a completion or embeddings, by the body's fields."""
         handlers = {"messages": self.chat, "prompt": self.completions, "input": self.embeddings}
         field = await self._bodies.field_of(request, list(handlers))
         if field is None:
@@ -546,8 +605,8 @@ class Api:
                 tasks = [searches.create_task(answers_to(asked)) for asked in of_prompts]
         except TimeoutError:
             raise timed_out() from None
-        except* Refusal as refusals:
-            raise refusals.exceptions[0] from None
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         return [answer for task in tasks for answer in task.result()]
 
     async def _next_tokens(self, asked: Add, alternatives: int, prompts: Sequence[list[int]]) -> list[Output]:
@@ -555,7 +614,9 @@ class Api:
         with ExitStack() as opened:
             answers = []
             for prompt in prompts:
-                one = replace(asked, prompt=prompt, max_tokens=1, min_tokens=0, logprobs=alternatives, stop_ids=[])
+                one = replace(
+                    asked, prompt=prompt, max_tokens=1, min_tokens=0, logprobs=alternatives, stop_ids=[], answer=[]
+                )
                 answers.append(opened.enter_context(self._engine.open(one)))
             return [await _whole(answer) for answer in answers]
 
@@ -582,7 +643,10 @@ async def _whole(answer: Answer) -> Output:
         if output.finish == "cut":
             raise Cut
         if whole is not None:
-            output.tokens, output.logprobs = whole.tokens + output.tokens, (whole.logprobs or []) + (output.logprobs or [])
+            output.tokens, output.logprobs = (
+                whole.tokens + output.tokens,
+                (whole.logprobs or []) + (output.logprobs or []),
+            )
         whole = output
     assert whole is not None
     now_ns = monotonic_ns()

@@ -67,8 +67,8 @@ async def beam_search(
 ) -> list[Beam]:
     """Return the `width` best answers of up to `most` tokens, the best one first.
 
-    Token `end` ends an answer, which has it only if it `keeps_end`; None: no token does. If the server aborts a request,
-    the search ends with the beams so far.
+    Token `end` ends an answer, which has it only if it `keeps_end`; None: no token does. If the server aborts a
+    request, the search ends with the beams so far.
     """
     beams, ended = [Beam()], list[Beam]()
     for _ in range(most):

@@ -93,6 +93,10 @@ def neutral(*values: Any) -> Any:
     return Annotated[Any, BeforeValidator(check)]
 
 
+class MetricsByHand(RootModel[dict[Label, Number | dict[Annotated[str, Field(pattern=r"^[0-9]{1,6}$")], Number]]]):
+    """The body of `PUT /admin/metrics`: by metric, its number, or its number for each engine by index."""
+
+
 class StreamOptions(Limited):
     """The field `stream_options` of a request."""
 

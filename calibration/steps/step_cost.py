@@ -75,8 +75,8 @@ class Calibration:
         domain: smallest and largest measured value of each step feature, by regime
         residuals: held-out error by regime
         mask_ps: time of the grammar mask for one row in picoseconds; None if no row had one
-        changed_ps, scored_ps: time in picoseconds of the penalties of one row, and of the log-probabilities of one token
-            of a prompt; None if they were not measured, and take no time then
+        changed_ps, scored_ps: time in picoseconds of the penalties of one row, and of the log-probabilities of one
+            token of a prompt; None if they were not measured, and take no time then
         interval: factors of the predicted time between which 90 % of runs lie
         weather: the slowdown of the machine that the prices include; None in an older calibration
         noise: times of the reference step and other measures of disturbance of the machine
@@ -267,7 +267,9 @@ class StepCost:
     def logits_said(self) -> str:
         """A sentence about the times that rules for logits and log-probabilities of prompts add."""
         if self.calibration.changed_ps is None:
-            return "penalties and log-probabilities of prompts are free, because they were not measured; calibrate again"
+            return (
+                "penalties and log-probabilities of prompts are free, because they were not measured; calibrate again"
+            )
         row_us, token_us = self._changed_ps / 1e6, self._scored_ps / 1e6
         return f"penalties of one row take {row_us:.3g} us, log-probabilities of a prompt {token_us:.3g} us a token"
 

@@ -101,7 +101,7 @@ def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
 def _measured(
     request: CalibrateRequest, overwrite: bool, say: Callable[[str], None]
 ) -> tuple[list[Path], tuple[int, int] | None]:
-    """Record the designed traces now; return the paths of the recordings, and the times of changes to logits in ps."""
+    """Record the designed traces now; return the paths, and the times of penalties and scored tokens in ps."""
     with closing(load_engines(request.deployment or Deployment(), say)) as engine:
 
         def record(workload: Workload, path: Path) -> None:
@@ -183,8 +183,9 @@ def fit_recordings(
 ) -> Calibration:
     """Fit a calibration to recordings of one deployment and save it in `out`.
 
-    `logits` are the times in ps of the penalties of a row and of a scored token, if they were measured. `kernels` is the table of the engine's own kernels, which the GPU suite writes. If some recordings are without CUDA
-    graphs, the time of a kernel launch is fitted to these, and everything else to the others.
+    `kernels` is the table of the engine's own kernels, which the GPU suite writes. If some recordings are without CUDA
+    graphs, the time of a kernel launch is fitted to these, and everything else to the others. `logits` are the times
+    in ps of the penalties of a row and of a scored token, if they were measured.
     """
     recorded = [Recording.load(path) for path in paths]
     runs = [run for run in recorded if not recorded_deployment(run).enforce_eager] or recorded

@@ -12,7 +12,9 @@ from sim.run_log import TableSink
 
 ROW_NS, TOKEN_NS = 7_000, 300
 REQUESTS = [
-    WorkloadRequest(id, id * 900_000, (("", 5 + 61 * id),), 2 + id % 9, changes_logits=id % 3 == 0, scores_prompt=id % 2 == 0)
+    WorkloadRequest(
+        id, id * 900_000, (("", 5 + 61 * id),), 2 + id % 9, changes_logits=id % 3 == 0, scores_prompt=id % 2 == 0
+    )
     for id in range(12)
 ]
 

@@ -157,11 +157,11 @@ def convert(
     "--grammar-compile-ms", metavar="MS", help="Time that each structured request waits until its grammar is compiled."
 )
 @click.option(
-    "--changes-logits", metavar="P", help="Fraction of requests with penalties or a bias, which take time at each token."
+    "--changes-logits",
+    metavar="P",
+    help="Fraction of requests with penalties or a bias, which take time at each token.",
 )
-@click.option(
-    "--scores-prompt", metavar="P", help="Fraction of requests that want log-probabilities of their prompts."
-)
+@click.option("--scores-prompt", metavar="P", help="Fraction of requests that want log-probabilities of their prompts.")
 @_TO
 @_FORCE
 @_FORMAT
