@@ -211,8 +211,9 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
             raise ValueError("images cannot be combined with sessions; write such a trace as JSON lines")
         if self.images is not None and isinstance(self.images.tokens, Empirical):
             raise ValueError("images.tokens cannot be empirical; prompt and output can")
-        if isinstance(self.output, NoTokens) and (self.structured or self.sessions is not None):
-            raise ValueError("sessions and structured need answers; leave them out with output 0")
+        answered = self.structured or self.changes_logits or self.sessions is not None
+        if isinstance(self.output, NoTokens) and answered:
+            raise ValueError("sessions, structured and changes_logits need answers; leave them out with output 0")
         return self
 
 

@@ -378,7 +378,7 @@ class Api:
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
             if self._answers is not None:
                 for one, said in zip(asked, body.prompts, strict=True):
-                    self._answer(one, said if isinstance(said, str) else texts.decode(one.prompt))
+                    self._answer(body, one, said if isinstance(said, str) else texts.decode(one.prompt))
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
@@ -394,7 +394,7 @@ class Api:
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
-            self._answer(asked[0], body.messages[-1].for_template()["content"])
+            self._answer(body, asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts)
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
             constraint = self._restricted(body, asked)
@@ -415,9 +415,12 @@ class Api:
         except ValueError as error:
             raise Refusal(400, f"tools {error}", "tools") from None
 
-    def _answer(self, asked: Add, prompt: str) -> None:
-        """Set the answer to `prompt`, if a twin has one; a request that ignores the end gets filler words."""
-        if self._answers is not None and asked.stop_ids:
+    def _answer(self, body: CompletionRequest | ChatRequest, asked: Add, prompt: str) -> None:
+        """Set the answer to `prompt`, if a twin has one; a request that ignores the end gets filler words.
+
+        A structured answer must be stated for this very prompt; otherwise it follows its grammar.
+        """
+        if self._answers is not None and asked.stop_ids and (self._answers.knows(prompt) or not body.constraint):
             _, texts = self._served()
             asked.answer = texts.encode(self._answers.to(prompt))
 
@@ -572,7 +575,7 @@ class Api:
         try:
             async with asyncio.timeout(self._deadline_s):
                 for one in asked:
-                    one.answer = await self._written(one)
+                    one.answer = one.answer or await self._written(one)
         except TimeoutError:
             raise timed_out() from None
 

@@ -114,7 +114,7 @@ def _measured(
 
 
 def _logit_times(engine: RealEngines) -> tuple[int, int] | None:
-    """Measure the times of penalties and scored prompts; None for several devices and for vLLM, which have no runner."""
+    """Measure the times of penalties and scored prompts; None for several devices, and for vLLM."""
     from realengine.engine import Engine
     from realengine.logit_times import logit_times
     from realengine.runner import ModelRunner

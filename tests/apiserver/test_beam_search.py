@@ -63,8 +63,15 @@ def test_without_an_end_all_beams_are_whole_and_differ():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 1000, "--enable-sleep-mode") as server:
+    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 20, "--enable-sleep-mode") as server:
         yield server
+
+
+def metric(server, name):
+    """Return the number of a metric that has one series."""
+    lines = server.ask("GET", "/metrics").body.decode().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}{{"))
+    return float(line.split()[-1])
 
 
 def test_a_twin_answers_with_beams(server):
@@ -136,37 +143,30 @@ def test_a_sleep_aborts_what_runs_and_forgets_cached_prompts(server):
     assert server.complete(prompt=prompt, max_tokens=1).status == 200
 
     async def aborted():
-        long = asyncio.create_task(asyncio.to_thread(server.complete, max_tokens=5000, ignore_eos=True))
-        await asyncio.sleep(0.2)
+        long = asyncio.create_task(asyncio.to_thread(server.complete, max_tokens=100_000, ignore_eos=True))
+        while not await asyncio.to_thread(metric, server, "vllm:num_requests_running"):
+            await asyncio.sleep(0.05)
         await asyncio.to_thread(server.ask, "POST", "/sleep?level=1")
         return (await long).choice["finish_reason"]
 
     assert asyncio.run(aborted()) == "abort"
     server.ask("POST", "/wake_up")
 
-    def hits():
-        lines = server.ask("GET", "/metrics").body.decode().splitlines()
-        return next(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total"))
-
-    before = hits()
+    before = metric(server, "vllm:prefix_cache_hits_total")
     server.complete(prompt=prompt, max_tokens=1)
-    assert hits() == before
+    assert metric(server, "vllm:prefix_cache_hits_total") == before
     server.complete(prompt=prompt, max_tokens=1)
-    assert hits() > before
+    assert metric(server, "vllm:prefix_cache_hits_total") > before
 
 
 def test_a_twin_shows_metrics_that_are_set_by_hand(server):
-    def shown(name):
-        lines = server.ask("GET", "/metrics").body.decode().splitlines()
-        return [float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{")]
-
     given = {"vllm:num_requests_waiting": 30, "vllm:kv_cache_usage_perc": {"0": 0.9, "7": 0.1}}
     assert server.ask("PUT", "/admin/metrics", given).document == given
-    assert shown("vllm:num_requests_waiting") == [30] and shown("vllm:kv_cache_usage_perc") == [0.9]
+    assert metric(server, "vllm:num_requests_waiting") == 30 and metric(server, "vllm:kv_cache_usage_perc") == 0.9
     server.complete(max_tokens=2)
-    assert shown("vllm:num_requests_waiting") == [30]
+    assert metric(server, "vllm:num_requests_waiting") == 30
     assert server.ask("GET", "/admin/metrics").document == given
     for wrong in ({"vllm:no": 1}, {"vllm:num_requests_waiting": "1"}, {"vllm:time_to_first_token_seconds": 1}):
         assert server.ask("PUT", "/admin/metrics", wrong).status == 400
     assert server.ask("PUT", "/admin/metrics", {}).document == {}
-    assert shown("vllm:num_requests_waiting") == [0]
+    assert metric(server, "vllm:num_requests_waiting") == 0
