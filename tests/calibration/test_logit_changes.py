@@ -26,6 +26,7 @@ def test_penalties_move_the_logits_and_counts_of_their_rows_through_memory():
     few, many = (added_us(priced, changed_rows=rows) for rows in (8, 64))
     roofline_us = 56 * 12.125 * model.vocab_size / gpu.memory_bytes_per_s * 1e6
     assert roofline_us <= many - few <= 2 * roofline_us
+    assert "extrapolated" in priced.logits_said
 
 
 def test_a_scored_prompt_takes_the_time_of_its_logits_in_parts():
