@@ -249,13 +249,7 @@ class Answer:
             new, self._new = self._new, []
             output = new[0]
             for more in new[1:]:
-                output.tokens += more.tokens
-                output.logprobs = None if output.logprobs is None else output.logprobs + (more.logprobs or [])
-                output.finish, output.reason, output.status = more.finish, more.reason, more.status
-                output.pooled = output.pooled or more.pooled
-                output.cached = output.cached or more.cached
-                if output.prompt_logprobs is None:
-                    output.prompt_logprobs = more.prompt_logprobs
+                output.add(more)
             self.ended = bool(output.finish)
             yield output
 

@@ -239,6 +239,16 @@ class Output(msgspec.Struct, array_like=True):
     cached: int = 0
     prompt_logprobs: list[PromptLogprob] | None = None
 
+    def add(self, more: Output) -> None:
+        """Append the next output of the same request."""
+        self.tokens += more.tokens
+        self.logprobs = None if self.logprobs is None else self.logprobs + (more.logprobs or [])
+        self.finish, self.reason, self.status = more.finish, more.reason, more.status
+        self.pooled = self.pooled or more.pooled
+        self.cached = self.cached or more.cached
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = more.prompt_logprobs
+
 
 class Outputs(Message):
     """The outputs of one step for one API process; they should be sent to clients at `due_ns`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -33,6 +34,7 @@ from apiserver.openai_api.delivery import (
     Cut,
     ErrorSent,
     Picks,
+    at_intervals,
     refusal_for,
     timed_out,
     write_stream,
@@ -518,10 +520,11 @@ class Api:
                 beams = None
             for index, asked in enumerate(every):
                 answer = beams[index] if beams else answers.enter_context(self._engine.open(asked))
+                outputs, interval = failing(answer, failure), body.stream_interval or 1
                 choice = Choice(
                     index,
                     answer,
-                    failing(answer, failure),
+                    at_intervals(outputs, interval) if body.stream and interval > 1 else outputs,
                     self._detokenizer(about, body, bool(asked.answer)),
                     Usage(len(asked.prompt), shows_cached=self._shows_cached),
                     [*asked.stop_ids, *asked.also_stop_ids],
@@ -639,19 +642,11 @@ class Api:
 
 async def _whole(answer: Answer) -> Output:
     """Return all outputs of an answer as one, and report that it was delivered."""
-    whole: Output | None = None
-    async for output in answer:
-        if output.finish in ("refused", "crashed", "failed"):
-            raise refusal_for(output)
-        if output.finish == "cut":
-            raise Cut
-        if whole is not None:
-            output.tokens, output.logprobs = (
-                whole.tokens + output.tokens,
-                (whole.logprobs or []) + (output.logprobs or []),
-            )
-        whole = output
-    assert whole is not None
+    (whole,) = [output async for output in at_intervals(answer, sys.maxsize, first_at_once=False)]
+    if whole.finish in ("refused", "crashed", "failed"):
+        raise refusal_for(whole)
+    if whole.finish == "cut":
+        raise Cut
     now_ns = monotonic_ns()
     answer.left(whole=True)
     answer.delivered(now_ns, now_ns, now_ns)

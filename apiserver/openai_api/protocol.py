@@ -119,6 +119,7 @@ class Generation(Limited):
     min_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] = 0
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
+    stream_interval: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     request_id: Annotated[str, Field(pattern=r"^[ -~]{0,128}$")] = ""
     priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
@@ -171,7 +172,6 @@ class Generation(Limited):
     repetition_detection: neutral(None) = None  # type: ignore[valid-type]
     return_mm_kwargs: neutral(None, False) = None  # type: ignore[valid-type]
     routed_experts_prompt_start: neutral(0) = 0  # type: ignore[valid-type]
-    stream_interval: neutral(None, 1) = None  # type: ignore[valid-type]
     thinking_token_budget: neutral(None) = None  # type: ignore[valid-type]
     vllm_xargs: neutral(None, {}) = None  # type: ignore[valid-type]
     watermarking: neutral(None, False) = None  # type: ignore[valid-type]
