@@ -9,7 +9,7 @@ logits, for at most 1,024 tokens at a time (`prompt_logprob.py`).
 
 from __future__ import annotations
 
-from calibration.operations import Amount, Elementwise, Operation
+from calibration.operations import Elementwise, Operation
 from calibration.step_operations import logit_operations
 from serving.deployments.config import Deployment
 from serving.deployments.model_spec import ModelSpec
@@ -18,9 +18,9 @@ SCORED_AT_A_TIME = 1024
 _CHANGED_BYTES = 4 + 4 + 4 + 1 / 8
 
 
-def changing_operations(model: ModelSpec, rows: Amount) -> list[Operation]:
-    """Return the operation that changes `rows` rows of logits; every device has all logits."""
-    return [Elementwise("penalties", rows * (_CHANGED_BYTES * model.vocab_size))]
+def changing_operations(model: ModelSpec, rows: int) -> list[Operation]:
+    """Return the operation that changes `rows` rows of logits, if there are any; every device has all logits."""
+    return [Elementwise("penalties", rows * (_CHANGED_BYTES * model.vocab_size))] if rows else []
 
 
 def scoring_operations(model: ModelSpec, deployment: Deployment, tokens: int) -> list[Operation]:

@@ -82,8 +82,8 @@ async def beam_search(
                 if token != end:
                     longer.append(beam.followed(token, logprob))
                     continue
-                whole = beam.followed(token, logprob, "stop")
-                ended.append(whole if keeps_end else Beam(beam.tokens, beam.logprobs, whole.total, "stop"))
+                with_end = beam.followed(token, logprob, "stop")
+                ended.append(with_end if keeps_end else Beam(beam.tokens, beam.logprobs, with_end.total, "stop"))
         beams = sorted(longer, key=lambda beam: -beam.total)[:width]
     of_prompt = len(prompt)
 
@@ -96,6 +96,7 @@ async def beam_search(
 
 def _candidates(output: Output) -> dict[int, Logprob]:
     """Return the tokens that may follow: the drawn token and the likeliest ones, each with its logprob."""
-    (token,), (drawn,) = output.tokens, output.logprobs or ()
+    assert output.logprobs is not None
+    token, drawn = output.tokens[0], output.logprobs[0]
     others = {other: Logprob(logprob, drawn.top) for other, logprob in drawn.top}
     return {token: drawn, **others}
