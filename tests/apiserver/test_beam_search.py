@@ -63,7 +63,7 @@ def test_without_an_end_all_beams_are_whole_and_differ():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 20, "--enable-sleep-mode") as server:
+    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 2, "--enable-sleep-mode") as server:
         yield server
 
 
@@ -143,8 +143,8 @@ def test_a_sleep_aborts_what_runs_and_forgets_cached_prompts(server):
     assert server.complete(prompt=prompt, max_tokens=1).status == 200
 
     async def aborted():
-        long = asyncio.create_task(asyncio.to_thread(server.complete, max_tokens=100_000, ignore_eos=True))
-        while not await asyncio.to_thread(metric, server, "vllm:num_requests_running"):
+        long = asyncio.create_task(asyncio.to_thread(server.complete, max_tokens=8000, ignore_eos=True))
+        while not (await asyncio.to_thread(metric, server, "vllm:num_requests_running") or long.done()):
             await asyncio.sleep(0.05)
         await asyncio.to_thread(server.ask, "POST", "/sleep?level=1")
         return (await long).choice["finish_reason"]
