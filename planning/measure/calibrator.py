@@ -119,8 +119,9 @@ def _logit_times(engine: RealEngines) -> tuple[int, int] | None:
     from realengine.logit_times import logit_times
     from realengine.runner import ModelRunner
 
-    measurable = isinstance(engine, Engine) and isinstance(engine.runner, ModelRunner)
-    return logit_times(engine.runner) if measurable else None
+    if isinstance(engine, Engine) and isinstance(engine.runner, ModelRunner):
+        return logit_times(engine.runner)
+    return None
 
 
 def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibration:
