@@ -29,7 +29,9 @@ from apiserver.twin import AnswerLengths, Twin
 from planning.home import home
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
+from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.hub_cache import cached_config
+from serving.deployments.kv_capacity import stage_weight_bytes
 from serving.deployments.kv_layout import kv_bytes_per_token, kv_dtype
 from serving.deployments.model_catalogue import find_model, hub_id
 from serving.deployments.model_spec import ModelSpec
@@ -110,6 +112,9 @@ def make_twin(
         accidents=Accidents(settings.failures or ServedFailures()),
     )
     deployments = [pool.deployment for pool in scenario.all_pools]
+    if model is not None and scenario.gpu is not None:
+        weights = max(max(stage_weight_bytes(find_model(one.model), one)) for one in deployments)
+        twin.weights_s = weights / find_gpu(scenario.gpu).pcie_bytes_per_s
     if settings.role == "decode":
         twin.prefills = _prefills(twin, settings.kv_links or LinksConfig(), deployments)
     if settings.kv_events is not None:

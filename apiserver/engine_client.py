@@ -29,12 +29,15 @@ from apiserver.messages import (
     Plant,
     Pulse,
     Reply,
+    Rest,
     Scrape,
+    Show,
     To,
     encode,
     read_answer,
 )
 from apiserver.openai_api.refusal import Refusal
+from realengine.logit_rules import Logprob
 
 _LAST_WORDS_S = 0.1
 _ASK_S = 5.0
@@ -85,6 +88,12 @@ class EngineClient:
         self._send(asked)
         return answer
 
+    def written(self, tokens: list[int], logprobs: list[Logprob] | None, finish: str) -> Answer:
+        """Return an answer with these tokens, which other requests of the engine have made."""
+        answer = Answer(self, 0)  # the engine knows no request 0
+        answer.take(Output(0, tokens, logprobs, finish), monotonic_ns())
+        return answer
+
     def replica(self, place: int | None) -> int | None:
         """Return the index of the replica at `place`, or None if `place` is None.
 
@@ -122,12 +131,26 @@ class EngineClient:
         """
         return await self._ask(Plant(self._id(), new))
 
-    async def _ask(self, question: Scrape | Follow | Plant) -> bytes:
+    async def show(self, new: str = "") -> bytes:
+        """Show the numbers `new` (JSON) as metrics, if it is not empty; return the present ones, or why it cannot be.
+
+        Raises Refusal without an answer in 5 s.
+        """
+        return await self._ask(Show(self._id(), new))
+
+    async def rest(self, within_s: float, level: int | None = None, aborts: bool = True, asks: bool = False) -> bool:
+        """Let the server sleep at `level`, or wake up without one; return whether it sleeps when that is done.
+
+        With `asks`, only return whether it sleeps. Raises Refusal without an answer in `within_s` seconds.
+        """
+        return await self._ask(Rest(self._id(), level, aborts, asks), within_s) == b"true"
+
+    async def _ask(self, question: Scrape | Follow | Plant | Rest | Show, within_s: float = _ASK_S) -> bytes:
         self.replica(None)
         reply = self._replies[question.id] = asyncio.get_running_loop().create_future()
         self._send(question)
         try:
-            return await asyncio.wait_for(reply, _ASK_S)
+            return await asyncio.wait_for(reply, within_s)
         except TimeoutError:
             raise Refusal(503, "the engine process is too busy to answer", retry_after_s=1) from None
         finally:
@@ -230,13 +253,7 @@ class Answer:
             new, self._new = self._new, []
             output = new[0]
             for more in new[1:]:
-                output.tokens += more.tokens
-                output.logprobs = None if output.logprobs is None else output.logprobs + (more.logprobs or [])
-                output.finish, output.reason, output.status = more.finish, more.reason, more.status
-                output.pooled = output.pooled or more.pooled
-                output.cached = output.cached or more.cached
-                if output.prompt_logprobs is None:
-                    output.prompt_logprobs = more.prompt_logprobs
+                output.add(more)
             self.ended = bool(output.finish)
             yield output
 

@@ -25,8 +25,11 @@ from apiserver.messages import (
     Plant,
     Pulse,
     Reply,
+    Rest,
     Scrape,
+    Show,
 )
+from apiserver.sleep import Done, Sleep
 
 _DELIVERED_S = 2.0  # time to wait at the end for reports that the last answers were delivered
 
@@ -52,6 +55,7 @@ class EngineProcess:
         self._metrics = metrics
         self._most = most
         self._stops = 0
+        self._sleep = Sleep(backend, self._add)
 
     def stop(self) -> None:
         self._stops += 1
@@ -61,6 +65,10 @@ class EngineProcess:
             self._turn(poller, woken)
         for peer in self._exchange.peers:
             self._exchange.send(peer, Drain())
+        for id in self._sleep.held:
+            self._exchange.end(id, "refused", "the server is about to end")
+        self._sleep.held.clear()
+        self._exchange.flush(0)
         while self._stops == 1 and self._ledger.under_way:
             self._turn(poller, woken)
         self._backend.close()
@@ -72,6 +80,11 @@ class EngineProcess:
 
     def _turn(self, poller: zmq.Poller, woken: zmq.Socket[bytes]) -> None:
         wait_s = self._backend.turn()
+        if self._sleep.level is not None:
+            until_s = self._sleep.turn(self._ledger.under_way)
+            self._metrics.sleeps(self._sleep.level)
+            if until_s is not None:
+                wait_s = until_s if wait_s is None else min(wait_s, until_s)
         if wait_s is None:
             poller.poll()
         else:
@@ -100,14 +113,15 @@ class EngineProcess:
                     status, why = refusal
                     exchange.end(id, "refused", why, status)
                     exchange.flush(0)
-                elif self._stops or self._ledger.under_way >= self._most:
+                elif self._stops or self._ledger.under_way + len(self._sleep.held) >= self._most:
                     why = "the server is about to end" if self._stops else f"{self._most} requests are under way"
                     self._metrics.refused()
                     exchange.end(id, "refused", why)
                     exchange.flush(0)
+                elif self._sleep.level is not None:
+                    self._sleep.held[id] = message
                 else:
-                    self._ledger.expects(id, message)
-                    self._backend.add(id, message)
+                    self._add(id, message)
             case Abort() if (known := exchange.known(peer, message.id)) is not None:
                 if message.why == "stop":
                     self._backend.abort(known, "stop")
@@ -129,9 +143,37 @@ class EngineProcess:
                 exchange.send(peer, Reply(message.id, self._ledger.journey(message.name)))
             case Plant():
                 exchange.send(peer, Reply(message.id, self._backend.plant(message.failures).encode()))
+            case Show():
+                exchange.send(peer, Reply(message.id, self._metrics.show(message.metrics)))
+            case Rest():
+                self._rest(message, lambda: exchange.send(peer, Reply(message.id, self._state())))
+
+    def _rest(self, order: Rest, done: Done) -> None:
+        if order.asks:
+            done()
+        elif order.level is None:
+            self._sleep.end(done)
+        else:
+            self._sleep.begin(order.level, done)
+            if order.aborts:
+                for id in self._exchange.ids:
+                    if id not in self._sleep.held:
+                        self._backend.abort(id, "the server goes to sleep")
+        self._sleep.turn(self._ledger.under_way)
+        self._metrics.sleeps(self._sleep.level)
+
+    def _state(self) -> bytes:
+        return b"false" if self._sleep.level is None else b"true"
+
+    def _add(self, id: int, asked: Add) -> None:
+        self._ledger.expects(id, asked)
+        self._backend.add(id, asked)
 
     def _abort(self, id: int, why: str) -> None:
         """Abort request `id`, whose client or API process is gone."""
+        if self._sleep.held.pop(id, None) is not None:
+            self._exchange.forget(id)
+            return
         self._backend.abort(id, why)
         self._ledger.delivered(id, None)
         self._exchange.forget(id)

@@ -58,6 +58,11 @@ class Exchange:
         """Return our ids for the requests of an API process that were not forgotten."""
         return [id for id, (home, _) in self._homes.items() if home == peer]
 
+    @property
+    def ids(self) -> list[int]:
+        """Our ids of all requests that were not forgotten."""
+        return list(self._homes)
+
     def forget(self, id: int) -> None:
         """Forget request `id`; its further outputs are dropped."""
         if (home := self._homes.pop(id, None)) is not None:

@@ -34,7 +34,7 @@ _GAUGES = {
     "vllm:num_requests_waiting_by_reason": "queued requests that wait for room in the batch (capacity) or for KV from "
     "elsewhere (deferred)",
     "vllm:kv_cache_usage_perc": "KV blocks referenced / KV blocks when the last step had ended",
-    "vllm:engine_sleep_state": "awake is always 1: these engines never sleep",
+    "vllm:engine_sleep_state": "1 for the present state: weights on the device (awake), or moved by a sleep",
 }
 _FIRST = "prompt tokens of requests that have their first output token"
 _COUNTERS = {

@@ -6,6 +6,7 @@ ten times real speed counts simulated seconds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from time import time
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from serving.step_plan import StepPlan
 from serving.workload import STOPPED
 
 _SECOND_NS = 1e9
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 _TIERS = {"cpu": "host", "disk": "disk"}
 
 
@@ -62,6 +64,9 @@ class LiveMetrics:
         self._parsed: dict[tuple[str, ...], Series] = {}
         self._adapters: dict[int, tuple[str, str]] = {}  # by engine, adapters of running and of waiting requests
         self._process = ProcessMetrics()
+        self._sleeps = _SLEEP_STATES[0]
+        self._by_hand: dict[str, float | dict[str, float]] = {}
+        self._shown = "{}"
         self._lives: dict[int, _Life] = {}
         self._ended: list[int] = []  # finished requests; the end of their last step is not noted yet
 
@@ -88,6 +93,43 @@ class LiveMetrics:
     def stalled(self, seconds: float) -> None:
         """Count real time for which the run of a twin paused, because its machine stalled."""
         self._server.inc("tokentwin:stalled_seconds", seconds)
+
+    def sleeps(self, level: int | None) -> None:
+        """Note the level at which the server sleeps; None if it is awake."""
+        self._sleeps = _SLEEP_STATES[level or 0]
+        for engine in self._engines.values():
+            self._set_sleep(engine)
+
+    def _set_sleep(self, engine: Series) -> None:
+        for state in _SLEEP_STATES:
+            engine.set("vllm:engine_sleep_state", int(state == self._sleeps), state)
+
+    def show(self, numbers: str) -> bytes:
+        """Show `numbers` (JSON, by metric; empty: keep the present ones) instead of what was counted.
+
+        A metric has one number, or an object with a number for each engine, by its index. Return the present ones as
+        JSON; if a metric cannot be set, return a text that says so.
+        """
+        if numbers:
+            shown: dict[str, float | dict[str, float]] = json.loads(numbers)
+            plain = {
+                one.name: one.sample_name for one in self._families if one.kind != "histogram" and not one.split[0]
+            }
+            names = {sample: name for name, sample in plain.items()}
+            for name in shown.keys() - names.keys():
+                return f"{name} cannot be set; {', '.join(sorted(names))} can".encode()
+            self._by_hand = {names[name]: number for name, number in shown.items()}
+            self._shown = numbers
+            for index, engine in self._engines.items():
+                engine.by_hand = self._of_engine(index)
+        return self._shown.encode()
+
+    def _of_engine(self, index: int) -> dict[str, float]:
+        by_engine = {
+            name: numbers.get(str(index)) if isinstance(numbers, dict) else numbers
+            for name, numbers in self._by_hand.items()
+        }
+        return {name: number for name, number in by_engine.items() if number is not None}
 
     def step(self, end: StepEnd) -> None:
         engine = self._engine(end.replica)
@@ -241,7 +283,8 @@ class LiveMetrics:
     def _engine(self, number: int) -> Series:
         if (engine := self._engines.get(number)) is None:
             engine = self._engines[number] = Series(self._families, {"model_name": self._model, "engine": str(number)})
-            engine.set("vllm:engine_sleep_state", 1, "awake")
+            self._set_sleep(engine)
+            engine.by_hand = self._of_engine(number)
         return engine
 
 

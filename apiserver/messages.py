@@ -193,8 +193,28 @@ class Plant(Message):
     failures: str
 
 
+class Rest(Message):
+    """An order to sleep at `level`, or to wake up if `level` is None; a `Reply` has the state when it is reached.
+
+    With `aborts` the requests under way are aborted; otherwise they end first. With `asks` the message is only a
+    question for the present state.
+    """
+
+    id: int
+    level: int | None = None
+    aborts: bool = True
+    asks: bool = False
+
+
+class Show(Message):
+    """Numbers to show as metrics, as JSON, or empty text to ask for them; a `Reply` has the present ones."""
+
+    id: int
+    metrics: str
+
+
 class Reply(Message):
-    """An answer: metrics in Prometheus' text format, or a trace or failures as JSON; empty if there is none."""
+    """An answer: metrics in Prometheus' text format, or a trace, failures and so on as JSON; empty if there is none."""
 
     id: int
     text: bytes
@@ -223,6 +243,16 @@ class Output(msgspec.Struct, array_like=True):
     cached: int = 0
     prompt_logprobs: list[PromptLogprob] | None = None
 
+    def add(self, more: Output) -> None:
+        """Append the next output of the same request."""
+        self.tokens += more.tokens
+        self.logprobs = None if self.logprobs is None else self.logprobs + (more.logprobs or [])
+        self.finish, self.reason, self.status = more.finish, more.reason, more.status
+        self.pooled = self.pooled or more.pooled
+        self.cached = self.cached or more.cached
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = more.prompt_logprobs
+
 
 class Outputs(Message):
     """The outputs of one step for one API process; they should be sent to clients at `due_ns`.
@@ -239,7 +269,7 @@ class Drain(Message):
     """A message from the engine process: it takes no more requests, because it is about to end."""
 
 
-To = Hello | Add | Abort | Delivered | Late | Asked | Pulse | Scrape | Follow | Plant
+To = Hello | Add | Abort | Delivered | Late | Asked | Pulse | Scrape | Follow | Plant | Rest | Show
 From = About | Outputs | Alive | Reply | Drain
 
 encode = msgspec.msgpack.Encoder().encode

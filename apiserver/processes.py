@@ -130,7 +130,8 @@ async def _serve_http(
     bodies = Bodies(settings.body_limit, settings.client_timeout)
     timeout, tool_format, answers = settings.request_timeout, settings.tool_call_parser, read_answers(settings.answers)
     details, stored = settings.enable_prompt_tokens_details, settings.stored_responses
-    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, details, stored)
+    shown = details, stored, settings.enable_sleep_mode
+    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, *shown)
     runners, servers = [], []
     for place, port in enumerate(listening):
         app = api.application(place if settings.ports_per_replica else None)

@@ -45,6 +45,8 @@ class PromptSegments:
             structured=bool(asked.grammar),
             skip_reading_prefix_cache=asked.prompt_logprobs is not None,
             adapter=asked.adapter,
+            changes_logits=asked.rules is not None and asked.rules.change_most,
+            scores_prompt=asked.prompt_logprobs is not None,
         )
 
     def answered(self, answer: Answer) -> None:

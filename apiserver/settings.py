@@ -134,6 +134,9 @@ class ServeSettings(Request):
     enable_prompt_tokens_details: bool = Field(
         False, description="return the number of cached tokens of the prompt in usage.prompt_tokens_details"
     )
+    enable_sleep_mode: bool = Field(
+        False, description="let clients send the server to sleep, and wake it up, at vLLM's paths /sleep and /wake_up"
+    )
     stored_responses: int = Field(
         0,
         ge=0,
@@ -196,6 +199,8 @@ class ServeSettings(Request):
                 raise UserError("role", self.role, "works only on a twin; add --twin, or leave it out")
         if self.adapters and self.kv_events is not None:
             raise UserError("lora_modules", self.lora_modules, "cannot be combined with kv_events; leave one out")
+        if self.enable_sleep_mode and self.kv_events is not None:
+            raise UserError("enable_sleep_mode", None, "cannot be combined with kv_events; leave one out")
         if self.kv_links is not None and self.role != "decode":
             raise UserError("kv_links", None, "works only with role decode; set role to decode, or leave kv_links out")
         if self.ports_per_replica and self.router:

@@ -83,6 +83,9 @@ class Twin:
         self._exchange = exchange
         self._lengths = lengths
         self._filler = filler
+        self._block_size = block_size
+        self._speed = speed
+        self.weights_s = 0.0  # simulated seconds in which a device's weights move to host memory or back
         self._segments = PromptSegments(block_size)
         self._accidents = accidents
         self._now = now
@@ -170,6 +173,18 @@ class Twin:
             holds, blocks = replica.outstanding_requests > 0, replica.scheduler.pool.total
             now.append(ReplicaNow(replica.index, holds, blocks, self.cluster.deployment(life)))
         return now
+
+    def rest(self, level: int) -> float:
+        """Let later prompts find no prefix of earlier ones, if KV is lost; return the seconds of moving the weights.
+
+        What the pools keep is never found again, and makes room as if it were free.
+        """
+        if level:
+            self._segments = PromptSegments(self._block_size)
+        return self.moves_s(level)
+
+    def moves_s(self, level: int) -> float:
+        return self.weights_s / self._speed if level else 0.0
 
     def well(self) -> bool:
         return True

@@ -310,6 +310,14 @@ def _between(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[O
     return operations
 
 
+def logit_operations(model: ModelSpec, deployment: Deployment, rows: Amount) -> list[Operation]:
+    """Return the operations that turn `rows` hidden states into probabilities of tokens."""
+    operations = _head(model, deployment.tensor_parallel_size, rows)
+    if deployment.tensor_parallel_size > 1:
+        operations.append(_gather_logits(model, deployment, rows))
+    return operations
+
+
 def _head(model: ModelSpec, tp: int, sampled: Amount) -> list[Operation]:
     vocabulary = -(-model.vocab_size // tp)
     return [
@@ -323,8 +331,7 @@ def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampl
     operations: list[Operation] = []
     if all_reduce := _all_reduce(model, deployment, tokens):
         operations.append(all_reduce)
-        logits = sampled * float(model.vocab_size)
-        operations.append(_collective("gather logits", "all_gather", tensor_group(deployment), logits, 1))
+        operations.append(_gather_logits(model, deployment, sampled))
     if ranks > 1 and model.num_experts and deployment.all2all_backend.startswith("deepep"):
         operations += _exchanges(model, deployment, tokens)
     elif ranks > 1 and model.num_experts:
@@ -333,6 +340,11 @@ def _collectives(model: ModelSpec, deployment: Deployment, tokens: Amount, sampl
         operations.append(_collective("dispatch", "all_gather", group, message, model.moe_layers))
         operations.append(_collective("combine", "reduce_scatter", group, message, model.moe_layers))
     return operations
+
+
+def _gather_logits(model: ModelSpec, deployment: Deployment, sampled: Amount) -> Collective:
+    logits = sampled * float(model.vocab_size)
+    return _collective("gather logits", "all_gather", tensor_group(deployment), logits, 1)
 
 
 def _exchanges(model: ModelSpec, deployment: Deployment, tokens: Amount) -> list[Operation]:

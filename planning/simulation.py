@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from calibration.steps.observed import pure
 from calibration.steps.operation_cost import OperationCost
+from calibration.steps.step_cost import StepCost
 from calibration.steps.step_trust import recorded_beyond
 from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import Band, bands
@@ -60,6 +61,7 @@ class SimulatedRun(Answer):
     assumed: str = ""
     adapters: str = ""
     encoder: str = ""
+    logits: str = ""
 
     @property
     def power_note(self) -> str:
@@ -83,6 +85,8 @@ class SimulatedRun(Answer):
             yield Line(self.adapters)
         if self.encoder:
             yield Line(self.encoder)
+        if self.logits:
+            yield Line(self.logits)
         yield Line(f"{self.trust.level}: {self.trust.reason}")
         if self.power_note:
             yield Line(self.power_note)
@@ -137,6 +141,7 @@ def recorded(
         seen_by=scenario.seen_by,
         adapters=judge.adapters,
         encoder=judge.encoder,
+        logits=_of_logits(run, scenario),
     )
 
 
@@ -197,6 +202,15 @@ def _at_both_ends(
         metrics = RunMetrics(end.requests())
         runs.append((end, metrics.saturation))
         yield metrics
+
+
+def _of_logits(recording: Recording, scenario: PricedScenario) -> str:
+    """Return a sentence about the prices of penalties and scored prompts; empty if no request has any."""
+    if not recording.workload_uses("changes_logits", "scores_prompt"):
+        return ""
+    costs = map(pure, scenario.judged)
+    said = dict.fromkeys(cost.logits_said for cost in costs if isinstance(cost, OperationCost | StepCost))
+    return "; ".join(said) or "penalties and log-probabilities of prompts have no price here, and take no time"
 
 
 def _said(use: AdapterUse) -> str:

@@ -8,7 +8,7 @@ token was sampled that the host has not seen yet, the device adds the changes th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import NamedTuple
 
@@ -47,6 +47,11 @@ class LogitRules:
     min_p: float = 0.0
     min_tokens: int = 0
     late: tuple[int, ...] = ()
+
+    @property
+    def change_most(self) -> bool:
+        """True if the rules last for the whole answer: all but the ban of tokens before `min_tokens`."""
+        return replace(self, min_tokens=0, late=()) != LogitRules()
 
 
 class LogitChanges(NamedTuple):
@@ -177,6 +182,10 @@ class Logprob(NamedTuple):
 
     logprob: float
     top: Sequence[tuple[int, float]] = ()
+
+    def among(self, alternatives: int) -> Logprob:
+        """Return the logprob with at most this number of alternatives."""
+        return Logprob(self.logprob, self.top[:alternatives])
 
 
 class PromptLogprob(NamedTuple):

@@ -4,7 +4,8 @@ The clients are the same as in the simulator (`serving.clients`). A request is d
 it is due when another request has ended, and in a conversation a think time after the previous answer. Latencies of a
 request count from the time at which it is due, not from its sending. So the waits that a stalled engine causes are
 included (no coordinated omission). The loop takes arrivals between steps, at the time `send_ns`. The answer to a
-structured request is a list of JSON objects that goes on up to the recorded length.
+structured request is a list of JSON objects that goes on up to the recorded length. A request that changes logits has
+small penalties.
 
 Outputs are forced, so that later turns can quote them. With speculative decoding they are not forced, because the
 model's own output decides whether drafts are accepted.
@@ -23,6 +24,7 @@ from time import perf_counter_ns, sleep
 from realengine.devices.machine import describe
 from realengine.engine import Engine
 from realengine.grammar import ENDLESS_OBJECTS, json_grammar
+from realengine.logit_times import PENALTIES
 from realengine.loop import drive
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, adapters_of, run_columns
 from realengine.run_recorder import RunRecorder
@@ -120,7 +122,9 @@ class RequestsAtEngine:
         """Queue a request with the token ids `prompt` and, if forced, `output`; return whether it was accepted."""
         engine = self._engine
         grammar = _endless_objects() if arrived.structured else ""
-        request = engine.add(arrived, prompt, grammar=grammar, forced=output)
+        rules = PENALTIES if arrived.changes_logits else None
+        score_top = 0 if arrived.scores_prompt else None
+        request = engine.add(arrived, prompt, grammar=grammar, forced=output, rules=rules, score_top=score_top)
         self._recorder.arrived(request, arrived.arrival_ns, send_ns, self.now())
         if request.status is Status.REJECTED:
             self._recorder.left(request, "rejected")

@@ -23,7 +23,7 @@ from realengine.devices.machine import find_device
 from realengine.devices.memory import KvBudget, memory_for
 from realengine.devices.speed import Speed
 from realengine.host_tier import Copy, HostMemory
-from realengine.logit_rules import PromptLogprob
+from realengine.logit_rules import LogitChanges, PromptLogprob
 from realengine.models.layer_ops import LayerOps
 from realengine.models.lora_slots import LoraSlots
 from realengine.models.model import Model
@@ -350,11 +350,19 @@ class ModelRunner:
             tokens = torch.where(tokens < 0, self._last_tokens[(-1 - tokens).clamp(min=0).long()], tokens)
         return self.model.forward(tokens, batch, self.kv, self._times, every)
 
-    def dummy_step(self, sizes: list[int], draw: bool = False, slot: int | None = None) -> int:
+    def dummy_step(
+        self,
+        sizes: list[int],
+        draw: bool = False,
+        slot: int | None = None,
+        changes: LogitChanges | None = None,
+        scored: bool = False,
+    ) -> int:
         """Run one step with a row of the dummy request for each number of tokens in `sizes`; return its time in ns.
 
         All rows use the null block, and the LoRA adapter in `slot` if it is given. If `draw`, their tokens are drawn;
-        otherwise sampling is greedy.
+        otherwise sampling is greedy. Every row has the `changes` to its logits. If `scored`, the log-probabilities of
+        all tokens are computed.
         """
         how = ((1.0, 50, 0.9, 0.5) if draw else None,)
         most = max(sizes)
@@ -362,6 +370,9 @@ class ModelRunner:
         others = (blocks,) * (len(self._config.kv_groups) - 1)
         seat = self._config.max_num_seqs
         rows = [RowInput([0] * size, 0, blocks, seat, how, other_blocks=others, slot=slot) for size in sizes]
+        rows = [row._replace(changes=() if changes is None else (changes,)) for row in rows]
+        if scored:
+            rows = [row._replace(scored=(0,) * size) for row, size in zip(rows, sizes, strict=True)]
         step = pack(rows, self._config.block_size, self._config.max_num_seqs, self.attention.tiles).step
         began = perf_counter_ns()
         self.launch(step).wait()

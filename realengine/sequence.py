@@ -155,7 +155,7 @@ class TokenSequence:
         """Return the logprob with only as many alternatives as this request wants."""
         if self.logprobs is None or logprob is None:
             return None
-        return Logprob(logprob.logprob, logprob.top[: self.logprobs])
+        return logprob.among(self.logprobs)
 
 
 def masks_of_rows(

@@ -89,6 +89,8 @@ class StepPlan:
         decode_squares: sum over rows of one token of the square of the tokens computed before
         draft_pairs: number of query-key pairs that the draft tokens add
         masked_rows: number of rows of logits masked for structured answers: for the next token and after each draft
+        changed_rows: number of rows of logits that penalties, a bias or other rules change
+        scored_tokens: number of prompt tokens whose logits are computed for log-probabilities of the prompt
         padding: rows without a request, which the aggregates count
         routed_tokens: for a data-parallel rank, the step's mean number of tokens over the ranks that share its experts;
             -1 if that is the number of its own tokens
@@ -99,9 +101,9 @@ class StepPlan:
     """
 
     __slots__ = (
-        *AGGREGATES, "accepted_tokens", "adapters", "admitted", "clock", "decode_squares", "decodes", "departed",
-        "draft_pairs", "encoded",
-        "lag", "listed", "masked_rows", "padding", "preempted", "routed_tokens", "seq", "verified",
+        *AGGREGATES, "accepted_tokens", "adapters", "admitted", "changed_rows", "clock", "decode_squares", "decodes",
+        "departed", "draft_pairs", "encoded",
+        "lag", "listed", "masked_rows", "padding", "preempted", "routed_tokens", "scored_tokens", "seq", "verified",
     )  # fmt: skip
 
     def __init__(self, seq: int, decodes: DecodeSet, lag: int) -> None:
@@ -116,6 +118,7 @@ class StepPlan:
         self.prefill_rows = self.prefill_tokens = self.prefill_context = self.prefill_pairs = 0
         self.decode_rows = self.decode_context = self.decode_squares = self.sampled_rows = 0
         self.draft_tokens = self.draft_pairs = self.accepted_tokens = self.masked_rows = 0
+        self.changed_rows = self.scored_tokens = 0
         self.routed_tokens = -1
         self.verified: tuple[tuple[int, int], ...] = ()
         self.padding: tuple[Padding, ...] = ()
@@ -209,6 +212,10 @@ class StepPlan:
             self.sampled_rows += sign
             if request.arrived.structured:
                 self.masked_rows += sign * (1 + drafts)
+            if request.arrived.changes_logits:
+                self.changed_rows += sign * (1 + drafts)
+        if request.arrived.scores_prompt:  # the last token's logits are those of the first output token
+            self.scored_tokens += sign * max(min(start + tokens, request.prompt_len - 1) - start, 0)
         self._amount(sign, start, tokens, drafts)
 
     def _amount(self, rows: int, start: int, tokens: int, drafts: int) -> None:

@@ -64,7 +64,9 @@ class WorkloadRequest:
     wanted. `drafted` holds the recorded drafts, if they are known: it maps the number of output tokens so far to the
     draft proposed there, with True for each of its tokens that is accepted. `adapter` names the LoRA adapter that
     answers the request, empty for the base model. Requests with different adapters share no KV. `items` are the images,
-    videos and audio in the prompt, in order and apart from one another.
+    videos and audio in the prompt, in order and apart from one another. A request that `changes_logits` has penalties,
+    a bias or other rules for its tokens; each of its tokens takes more time. If a request `scores_prompt`,
+    log-probabilities of its prompt are wanted, so logits are computed for each token of the prompt.
     """
 
     id: int
@@ -85,6 +87,8 @@ class WorkloadRequest:
     max_tokens: int | None = None
     adapter: str = ""
     items: tuple[Item, ...] = ()
+    changes_logits: bool = False
+    scores_prompt: bool = False
     ends_session: bool = False
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)

@@ -166,6 +166,8 @@ class EncoderPools:
                 output_len=0,
                 max_tokens=None,
                 structured=False,
+                changes_logits=False,
+                scores_prompt=False,
                 grammar_compile_ns=0,
                 adapter="",
                 items=(item._replace(offset=0),),

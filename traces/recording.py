@@ -191,6 +191,11 @@ class Recording:
             raise UserError("recording", str(self.path), remedy)
         return ParquetReader().read(self.path / WORKLOAD)
 
+    def workload_uses(self, *columns: str) -> bool:
+        """Return whether the offered workload has one of these columns, which it has only if a request uses it."""
+        path = self.path / WORKLOAD
+        return path.is_file() and not set(columns).isdisjoint(pq.read_schema(path).names)
+
     def _file(self, dataset: str) -> Path:
         return self.path / f"{dataset}.parquet"
 

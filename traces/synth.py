@@ -136,6 +136,12 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
     grammar_compile_ms: float = Field(
         0.0, ge=0, le=1e9, description="time that a request with structured output waits until its grammar is compiled"
     )
+    changes_logits: float = Field(
+        0.0, ge=0, le=1, description="share of requests with penalties or a bias, which take time at each token"
+    )
+    scores_prompt: float = Field(
+        0.0, ge=0, le=1, description="share of requests that want log-probabilities of their prompts (prompt_logprobs)"
+    )
 
     adapters: Adapters | None = Field(None, description="LoRA adapters; a number is their count")
     images: Images | None = Field(None, description="images or videos; a number is the tokens of one image")
@@ -205,8 +211,9 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
             raise ValueError("images cannot be combined with sessions; write such a trace as JSON lines")
         if self.images is not None and isinstance(self.images.tokens, Empirical):
             raise ValueError("images.tokens cannot be empirical; prompt and output can")
-        if isinstance(self.output, NoTokens) and (self.structured or self.sessions is not None):
-            raise ValueError("sessions and structured need answers; leave them out with output 0")
+        answered = self.structured or self.changes_logits or self.sessions is not None
+        if isinstance(self.output, NoTokens) and answered:
+            raise ValueError("sessions, structured and changes_logits need answers; leave them out with output 0")
         return self
 
 
@@ -308,6 +315,8 @@ class _Synthetic:
                 replace(request, structured=True, grammar_compile_ns=compile_ns) if draw < spec.structured else request
                 for request, draw in drawn
             )
+        if spec.changes_logits or spec.scores_prompt:
+            requests = _with_logits(requests, spec.changes_logits, spec.scores_prompt, spec.seed)
         if spec.adapters is not None:
             requests = _adapted(requests, spec.adapters, spec.seed)
         if spec.images is not None:
@@ -472,6 +481,19 @@ def _adapted(requests: Iterator[WorkloadRequest], adapters: Adapters, seed: int)
         has_one, chosen = (int.from_bytes(coin, "big") / 2**64 for coin in (coins[:8], coins[8:]))
         k = min(bisect_right(shares, chosen), adapters.count - 1)
         yield replace(request, adapter=f"adapter{k}") if has_one < adapters.share else request
+
+
+def _with_logits(
+    requests: Iterator[WorkloadRequest], changes: float, scores: float, seed: int
+) -> Iterator[WorkloadRequest]:
+    """Yield `requests` of which these shares change logits or score their prompts, drawn by a hash of the id."""
+    for request in requests:
+        coins = blake2b(f"{seed}:logits:{request.id}".encode(), digest_size=16).digest()
+        changed, scored = (int.from_bytes(coin, "big") / 2**64 for coin in (coins[:8], coins[8:]))
+        of_prompt = scored < scores
+        yield replace(
+            request, changes_logits=changed < changes, scores_prompt=of_prompt, skip_reading_prefix_cache=of_prompt
+        )
 
 
 def _illustrated(requests: Iterator[WorkloadRequest], images: Images, seed: int) -> Iterator[WorkloadRequest]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -17,17 +18,28 @@ from aiohttp import web
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from apiserver.engine_client import EngineClient
+from apiserver.engine_client import Answer, EngineClient
 from apiserver.failures import RequestFailures
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
-from apiserver.messages import About, Add
+from apiserver.messages import About, Add, Output
 from apiserver.openai_api.answers import AnswerDocuments, ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
 from apiserver.openai_api.anthropic_messages import CountRequest, MessageDocuments, MessagesRequest, error_document
 from apiserver.openai_api.api_keys import check_host, check_key
+from apiserver.openai_api.beam_search import beam_search, check_beams
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
-from apiserver.openai_api.delivery import Choice, Cut, ErrorSent, Picks, timed_out, write_stream, write_whole
+from apiserver.openai_api.delivery import (
+    Choice,
+    Cut,
+    ErrorSent,
+    Picks,
+    at_intervals,
+    refusal_for,
+    timed_out,
+    write_stream,
+    write_whole,
+)
 from apiserver.openai_api.embeddings import EmbeddingRequest, pooled, write_embeddings
 from apiserver.openai_api.given_answers import GivenAnswers
 from apiserver.openai_api.grammar_writer import GrammarWriter, as_text
@@ -39,6 +51,7 @@ from apiserver.openai_api.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     Generation,
+    MetricsByHand,
     StreamOptions,
     TokenizeChat,
     TokenizeRequest,
@@ -74,7 +87,7 @@ class Api:
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
     the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any. If
     `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. The last `stored_responses` answers of the
-    Responses API are stored.
+    Responses API are stored. If it `sleeps`, clients can send it to sleep.
     """
 
     def __init__(
@@ -89,6 +102,7 @@ class Api:
         answers: GivenAnswers | None = None,
         shows_cached: bool = False,
         stored_responses: int = 0,
+        sleeps: bool = False,
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -101,6 +115,7 @@ class Api:
         self._answers = answers
         self._shows_cached = shows_cached
         self._responses = ResponseStore(stored_responses)
+        self._sleeps = sleeps
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
@@ -121,6 +136,7 @@ class Api:
                 post("/v1/messages", self.messages),
                 post("/v1/messages/count_tokens", self.count_tokens),
                 post("/v1/embeddings", self.embeddings),
+                post("/invocations", self.invocations),
                 post("/tokenize", self.tokenize),
                 post("/detokenize", self.detokenize),
                 web.get("/v1/models", self.models),
@@ -130,12 +146,21 @@ class Api:
                 web.get("/journeys/{name}", self.journey),
                 web.get("/admin/failures", self.failures),
                 web.put("/admin/failures", self.failures, expect_handler=expect),
+                web.get("/admin/metrics", self.shown_metrics),
+                web.put("/admin/metrics", self.shown_metrics, expect_handler=expect),
                 web.get("/health", self.health),
                 web.get("/ping", self.health),
                 post("/ping", self.health),
                 web.get("/ready", self.ready),
             ]
         )
+        if self._sleeps:
+            paths = (
+                post("/sleep", self.sleep),
+                post("/wake_up", self.wake_up),
+                web.get("/is_sleeping", self.is_sleeping),
+            )
+            app.add_routes(paths)
         return app
 
     async def _ended(self, app: web.Application) -> None:
@@ -259,6 +284,44 @@ class Api:
             new = failures.model_dump_json()
         return web.Response(body=await self._engine.failures(new), content_type="application/json")
 
+    async def shown_metrics(self, request: web.Request) -> web.Response:
+        """Return the numbers that a twin shows as metrics instead of its own; `PUT` replaces them first."""
+        about, _ = self._served()
+        if not about.twin:
+            raise Refusal(404, "only a twin shows metrics that are set by hand")
+        new = ""
+        if request.method == "PUT":
+            async with self._bodies.take(request) as given:
+                new = given.parse(MetricsByHand).model_dump_json()
+        shown = await self._engine.show(new)
+        if not shown.startswith(b"{"):
+            raise Refusal(400, shown.decode())
+        return web.Response(body=shown, content_type="application/json")
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        """Answer `POST /sleep` when the server sleeps: requests under way are aborted, or end first."""
+        about, _ = self._served()
+        level, mode = request.query.get("level", "1"), request.query.get("mode", "abort")
+        levels = ("0", "1") if about.twin else ("0",)
+        if level not in levels:
+            what = "the real engine keeps its memory" if not about.twin else "the weights are kept"
+            raise Refusal(400, f"level must be {' or '.join(levels)}, because {what}", "level")
+        if mode not in ("abort", "wait"):
+            raise Refusal(400, "mode must be abort or wait", "mode")
+        await self._engine.rest(self._deadline_s, int(level), mode == "abort")
+        return web.json_response({"status": "sleeping", "level": int(level)})
+
+    async def wake_up(self, request: web.Request) -> web.Response:
+        """Answer `POST /wake_up` when the server takes requests again."""
+        if tags := request.query.getall("tags", []):
+            raise Refusal(400, f"tags: {tags[0]!r} is not moved alone; leave tags out", "tags")
+        asleep = await self._engine.rest(self._deadline_s)
+        return web.json_response({"status": "sleeping" if asleep else "awake", "tags": None})
+
+    async def is_sleeping(self, request: web.Request) -> web.Response:
+        """Answer `GET /is_sleeping`."""
+        return web.json_response({"is_sleeping": await self._engine.rest(self._deadline_s, asks=True)})
+
     # Generation
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -269,6 +332,14 @@ class Api:
         """Answer `POST /v1/chat/completions`."""
         body, _, asked, style = await self._chat(request, monotonic_ns(), ChatRequest)
         return await self._generate(request, body, asked, style)
+
+    async def invocations(self, request: web.Request) -> web.StreamResponse:
+        """Answer `POST /invocations`, SageMaker's path: a chat, a completion or embeddings, by the body's fields."""
+        handlers = {"messages": self.chat, "prompt": self.completions, "input": self.embeddings}
+        field = await self._bodies.field_of(request, list(handlers))
+        if field is None:
+            raise Refusal(400, f"the body has none of {', '.join(handlers)}; add one")
+        return await handlers[field](request)
 
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/responses`."""
@@ -309,6 +380,7 @@ class Api:
         prompts, echoes = [], []
         async with self._bodies.take(request) as given:
             body = given.parse(CompletionRequest)
+            check_beams(body)
             about, texts = self._served(body.model)
             if len(body.prompts) * body.drawn > _MOST_ANSWERS:
                 field = _drawn_by(body)
@@ -329,7 +401,7 @@ class Api:
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
             if self._answers is not None:
                 for one, said in zip(asked, body.prompts, strict=True):
-                    self._answer(one, said if isinstance(said, str) else texts.decode(one.prompt))
+                    self._answer(body, one, said if isinstance(said, str) else texts.decode(one.prompt))
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
         return body, asked, CompletionStyle(_wording(body, texts)), echoes
@@ -343,10 +415,11 @@ class Api:
             if isinstance(asked_for, ResponsesRequest) and asked_for.previous_response_id:
                 asked_for.follow(json.loads(self._responses.get(asked_for.previous_response_id).items))
             body = _as_chat(asked_for)
+            check_beams(body)
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
-            self._answer(asked[0], body.messages[-1].for_template()["content"])
+            self._answer(body, asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
             constraint = self._restricted(body, asked)
@@ -370,9 +443,12 @@ class Api:
     def _parsed(self, api: str, mode: str, outcome: str) -> None:
         self._engine.parsed[mode, outcome, api] += 1
 
-    def _answer(self, asked: Add, prompt: str) -> None:
-        """Set the answer to `prompt`, if a twin has one; a request that ignores the end gets filler words."""
-        if self._answers is not None and asked.stop_ids:
+    def _answer(self, body: CompletionRequest | ChatRequest, asked: Add, prompt: str) -> None:
+        """Set the answer to `prompt`, if a twin has one; a request that ignores the end gets filler words.
+
+        A structured answer must be stated for this very prompt; otherwise it follows its grammar.
+        """
+        if self._answers is not None and asked.stop_ids and (self._answers.knows(prompt) or not body.constraint):
             _, texts = self._served()
             asked.answer = texts.encode(self._answers.to(prompt))
 
@@ -464,11 +540,17 @@ class Api:
             for index, asked in enumerate(every):
                 _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = source
-                answer = answers.enter_context(self._engine.open(asked))
+            if body.use_beam_search:
+                beams = await self._beams(body, every[::drawn])
+            else:
+                beams = None
+            for index, asked in enumerate(every):
+                answer = beams[index] if beams else answers.enter_context(self._engine.open(asked))
+                outputs, interval = failing(answer, failure), body.stream_interval or 1
                 choice = Choice(
                     index,
                     answer,
-                    failing(answer, failure),
+                    at_intervals(outputs, interval) if body.stream and interval > 1 else outputs,
                     self._detokenizer(about, body, bool(asked.answer)),
                     Usage(len(asked.prompt), shows_cached=self._shows_cached),
                     [*asked.stop_ids, *asked.also_stop_ids],
@@ -522,7 +604,7 @@ class Api:
         try:
             async with asyncio.timeout(self._deadline_s):
                 for one in asked:
-                    one.answer = await self._written(one)
+                    one.answer = one.answer or await self._written(one)
         except TimeoutError:
             raise timed_out() from None
 
@@ -532,6 +614,43 @@ class Api:
         by_prompt = crc32(array("q", asked.prompt).tobytes()) if asked.temperature == 0 else self._unseeded
         seed = by_prompt if asked.seed is None or asked.temperature == 0 else asked.seed
         return await self._grammars.answer(asked.grammar, seed, asked.min_tokens, asked.max_tokens)
+
+    async def _beams(self, body: CompletionRequest | ChatRequest, of_prompts: Sequence[Add]) -> list[Answer]:
+        """Return the answers to every prompt that beam search finds. Raises Refusal if it takes too long."""
+        _, texts = self._served()
+        end = None if body.ignore_eos else texts.eos_id
+        width, how = body.n or 1, (body.length_penalty, body.include_stop_str_in_output)
+
+        async def answers_to(asked: Add) -> list[Answer]:
+            ask = partial(self._next_tokens, asked, 2 * width)
+            beams = await beam_search(ask, asked.prompt, width, asked.max_tokens, end, *how)
+            wanted = body.alternatives
+            return [
+                self._engine.written(
+                    beam.tokens, None if wanted is None else [one.among(wanted) for one in beam.logprobs], beam.finish
+                )
+                for beam in beams
+            ]
+
+        try:
+            async with asyncio.timeout(self._deadline_s), asyncio.TaskGroup() as searches:
+                tasks = [searches.create_task(answers_to(asked)) for asked in of_prompts]
+        except TimeoutError:
+            raise timed_out() from None
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [answer for task in tasks for answer in task.result()]
+
+    async def _next_tokens(self, asked: Add, alternatives: int, prompts: Sequence[list[int]]) -> list[Output]:
+        """Return the output of one token to each of `prompts`, with logprobs. Raises Refusal if one is refused."""
+        with ExitStack() as opened:
+            answers = []
+            for prompt in prompts:
+                one = replace(
+                    asked, prompt=prompt, max_tokens=1, min_tokens=0, logprobs=alternatives, stop_ids=[], answer=[]
+                )
+                answers.append(opened.enter_context(self._engine.open(one)))
+            return [await _whole(answer) for answer in answers]
 
     def _detokenizer(self, about: About, body: Generation, structured: bool) -> Detokenizer | Words:
         _, texts = self._served()
@@ -545,6 +664,19 @@ class Api:
             return texts.decode(tokens, special=not body.skip_special_tokens)
 
         return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
+
+
+async def _whole(answer: Answer) -> Output:
+    """Return all outputs of an answer as one, and report that it was delivered."""
+    (whole,) = [output async for output in at_intervals(answer, sys.maxsize, first_at_once=False)]
+    if whole.finish in ("refused", "crashed", "failed"):
+        raise refusal_for(whole)
+    if whole.finish == "cut":
+        raise Cut
+    now_ns = monotonic_ns()
+    answer.left(whole=True)
+    answer.delivered(now_ns, now_ns, now_ns)
+    return whole
 
 
 def _as_chat(asked: Any) -> ChatRequest:
@@ -588,7 +720,7 @@ def _nth(asked: Add, n: int) -> Add:
 
 
 def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
-    """Return the rules that change logits; None if nothing changes, and always for a twin."""
+    """Return the rules that change logits; None if nothing changes. A twin only takes the time of the changes."""
     bias = [(int(token), min(max(number, -100.0), 100.0)) for token, number in (body.logit_bias or {}).items()]
     _check_vocabulary([token for token, _ in bias], about, "logit_bias")
     _check_vocabulary(body.allowed_token_ids or [], about, "allowed_token_ids")
@@ -604,7 +736,7 @@ def _rules(body: Generation, about: About, texts: Texts) -> LogitRules | None:
         body.min_tokens,
         tuple(token for token in late if token < about.vocab_size),
     )
-    return None if about.twin or rules == LogitRules() else rules
+    return None if rules == LogitRules() else rules
 
 
 def _bad_words(words: Sequence[str], texts: Texts) -> Iterator[tuple[int, ...]]:
@@ -642,7 +774,7 @@ def _asked(
     if body.min_tokens > limit:
         raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
     temperature = 1.0 if body.temperature is None else body.temperature
-    if body.drawn > 1 and temperature == 0:
+    if body.drawn > 1 and temperature == 0 and not body.use_beam_search:
         field = _drawn_by(body)
         raise Refusal(400, f"{field} must be 1 where temperature is 0: all answers would be one", field)
     return Add(

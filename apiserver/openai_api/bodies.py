@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
+import msgspec
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
@@ -26,6 +27,8 @@ _VERY_LONG = 1 << 17
 _LONG_AT_A_TIME = 2
 _VERY_LONG_AT_A_TIME = 1
 _MOST_VALUES = 1 << 19  # numbers, texts and so on in a body, counted by its commas
+
+_READ = "body"  # key of a request whose body was read before
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -118,12 +121,30 @@ class Bodies:
         finally:
             self._left += mine.counted
 
+    async def field_of(self, request: web.Request, names: Sequence[str]) -> str | None:
+        """Return the first of `names` that is a field of the body; None if none is. The body can be taken afterwards.
+
+        Raises Refusal if the body does not arrive, or is not a JSON object.
+        """
+        mine = _Unfinished(asyncio.timeout(self._within_s))
+        try:
+            request[_READ] = body = await self._read(request, mine)
+        finally:
+            self._left += mine.counted
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (msgspec.MsgspecError, RecursionError):
+            raise malformed("the body is not a JSON object; send one") from None
+        return next((name for name in names if name in fields), None)
+
     def close(self) -> None:
         """End the threads when they have nothing to do."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _read(self, request: web.Request, mine: _Unfinished) -> bytearray:
-        body = bytearray()
+        body: bytearray = request.get(_READ, bytearray())
+        if len(body) >= _LONG:
+            self._count(mine, len(body))
         self._unfinished.append(mine)
         try:
             async with mine.deadline:

@@ -105,6 +105,24 @@ class Choice:
         self.answer.delivered(self.first_text_ns, self.first_sent_ns, self.last_text_ns)
 
 
+async def at_intervals(
+    outputs: AsyncIterable[Output], tokens: int, first_at_once: bool = True
+) -> AsyncIterator[Output]:
+    """Yield the outputs of an answer, merged so that each has at least this number of tokens.
+
+    The last may have fewer, and with `first_at_once` the first, as with vLLM's `stream_interval`.
+    """
+    held: Output | None = None
+    async for output in outputs:
+        if held is None:
+            held = output
+        else:
+            held.add(output)
+        if held.finish or len(held.tokens) >= tokens or (first_at_once and held.tokens):
+            yield held
+            held, first_at_once = None, False
+
+
 def _certain(token: int, alternatives: int) -> PromptLogprob:
     """Return the logprob of a twin's token, which no model has judged: it is certain, the alternatives impossible."""
     others = [(other, -inf) for other in range(alternatives) if other != token]

@@ -19,6 +19,10 @@ class GivenAnswers:
     def __init__(self, texts: Mapping[str, str] | None) -> None:
         self._texts = texts
 
+    def knows(self, prompt: str) -> bool:
+        """Return whether the operator has stated the answer to this prompt."""
+        return self._texts is not None and prompt in self._texts
+
     def to(self, prompt: str) -> str:
         """Return the answer to a prompt; empty if there is none."""
         if self._texts is None:

@@ -32,7 +32,7 @@ from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
-_MOST_LOGPROBS = 20  # maximum number of alternatives returned with a token: OpenAI's limit, and vLLM's default
+MOST_LOGPROBS = 20  # maximum number of alternatives returned with a token: OpenAI's limit, and vLLM's default
 _MOST_CHOICES = 128
 _MOST_BIASED = 1024
 _MOST_ALLOWED = 4096  # token ids in `allowed_token_ids`
@@ -93,6 +93,10 @@ def neutral(*values: Any) -> Any:
     return Annotated[Any, BeforeValidator(check)]
 
 
+class MetricsByHand(RootModel[dict[Label, Number | dict[Annotated[str, Field(pattern=r"^[0-9]{1,6}$")], Number]]]):
+    """The body of `PUT /admin/metrics`: by metric, its number, or its number for each engine by index."""
+
+
 class StreamOptions(Limited):
     """The field `stream_options` of a request."""
 
@@ -115,6 +119,7 @@ class Generation(Limited):
     min_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] = 0
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
+    stream_interval: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     request_id: Annotated[str, Field(pattern=r"^[ -~]{0,128}$")] = ""
     priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
@@ -129,6 +134,8 @@ class Generation(Limited):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
+    use_beam_search: StrictBool = False
+    length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1
     logit_bias: Annotated[dict[Annotated[str, AfterValidator(_token_id)], Number], at_most(_MOST_BIASED)] | None = None
     bad_words: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=128, fail_fast=True)]
@@ -146,7 +153,7 @@ class Generation(Limited):
     skip_special_tokens: StrictBool = True
     return_token_ids: StrictBool | None = False
     return_tokens_as_token_ids: StrictBool | None = False
-    prompt_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
 
     # The prompt
     truncate_prompt_tokens: _Truncation | None = None
@@ -156,8 +163,6 @@ class Generation(Limited):
     session_id: Label | None = None
     return_token_offsets: StrictBool | None = False  # vLLM ignores it at these endpoints, too
     spaces_between_special_tokens: StrictBool = True
-    length_penalty: neutral(1) = 1  # type: ignore[valid-type]
-    use_beam_search: neutral(False) = False  # type: ignore[valid-type]
 
     # Fields that are not supported
     logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
@@ -167,7 +172,6 @@ class Generation(Limited):
     repetition_detection: neutral(None) = None  # type: ignore[valid-type]
     return_mm_kwargs: neutral(None, False) = None  # type: ignore[valid-type]
     routed_experts_prompt_start: neutral(0) = 0  # type: ignore[valid-type]
-    stream_interval: neutral(None, 1) = None  # type: ignore[valid-type]
     thinking_token_budget: neutral(None) = None  # type: ignore[valid-type]
     vllm_xargs: neutral(None, {}) = None  # type: ignore[valid-type]
     watermarking: neutral(None, False) = None  # type: ignore[valid-type]
@@ -230,7 +234,7 @@ class CompletionRequest(Generation):
 
     prompt: Prompt | None = None
     echo: StrictBool | None = False
-    logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
     add_special_tokens: StrictBool = True
 
     best_of: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
@@ -343,7 +347,7 @@ class ChatRequest(_Chat, Generation):
 
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     logprobs: StrictBool | None = False
-    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=_MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
 
     parallel_tool_calls: StrictBool | None = True
     include_reasoning: StrictBool = True

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from calibration.adapter_fit import fitted_times
 from calibration.kernels.collectives import rate_between_nodes
+from calibration.logit_changes import SCORED_AT_A_TIME, changing_operations, scoring_operations
 from calibration.operations import Collective, KernelTimes, Operation, StepSizes
 from calibration.step_operations import step_operations
 from calibration.steps.calibration_file import Price
@@ -120,6 +121,7 @@ class OperationCost:
         self._scaled: dict[tuple[float, float, float | None], OperationCost] = {}
         self._tables: Tables = {} if tables is None else tables
         self._curves: dict[int, DecodeRows] = {}
+        self._logits_ps: dict[tuple[int, int], int] = {}  # by changed rows and scored tokens
         self._prompts = _PromptGrid(self)
         self._captured = captured_tokens(deployment, kernels.gpu)
         self.own_parts(StepSizes(prefill_tokens=1, sampled_rows=1), "a token")  # raises if there is no price
@@ -238,7 +240,38 @@ class OperationCost:
             total = max(total, self._launching_ps[over][plan.decode_rows > 0, prompts, logits > 0])
         if self._drafting:
             total += self._drafting.ps(plan, total)
+        if plan.changed_rows or plan.scored_tokens:
+            total += self.logits_ps(plan.changed_rows, plan.scored_tokens)
         return total // 1000
+
+    def logits_ps(self, changed_rows: int, scored_tokens: int) -> int:
+        """Return the time in ps that rules for logits and log-probabilities of prompts add to a step."""
+        return self._added_ps(changed_rows, 0) + self._added_ps(0, scored_tokens)
+
+    @property
+    def logits_said(self) -> str:
+        """A sentence about the times that rules for logits and log-probabilities of prompts add."""
+        row_us, token_us = self.logits_ps(1, 0) / 1e6, self.logits_ps(0, SCORED_AT_A_TIME) / (1e6 * SCORED_AT_A_TIME)
+        return (
+            f"penalties of one row take {row_us:.3g} us, log-probabilities of a prompt {token_us:.3g} us a token "
+            "(extrapolated from the bytes and the head of vLLM's kernels; nobody measured them)"
+        )
+
+    def _added_ps(self, changed_rows: int, scored_tokens: int) -> int:
+        known = self._logits_ps.get((changed_rows, scored_tokens))
+        if known is None:
+            parts: dict[str, Any] = {}
+            operations = [
+                *changing_operations(self.model, changed_rows),
+                *scoring_operations(self.model, self.deployment, scored_tokens),
+            ]
+            for name, ns in parts_of(operations, self.kernels, self.correction.by_type):
+                parts[name] = parts.get(name, 0.0) + ns
+            sizes = StepSizes(prefill_tokens=scored_tokens)
+            corrected = self.correction.of_kernels().apply(parts, sizes)
+            known = round(1000 * float(sum(ns.item() for ns in corrected.values())))
+            self._logits_ps[changed_rows, scored_tokens] = known
+        return known
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         if self._drafting:

@@ -97,6 +97,9 @@ class _EarlyStage(OperationCost):
     def launching_ns(self, sizes: StepSizes, captured: float) -> Any:
         return super().launching_ns(_unsampled(sizes), captured)
 
+    def logits_ps(self, changed_rows: int, scored_tokens: int) -> int:
+        return 0
+
 
 def _unsampled(sizes: StepSizes) -> StepSizes:
     return replace(sizes, sampled_rows=0 * sizes.sampled_rows)

@@ -75,6 +75,8 @@ class Calibration:
         domain: smallest and largest measured value of each step feature, by regime
         residuals: held-out error by regime
         mask_ps: time of the grammar mask for one row in picoseconds; None if no row had one
+        changed_ps, scored_ps: time in picoseconds of the penalties of one row, and of the log-probabilities of one
+            token of a prompt; None if they were not measured, and take no time then
         interval: factors of the predicted time between which 90 % of runs lie
         weather: the slowdown of the machine that the prices include; None in an older calibration
         noise: times of the reference step and other measures of disturbance of the machine
@@ -99,6 +101,8 @@ class Calibration:
     noise: Mapping[str, Any]
     fitted_steps: int
     mask_ps: int | None = None
+    changed_ps: int | None = None
+    scored_ps: int | None = None
     interval: Factors = (1.0, 1.0)
     weather: MachineSlowdown | None = None
     launches: LaunchCost = UNKNOWN
@@ -221,6 +225,7 @@ class StepCost:
         self._drafts, self._knees = calibration.drafts, calibration.knees
         self._per_context = sum(int(calibration.step_prices_ps.get(name, 0)) for name in _CONTEXT)
         self._cpu = tuple(int(calibration.cpu_prices_ps[name]) for name in CPU_FEATURES)
+        self._changed_ps, self._scored_ps = calibration.changed_ps or 0, calibration.scored_ps or 0
         self._mask_ps = MASK_NS * 1000 if calibration.mask_ps is None else calibration.mask_ps
 
     def scaled(self, factor: float, launching: float | None = None) -> StepCost:
@@ -230,6 +235,8 @@ class StepCost:
             known,
             step_prices_ps={name: round(p * factor) for name, p in known.step_prices_ps.items()},
             cpu_prices_ps={name: round(p * factor) for name, p in known.cpu_prices_ps.items()},
+            changed_ps=known.changed_ps and round(known.changed_ps * factor),
+            scored_ps=known.scored_ps and round(known.scored_ps * factor),
             launches=known.launches.scaled(factor if launching is None else launching),
         )
         return self.priced_by(replace(made, surfaces=known.surfaces and known.surfaces.scaled(factor)))
@@ -246,6 +253,8 @@ class StepCost:
         if self.launching:
             holds = plan.decode_rows > 0, plan.prefill_tokens > 0, plan.sampled_rows > 0
             total = max(total, self._launching_ps[holds])
+        if plan.changed_rows or plan.scored_tokens:
+            total += self._changed_ps * plan.changed_rows + self._scored_ps * plan.scored_tokens
         return total // 1000
 
     def _step_ps(self, plan: StepPlan) -> int:
@@ -259,6 +268,16 @@ class StepCost:
         if self._knees:
             features += token_features(plan, rows, padding)
         return _dot(self._step, features)
+
+    @property
+    def logits_said(self) -> str:
+        """A sentence about the times that rules for logits and log-probabilities of prompts add."""
+        if self.calibration.changed_ps is None:
+            return (
+                "penalties and log-probabilities of prompts are free, because they were not measured; calibrate again"
+            )
+        row_us, token_us = self._changed_ps / 1e6, self._scored_ps / 1e6
+        return f"penalties of one row take {row_us:.3g} us, log-probabilities of a prompt {token_us:.3g} us a token"
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         first = StepPlan.from_amounts(

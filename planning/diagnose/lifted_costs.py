@@ -173,5 +173,5 @@ def _without_prompts(plan: StepPlan) -> StepPlan:
     left = StepPlan(plan.seq, plan.decodes, plan.lag)
     left.add_decodes(plan.decode_rows, plan.decode_context, plan.decode_squares)
     left.draft_tokens, left.draft_pairs = plan.draft_tokens, plan.draft_pairs
-    left.masked_rows = plan.masked_rows
+    left.masked_rows, left.changed_rows = plan.masked_rows, plan.changed_rows
     return left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,8 +75,10 @@ def calibrate(
         return _from_case(request, request.case)
     if request.served is not None and request.client is not None:
         return Made(_from_served(request, request.served, request.client))
-    paths = _of_one_engine(request.recordings) if request.recordings else _measured(request, overwrite, say)
-    return Made(fit_recordings(paths, request.out, request.kernels))
+    if request.recordings:
+        return Made(fit_recordings(_of_one_engine(request.recordings), request.out, request.kernels))
+    paths, logits = _measured(request, overwrite, say)
+    return Made(fit_recordings(paths, request.out, request.kernels, logits))
 
 
 def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
@@ -95,8 +98,10 @@ def _of_one_engine(paths: tuple[Path, ...]) -> list[Path]:
     return list(paths)
 
 
-def _measured(request: CalibrateRequest, overwrite: bool, say: Callable[[str], None]) -> list[Path]:
-    """Record the designed traces now, and return the paths of the recordings."""
+def _measured(
+    request: CalibrateRequest, overwrite: bool, say: Callable[[str], None]
+) -> tuple[list[Path], tuple[int, int] | None]:
+    """Record the designed traces now; return the paths, and the times of penalties and scored tokens in ps."""
     with closing(load_engines(request.deployment or Deployment(), say)) as engine:
 
         def record(workload: Workload, path: Path) -> None:
@@ -104,7 +109,19 @@ def _measured(request: CalibrateRequest, overwrite: bool, say: Callable[[str], N
             say(f"measured {path.name}")
 
         say(f"calibrating for about {request.minutes:g} min")
-        return list(measure(engine, request.out, 60 * request.minutes, record))
+        logits = _logit_times(engine)
+        return list(measure(engine, request.out, 60 * request.minutes, record)), logits
+
+
+def _logit_times(engine: RealEngines) -> tuple[int, int] | None:
+    """Measure the times of penalties and scored prompts; None for several devices, and for vLLM."""
+    from realengine.engine import Engine
+    from realengine.logit_times import logit_times
+    from realengine.runner import ModelRunner
+
+    if isinstance(engine, Engine) and isinstance(engine.runner, ModelRunner):
+        return logit_times(engine.runner)
+    return None
 
 
 def _from_iterations(request: CalibrateRequest, path: Path) -> ExternalCalibration:
@@ -163,11 +180,14 @@ def _with_graphs(engine: Deployment) -> Deployment:
     return engine.model_copy(update={"enforce_eager": False})
 
 
-def fit_recordings(paths: list[Path], out: Path, kernels: Path | None = None) -> Calibration:
+def fit_recordings(
+    paths: list[Path], out: Path, kernels: Path | None = None, logits: tuple[int, int] | None = None
+) -> Calibration:
     """Fit a calibration to recordings of one deployment and save it in `out`.
 
     `kernels` is the table of the engine's own kernels, which the GPU suite writes. If some recordings are without CUDA
-    graphs, the time of a kernel launch is fitted to these, and everything else to the others.
+    graphs, the time of a kernel launch is fitted to these, and everything else to the others. `logits` are the times
+    in ps of the penalties of a row and of a scored token, if they were measured.
     """
     recorded = [Recording.load(path) for path in paths]
     runs = [run for run in recorded if not recorded_deployment(run).enforce_eager] or recorded
@@ -187,6 +207,8 @@ def fit_recordings(paths: list[Path], out: Path, kernels: Path | None = None) ->
         noise={"canary_ns": [note[key] for note in notes for key in canaries if key in note]},
         launches=measured_launches(pa.concat_tables(run.steps for run in recorded), engine, hardware.get("gpu", "")),
     )
+    if logits is not None:
+        calibration = replace(calibration, changed_ps=logits[0], scored_ps=logits[1])
     calibration.save(out)
     pq.write_table(step_residuals_table(steps, predict(calibration, steps)), out / "steps.parquet")
     return calibration

@@ -352,7 +352,8 @@ class SglangScheduler(Residents):
         self._in_flight.append(plan)
         self._made.append((self._prompts, self._rank))
         for request, _, _, samples, _ in plan.listed:
-            if samples and request.unscheduled > 0 and not request.arrived.structured:
+            arrived = request.arrived
+            if samples and request.unscheduled > 0 and not (arrived.structured or arrived.changes_logits):
                 del self._unsteady[request.id]
                 self.decodes.join(request)
 

@@ -123,7 +123,8 @@ class SteadyDecode:
             return
         encoding = self._rules.encoding
         for request, _, _, samples, _ in plan.listed:
-            if samples and request.unscheduled > 0 and not request.arrived.structured:
+            arrived = request.arrived
+            if samples and request.unscheduled > 0 and not (arrived.structured or arrived.changes_logits):
                 if encoding is not None and encoding.cache.refers(request):
                     continue
                 del self._unsteady[request.id]

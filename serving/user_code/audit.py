@@ -20,7 +20,7 @@ from serving.scheduler import Scheduler
 from serving.step_plan import AGGREGATES, StepPlan
 from serving.workload import PRIVATE, REQUEST_FIELDS, WorkloadRequest, as_it_is, what_changed
 
-_SUMS = (*AGGREGATES, "decode_squares", "draft_pairs", "masked_rows")
+_SUMS = (*AGGREGATES, "decode_squares", "draft_pairs", "masked_rows", "changed_rows", "scored_tokens")
 _COUNTED = 4  # mean number of requests per step whose KV is recounted
 _BITS = 1 << 20
 _LAST = 1 << 60  # no plan has this number

@@ -29,6 +29,8 @@ def test_clients_get_the_answers_of_the_file(tmp_path):
         exact = server.complete(prompt="And 3?", max_tokens=50, ignore_eos=True)
         assert exact.document["usage"]["completion_tokens"] == 50
         assert server.ask("POST", "/tokenize", {"prompt": "Hello"}).document["count"] == 5
+        in_json = {"response_format": {"type": "json_object"}, "max_tokens": 50}
+        assert server.chat(messages=question, **in_json).choice["message"]["content"] == "It is 4."
 
 
 def test_an_echo_repeats_the_prompt(tmp_path):

@@ -1,12 +1,14 @@
 """The server's answers: every endpoint, whole and as a stream, compared with the twin that it serves."""
 
+import asyncio
 import json
 from http.client import HTTPException
 from time import monotonic
 
 import pytest
 
-from apiserver.messages import Add
+from apiserver.messages import Add, Output
+from apiserver.openai_api.delivery import at_intervals
 from apiserver.openai_api.refusal import Refusal
 from apiserver.openai_api.response_store import ResponseStore
 from apiserver.twin import AnswerLengths
@@ -73,6 +75,18 @@ def test_a_stream_says_what_a_whole_answer_says(server, ask):
     assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
     without = getattr(server, ask)(**asked, stream=True).events
     assert all(event["choices"] and "usage" not in event for event in without)
+
+
+@pytest.mark.parametrize("sizes, merged", [([1] * 12, [1, 5, 5, 1]), ([0, 3, 1, 1, 9, 1], [3, 11, 1]), ([2], [2])])
+def test_a_stream_has_its_first_token_at_once_and_then_as_many_as_were_asked_for(sizes, merged):
+    async def outputs():
+        for left, size in zip(range(len(sizes))[::-1], sizes, strict=True):
+            yield Output(1, list(range(size)), finish="" if left else "length")
+
+    async def counts():
+        return [len(output.tokens) async for output in at_intervals(outputs(), 5)]
+
+    assert asyncio.run(counts()) == merged
 
 
 def test_usage_so_far_is_in_every_chunk_if_asked_for(server):

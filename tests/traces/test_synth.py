@@ -7,13 +7,14 @@ from dataclasses import replace
 from itertools import islice, pairwise
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import UserError
-from serving.workload import WorkloadRequest, shares_prefixes
-from traces.formats.parquet import write_parquet
+from serving.workload import Workload, WorkloadRequest, shares_prefixes
+from traces.formats.parquet import ParquetReader, write_parquet
 from traces.synth import parse_spec, synthesise
 
 BASE = {"requests": 2000, "arrivals": {"kind": "poisson", "rate": 9}, "prompt": 100, "output": 10}
@@ -284,3 +285,16 @@ def test_images_come_before_the_users_part_and_change_nothing_else():
     video = requests(requests=5, images={"tokens": 100, "kind": "video", "frames": 16})
     assert {request.items[0][1:] for request in video} == {(112, "", "video", 16)}
     assert requests(requests=5, images=64) == requests(requests=5, images={"tokens": 64})
+
+
+def test_shares_of_requests_change_logits_and_score_their_prompts(tmp_path):
+    plain, marked = requests(), requests(changes_logits=0.3, scores_prompt=0.2)
+    assert sum(request.changes_logits for request in marked) == pytest.approx(600, rel=0.15)
+    assert sum(request.scores_prompt for request in marked) == pytest.approx(400, rel=0.15)
+    assert all(request.skip_reading_prefix_cache == request.scores_prompt for request in marked)
+    off = {"changes_logits": False, "scores_prompt": False, "skip_reading_prefix_cache": False}
+    assert [replace(request, **off) for request in marked] == plain
+    for name, offered, columns in (("plain", plain, 0), ("marked", marked, 2)):
+        write_parquet(Workload(offered), tmp_path / name)
+        assert list(ParquetReader().read(tmp_path / name).requests) == offered
+        assert len({"changes_logits", "scores_prompt"} & set(pq.read_schema(tmp_path / name).names)) == columns

@@ -22,6 +22,7 @@ SECTIONS = {
     "OpenAI's API": (
         *("served_model_name", "lora_modules", "tool_call_parser", "enable_prompt_tokens_details"),
         "stored_responses",
+        "enable_sleep_mode",
     ),
     "Limits": ("max_requests", "request_timeout", "client_timeout", "body_limit"),
     "Recordings and traces": ("force", "otlp_endpoint"),

@@ -119,12 +119,14 @@ def simulate(
         more["adapters"] = done.adapters
     if done.encoder:
         more["encoder"] = done.encoder
+    if done.logits:
+        more["logits"] = done.logits
     print_metrics(done.metrics, style, done.bands, done.capacity, trust=done.trust._asdict(), **tiers, **more)
     if style == "table":
         print_reasons(done.recording)
         print_tiers(done.metrics)
         trust = f"{done.trust.level}: {done.trust.reason}"
-        lines = (said, done.adapters, done.encoder, trust, done.power_note, done.seen_by, *done.defaults)
+        lines = (said, done.adapters, done.encoder, done.logits, trust, done.power_note, done.seen_by, *done.defaults)
         click.echo("\n".join(filter(None, lines)))
 
 

@@ -156,6 +156,12 @@ def convert(
 @click.option(
     "--grammar-compile-ms", metavar="MS", help="Time that each structured request waits until its grammar is compiled."
 )
+@click.option(
+    "--changes-logits",
+    metavar="P",
+    help="Fraction of requests with penalties or a bias, which take time at each token.",
+)
+@click.option("--scores-prompt", metavar="P", help="Fraction of requests that want log-probabilities of their prompts.")
 @_TO
 @_FORCE
 @_FORMAT

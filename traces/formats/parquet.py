@@ -70,13 +70,15 @@ _ITEM = pa.struct(
 _SOMETIMES = (
     _field("adapter", pa.string(), "", "LoRA adapter that answers it, or empty"),
     _field("items", pa.list_(pa.field("item", _ITEM, nullable=False)), "", "images, videos and audio in the prompt"),
+    _field("changes_logits", pa.bool_(), "", "whether penalties, a bias or other rules change its logits"),
+    _field("scores_prompt", pa.bool_(), "", "whether log-probabilities of its prompt are wanted"),
 )
 _WHOLE = pa.schema([*SCHEMA, *_SOMETIMES])
 # Columns that traces may lack, and the values that stand for them.
 _LATER = {
     "session": "", "turn": 0, "think_ns": None, "cancel_ns": None, "structured": False, "stop_ns": None,
     "skip_reading_prefix_cache": False, "grammar_compile_ns": 0, "max_tokens": None, "adapter": "",
-    "items": (),
+    "items": (), "changes_logits": False, "scores_prompt": False,
 }  # fmt: skip
 
 
