@@ -46,6 +46,7 @@ def attention(
     def prepare() -> Prepared:
         attention = backend_for(on.backend, layer_spec(shape), shape.page, on.device, longest, whole).attention
         batch = batch_of(rows, shape.page, attention, on.device)
+        attention.prepare(batch, False)
         plan = None if checked else attention.plan(batch, shape.window)
 
         def make(seed: int) -> tuple[Any, ...]:
