@@ -50,7 +50,7 @@ class _Rows(NamedTuple):
     places: tuple[Tensor, Tensor] | None = None
 
 
-# A single query sees its whole context. FlashAttention 2 packs query heads (GQA) only if it is not told of a causal mask.
+# A single query sees its whole context. FlashAttention 2 packs query heads (GQA) only without a causal mask.
 _CAUSAL = {False: (-1, 0), True: (-1, -1)}
 _Call = Callable[[Tensor, Tensor, Tensor, _Rows], Tensor]  # queries, keys, values, rows
 

@@ -237,9 +237,7 @@ def windows(
 
 
 @examples(0.8)
-@given(
-    st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16), st.booleans()
-)
+@given(st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16), st.booleans())
 def splits(contexts: list[int], programs: int, most: int, few: bool) -> None:
     """Every step of 64 tokens is in one part; no part is empty or longer than it must be, and all parts fit in."""
     context = torch.tensor(contexts, dtype=torch.int32)

@@ -206,8 +206,8 @@ def test_decode_steps_can_be_captured_where_nothing_is_read_on_the_host(
 def test_the_engine_gives_the_same_tokens(
     name: str,
     libraries: dict[str, Any],
-    plain: list[list[int]],
-    monkeypatch: Any,  # noqa: F811
+    plain: list[list[int]],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (flash_attention, flashinfer_attention):
         monkeypatch.setattr(module, "check_library", lambda *about: None)  # it refuses the CPU and float32
