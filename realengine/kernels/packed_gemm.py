@@ -258,6 +258,7 @@ def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
 
 def specialisations() -> Iterator[Specialisation]:
     """Yield the kernels for layers of Llama-3.1-8B and 70B, for few tokens and many."""
+    whole = []
     for model, outputs, inputs, bits, zeros, tokens, splits, dtype in [
         ("Llama-3.1-8B qkv", 6144, 4096, 4, False, 1, 4, torch.bfloat16),
         ("Llama-3.1-8B down", 4096, 14336, 4, True, 1, 4, torch.bfloat16),
@@ -278,4 +279,5 @@ def specialisations() -> Iterator[Specialisation]:
         yield Specialisation(f"packed_gemm {model} {kind}", _packed_gemm, launch, ceiling, ("wgmma", "cp.async"))
         if tokens == 4096:
             name = f"unpacked {model} int{bits}{' with zeros' if zeros else ''}"
-            yield Specialisation(name, _unpacked, partial(unpacked, weight, dtype), 64, ("st.global",))
+            whole.append(Specialisation(name, _unpacked, partial(unpacked, weight, dtype), 64, ("st.global",)))
+    yield from whole

@@ -121,14 +121,16 @@ def route(logits: Tensor, bias: Tensor | None, rules: Rules, own: range) -> tupl
 
 def specialisations() -> Iterator[Specialisation]:
     """Yield the kernels of the routers of Mixtral 8x7B, Qwen3-30B-A3B and dots.llm1, for a decode step and a prompt."""
-    for model, experts, topk, biased in [
-        ("8x7B", 8, 2, False), ("30B-A3B", 128, 8, False), ("dots.llm1", 128, 6, True),
+    chosen, sorted_ = [], []
+    for model, experts, topk, biased, tokens in [
+        ("8x7B", 8, 2, False, 1), ("30B-A3B", 128, 8, False, 1), ("30B-A3B", 128, 8, False, 8192),
+        ("dots.llm1", 128, 6, True, 1),
     ]:  # fmt: skip
         bias = shaped(experts, dtype=F32) if biased else None
-        for tokens in (1, 8192) if experts == 128 and not biased else (1,):
-            logits = shaped(tokens, experts, dtype=F32 if biased else torch.bfloat16)
-            launch = partial(route, logits, bias, Rules(topk, True), range(experts))
-            if tokens == 1:
-                yield Specialisation(f"choose {model}", _choose, launch, 64, ("griddepcontrol",))
-            name = f"sort_choices {model}, {tokens} tokens"
-            yield Specialisation(name, _sort, launch, 64, ("griddepcontrol",))
+        logits = shaped(tokens, experts, dtype=F32 if biased else torch.bfloat16)
+        launch = partial(route, logits, bias, Rules(topk, True), range(experts))
+        if tokens == 1:
+            chosen.append(Specialisation(f"choose {model}", _choose, launch, 64, ("griddepcontrol",)))
+        name = f"sort_choices {model}, {tokens} tokens"
+        sorted_.append(Specialisation(name, _sort, launch, 64, ("griddepcontrol",)))
+    yield from (*chosen, *sorted_)
