@@ -64,7 +64,8 @@ def ways(device: torch.device, dry_run: bool) -> Iterator[Way]:
             yield Way(f"attention: {what}", way, partial(attention, mine, shape, sizes, longest), check)
     by_kernel, by_library = ({"unpacked_from": at, "grouped_from": at} for at in (inf, 0))
     kernels = {"our kernel": on._replace(settings=by_kernel), "a library's GEMM": on._replace(settings=by_library)}
-    packing, mixture, most = Packing(28672, 4096, 4, 128), _LARGE_MIXTURE, (128, 256, 512, 2048)
+    packing, mixture = Packing(28672, 4096, 4, 128), _LARGE_MIXTURE
+    most: tuple[int, ...] = (128, 256, 512, 2048)
     if device.type == "cpu":
         kernels = {on.backend: on}
     if dry_run:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -141,8 +141,7 @@ class VarlenAttention(_FlashRows):
             tables = {} if self._copies else {"seqused_k": rows.context, "block_table": rows.table}
             limits = (rows.starts, rows.kv_starts, rows.most_queries, rows.most_context)
             how = {"scale": self._scale, "window_size": rows.window, **more, **tables}
-            out: Tensor = varlen_attn(queries, keys, values, *limits, **how)
-            return out
+            return cast(Tensor, varlen_attn(queries, keys, values, *limits, **how))
 
         self._call = call
 

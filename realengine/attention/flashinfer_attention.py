@@ -7,6 +7,7 @@ plan is made only when the copy of the previous one has ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -78,15 +79,15 @@ class FlashInferAttention:
 
     def _for_graph(self, layout: Layout, where: torch.device) -> Any:
         if layout not in self._graphs:
-            rows, ints = layout.rows, {"dtype": torch.int32, "device": where}
+            rows, ints = layout.rows, partial(torch.zeros, dtype=torch.int32, device=where)
             self._graphs[layout] = self._library.BatchPrefillWithPagedKVCacheWrapper(
                 self._space(where),
                 "HND",
                 use_cuda_graph=True,
-                qo_indptr_buf=torch.zeros(rows + 1, **ints),
-                paged_kv_indptr_buf=torch.zeros(rows + 1, **ints),
-                paged_kv_indices_buf=torch.zeros(rows * self._most, **ints),
-                paged_kv_last_page_len_buf=torch.zeros(rows, **ints),
+                qo_indptr_buf=ints(rows + 1),
+                paged_kv_indptr_buf=ints(rows + 1),
+                paged_kv_indices_buf=ints(rows * self._most),
+                paged_kv_last_page_len_buf=ints(rows),
             )
         return self._graphs[layout]
 

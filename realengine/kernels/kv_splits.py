@@ -114,7 +114,7 @@ def _plan_splits(
         fitting = tl.maximum(programs, present + programs // 2)
         shortest = 1
         if FEW_PARTS:
-            shortest = tl.sqrt_rn(longest.to(tl.float32) / 2).to(tl.int32)
+            shortest = tl.sqrt_rn(longest / 2).to(tl.int32)
             shortest = tl.minimum(shortest + (2 * shortest * shortest < longest).to(tl.int32), length)
         while shortest < length:
             middle = (shortest + length) // 2
