@@ -80,7 +80,7 @@ def routes() -> None:
         (1, 8, 2, range(8), False, True, 1.0, BF16),
         (5, 60, 4, range(60), False, False, 1.0, F32),
         (7, 128, 6, range(32, 64), True, True, 2.5, F32),
-        (700, 12, 3, range(4, 12), False, True, 1.0, F16),
+        (130, 16, 8, range(4, 16), False, True, 1.0, F16),
     ]:
         logits = (torch.randn(tokens, count) * 2).to(dtype)
         logits[0, 1] = logits[0, 2]
