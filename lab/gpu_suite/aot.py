@@ -35,6 +35,7 @@ MODULES = (
     "row_operations",
     "grouped_gemm",
     "packed_gemm",
+    "router",
     "sampling",
 )
 TARGET = GPUTarget("cuda", 90, 32)

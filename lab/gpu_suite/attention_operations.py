@@ -44,8 +44,10 @@ def attention(
     """
 
     def prepare() -> Prepared:
-        attention = backend_for(on.backend, layer_spec(shape), shape.page, on.device, longest, whole).attention
+        made = backend_for(on.backend, layer_spec(shape), shape.page, on.device, longest, whole)
+        attention = on.with_settings(made.attention)
         batch = batch_of(rows, shape.page, attention, on.device)
+        attention.prepare(batch, False)
         plan = None if checked else attention.plan(batch, shape.window)
 
         def make(seed: int) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from lab.gpu_suite.operations import (
     draw,
     grouped_gemm,
     packed_gemm,
+    router,
     silu_mul,
     token_mask,
 )
@@ -117,12 +118,15 @@ def _small_cases(on: On) -> Iterator[Operation]:
     for mixture in mixtures:
         for tokens in (1, 300):
             yield grouped_gemm(on, mixture, tokens, others=mixture.experts // 5)
+    for mixture in mixtures[:2]:
+        for tokens in (1, 300, 8192):
+            yield router(on, mixture, tokens)
     yield add_rms_norm(on, 300, 4096, fp8=True)
     yield add_rms_norm(on, 7, 8192, add=False, fp8=True)
     yield silu_mul(on, 300, 14336, fp8=True)
     qkv, down = Packing(6144, 4096, 4, 128), Packing(4096, 14336, 4, 128, zeros=True)  # Llama-3.1-8B; `down` as in AWQ
     for packing in (qkv, down, Packing(6144, 4096, 8)):
-        for tokens in (1, 17, 300):  # each number of tokens leads to other tile sizes
+        for tokens in (1, 17, 200, 300):  # other tile sizes, and a GEMM by cuBLAS
             yield packed_gemm(on, packing, tokens)
     yield packed_gemm(on, qkv, 5, _F16)
     for vocab in (128_256, 151_936):
@@ -151,6 +155,7 @@ def _tiny_cases(on: On) -> Iterator[Operation]:
         yield add_rms_norm(on, 3, 96, dtype)
         yield silu_mul(on, 3, 48, dtype)
         yield grouped_gemm(on, Mixture(72, 48, 6, 2), 40, dtype, others=1)
+        yield router(on, Mixture(72, 48, 6, 2), 40, dtype)
         yield packed_gemm(on, Packing(48, 160, 4, 32, zeros=dtype == _F16), 5, dtype)
         if exact:
             yield add_rms_norm(on, 3, 96, dtype, fp8=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lab.gpu_suite.ragged_batch import Draw, Numbers, backend_for, batch_of, layer_spec
 from lab.gpu_suite.references import distance_from_draw, normalised, relative_error
 from realengine.kernels.launches import Shape
-from realengine.models.layer_ops import LayerOps, Routing
+from realengine.models.layer_ops import LayerOps, Routing, Scores
 from realengine.models.linear import DenseProjection, Fp8Projection, Fp8Rows, PackedWeight, round_to_fp8
 from realengine.models.weight_loader import rounded
 from realengine.step_input import Batch
@@ -79,15 +79,25 @@ class Operation(NamedTuple):
 
 
 class On(NamedTuple):
-    """The device of operations, and their `backend`: "torch", "triton" or "hybrid", as in a deployment."""
+    """The device of operations, and their `backend`, as in a deployment.
+
+    `settings` are attributes of the backend's objects with other values than the engine's.
+    """
 
     device: torch.device
     backend: str
+    settings: Mapping[str, Any] = {}
 
-    def ops(self, dtype: torch.dtype) -> LayerOps:
-        """Return the layer operations other than attention."""
-        spec = layer_spec(Shape("any", 1, 1, 64, dtype, dtype, 16)).model_copy(update={"norm_eps": _EPS})
-        return backend_for(self.backend, spec, 16, self.device, 128).ops
+    def ops(self, dtype: torch.dtype, **spec: Any) -> LayerOps:
+        """Return the layer operations other than attention; `spec` are further settings of the model."""
+        model = layer_spec(Shape("any", 1, 1, 64, dtype, dtype, 16)).model_copy(update={"norm_eps": _EPS, **spec})
+        return self.with_settings(backend_for(self.backend, model, 16, self.device, 128).ops)
+
+    def with_settings(self, made: Any) -> Any:
+        """Return `made` with those of the `settings` that it has."""
+        for name in self.settings.keys() & set(dir(made)):
+            setattr(made, name, self.settings[name])
+        return made
 
     def about(self, tokens: int, inputs: int, outputs: int, **more: Any) -> dict[str, Any]:
         sizes = {"backend": self.backend, "tokens": tokens, "inputs": inputs, "outputs": outputs}
@@ -184,7 +194,7 @@ def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF
     own = experts - others
 
     def prepare() -> Prepared:
-        ops = on.ops(dtype)
+        ops = on.ops(dtype, num_experts=experts)
 
         def make(seed: int) -> tuple[Any, ...]:
             numbers = Numbers(on.device, seed)
@@ -217,6 +227,38 @@ def grouped_gemm(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF
     cost = Cost(round(2 * touched * weights) + 2 * 2 * tokens * hidden, 2 * tokens * topk * weights)
     about = on.about(tokens, hidden, hidden)
     return Operation("grouped_gemm", f"{tokens} tokens, {mixture}", dtype, LIMIT[dtype], prepare, cost, about)
+
+
+def router(on: On, mixture: Mixture, tokens: int, dtype: torch.dtype = _BF16) -> Operation:
+    """Return the routing of tokens by their scores; its error is that of the weights, or infinite for a wrong order."""
+    experts, topk = mixture.experts, mixture.topk
+
+    def prepare() -> Prepared:
+        ops = on.ops(dtype, num_experts=experts, experts_per_token=topk, norm_topk_prob=True)
+
+        def make(seed: int) -> tuple[Any, ...]:
+            return (Numbers(on.device, seed)(tokens, experts, dtype=dtype, scale=2),)
+
+        def call(logits: Tensor) -> Outputs:
+            chosen, routing = ops.route(Scores(logits, None, range(experts)))
+            return chosen, *routing
+
+        def error(given: tuple[Any, ...], out: Outputs) -> float:
+            chosen, choices, offsets, shares = out
+            ordered, places = chosen.flatten().sort(stable=True)
+            ends = torch.bincount(ordered, minlength=experts).cumsum(0)
+            if not (torch.equal(choices, places) and torch.equal(offsets[1:].long(), ends) and int(offsets[0]) == 0):
+                return float("inf")
+            scores = given[0].double().softmax(-1)
+            best = scores.topk(topk).values
+            mine = scores.gather(1, chosen.long())  # equal scores may be chosen in any order
+            worst = max(relative_error(mine.sort(descending=True).values, best), 0.0)
+            return max(worst, relative_error(shares, mine / mine.sum(-1, keepdim=True)))
+
+        return Prepared(make, call, error)
+
+    cost, about = Cost(tokens * (2 * experts + 16 * topk)), on.about(tokens, experts, topk)
+    return Operation("router", f"{tokens} tokens, {topk} of {experts}", dtype, 1e-5, prepare, cost, about)
 
 
 def add_rms_norm(

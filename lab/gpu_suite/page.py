@@ -265,6 +265,8 @@ def page(results: dict[str, Any]) -> str:
                 columns = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name not in hidden]
                 cells = ([_in_unit(column, row.get(column)) for column in columns] for row in rows)
                 text += ["", f"## {_engine(rows[0])}: {kind}", "", *_table(map(_headed, columns), cells)]
+    if compared := real.get("compare", []):
+        text += ["", "## One operation in several ways", "", *_compared(compared)]
     verdicts = [(row["scenario"], row.get("verdict") or row.get("failed")) for row in real.get("validation", [])]
     if verdicts:
         text += ["", "## The twin against these runs", ""]
@@ -275,6 +277,17 @@ def page(results: dict[str, Any]) -> str:
     if wrong:
         text += ["", "## Faults", "", *(f"- {fault}" for fault in wrong)]
     return "\n".join(text) + "\n"
+
+
+def _compared(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a table with the time of each operation in each way, relative to the first way, and why some have none."""
+    first = {row["what"]: row["median_ns"] for row in reversed(rows)}
+    cells = []
+    for row in rows:
+        ns, base = row["median_ns"], first[row["what"]]
+        relative = ns / base if ns is not None and base else "-"
+        cells.append((row["what"], row["way"], _in_unit("median_ns", ns), relative, row["why"] or ""))
+    return _table(("operation", "way", "median, us", "of the first way's", "no time, because"), cells)
 
 
 def _engine(row: dict[str, Any]) -> str:

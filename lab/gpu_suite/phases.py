@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from lab.gpu_suite.ceilings import ceilings
+from lab.gpu_suite.compare import comparisons
 from lab.gpu_suite.correctness import checks
 from lab.gpu_suite.end_to_end import engine_checks
 from lab.gpu_suite.engine_benchmark import benchmark
@@ -169,6 +170,11 @@ def kernels(work: Work) -> list[Unit]:
     return [*grid(find_bench(device.type), device, work.ceilings, work.sizes.dry_run)]
 
 
+def compare(work: Work) -> list[Unit]:
+    device = torch.device(work.sizes.device)
+    return [*comparisons(find_bench(device.type), device, work.sizes.dry_run)]
+
+
 def _kernel_table(work: Work) -> None:
     """Write the measured kernels as a table, whether or not the phase finished."""
     results = work.results.values
@@ -208,12 +214,13 @@ PHASES = (
     Phase(
         "large", 0.8, partial(_benchmark, which="large", kinds=("prefill", "throughput", "mixed", "timing", "greedy"))
     ),
-    Phase("runs", 1.9, runs),
-    Phase("kernels", 0.9, kernels, after=_kernel_table),
-    Phase("mixture", 0.8, partial(_benchmark, which="mixture", kinds=_OF_OTHERS, warm=False)),
+    Phase("runs", 1.8, runs),
+    Phase("kernels", 0.8, kernels, after=_kernel_table),
+    Phase("compare", 0.4, compare),
+    Phase("mixture", 0.7, partial(_benchmark, which="mixture", kinds=_OF_OTHERS, warm=False)),
     Phase("fp8", 0.5, partial(_benchmark, which="fp8", kinds=_OF_OTHERS, warm=False)),
     Phase("int4", 0.5, partial(_benchmark, which="int4", kinds=_OF_OTHERS, warm=False)),
-    Phase("validation", 0.8, validation),
+    Phase("validation", 0.7, validation),
 )
 GROUPS = {"smoke": ("environment", "ceilings", "precompile", "correctness", "end_to_end", "decode")}
 

@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realengine.attention import ATTENTION
 from realengine.attention.backend import Attention
 from realengine.attention.kv_cache import LayerKv
-from realengine.attention.torch_attention import TorchAttention
 from realengine.kernels.launches import Shape
 from realengine.models.layer_ops import LayerOps
 from realengine.step_input import Batch, RowInput, pack
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.gpu_spec import find_gpu
 from serving.deployments.model_spec import ModelSpec
+from serving.user_code.plugins import find
 
 Row = tuple[int, int]  # KV tokens including this step's, and query tokens
 Draw = tuple[float, int, float, float]  # temperature, top-k, top-p, uniform number
@@ -77,18 +78,20 @@ def layer_spec(shape: Shape, norms: bool = False, interleaved: bool = False) -> 
 def backend_for(
     name: str, spec: ModelSpec, page: int, device: torch.device, longest: int, batch_invariant: bool = False
 ) -> Backend:
-    """Return the backend `name` ("torch", "triton" or "hybrid") for contexts of at most `longest` tokens."""
+    """Return the backend `name` of a deployment for contexts of at most `longest` tokens.
+
+    Raises UserError if its library is not installed.
+    """
     config = SchedulerConfig(max_model_len=longest, block_size=page)
     deployment = Deployment(device="cuda", batch_invariant=batch_invariant, scheduler=config)
     processors: Any = _Processors(_multiprocessors(device))
-    kind: Any = TorchAttention
+    make: Any = find("attention", name, ATTENTION, ("attend",))
+    attention = make(spec, deployment, processors)
     if name == "torch":
-        return Backend(kind(spec, deployment, processors), LayerOps(spec))
-    from realengine.attention.triton_attention import HybridAttention, TritonAttention
+        return Backend(attention, LayerOps(spec))
     from realengine.models.triton_ops import TritonOps
 
-    kind = TritonAttention if name == "triton" else HybridAttention
-    return Backend(kind(spec, deployment, processors), TritonOps(spec))
+    return Backend(attention, TritonOps(spec))
 
 
 def _multiprocessors(device: torch.device) -> int:

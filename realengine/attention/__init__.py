@@ -9,4 +9,8 @@ ATTENTION = {
     "unfused": "realengine.attention.torch_attention:UnfusedAttention",  # scores in memory, as a baseline
     "triton": "realengine.attention.triton_attention:TritonAttention",
     "hybrid": "realengine.attention.triton_attention:HybridAttention",
+    "varlen": "realengine.attention.flash_attention:VarlenAttention",
+    "flash-attn": "realengine.attention.flash_attention:FlashAttention",
+    "flashinfer": "realengine.attention.flashinfer_attention:FlashInferAttention",
 }
+LIBRARIES = ("varlen", "flash-attn", "flashinfer")

@@ -61,9 +61,13 @@ class TritonAttention:
     """Attention by our kernels.
 
     `batch_invariant` fixes the splits, so that a row's result never depends on the other rows of the step.
+
+    Attributes:
+        few_parts: as in `attention_splits`
     """
 
     name = "triton"
+    few_parts = True
     capturable: Literal["never", "decode", "always"] = "always"
 
     def __init__(self, spec: ModelSpec, deployment: Deployment, device: Device) -> None:
@@ -96,7 +100,7 @@ class TritonAttention:
         return _Plan(
             batch,
             attention_splits(batch.context, batch.query_len, rows, *sizes, window) if rows else None,
-            attention_splits(batch.context, batch.query_len, tiles, *sizes, window, tile)
+            attention_splits(batch.context, batch.query_len, tiles, *sizes, window, tile, self.few_parts)
             if batch.layout.tiles
             else None,
             [],

@@ -99,6 +99,7 @@ def _plan_splits(
     TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,
+    FEW_PARTS: tl.constexpr,
 ):
     """Write all of `items`, and zeros to `arrived`; a single program does this."""
     at = tl.arange(0, CHUNK)
@@ -112,6 +113,9 @@ def _plan_splits(
     if MOST == 0:
         fitting = tl.maximum(programs, present + programs // 2)
         shortest = 1
+        if FEW_PARTS:
+            shortest = tl.sqrt_rn(longest / 2).to(tl.int32)
+            shortest = tl.minimum(shortest + (2 * shortest * shortest < longest).to(tl.int32), length)
         while shortest < length:
             middle = (shortest + length) // 2
             parts = 0
@@ -213,6 +217,7 @@ def plan_splits(
     most: int,
     tokens: int,
     window: int = 0,
+    few_parts: bool = False,
 ) -> Splits:
     """Divide the KV of `units` units.
 
@@ -225,6 +230,9 @@ def plan_splits(
         most: number of parts that every unit is cut into, if it has as many steps; 0 to choose by `programs`
         tokens: number of query tokens of a prefill tile
         window: number of tokens that a query sees; 0 means all
+        few_parts: True to limit parts also by the time of their merge: to a length of at least sqrt(steps / 2) of the
+            longest unit. The merge of a tile takes one part after the other, each in about half the time of a step, so
+            this length is about that of the least total time
 
     If `most` is 0, parts have the shortest maximum length at which there are at most max(programs, units + programs /
     2) parts. Then at most `programs` parts belong to units that were cut.
@@ -243,7 +251,7 @@ def plan_splits(
     tile_row, tile_first = tiles or (context, context)
     _plan_splits[(1,)](
         context, query_len, tile_row, tile_first, items, arrived, units, capacity, slots * kv_heads,
-        programs, most, tiles is not None, tokens, _CHUNK, window, num_warps=4, num_stages=1,
+        programs, most, tiles is not None, tokens, _CHUNK, window, few_parts, num_warps=4, num_stages=1,
     )  # fmt: skip
     return Splits(items, arrived, partial, log_sums)
 
@@ -253,5 +261,5 @@ def specialisations() -> Iterator[Specialisation]:
     row = shaped(1, dtype=I32)
     for name, most, tokens in (("decode", 0, 1), ("decode, batch-invariant", 16, 1), ("prefill", 0, 32)):
         tiles = (row, row) if name == "prefill" else None
-        launch = partial(plan_splits, row, row, tiles, 1, 8, 4, 128, 49, most, tokens)
+        launch = partial(plan_splits, row, row, tiles, 1, 8, 4, 128, 49, most, tokens, few_parts=tiles is not None)
         yield Specialisation(f"plan_splits {name}", _plan_splits, launch, 128, ())

@@ -4,7 +4,10 @@ With few tokens the time is that of reading the weights. So each weight is read 
 in one step along the inputs is contiguous. Within a step, the integer i of word j is input 16 i + j, so one shift of a
 tile gives the operand of a product over 16 inputs without moving anything. Weights are the left operand and tokens the
 right operand, because a product on tensor cores has many rows on the left. An integer minus its zero point is exact in
-16 bits; scales are applied to sums.
+16 bits; scales are applied to sums. If a weight's inputs are divided among programs, the one that ends last adds their
+sums in order.
+
+With many tokens the time is that of computing, and cuBLAS is faster. `unpacked` writes the weight in 16 bits for it.
 """
 
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from realengine.kernels.kv_splits import is_last_part
 from realengine.kernels.launches import I32, TRITON_NAME, U8, Specialisation, compute_dtype, shaped
 from realengine.models.linear import PackedWeight
 
@@ -25,6 +29,7 @@ _BASE = {"fp32": 0x4B000000, "fp16": 0x6400, "bf16": 0x4300}  # 2**23, 1024, 128
 _FEWEST_STEPS = 4  # minimum number of steps of a split
 _MOST_SPLITS = 8
 _RESIDENT_PROGRAMS = 2  # programs on a multiprocessor
+_UNPACKED_ROWS = 64
 _HOPPER_PROCESSORS = 132  # multiprocessors of an H100 or H200, which the meta device stands for
 
 
@@ -109,7 +114,7 @@ def packed_sum(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _packed_gemm(
-    x, words, scales, zeros, out, tokens,
+    x, words, scales, zeros, out, sums, arrived, tokens,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, ASYMMETRIC: tl.constexpr,
     SPAN: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COMPUTE: tl.constexpr,
     BASE: tl.constexpr,
@@ -126,28 +131,88 @@ def _packed_gemm(
         split * SHARE, tl.minimum(split * SHARE + SHARE, STEPS),
         OUTPUTS, INPUTS, GROUP, BITS, ASYMMETRIC, SPAN, TOKENS, ROWS, COMPUTE, BASE,
     )  # fmt: skip
-    into = out + (split * tokens + batch[None, :]).to(tl.int64) * OUTPUTS + rows[:, None]
-    tl.store(into, total.to(out.dtype.element_ty), mask=rows_inside[:, None] & batch_inside[None, :])
+    inside = rows_inside[:, None] & batch_inside[None, :]
+    place = batch[None, :].to(tl.int64) * OUTPUTS + rows[:, None]
+    if SPLITS == 1:
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+    else:
+        apart = tokens.to(tl.int64) * OUTPUTS
+        tl.store(sums + split * apart + place, total, mask=inside)
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if is_last_part(arrived, tile, SPLITS, 0, 1):
+            total = tl.zeros((ROWS, TOKENS), dtype=tl.float32)
+            for one in tl.static_range(SPLITS):
+                # The load bypasses the L1 cache, which may have the sums of the projection before.
+                total += tl.load(sums + one * apart + place, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
 
 
-def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None) -> Tensor:
+def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None, arrived: Tensor | None = None) -> Tensor:
     """Return `x` times the transposed weights: [T, in] contiguous to [T, out] in the dtype of `x`, summed in fp32.
 
     Args:
-        splits: number of programs among which a row's inputs are divided; torch adds their results. None to choose by
-            the sizes and the GPU
+        splits: number of programs among which a row's inputs are divided. None to choose by the sizes and the GPU
+        arrived: int32 zeros, which stay zeros, as `counters` makes them; by default they are made for this call
     """
     tokens, outputs = len(x), weight.words.shape[1]
     splits = splits or _choose_splits(tokens, weight, x.device)
-    sums = x.new_empty(splits, tokens, outputs, dtype=torch.float32 if splits > 1 else x.dtype)
     batch, rows = _tile(tokens)
     grid = (triton.cdiv(outputs, rows), triton.cdiv(tokens, batch), splits)
+    out = x.new_empty(tokens, outputs)
+    sums = out if splits == 1 else x.new_empty(splits, tokens, outputs, dtype=torch.float32)
+    if arrived is None or grid[0] * grid[1] > len(arrived):
+        arrived = torch.zeros(grid[0] * grid[1], dtype=torch.int32, device=x.device)
     zero = weight.words if weight.zero is None else weight.zero
     _packed_gemm[grid](
-        x, weight.words, weight.scale, zero, sums, tokens, OUTPUTS=outputs, SPLITS=splits, TOKENS=batch, ROWS=rows,
-        **compiled_weight(weight, x.dtype), num_warps=4 if batch < 64 else 8, num_stages=4 if batch < 64 else 3,
+        x, weight.words, weight.scale, zero, out, sums, arrived, tokens, OUTPUTS=outputs, SPLITS=splits, TOKENS=batch,
+        ROWS=rows, **compiled_weight(weight, x.dtype), num_warps=4 if batch < 64 else 8,
+        num_stages=4 if batch < 64 else 3,
     )  # fmt: skip
-    return sums[0] if splits == 1 else sums.sum(0).to(x.dtype)
+    return out
+
+
+def counters(device: torch.device) -> Tensor:
+    """Return counters for every tile of a GEMM whose inputs are divided. GEMMs that overlap need different ones."""
+    return torch.zeros(_RESIDENT_PROGRAMS * _processors(device), dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _unpacked(
+    words, scales, zeros, out, COMPUTE: tl.constexpr, BASE: tl.constexpr, SPAN: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, ASYMMETRIC: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    VALUES: tl.constexpr = 32 // BITS
+    STEP: tl.constexpr = 16
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    step = tl.program_id(1)
+    inside = rows < OUTPUTS
+    inner = tl.arange(0, STEP)
+    at_words = (step.to(tl.int64) * OUTPUTS + rows[:, None]) * STEP + inner[None, :]
+    packed = tl.load(words + at_words, mask=inside[:, None], other=0)
+    for at in tl.static_range(VALUES):
+        first = (step * VALUES + at) * STEP
+        place = tl.minimum(first, INPUTS - 1) // GROUP * OUTPUTS + rows
+        scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(zeros + place, mask=inside, other=0).to(tl.int32) if ASYMMETRIC else 2 ** (BITS - 1)
+        integer = (packed >> (BITS * at)) & (2**BITS - 1)
+        number = (integer - (zero[:, None] if ASYMMETRIC else zero)).to(tl.float32) * scale[:, None]
+        column = first + inner
+        to = out + rows[:, None].to(tl.int64) * INPUTS + column[None, :]
+        tl.store(to, number.to(out.dtype.element_ty), mask=inside[:, None] & (column < INPUTS)[None, :])
+
+
+def unpacked(weight: KernelWeight, dtype: torch.dtype) -> Tensor:
+    """Return the weights [out, in], computed in fp32 and rounded once to `dtype`."""
+    steps, outputs, _ = weight.words.shape
+    out = weight.scale.new_empty(outputs, weight.inputs, dtype=dtype)
+    zero = weight.words if weight.zero is None else weight.zero
+    grid = (triton.cdiv(outputs, _UNPACKED_ROWS), steps)
+    _unpacked[grid](
+        weight.words, weight.scale, zero, out, OUTPUTS=outputs, ROWS=_UNPACKED_ROWS, **compiled_weight(weight, dtype),
+        num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return out
 
 
 def _tile(tokens: int) -> tuple[int, int]:
@@ -163,13 +228,16 @@ def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> i
     steps, outputs, _ = weight.words.shape
     batch, rows = _tile(tokens)
     programs = triton.cdiv(outputs, rows) * triton.cdiv(tokens, batch)
-    on_gpu = device.type == "cuda"
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else _HOPPER_PROCESSORS
-    wanted = _RESIDENT_PROGRAMS * processors
+    wanted = _RESIDENT_PROGRAMS * _processors(device)
     splits = 1
     while splits < _MOST_SPLITS and programs * splits < wanted and steps >= 2 * splits * _FEWEST_STEPS:
         splits *= 2
     return splits
+
+
+def _processors(device: torch.device) -> int:
+    on_gpu = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else _HOPPER_PROCESSORS
 
 
 def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
@@ -190,6 +258,7 @@ def compiled_weight(weight: KernelWeight, dtype: torch.dtype) -> dict[str, Any]:
 
 def specialisations() -> Iterator[Specialisation]:
     """Yield the kernels for layers of Llama-3.1-8B and 70B, for few tokens and many."""
+    whole = []
     for model, outputs, inputs, bits, zeros, tokens, splits, dtype in [
         ("Llama-3.1-8B qkv", 6144, 4096, 4, False, 1, 4, torch.bfloat16),
         ("Llama-3.1-8B down", 4096, 14336, 4, True, 1, 4, torch.bfloat16),
@@ -208,3 +277,7 @@ def specialisations() -> Iterator[Specialisation]:
         kind = f"int{bits}{' with zeros' if zeros else ''} {TRITON_NAME[dtype]}, {batch} tokens, {splits} splits"
         ceiling = 80 if batch < 64 else 208
         yield Specialisation(f"packed_gemm {model} {kind}", _packed_gemm, launch, ceiling, ("wgmma", "cp.async"))
+        if tokens == 4096:
+            name = f"unpacked {model} int{bits}{' with zeros' if zeros else ''}"
+            whole.append(Specialisation(name, _unpacked, partial(unpacked, weight, dtype), 64, ("st.global",)))
+    yield from whole

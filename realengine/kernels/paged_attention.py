@@ -266,6 +266,7 @@ def attention_splits(
     fixed: bool,
     window: int = 0,
     tile: Tile = _SMALL_TILE,
+    few_parts: bool = True,
 ) -> Splits:
     """Divide the KV of tiles or of decode rows into enough parts to fill the GPU's `multiprocessors`.
 
@@ -276,6 +277,7 @@ def attention_splits(
             of tiles whole
         window: number of tokens that a query sees; 0 means all
         tile: settings that the tiles were made for
+        few_parts: False to cut tiles without regard to the time of the merge
     """
     if isinstance(work, int):
         tiles, units, members, tokens = None, work, heads // kv_heads, 1
@@ -285,7 +287,10 @@ def attention_splits(
         resident, fixed_splits = tile.resident, 1
     programs = max(1, resident * multiprocessors // kv_heads)
     most = fixed_splits if fixed else 0
-    return plan_splits(context, query_len, tiles, units, kv_heads, members, dim, programs, most, tokens, window)
+    return plan_splits(
+        context, query_len, tiles, units, kv_heads, members, dim, programs, most, tokens, window,
+        few_parts and tiles is not None,
+    )  # fmt: skip
 
 
 def tile_for(tokens: int, fixed: bool) -> Tile:

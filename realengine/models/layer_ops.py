@@ -82,6 +82,20 @@ class Routing(NamedTuple):
     shares: torch.Tensor
 
 
+class Scores(NamedTuple):
+    """What a router computes for `[T]` tokens, and the experts `own` of this rank.
+
+    Attributes:
+        logits: `[T, experts]`
+        bias: `[experts]` float32: scores are then sigmoids, and experts are chosen by score plus bias (DeepSeek-V3);
+            None: scores are softmaxes
+    """
+
+    logits: torch.Tensor
+    bias: torch.Tensor | None
+    own: range
+
+
 class LayerOps:
     """A reference, for any torch device, of a decoder layer's operations other than GEMMs and attention.
 
@@ -135,6 +149,36 @@ class LayerOps:
         """Return SwiGLU's product: `[T, 2 * n]` to `[T, n]`; if `fp8`, the result is an `Fp8Rows`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return Fp8Rows.from_tensor(silu(gate) * up) if fp8 else silu(gate) * up
+
+    def route(self, scores: Scores) -> tuple[torch.Tensor, Routing]:
+        """Return the experts `[T, k]` of each token, and the routing.
+
+        Mixtral's softmax over the best k experts equals the softmax over all experts, normalised to the best k.
+        """
+        spec, bias, logits = self._spec, scores.bias, scores.logits.float()
+        values = logits.softmax(-1) if bias is None else logits.sigmoid()
+        ranked = values if bias is None else values + bias
+        if spec.expert_groups:
+            ranked = self._within_groups(ranked, 1 if bias is None else 2)
+        chosen = ranked.topk(spec.experts_per_token).indices
+        shares = values.gather(1, chosen)
+        if spec.norm_topk_prob:
+            shares = shares / shares.sum(-1, keepdim=True)
+        ordered, choices = chosen.flatten().sort(stable=True)
+        bounds = torch.arange(scores.own.start, scores.own.stop + 1, device=logits.device)
+        offsets = torch.searchsorted(ordered, bounds, out_int32=True)
+        factor = spec.routed_scaling_factor
+        return chosen, Routing(choices, offsets, shares if factor == 1 else shares * factor)
+
+    def _within_groups(self, ranked: torch.Tensor, best_of: int) -> torch.Tensor:
+        """Set scores outside the best groups to -inf.
+
+        A group is ranked by the sum of its `best_of` best experts: two in DeepSeek-V3, one in V2.
+        """
+        groups = ranked.unflatten(1, (self._spec.expert_groups, -1))
+        best = groups.topk(best_of).values.sum(-1).topk(self._spec.groups_per_token).indices
+        outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter_(1, best, False)
+        return groups.masked_fill(outside[..., None], -torch.inf).flatten(1)
 
     def experts(self, x: torch.Tensor, gate_up: Any, down: Any, routing: Routing) -> torch.Tensor:
         """Return the weighted sum of the answers of each token's experts, by `routing`, for `x` `[T, hidden]`.

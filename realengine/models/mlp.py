@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import linear
 
 from realengine.devices.device import OpTimes
-from realengine.models.layer_ops import LayerOps, Routing
+from realengine.models.layer_ops import LayerOps, Routing, Scores
 from realengine.models.linear import Fp8Rows
 from realengine.models.weight_loader import WeightLoader
 from serving.deployments.model_spec import ModelSpec
@@ -34,44 +34,23 @@ _PARTS = ("gate", "up", "down")
 class Router:
     """The router of an MoE layer, whose weights have the name `gate`; `own` are the experts of this rank.
 
-    `chosen` `[T, k]` are the experts of each token of the last step.
+    `chosen` `[T, k]`, integers, are the experts of each token of the last step.
     """
 
     chosen: torch.Tensor
 
     def __init__(self, spec: ModelSpec, weights: WeightLoader, gate: str, own: range) -> None:
-        self._spec = spec
         self._weight = weights.unrounded(gate)
         self._bias = weights.take(f"{gate}.{BIAS}", torch.float32) if spec.router_bias else None
         if spec.router_bias:  # DeepSeek computes this whole router in float32
             self._weight = self._weight.float()
-        self._bounds = torch.arange(own.start, own.stop + 1, device=self._weight.device)
+        self._own = own
 
-    def __call__(self, x: torch.Tensor) -> Routing:
-        """Return the routing of `x` `[T, hidden]`.
-
-        Mixtral's softmax over the best k experts equals the softmax over all experts, normalised to the best k.
-        """
-        logits = linear(x.to(self._weight.dtype), self._weight).float()
-        scores = logits.softmax(-1) if self._bias is None else logits.sigmoid()
-        ranked = scores if self._bias is None else scores + self._bias
-        if self._spec.expert_groups:
-            ranked = self._within_groups(ranked)
-        self.chosen = ranked.topk(self._spec.experts_per_token).indices
-        shares = scores.gather(1, self.chosen)
-        if self._spec.norm_topk_prob:
-            shares = shares / shares.sum(-1, keepdim=True)
-        ordered, choices = self.chosen.flatten().sort(stable=True)
-        offsets = torch.searchsorted(ordered, self._bounds, out_int32=True)
-        factor = self._spec.routed_scaling_factor
-        return Routing(choices, offsets, shares if factor == 1 else shares * factor)
-
-    def _within_groups(self, ranked: torch.Tensor) -> torch.Tensor:
-        """Set scores outside the best groups to -inf; V3 ranks a group by its two best experts, V2 by its best one."""
-        groups = ranked.unflatten(1, (self._spec.expert_groups, -1))
-        best = groups.topk(1 if self._bias is None else 2).values.sum(-1).topk(self._spec.groups_per_token).indices
-        outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter_(1, best, False)
-        return groups.masked_fill(outside[..., None], -torch.inf).flatten(1)
+    def __call__(self, x: torch.Tensor, ops: LayerOps) -> Routing:
+        """Return the routing of `x` `[T, hidden]`."""
+        logits = linear(x.to(self._weight.dtype), self._weight)
+        self.chosen, routing = ops.route(Scores(logits, self._bias, self._own))
+        return routing
 
 
 class MixtureNames(NamedTuple):
@@ -161,7 +140,7 @@ class Mixture:
     def __call__(self, x: torch.Tensor, ops: LayerOps, times: OpTimes) -> torch.Tensor:
         """Return the MoE output for `x`, both `[T, hidden]`."""
         with times("router"):
-            routing = self._route(x)
+            routing = self._route(x, ops)
         with times("experts"):
             out = ops.experts(x, self._gate_up, self._down, routing)
         if self._shared is None:

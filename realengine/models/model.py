@@ -178,7 +178,7 @@ class Model:
         """Count tokens by layer and expert into `counts`; `counted` `[T]` is True for tokens that count."""
         chosen = torch.stack([layer.mlp.chosen.flatten() for layer in self._layers if isinstance(layer.mlp, Mixture)])
         ones = counted.int().repeat_interleave(self.spec.experts_per_token).expand_as(chosen)
-        counts.zero_().scatter_add_(1, chosen, ones)
+        counts.zero_().scatter_add_(1, chosen.long(), ones)
 
 
 def _share_of_head(head: torch.Tensor, collective: Collective) -> torch.Tensor:

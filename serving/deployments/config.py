@@ -387,8 +387,8 @@ class Deployment(TerseSettings):
     attention: str = Field(
         "auto",
         description="attention backend of the real engine: torch, triton, hybrid, auto (triton on CUDA, else torch), "
-        "unfused (writes scores to memory; can also be simulated), the name of an installed backend, "
-        "path/to/file.py:Class or package.module:Class",
+        "varlen (torch's FlashAttention), flash-attn, flashinfer, unfused (writes scores to memory; can also be "
+        "simulated), the name of an installed backend, path/to/file.py:Class or package.module:Class",
     )
     quantization: Literal["none", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int8"] = Field(
         "none",

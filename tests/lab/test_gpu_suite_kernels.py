@@ -18,6 +18,7 @@ import torch
 
 from lab.gpu_suite.attention_operations import attention, rope_store
 from lab.gpu_suite.ceilings import ceilings
+from lab.gpu_suite.compare import comparisons, ways
 from lab.gpu_suite.correctness import check_case, checks
 from lab.gpu_suite.kernel_grid import GRID_COLUMNS, Point, grid, measured, points, uneven, write_grid
 from lab.gpu_suite.operations import (
@@ -35,7 +36,7 @@ from lab.gpu_suite.operations import (
     packed_gemm,
     silu_mul,
 )
-from lab.gpu_suite.page import decode_shares
+from lab.gpu_suite.page import decode_shares, page
 from lab.gpu_suite.references import distance_from_draw, relative_error
 from lab.gpu_suite.timing import CpuBench, CudaBench, Timing, find_bench, input_sets
 from realengine.kernels.launches import Shape
@@ -47,7 +48,7 @@ CPU = torch.device("cpu")
 ON = On(CPU, "torch")
 CEILINGS = {"copy_bytes_per_s": 2e9, "gemm_flops_per_s": 1e9, "fp8_gemm_flops_per_s": 4e9}
 KERNELS = {"paged_decode", "paged_prefill", "rope_store", "add_rms_norm", "silu_mul", "grouped_gemm", "packed_gemm",
-           "argmax", "draw", "token_mask"}  # fmt: skip
+           "router", "argmax", "draw", "token_mask"}  # fmt: skip
 
 
 # Timing
@@ -196,6 +197,19 @@ def test_distance_from_a_draw() -> None:
 
 
 # The grid
+
+
+def test_ways_of_an_operation_cost_the_same_and_a_missing_library_is_a_row() -> None:
+    costs: dict[str, set[Cost]] = {}
+    for way in ways(torch.device("meta"), dry_run=False):
+        costs.setdefault(way.what, set()).add(way.operation().cost)
+    assert len(costs) == 7 + 4 + 3 + 2 and all(len(cost) == 1 for cost in costs.values())
+    rows = [row for unit in comparisons(CpuBench(), CPU, dry_run=True)[:4] for row in unit()]
+    assert [row["way"] for row in rows] == ["torch", "varlen", "flash-attn", "flashinfer"]
+    assert rows[0]["median_ns"] > 0 and rows[0]["why"] is None
+    assert all(row["median_ns"] is None and row["why"] for row in rows[1:])
+    shown = page({"environment": {"gpu": "X"}, "compare": [rows[0] | {"median_ns": 5e3}, rows[1] | {"median_ns": 4e3}]})
+    assert "| attention: decode | varlen | 4 | 0.8 |" in shown
 
 
 def test_the_grid_in_miniature_goes_to_parquet(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The attention kernels in Triton's interpreter, against float64; `interpreted.py` runs these checks."""
 
+import math
 import random
 from typing import NamedTuple
 
@@ -236,12 +237,12 @@ def windows(
 
 
 @examples(0.8)
-@given(st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16))
-def splits(contexts: list[int], programs: int, most: int) -> None:
+@given(st.lists(st.integers(0, 20_000), min_size=1, max_size=40), st.integers(1, 60), st.integers(0, 16), st.booleans())
+def splits(contexts: list[int], programs: int, most: int, few: bool) -> None:
     """Every step of 64 tokens is in one part; no part is empty or longer than it must be, and all parts fit in."""
     context = torch.tensor(contexts, dtype=torch.int32)
     alive = (context > 0).int()
-    made = plan_splits(context, alive, None, len(contexts), 2, 1, 64, programs, most, 1)
+    made = plan_splits(context, alive, None, len(contexts), 2, 1, 64, programs, most, 1, few_parts=few)
     items = [tuple(item) for item in made.items.tolist() if item[0] >= 0]
     steps = [-(-tokens // 64) for tokens in contexts]
     counts = {unit: parts for unit, _, parts, _ in items}
@@ -260,7 +261,9 @@ def splits(contexts: list[int], programs: int, most: int) -> None:
         fitting = max(programs, len(counts) + programs // 2)
         longest = max(-(-steps[unit] // parts) for unit, parts in counts.items())
         assert len(items) <= fitting
-        assert longest == 1 or sum(-(-length // (longest - 1)) for length in steps) > fitting, "it could be shorter"
+        least = math.ceil(math.sqrt(max(steps) / 2)) if few else 1
+        assert longest >= -(-max(steps) // -(-max(steps) // least))
+        assert longest <= least or sum(-(-length // (longest - 1)) for length in steps) > fitting, "it could be shorter"
 
 
 def one_long_row() -> None:
@@ -278,8 +281,20 @@ def a_chunk_over_past() -> None:
     made = attention_splits(context, length, (row, first), 32, 8, 128, 132, False)
     programs = 8 * int((made.items[:, 0] >= 0).sum())
     assert 0.9 * 2 * 132 <= programs <= 2 * 132
+    all_parts = attention_splits(context, length, (row, first), 32, 8, 128, 132, False, few_parts=False)
+    used = made.items[:, 0] >= 0
+    assert torch.equal(made.items[used], all_parts.items[used])
     whole = attention_splits(context, length, (row, first), 32, 8, 128, 132, True)
     assert 8 * int((whole.items[:, 0] >= 0).sum()) == 32
+
+
+def a_draft_over_past() -> None:
+    """Drafts of one request over 2k cached tokens, 33 steps: 33 parts of a step would be merged one after the other."""
+    context, length = torch.tensor([2053], dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
+    row, first = (torch.from_numpy(tile) for tile in make_tiles([(0, 5, 2053)], tile_tokens(SMALL, 32, 8)))
+    for few, parts in ((True, 7), (False, 33)):
+        made = attention_splits(context, length, (row, first), 32, 8, 128, 132, False, few_parts=few)
+        assert int((made.items[:, 0] >= 0).sum()) == parts
 
 
 def invariance() -> None:
@@ -300,4 +315,4 @@ def invariance() -> None:
         assert torch.equal(out, whole[chosen]), chosen
 
 
-CHECKS = (decode, prefill, windows, splits, one_long_row, a_chunk_over_past, invariance)
+CHECKS = (decode, prefill, windows, splits, one_long_row, a_chunk_over_past, a_draft_over_past, invariance)

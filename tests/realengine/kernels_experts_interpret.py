@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from realengine.kernels.router import Rules, route
 from realengine.models.layer_ops import Routing
 from realengine.models.linear import Fp8Weight, PackedWeight, StoredWeight, pack
 from realengine.models.triton_ops import TritonOps
@@ -34,18 +35,19 @@ def layer(kind: str, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Sto
 def experts() -> None:
     """Sizes that no tile divides; experts with no tokens, with many, or of another rank; every way to store weights."""
     torch.manual_seed(0)
-    ops = TritonOps(RANDOM["mixtral"])
     for tokens, topk, count, own, hidden, inner, dtype, kind in [
         (5, 2, 4, range(4), 96, 80, F32, "floats"),
         (1, 3, 8, range(8), 64, 48, BF16, "floats"),
         (150, 2, 3, range(3), 72, 100, F16, "floats"),
         (40, 4, 12, range(3, 6), 64, 64, F32, "floats"),
+        (4, 2, 3, range(3), 32, 16, BF16, "floats"),
         (5, 2, 3, range(1, 3), 72, 80, F32, "fp8"),
         (3, 2, 2, range(2), 192, 256, F32, "fp8 by block"),
         (5, 2, 4, range(1, 4), 72, 80, F32, "int4"),
         (33, 2, 2, range(2), 48, 40, F16, "int4 with zeros"),
         (2, 1, 3, range(3), 40, 48, BF16, "int8"),
     ]:
+        ops = TritonOps(RANDOM["mixtral"].model_copy(update={"num_experts": count}))
         x = torch.randn(tokens, hidden).to(dtype)
         gate_up, down = ([layer(kind, *shape, dtype) for _ in own] for shape in ((2 * inner, hidden), (hidden, inner)))
         shares, chosen = torch.randn(tokens, count).softmax(-1).topk(topk)
@@ -53,7 +55,8 @@ def experts() -> None:
         ordered, choices = chosen.flatten().sort(stable=True)
         bounds = torch.searchsorted(ordered, torch.arange(own.start, own.stop + 1), out_int32=True)
         weights = (ops.expert_weights((stored for stored, _ in layers), len(own), dtype) for layers in (gate_up, down))
-        out = ops.experts(x, *weights, Routing(choices, bounds, shares))
+        matrices, routing = list(weights), Routing(choices, bounds, shares)
+        out = ops.experts(x, *matrices, routing)
         expected = torch.zeros(tokens, hidden, dtype=torch.float64)
         for token in range(tokens):
             for share, expert in zip(shares[token].double(), chosen[token].tolist(), strict=True):
@@ -62,6 +65,42 @@ def experts() -> None:
                     gate, up = (wide @ x[token].double()).chunk(2)
                     expected[token] += share * (narrow @ (gate / (1 + (-gate).exp()) * up))
         close(out, expected, dtype, f"experts {tokens} x {topk} of {count}, {dtype}, {kind}")
+        ops.grouped_from = 0  # torch's grouped GEMM, where it can
+        if kind == "floats" and len(own) == count and dtype == BF16:
+            close(ops.experts(x, *matrices, routing), expected, dtype, f"by grouped_mm, {dtype}")
+        else:
+            assert torch.equal(ops.experts(x, *matrices, routing), out)
 
 
-CHECKS = (experts,)
+def routes() -> None:
+    """Softmax and sigmoid with a bias; every expert's choices in order; a rank with some of the experts; equal scores;
+    more choices than a program reads at once."""
+    torch.manual_seed(1)
+    for tokens, count, topk, own, biased, normed, factor, dtype in [
+        (1, 8, 2, range(8), False, True, 1.0, BF16),
+        (5, 60, 4, range(60), False, False, 1.0, F32),
+        (7, 128, 6, range(32, 64), True, True, 2.5, F32),
+        (130, 16, 8, range(4, 16), False, True, 1.0, F16),
+    ]:
+        logits = (torch.randn(tokens, count) * 2).to(dtype)
+        logits[0, 1] = logits[0, 2]
+        bias = torch.randn(count) if biased else None
+        rules = Rules(topk, normed, factor)
+        chosen, shares, choices, offsets = route(logits, bias, rules, own)
+        wide = logits.double()
+        scores = wide.sigmoid() if biased else wide.softmax(-1)
+        ranked = scores + bias if biased else scores
+        best = ranked.sort(dim=-1, descending=True, stable=True)
+        # where the scores of the last expert and of the next differ by less than float32 knows, either is right
+        clear = best.values[:, topk - 1] - best.values[:, topk] > 1e-6
+        assert torch.equal(chosen[clear].sort(-1).values, best.indices[clear, :topk].sort(-1).values.int())
+        wanted = scores.gather(1, chosen.long())
+        wanted = factor * (wanted / wanted.sum(-1, keepdim=True) if normed else wanted)
+        close(shares, wanted, F32, f"shares of {tokens} x {topk} of {count}")
+        ordered, places = chosen.flatten().sort(stable=True)
+        assert torch.equal(choices, places)
+        bounds = torch.searchsorted(ordered, torch.arange(own.start, own.stop + 1), out_int32=True)
+        assert torch.equal(offsets, bounds)
+
+
+CHECKS = (experts, routes)
