@@ -14,6 +14,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import random
 import sys
 import tempfile
 import types
@@ -117,7 +118,8 @@ configuration_auto._LazyConfigMapping.register = lambda self, key, value, **_: _
 import sglang  # noqa: E402
 import torch  # noqa: E402
 from sglang.srt.disaggregation.utils import DisaggregationMode  # noqa: E402
-from sglang.srt.managers import schedule_batch, scheduler  # noqa: E402
+from sglang.srt.managers import schedule_batch, schedule_policy, scheduler  # noqa: E402
+from sglang.srt.managers.io_struct import AbortReq  # noqa: E402
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch  # noqa: E402
 from sglang.srt.managers.schedule_policy import SchedulePolicy  # noqa: E402
 from sglang.srt.managers.scheduler_components.batch_result_processor import (  # noqa: E402
@@ -208,12 +210,14 @@ class _Scheduler(scheduler.Scheduler):
             "scheduler_recv_interval": config.get("scheduler_recv_interval", 1),
             "schedule_low_priority_values_first": True,
             "enable_priority_scheduling": config.get("policy", "fcfs") == "priority",
+            "priority_scheduling_preemption_threshold": config.get("priority_scheduling_preemption_threshold") or 0,
         }
         known = {name: value for name, value in settings.items() if name in get_schedule()}
         get_context().override("scenario", **known, pp_max_micro_batch_size=requests)
         for name, value in settings.items():
             setattr(self, name, value)
         self.retracted: list[str] = []
+        self.hung_up: set[str] = set()
         self.page_size = page
         self.enable_overlap = config.get("async_scheduling", False)
         self.max_running_requests = requests
@@ -243,7 +247,7 @@ class _Scheduler(scheduler.Scheduler):
         self.policy = SchedulePolicy(
             self.schedule_policy, self.tree_cache, False, self.enable_priority_scheduling, True
         )
-        self.enable_priority_preemption = False
+        self.enable_priority_preemption = config.get("priority_scheduling_preemption_threshold") is not None
         self.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
         self.recv_skipper = SchedulerRecvSkipper.maybe_create()
         self.is_mixed_chunk = chunk is not None and settings["enable_mixed_chunk"]
@@ -294,12 +298,11 @@ class _Scheduler(scheduler.Scheduler):
             self.__dict__[name] = False
         for name in (
             "dllm_config", "prefill_delayer", "min_free_slots_delayer", "dynamic_chunk_sizer", "truncation_align_size",
-            "hisparse_coordinator", "decode_offload_manager", "lora_drainer",
+            "hisparse_coordinator", "decode_offload_manager", "lora_drainer", "mm_receiver",
         ):  # fmt: skip
             self.__dict__[name] = None
         self._prefill_decode_interval_remaining = self.prefill_decode_interval = 0
-        self.priority_scheduling_preemption_threshold = 0
-        self.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
+        self.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False, abort_requests=lambda _: None)
         self.beam_coordinator = SimpleNamespace(pending_member_rows=lambda _: 0, retire_group=lambda _: None)
         runner = SimpleNamespace(attn_backend=SimpleNamespace(), prefill_aware_swa=False)
         self.tp_worker = SimpleNamespace(model_runner=runner)
@@ -312,16 +315,32 @@ class _Scheduler(scheduler.Scheduler):
         self.scheduler_stage_metrics = None
 
     def send_abort_output(self, abort_req: Any, req: Req) -> None:
-        raise RuntimeError(f"SGLang aborts request {req.rid}, because it does not fit beside nothing else")
+        if req.rid not in self.hung_up:
+            raise RuntimeError(f"SGLang aborts request {req.rid}, because it does not fit beside nothing else")
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        if is_retracted:
-            self.retracted.append(req.rid)
+        if req.is_retracted:  # or preempted
+            self.retracted.append(_id(req))
         super()._add_request_to_queue(req, is_retracted)
 
     @property
     def is_idle(self) -> bool:
         return not self.waiting_queue and self.running_batch.is_empty() and self.chunked_req is None
+
+
+def _id(request: Req) -> str:
+    """Return the request's id in the recording. SGLang aborts all requests whose ids begin alike, so it pads its own."""
+    return str(int(request.rid))
+
+
+class _Ordered(dict[Any, None]):
+    """A set in order of insertion: SGLang puts preempted requests into the queue in an order of memory addresses."""
+
+    def __init__(self, items: Any = ()) -> None:
+        super().__init__(dict.fromkeys(items))
+
+    def add(self, item: Any) -> None:
+        self[item] = None
 
 
 class _Run:
@@ -331,13 +350,17 @@ class _Run:
         self._cost = scenario["cost"]
         self._scheduler = _Scheduler(scenario["config"])
         self._overlaps = self._scheduler.enable_overlap
+        random.seed(scenario["config"].get("schedule_seed", 0))
         requests = sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"]))
-        self._to_come = deque(requests)
-        self._wanted = {str(request["id"]): request["output_len"] for request in requests}
-        self._requests: dict[str, Req] = {}
+        events = [(request["arrival_ns"], self._add, request) for request in requests]
+        events += [(request["abort_ns"], self._abort, request) for request in requests if "abort_ns" in request]
+        self._to_come = deque(sorted(events, key=lambda event: event[0]))
+        self._gone_ns = {request["id"]: request["abort_ns"] for request in requests if "abort_ns" in request}
+        self._requests: dict[int, Req] = {}
         self._first_token: dict[str, int] = {}  # by segment name
-        self._first_ns: dict[str, int] = {}
-        self._finish_ns: dict[str, int] = {}
+        self._token_ns: dict[int, list[int]] = {request["id"]: [] for request in requests}
+        self._admitted_ns: dict[int, int] = {}
+        self._finish_ns: dict[int, int] = {}
         self._in_flight: deque[tuple[ScheduleBatch, int]] = deque()
         self._now = 0
         self._free_ns = 0  # time when the device has finished all its steps
@@ -345,16 +368,19 @@ class _Run:
         self.steps: list[_Config] = []
 
     def results(self) -> list[_Config]:
-        return [
-            {
-                "id": int(id),
-                "first_token_ns": self._first_ns[id],
-                "finish_ns": self._finish_ns[id],
-                "prefix_hit_tokens": request.cached_tokens,
-                "tokens": len(request.output_ids),
-            }
-            for id, request in self._requests.items()
-        ]
+        return [self._result(id, request) for id, request in self._requests.items()]
+
+    def _result(self, id: int, request: Req) -> _Config:
+        """Return the result of a request: what its client got, if that hung up."""
+        gone_ns = self._gone_ns.get(id, 1 << 62)
+        token_ns = [at_ns for at_ns in self._token_ns[id] if at_ns <= gone_ns]
+        return {
+            "id": id,
+            "first_token_ns": token_ns[0] if token_ns else None,
+            "finish_ns": min(self._finish_ns.get(id, gone_ns), gone_ns),
+            "prefix_hit_tokens": request.cached_tokens if self._admitted_ns.get(id, gone_ns) < gone_ns else 0,
+            "tokens": len(token_ns),
+        }
 
     def advance(self) -> bool:
         """Run the loop once; return False at the end. Raises RuntimeError if SGLang is stuck."""
@@ -370,8 +396,7 @@ class _Run:
             self._launch(batch)
             if not self._overlaps:
                 self._take_in()
-        elif own.retracted:
-            raise RuntimeError("a step that only retracts")
+        own.retracted.clear()  # a plan that only retracts is no step
         if self._overlaps and before:
             self._take_in()
         elif not batch and not self._rest():
@@ -391,8 +416,8 @@ class _Run:
                 raise RuntimeError(f"{len(self._scheduler.waiting_queue)} requests wait for ever")
             return False
         skipper = self._scheduler.recv_skipper
-        if skipper is None or self._to_come[0]["arrival_ns"] > self._now:
-            self._now = max(self._now, self._to_come[0]["arrival_ns"])
+        if skipper is None or self._to_come[0][0] > self._now:
+            self._now = max(self._now, self._to_come[0][0])
             if skipper is not None:  # it looked for requests all the time
                 skipper._counter = skipper._threshold
         return True
@@ -402,29 +427,37 @@ class _Run:
         return list(range(base, base + count))
 
     def _arrive(self) -> None:
-        while self._to_come and self._to_come[0]["arrival_ns"] <= self._now:
-            given = self._to_come.popleft()
-            ids = [token for segment, count in given["prompt"] for token in self._tokens(segment, 0, count)]
-            most = given.get("max_tokens", given["output_len"])
-            last = self._tokens(f"out:{given['id']}", given["output_len"] - 1, 1)
-            limits = SamplingParams(
-                max_new_tokens=most,
-                stop_token_ids=last if most > given["output_len"] else None,
-                ignore_eos="max_tokens" not in given,  # a stated length, as benchmarks ask for
-            )
-            limits.normalize(None)
-            request = Req(
-                str(given["id"]),
-                "",
-                array("q", ids),
-                limits,
-                vocab_size=_VOCABULARY,
-                priority=given.get("priority", 0) if self._scheduler.enable_priority_scheduling else None,
-            )
-            request.tokenizer = None
-            self._requests[request.rid] = request
-            self._scheduler.init_req_max_new_tokens(request)  # type: ignore[operator]
-            self._scheduler._add_request_to_queue(request)
+        while self._to_come and self._to_come[0][0] <= self._now:
+            _, happen, given = self._to_come.popleft()
+            happen(given)
+
+    def _abort(self, given: _Config) -> None:
+        rid = f"{given['id']:09}"
+        self._scheduler.hung_up.add(rid)
+        self._scheduler.abort_request(AbortReq(rid=rid))
+
+    def _add(self, given: _Config) -> None:
+        ids = [token for segment, count in given["prompt"] for token in self._tokens(segment, 0, count)]
+        most = given.get("max_tokens", given["output_len"])
+        last = self._tokens(f"out:{given['id']}", given["output_len"] - 1, 1)
+        limits = SamplingParams(
+            max_new_tokens=most,
+            stop_token_ids=last if most > given["output_len"] else None,
+            ignore_eos="max_tokens" not in given,  # a stated length, as benchmarks ask for
+        )
+        limits.normalize(None)
+        request = Req(
+            f"{given['id']:09}",
+            "",
+            array("q", ids),
+            limits,
+            vocab_size=_VOCABULARY,
+            priority=given.get("priority", 0) if self._scheduler.enable_priority_scheduling else None,
+        )
+        request.tokenizer = None
+        self._requests[given["id"]] = request
+        self._scheduler.init_req_max_new_tokens(request)  # type: ignore[operator]
+        self._scheduler._add_request_to_queue(request)
 
     def _launch(self, batch: ScheduleBatch) -> None:
         own = self._scheduler
@@ -432,7 +465,9 @@ class _Run:
             starts, tokens = (batch.seq_lens_cpu - 1).tolist(), [1] * batch.batch_size()
         else:
             starts, tokens = batch.prefix_lens, batch.extend_lens
-        rows = {request.rid: count for request, count in zip(batch.reqs, tokens, strict=True)}
+        rows = {_id(request): count for request, count in zip(batch.reqs, tokens, strict=True)}
+        for request in batch.reqs:
+            self._admitted_ns.setdefault(int(request.rid), self._now)
         pairs = sum(n * (2 * start + n + 1) // 2 for start, n in zip(starts, tokens, strict=True))
         cost = self._cost
         dt = cost["base_ns"] + cost["per_token_ns"] * sum(tokens) + cost["per_pair_ps"] * pairs // 1000
@@ -452,7 +487,7 @@ class _Run:
         batch, end = self._in_flight.popleft()
         self._scheduler.result_queue.popleft()
         self._now = max(self._now, end)
-        ids = [self._tokens(f"out:{request.rid}", len(request.output_ids), 1)[0] for request in batch.reqs]
+        ids = [self._tokens(f"out:{_id(request)}", len(request.output_ids), 1)[0] for request in batch.reqs]
         result = GenerationBatchResult(next_token_ids=torch.tensor(ids, dtype=torch.int64))
         processor = self._scheduler.batch_result_processor
         if batch.forward_mode.is_decode():
@@ -461,10 +496,10 @@ class _Run:
             batch.prefill_stats = None
             processor.process_batch_result_prefill(batch, result)
         for request in batch.reqs:
-            if request.output_ids:
-                self._first_ns.setdefault(request.rid, end)
+            token_ns = self._token_ns[int(request.rid)]
+            token_ns += [end] * (len(request.output_ids) - len(token_ns))
             if request.finished():
-                self._finish_ns.setdefault(request.rid, end)
+                self._finish_ns.setdefault(int(request.rid), end)
 
 
 def record(scenario: _Config, most_steps: int = 100_000) -> _Config:
@@ -487,6 +522,7 @@ def prepare(folder: str) -> None:
         disable_radix_cache=False,
     )
     publish(arguments, role="scheduler")
+    schedule_policy.set = _Ordered
     schedule_batch.SamplingBatchInfo.from_schedule_batch = lambda *_: _NoSampling()
     scheduler.PrefillStats.from_adder = lambda *_, **__: None
 

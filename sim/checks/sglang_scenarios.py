@@ -16,6 +16,9 @@ FAMILIES = (
     "mixed chunks",
     "long",
     "other orders",
+    "preemption",
+    "random order",
+    "aborts",
 )
 
 
@@ -63,6 +66,22 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         config["schedule_policy"] = chance.choice(["lof", "dfs-weight", "fcfs"])
         config["policy"] = "priority" if config["schedule_policy"] != "dfs-weight" and chance.random() < 0.5 else "fcfs"
         config["scheduler_recv_interval"] = chance.choice([1, 2, 5, 9])
+    if family == "preemption":
+        config |= {"policy": "priority", "schedule_policy": chance.choice(["fcfs", "fcfs", "lof"])}
+        config["priority_scheduling_preemption_threshold"] = chance.choice([0, 0, 1, 3])
+        config["max_num_seqs"] = chance.choice([1, 2, 3, 4])
+        config["enable_mixed_chunk"] = chunked and chance.random() < 0.3
+        for request in requests:
+            request["priority"] = chance.randint(0, 9)
+    if family == "random order":
+        config |= {"schedule_policy": "random", "schedule_seed": seed, "max_num_seqs": chance.choice([1, 2, 4])}
+    if family == "aborts":
+        config["scheduler_recv_interval"] = chance.choice([1, 1, 1, 3, 9])
+        config["max_num_seqs"] = chance.choice([1, 2, 4, 16])
+        config["enable_mixed_chunk"] = chunked and chance.random() < 0.3
+        for request in requests:
+            if chance.random() < 0.4:
+                request["abort_ns"] = request["arrival_ns"] + chance.choice([1, 900, 2500, 9000, 40000, 120_000])
     assert given["policy"] == "fcfs"
     return {"name": f"{family} {seed}", "config": config, "cost": COST, "requests": requests}
 
