@@ -58,9 +58,8 @@ def verify_step(
             continue
         chosen = rejected.get(index) or [(tokens[sample], logprobs[sample]) for sample in drawn]
         count, stops = verify(sequence, drafts, chosen)
-        if request.ended:  # an aborted request that the policy keeps for one more step
-            continue
-        step.sampled.extend([request] * (1 + count))
+        if not request.ended:  # an aborted request that the policy keeps for one more step gets no tokens
+            step.sampled.extend([request] * (1 + count))
         if drafts:
             step.accepted[request.id] = count
         if stops:

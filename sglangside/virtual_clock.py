@@ -5,7 +5,8 @@ model and no GPU is used: packages that only compute are replaced by empty ones 
 radix cache, allocator, batches and result processor, but no worker. The loops below are those of `event_loop_normal`
 and `event_loop_overlap`, with a clock instead of a device. Planning takes no time, and a step takes the time of the
 integer `cost`. Scenarios and recordings have the format of `vllmside/virtual_clock.py`; settings of `config` have our
-names (docs/policies.md gives SGLang's). A recording of a scenario that SGLang refuses or does not end has its error in
+names (docs/policies.md gives SGLang's). A request with `n` answers is sent as SGLang's front end does: a request without
+output computes the prompt, and its end brings `n` requests, which the recording has instead. A recording of a scenario that SGLang refuses or does not end has its error in
 `stuck` instead of steps.
 """
 
@@ -20,6 +21,7 @@ import tempfile
 import types
 from array import array
 from collections import deque
+from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -128,6 +130,7 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import (  #
 from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker  # noqa: E402
 from sglang.srt.managers.scheduler_components.recv_skipper import SchedulerRecvSkipper  # noqa: E402
 from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
+from sglang.srt.mem_cache import allocation  # noqa: E402
 from sglang.srt.mem_cache.allocator import paged  # noqa: E402
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator  # noqa: E402
@@ -149,6 +152,10 @@ _MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
 _MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1000}
 _MODEL |= {"max_position_embeddings": 262144, "torch_dtype": "float16", "rms_norm_eps": 1e-5}
 _VOCABULARY = 1 << 60  # so that no token is outside of it
+
+
+# SGLang's names of methods that draft. It verifies all draft tokens of a request in each of its decode steps.
+_ALGORITHMS = {"eagle": "EAGLE", "mtp": "EAGLE", "draft_model": "STANDALONE", "ngram": "NGRAM"}
 
 
 class _NoSampling:
@@ -186,6 +193,14 @@ def _decode(ends: Any, last: Any, free: Any, out: Any, _: int, page: int) -> Non
     out[new] = torch.cat([free, more])[: int(new.sum())] * page
 
 
+def _assign(rows: Any, table: Any, starts: Any, ends: Any, slots: Any, count: int) -> None:
+    """Write the new slots of each request into its row of the table."""
+    at = 0
+    for row, start, end in zip(rows[:count].tolist(), starts.tolist(), ends.tolist(), strict=True):
+        table[row, start:end] = slots[at : at + end - start]
+        at += end - start
+
+
 class _Scheduler(scheduler.Scheduler):
     """SGLang's scheduler with the state that it needs to decide, and nothing else."""
 
@@ -199,6 +214,9 @@ class _Scheduler(scheduler.Scheduler):
         page, pages = config["block_size"], config["num_blocks"] - 1
         tokens, requests = pages * page, config["max_num_seqs"]
         longest = config["max_model_len"] + 2  # SGLang ends an answer two tokens before the end of its context
+        drafts = config.get("speculative") or {}
+        self.draft_tokens = drafts.get("num_speculative_tokens", 0)
+        algorithm = _ALGORITHMS[drafts["method"]] if drafts else None
         chunk = config["max_num_batched_tokens"] if config.get("enable_chunked_prefill", True) else None
         settings = {
             "schedule_policy": config.get("schedule_policy", "fcfs"),
@@ -213,6 +231,10 @@ class _Scheduler(scheduler.Scheduler):
             "priority_scheduling_preemption_threshold": config.get("priority_scheduling_preemption_threshold") or 0,
         }
         known = {name: value for name, value in settings.items() if name in get_schedule()}
+        known["speculative_algorithm"] = algorithm
+        known["speculative_num_steps"] = self.draft_tokens or None
+        known["speculative_eagle_topk"] = 1 if drafts else None
+        known["speculative_num_draft_tokens"] = 1 + self.draft_tokens if drafts else None
         get_context().override("scenario", **known, pp_max_micro_batch_size=requests)
         for name, value in settings.items():
             setattr(self, name, value)
@@ -225,7 +247,7 @@ class _Scheduler(scheduler.Scheduler):
         self.max_req_len = min(longest - 1, tokens - 1)
         self.max_new_tokens_limit = self.sliding_window_size = self.max_queued_requests = None
         self.kv_shard_widening = 1
-        pool = ReqToTokenPool(requests, longest + 4, "cpu", False)
+        pool = ReqToTokenPool(requests, longest + 4 + 2 * (1 + self.draft_tokens) + page, "cpu", False)
         if page == 1:
             allocator = TokenToKVPoolAllocator(tokens, torch.float16, "cpu", None, False)
         else:
@@ -234,13 +256,16 @@ class _Scheduler(scheduler.Scheduler):
             if not hasattr(paged, "alloc_decode_naive"):
                 paged.alloc_extend_kernel, paged.alloc_decode_kernel = _Kernel(_extend), _Kernel(_decode)
         caching = config.get("enable_prefix_caching", True)
-        given = CacheInitParams(not caching, pool, allocator, page, tree_components=(ComponentType.FULL,))
+        self.spec_algorithm = SpeculativeAlgorithm.from_string(algorithm)
+        eagle = self.spec_algorithm.is_eagle()
+        given = CacheInitParams(
+            not caching, pool, allocator, page, is_eagle=eagle, tree_components=(ComponentType.FULL,)
+        )
         self.req_to_token_pool, self.token_to_kv_pool_allocator = pool, allocator
         self.tree_cache = ChunkCache(given) if ChunkCache and chunk and not caching else UnifiedRadixCache(given)
         self.model_config = SimpleNamespace(
             vocab_size=_VOCABULARY, is_encoder_decoder=False, self_opened_think_start_ids=None, think_end_ids=None
         )
-        self.spec_algorithm = SpeculativeAlgorithm.from_string(None)
         self.disaggregation_mode = DisaggregationMode.NULL
         self._without_other_features()
         self._without_batches()
@@ -270,9 +295,10 @@ class _Scheduler(scheduler.Scheduler):
                 report_decode_stats=nothing,
                 report_prefill_stats=nothing,
                 update_spec_metrics=nothing,
+                snapshot_spec_decode_metrics=nothing,
             ),
             draft_worker=None,
-            model_worker=SimpleNamespace(),
+            model_worker=SimpleNamespace(on_verify_complete_cpu=nothing),
             logprob_result_processor=nothing,
             output_streamer=nothing,
             beam_coordinator=nothing,
@@ -348,17 +374,21 @@ class _Run:
 
     def __init__(self, scenario: _Config) -> None:
         self._cost = scenario["cost"]
+        self._drafting = scenario["config"].get("speculative") or {}
         self._scheduler = _Scheduler(scenario["config"])
         self._overlaps = self._scheduler.enable_overlap
         random.seed(scenario["config"].get("schedule_seed", 0))
-        requests = sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"]))
-        events = [(request["arrival_ns"], self._add, request) for request in requests]
-        events += [(request["abort_ns"], self._abort, request) for request in requests if "abort_ns" in request]
-        self._to_come = deque(sorted(events, key=lambda event: event[0]))
+        requests = scenario["requests"]
+        self._to_come: list[tuple[int, Any, _Config]] = []  # times, what happens then, and the request
+        self._expect([(request["arrival_ns"], self._add, request) for request in requests])
+        self._expect([(one["abort_ns"], self._abort, one) for one in requests if "abort_ns" in one])
+        self.sent: list[_Config] = []
+        self._answers: dict[int, list[_Config]] = {}  # by id of the request that computes their prompt
+        self._next_id = max(request["id"] for request in requests) + 1
         self._gone_ns = {request["id"]: request["abort_ns"] for request in requests if "abort_ns" in request}
         self._requests: dict[int, Req] = {}
         self._first_token: dict[str, int] = {}  # by segment name
-        self._token_ns: dict[int, list[int]] = {request["id"]: [] for request in requests}
+        self._token_ns: dict[int, list[int]] = {}
         self._admitted_ns: dict[int, int] = {}
         self._finish_ns: dict[int, int] = {}
         self._in_flight: deque[tuple[ScheduleBatch, int]] = deque()
@@ -366,6 +396,11 @@ class _Run:
         self._free_ns = 0  # time when the device has finished all its steps
         self._vain = False  # the last turn planned no step, though requests wait
         self.steps: list[_Config] = []
+
+    def _expect(self, events: list[tuple[int, Any, _Config]]) -> None:
+        """Note what will happen. Of events at one time, requests come first, in the order of their ids."""
+        self._to_come += events
+        self._to_come.sort(key=lambda event: (event[0], event[1] == self._abort, event[2]["id"]))
 
     def results(self) -> list[_Config]:
         return [self._result(id, request) for id, request in self._requests.items()]
@@ -428,7 +463,7 @@ class _Run:
 
     def _arrive(self) -> None:
         while self._to_come and self._to_come[0][0] <= self._now:
-            _, happen, given = self._to_come.popleft()
+            _, happen, given = self._to_come.pop(0)
             happen(given)
 
     def _abort(self, given: _Config) -> None:
@@ -437,9 +472,16 @@ class _Run:
         self._scheduler.abort_request(AbortReq(rid=rid))
 
     def _add(self, given: _Config) -> None:
+        if n := given.get("n", 0):
+            given = {name: value for name, value in given.items() if name != "n"}
+            self._answers[given["id"]] = [given | {"id": self._next_id + number} for number in range(n)]
+            self._next_id += n
+            given = given | {"output_len": 0, "max_tokens": 0}
+        self.sent.append(given)
+        self._token_ns[given["id"]] = []
         ids = [token for segment, count in given["prompt"] for token in self._tokens(segment, 0, count)]
         most = given.get("max_tokens", given["output_len"])
-        last = self._tokens(f"out:{given['id']}", given["output_len"] - 1, 1)
+        last = self._tokens(f"out:{given['id']}", max(given["output_len"] - 1, 0), 1)
         limits = SamplingParams(
             max_new_tokens=most,
             stop_token_ids=last if most > given["output_len"] else None,
@@ -461,7 +503,12 @@ class _Run:
 
     def _launch(self, batch: ScheduleBatch) -> None:
         own = self._scheduler
-        if batch.forward_mode.is_decode():
+        drafts, decodes = own.draft_tokens, batch.forward_mode.is_decode()
+        if decodes and drafts:  # as if all drafts in flight were accepted
+            flying = {request for flight, _ in self._in_flight if flight.forward_mode.is_decode() for request in flight.reqs}
+            starts = [one.kv.kv_committed_len + (1 + drafts) * (one in flying) for one in batch.reqs]
+            tokens = [1 + drafts] * batch.batch_size()
+        elif decodes:
             starts, tokens = (batch.seq_lens_cpu - 1).tolist(), [1] * batch.batch_size()
         else:
             starts, tokens = batch.prefix_lens, batch.extend_lens
@@ -487,8 +534,13 @@ class _Run:
         batch, end = self._in_flight.popleft()
         self._scheduler.result_queue.popleft()
         self._now = max(self._now, end)
-        ids = [self._tokens(f"out:{_id(request)}", len(request.output_ids), 1)[0] for request in batch.reqs]
-        result = GenerationBatchResult(next_token_ids=torch.tensor(ids, dtype=torch.int64))
+        drafts = self._scheduler.draft_tokens if batch.forward_mode.is_decode() else 0
+        ids = [self._tokens(f"out:{_id(one)}", len(one.output_ids), 1 + drafts) for one in batch.reqs]
+        result = GenerationBatchResult(next_token_ids=torch.tensor(ids, dtype=torch.int64).flatten())
+        if drafts:
+            kept = [1 + self._accepted(_id(request), len(request.output_ids), drafts) for request in batch.reqs]
+            result.accept_lens = torch.tensor(kept)
+            result.speculative_num_draft_tokens = 1 + drafts
         processor = self._scheduler.batch_result_processor
         if batch.forward_mode.is_decode():
             processor.process_batch_result_decode(batch, result)
@@ -497,9 +549,23 @@ class _Run:
             processor.process_batch_result_prefill(batch, result)
         for request in batch.reqs:
             token_ns = self._token_ns[int(request.rid)]
-            token_ns += [end] * (len(request.output_ids) - len(token_ns))
+            if request.sampling_params.max_new_tokens:  # otherwise the client waits for no token
+                got = getattr(request, "output_ids_through_stop", request.output_ids)  # without drafts beyond its end
+                token_ns += [end] * (len(got) - len(token_ns))
             if request.finished():
                 self._finish_ns.setdefault(int(request.rid), end)
+                answers = self._answers.pop(int(request.rid), ())
+                self._expect([(end, self._add, answer | {"arrival_ns": end}) for answer in answers])
+
+
+    def _accepted(self, id: str, place: int, drafts: int) -> int:
+        """Return the number of accepted drafts, drawn by hashes; the first is output token `place`."""
+        key = str(self._drafting.get("seed", 0)).encode()
+        for k in range(drafts):
+            coin = blake2b(b"%d:%d" % (int(id), place + k), digest_size=8, key=key)
+            if int.from_bytes(coin.digest(), "big") >= round(self._drafting["acceptance_rate"] * 2**64):
+                return k
+        return drafts
 
 
 def record(scenario: _Config, most_steps: int = 100_000) -> _Config:
@@ -508,7 +574,8 @@ def record(scenario: _Config, most_steps: int = 100_000) -> _Config:
     while run.advance():
         if len(run.steps) >= most_steps:
             raise RuntimeError(f"no end after {most_steps} steps")
-    return {"sglang": sglang.__version__, **scenario, "steps": run.steps, "results": run.results()}
+    made = {"requests": run.sent, "steps": run.steps, "results": run.results()}
+    return {"sglang": sglang.__version__, **scenario, **made}
 
 
 def prepare(folder: str) -> None:
@@ -523,6 +590,7 @@ def prepare(folder: str) -> None:
     )
     publish(arguments, role="scheduler")
     schedule_policy.set = _Ordered
+    allocation.assign_req_to_token_pool_func = _assign
     schedule_batch.SamplingBatchInfo.from_schedule_batch = lambda *_: _NoSampling()
     scheduler.PrefillStats.from_adder = lambda *_, **__: None
 

@@ -20,6 +20,7 @@ from serving.errors import UserError
 from serving.kv.content import Content, SegmentContent
 from serving.kv.external import ExternalKv
 from serving.kv.radix_pool import RadixPool
+from serving.policies.drafts import Drafts
 from serving.policies.residents import Residents
 from serving.policies.sglang_budget import Admission, NewTokenRatio, PrefillBudget, Verdict
 from serving.policies.sglang_preemption import PriorityPreemption
@@ -65,11 +66,15 @@ class SglangScheduler(Residents):
         self._next_rank = 0
         self._planned = self._admissions = 0
         self._counter = 0  # progress towards the next look for new requests
-        self._most_running = min(config.most_running, config.max_num_batched_tokens)
         self._overlaps = config.async_scheduling
         self._mixes = config.enable_mixed_chunk and config.enable_chunked_prefill
         self._recv_interval = config.scheduler_recv_interval
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
+        self._drafts = 0
+        if config.speculative is not None:  # each step verifies all drafts, even those that are not proposed
+            self.drafts = Drafts(config.speculative, config.max_model_len, overlaps=True)
+            self._drafts = self.drafts.tokens
+        self._most_running = min(config.most_running, config.max_num_batched_tokens // (1 + self._drafts))
         if self._mixes and config.max_num_batched_tokens <= self._most_running:
             remedy = f"must be larger than max_num_seqs {config.max_num_seqs} with enable_mixed_chunk; raise it"
             raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy)
@@ -96,25 +101,27 @@ class SglangScheduler(Residents):
 
     def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
         if arrived.id in self.leaving:  # it comes again
-            self._drop_leaving(arrived.id, keep=True)
+            self._drop_leaving(arrived.id)
         return super().add(arrived, outputs)
 
     def abort(self, id: int) -> Request | None:
         request = self.requests.pop(id, None)
         if request is not None:
             request.status = Status.ABORTED
+            if request.decodes is not None:
+                self._leave(request, self._planned - 1)
             if request in self._queue.unseen:
                 self._queue.remove(request)
             else:
                 self.leaving[id] = False
         return request
 
-    def _drop_leaving(self, id: int, keep: bool) -> None:
+    def _drop_leaving(self, id: int) -> None:
         request = self.running.get(id)
         if request is None:
             self._queue.drop(id)
         else:
-            self._end(request, Status.ABORTED, keep)
+            self._end(request, Status.ABORTED)
         del self.leaving[id]
 
     def _hang_up(self) -> None:
@@ -122,13 +129,12 @@ class SglangScheduler(Residents):
         for id in [id for id, noticed in self.leaving.items() if not noticed]:
             request = self.running.get(id)
             if request is None or request is self._chunked:
-                self._drop_leaving(id, keep=False)
-                continue
-            self.leaving[id] = True
-            if request.decodes is not None:
-                self._leave(request, self._planned - 1)
+                self._drop_leaving(id)
+            else:
+                self.leaving[id] = True
 
-    def _end(self, request: Request, status: Status, keep: bool = True) -> None:
+    def _end(self, request: Request, status: Status, kept: int = 0) -> None:
+        """End `request`; its first `kept` tokens stay in the prefix cache."""
         if request.decodes is not None:
             self._leave(request, self._planned - 1)
         if self.running.pop(request.id, None) is not None:
@@ -137,8 +143,8 @@ class SglangScheduler(Residents):
                 self._full = False
             if request is self._chunked:
                 self._chunked = None
-            if keep:
-                self._pages.checkpoint(request, min(request.computed, request.known))
+            if kept:
+                self._pages.checkpoint(request, kept)
             self._pages.drop(request)
         else:
             self.waiting.remove(request)
@@ -200,10 +206,6 @@ class SglangScheduler(Residents):
 
     # Prompts
 
-    def _seats(self) -> int:
-        """Return how many more requests can be admitted, whether they decode or have not ended yet."""
-        return self._most_running - max(len(self._batch), len(self.running))
-
     def _prefill(self, plan: StepPlan) -> bool:
         """Plan prompts; return False if there is nothing to plan."""
         batch, chunked, waiting = self._batch, self._chunked, self._queue
@@ -215,7 +217,7 @@ class SglangScheduler(Residents):
         if chunked is None:
             if self._full or not waiting.seen:
                 return False
-            if self._seats() <= 0 and preemption is None:
+            if max(len(batch), len(self.running)) >= self._most_running and preemption is None:
                 self._full = True
                 return False
         waiting.sort(self._pages)
@@ -360,13 +362,25 @@ class SglangScheduler(Residents):
 
     def _new_pages(self, requests: Iterable[Request]) -> int:
         page = self._block_size
+        if self._drafts:
+            return sum(max(-(-self._tokens_ahead(one) // page) - one.block_count, 0) for one in requests)
         return sum(request.computed % page == 0 for request in requests)
+
+    def _tokens_ahead(self, request: Request) -> int:
+        """Return how many tokens of a request need pages before it decodes.
+
+        With drafts, SGLang allocates two steps ahead of the tokens that it knows to be computed.
+        """
+        if not self._drafts:
+            return request.computed + 1
+        committed = request.known - (request.placeholders != 1)  # a prompt counts when it is planned
+        return committed + 2 * (1 + self._drafts)
 
     def _decode_pages(self, requests: Collection[Request]) -> None:
         if self._block_size > 1:
             self._pages.make_room(len(requests))
         for request in requests:
-            self._pages.extend(request, request.computed + 1)
+            self._pages.extend(request, self._tokens_ahead(request))
 
     def _decode(self, plan: StepPlan) -> None:
         finishing = self._leave_finishing()
@@ -384,13 +398,14 @@ class SglangScheduler(Residents):
             self._pause_decodes()
             self._retract(plan)
             members, others = 0, list(self._batch.values())
-        if self._block_size > 1:
-            pool.make_room(members + len(others))
+            need = self._new_pages(others)
+        if self._block_size > 1 and (need or not self._drafts):
+            pool.make_room(members + len(others) + (need if self._drafts else 0))
         if members:
             self._tick(plan)
         for request in others:
-            pool.extend(request, request.computed + 1)
-            self._give(plan, request, 1)
+            pool.extend(request, self._tokens_ahead(request))
+            self._give(plan, request, 1 + self._drafts, self._drafts)
 
     def _retract(self, plan: StepPlan) -> None:
         """Retract requests until the others can decode: those with the fewest output tokens, then the longest prompts.
@@ -416,12 +431,12 @@ class SglangScheduler(Residents):
 
     # Rows
 
-    def _give(self, plan: StepPlan, request: Request, tokens: int) -> None:
+    def _give(self, plan: StepPlan, request: Request, tokens: int, drafts: int = 0) -> None:
         start = request.computed
-        samples = request.scheduled(tokens)
+        samples = request.scheduled(tokens, drafts)
         if samples and not request.pools:
             request.sampled_in.append((plan.seq, 1))
-        plan.add(Row(request, start, tokens, samples))
+        plan.add(Row(request, start, tokens, samples, drafts))
 
     def _launch(self, plan: StepPlan) -> None:
         plan.clock = self.decodes.clock
@@ -429,7 +444,8 @@ class SglangScheduler(Residents):
         self._in_flight.append(plan)
         self._made.append((self._prompts, self._rank))
         for request, _, _, samples, _ in plan.listed:
-            if samples and request.unscheduled > 0 and not request.arrived.structured:
+            steady = not (request.arrived.structured or request.ended or self._drafts)
+            if samples and steady and request.unscheduled > 0:
                 del self._unsteady[request.id]
                 self.decodes.join(request)
 
@@ -472,34 +488,37 @@ class SglangScheduler(Residents):
         if plan.departed and len(rows) > 1:
             rows = sorted(rows, key=lambda row: rank.get(row.request.id, 0))
         finished = []
-        for number, (request, start, tokens, samples, _) in enumerate(rows):
+        for number, (request, start, tokens, samples, drafts) in enumerate(rows):
             if request.ended and request.id not in self.leaving:
                 continue
             if request.stale:  # retracted since: SGLang drops the token
                 request.stale -= tokens
                 plan.sampled_rows -= samples and not request.pools
                 continue
-            request.returned(tokens, samples)
+            accepted = self.drafts.verify(plan, request, drafts) if drafts else 0  # type: ignore[union-attr]
+            beyond = drafts > 0 and accepted >= request.end_len - request.known
+            request.returned(tokens, samples, drafts, accepted)
             if not samples:
                 continue
             if request.known == request.end_len or request.id in stopped or self.leaving.get(request.id):
-                self._finish(request, finished)
+                kept = request.known - 1 + int(beyond) if self._drafts else min(request.computed, request.known)
+                self._finish(request, finished, kept)
             elif number < prompts:
                 self._pages.checkpoint(request, start + tokens)
         if stopped:
             members = decodes.members
             for request in [members[id] for id in stopped if id in members and members[id].joined < plan.clock]:
-                self._finish(request, finished)
+                self._finish(request, finished, min(request.computed, request.known))
         if len(finished) > 1:
             finished.sort(key=by_admission)
         return finished
 
-    def _finish(self, request: Request, finished: list[Request]) -> None:
+    def _finish(self, request: Request, finished: list[Request], kept: int) -> None:
         if self.leaving.pop(request.id, None) is None:
-            self._end(request, Status.FINISHED)
+            self._end(request, Status.FINISHED, kept)
             finished.append(request)
         else:
-            self._end(request, Status.ABORTED)
+            self._end(request, Status.ABORTED, kept)
 
     # Many steps at once
 
