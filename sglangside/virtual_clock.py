@@ -5,9 +5,9 @@ model and no GPU is used: packages that only compute are replaced by empty ones 
 radix cache, allocator, batches and result processor, but no worker. The loops below are those of `event_loop_normal`
 and `event_loop_overlap`, with a clock instead of a device. Planning takes no time, and a step takes the time of the
 integer `cost`. Scenarios and recordings have the format of `vllmside/virtual_clock.py`; settings of `config` have our
-names (docs/policies.md gives SGLang's). A request with `n` answers is sent as SGLang's front end does: a request without
-output computes the prompt, and its end brings `n` requests, which the recording has instead. A recording of a scenario that SGLang refuses or does not end has its error in
-`stuck` instead of steps.
+names (docs/policies.md gives SGLang's). A request with `n` answers is sent as SGLang's front end does: one request
+without output computes the prompt, and its end brings `n` requests. The recording has these requests instead. A
+recording of a scenario that SGLang refuses or does not end has its error in `stuck` instead of steps.
 """
 
 import gzip
@@ -355,7 +355,7 @@ class _Scheduler(scheduler.Scheduler):
 
 
 def _id(request: Req) -> str:
-    """Return the request's id in the recording. SGLang aborts all requests whose ids begin alike, so it pads its own."""
+    """Return the request's id in the recording. In SGLang it has leading zeros: an abort names the beginning of ids."""
     return str(int(request.rid))
 
 
@@ -505,7 +505,8 @@ class _Run:
         own = self._scheduler
         drafts, decodes = own.draft_tokens, batch.forward_mode.is_decode()
         if decodes and drafts:  # as if all drafts in flight were accepted
-            flying = {request for flight, _ in self._in_flight if flight.forward_mode.is_decode() for request in flight.reqs}
+            flights = [flight for flight, _ in self._in_flight if flight.forward_mode.is_decode()]
+            flying = {request for flight in flights for request in flight.reqs}
             starts = [one.kv.kv_committed_len + (1 + drafts) * (one in flying) for one in batch.reqs]
             tokens = [1 + drafts] * batch.batch_size()
         elif decodes:
@@ -556,7 +557,6 @@ class _Run:
                 self._finish_ns.setdefault(int(request.rid), end)
                 answers = self._answers.pop(int(request.rid), ())
                 self._expect([(end, self._add, answer | {"arrival_ns": end}) for answer in answers])
-
 
     def _accepted(self, id: str, place: int, drafts: int) -> int:
         """Return the number of accepted drafts, drawn by hashes; the first is output token `place`."""

@@ -1,7 +1,7 @@
 """The queue of SGLang's waiting requests, and its order: the setting `schedule_policy`, as in `SchedulePolicy`.
 
 Requests are sorted just before a step may admit some. `fcfs` keeps the order of arrival, `lpm` puts the longest cached
-prefix first, `dfs-weight` walks the cached prefixes depth first, `lof` puts the largest output limit first, and `random`
+prefix first, `dfs-weight` walks the cached prefixes depth first, `lof` puts the largest output limit first, `random`
 shuffles. A retracted request joins at the end.
 """
 

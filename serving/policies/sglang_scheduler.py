@@ -5,8 +5,9 @@ admitted while their tokens, and the output that running requests are expected t
 run out later, requests are retracted, those with the fewest output tokens first.
 
 This file follows `Scheduler.get_next_batch_to_run` and the processing of results. `sglang_budget.py` counts what one
-step may still admit (`PrefillAdder`), `sglang_queue.py` orders the queue (`SchedulePolicy`), `serving/kv/radix_*.py`
-keep the pages, `sglang_preemption.py` preempts by priority. `sglangside/virtual_clock.py` records SGLang's own decisions, and `tokentwin conformance` compares.
+step may still admit (`PrefillAdder`), `sglang_queue.py` orders the queue (`SchedulePolicy`), `sglang_preemption.py`
+preempts by priority, and `serving/kv/radix_*.py` keep the pages. `sglangside/virtual_clock.py` records SGLang's own
+decisions, and `tokentwin conformance` compares.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from serving.policies.sglang_preemption import PriorityPreemption
 from serving.policies.sglang_queue import SglangQueue
 from serving.request import Request, Status
 from serving.step_plan import Row, StepPlan, by_admission
+from serving.workload import WorkloadRequest
 
 _RETRACT_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS: decode steps that a retraction makes room for
 _RECEIVES = 1000  # weight of a step with prompts on the way to `scheduler_recv_interval`; a decode step weighs 1
@@ -487,7 +489,7 @@ class SglangScheduler(Residents):
             return []
         if plan.departed and len(rows) > 1:
             rows = sorted(rows, key=lambda row: rank.get(row.request.id, 0))
-        finished = []
+        finished: list[Request] = []
         for number, (request, start, tokens, samples, drafts) in enumerate(rows):
             if request.ended and request.id not in self.leaving:
                 continue
