@@ -386,6 +386,8 @@ class Engine:
         plan = self._policy.schedule()
         if self.tier is not None and plan.preempted:
             self.tier.must_settle = True
+        if self._leaving:
+            self._forget_left()
         self._seating.follow(plan)
         self._demand.follow(plan)
         if self._drafter is not None:

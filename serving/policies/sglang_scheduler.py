@@ -73,10 +73,14 @@ class SglangScheduler(Residents):
         self._recv_interval = config.scheduler_recv_interval
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
         self._drafts = 0
+        self._allocated: dict[int, int] = {}  # with drafts: tokens with slots, by id, until a request first decodes
         if config.speculative is not None:  # each step verifies all drafts, even those that are not proposed
             self.drafts = Drafts(config.speculative, config.max_model_len, overlaps=True)
             self._drafts = self.drafts.tokens
         self._most_running = min(config.most_running, config.max_num_batched_tokens // (1 + self._drafts))
+        if not self._most_running:
+            remedy = f"must be larger than num_speculative_tokens {self._drafts}; raise it"
+            raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy)
         if self._mixes and config.max_num_batched_tokens <= self._most_running:
             remedy = f"must be larger than max_num_seqs {config.max_num_seqs} with enable_mixed_chunk; raise it"
             raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy)
@@ -152,6 +156,7 @@ class SglangScheduler(Residents):
             self.waiting.remove(request)
         if self._preemption is not None:
             self._preemption.ended(request)
+        self._allocated.pop(request.id, None)
         request.status = status
         self.requests.pop(request.id, None)
 
@@ -324,6 +329,8 @@ class SglangScheduler(Residents):
         self._pages.make_room(-(-(tokens + (len(rows) * page if page > 1 else 0)) // page))
         for request, count in rows:
             self._pages.extend(request, request.computed + count)
+            if self._drafts:
+                self._allocated[request.id] = request.computed + count
         if self._pages.available < 0:
             remedy = "is too small: SGLang stops here, because a prompt that it admitted finds no page; raise it"
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
@@ -378,6 +385,16 @@ class SglangScheduler(Residents):
         committed = request.known - (request.placeholders != 1)  # a prompt counts when it is planned
         return committed + 2 * (1 + self._drafts)
 
+    def _make_room_ahead(self, requests: Iterable[Request]) -> None:
+        """Free pages for decodes with drafts. SGLang counts the rest of a prompt's last page again."""
+        page, slots, rows = self._block_size, 0, 0
+        for one in requests:
+            end = -(-self._tokens_ahead(one) // page) * page
+            slots += max(end - self._allocated.pop(one.id, one.block_count * page), 0)
+            rows += 1
+        if slots and page > 1:
+            self._pages.make_room(-(-slots // page) + rows)
+
     def _decode_pages(self, requests: Collection[Request]) -> None:
         if self._block_size > 1:
             self._pages.make_room(len(requests))
@@ -400,9 +417,10 @@ class SglangScheduler(Residents):
             self._pause_decodes()
             self._retract(plan)
             members, others = 0, list(self._batch.values())
-            need = self._new_pages(others)
-        if self._block_size > 1 and (need or not self._drafts):
-            pool.make_room(members + len(others) + (need if self._drafts else 0))
+        if self._drafts:
+            self._make_room_ahead(others)
+        elif self._block_size > 1:
+            pool.make_room(members + len(others))
         if members:
             self._tick(plan)
         for request in others:

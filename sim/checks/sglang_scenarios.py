@@ -33,7 +33,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     size = chance.choice([1, 1, 1, 2, 4, 16, 64])
     if family == "long":
         requests = longer(requests, chance)
-    if family in ("tight", "preemption", "aborts"):
+    if family in ("tight", "preemption", "aborts", "drafts"):
         for request in requests:
             request |= {"output_len": chance.randint(1, 150 if family == "tight" else 60)}
             request.pop("max_tokens", None)
@@ -42,7 +42,7 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         for number, request in enumerate(requests):
             request |= {"priority": chance.randint(0, 9), "arrival_ns": number * gap}
     for request in requests:
-        if "max_tokens" not in request and chance.random() < (0.9 if family == "tight" else 0.5):
+        if "max_tokens" not in request and chance.random() < (0.9 if family in ("tight", "drafts") else 0.5):
             request["max_tokens"] = request["output_len"] + chance.choice([0, 0, 1, 5, 40])
     longest = max(sum(n for _, n in r["prompt"]) + r.get("max_tokens", r["output_len"]) for r in requests)
     whole = sum(tokens + size for request in requests for _, tokens in request["prompt"]) + longest + 20
@@ -98,7 +98,8 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
             "acceptance_rate": chance.choice([0.0, 0.5, 0.9, 1.0]),
         }
         config["max_num_batched_tokens"] += (tokens + 1) * seats
-        config["num_blocks"] += -(-3 * (tokens + 1) // size) + chance.choice([0, 4, 20])
+        config["num_blocks"] = 1 + need + -(-3 * (tokens + 1) // size) + chance.choice([need // 8, need // 2, 3 * need])
+        config["schedule_conservativeness"] = chance.choice([1.0, 0.1, 0.02])
     assert given["policy"] == "fcfs"
     return {"name": f"{family} {seed}", "config": config, "cost": COST, "requests": requests}
 

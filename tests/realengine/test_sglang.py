@@ -26,11 +26,11 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1
 TIGHT = {"schedule_conservativeness": 0.02, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 
 
-def engine_for(policy: str, size: int, tokens: int, **scheduler: Any) -> Engine:
+def engine_for(name: str, size: int, tokens: int, **scheduler: Any) -> Engine:
     """Return an engine with pages of `size` tokens that hold `tokens` tokens in all."""
     usual = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": size}
     config = SchedulerConfig(**{**usual, "num_blocks": 1 + tokens // size, **scheduler})
-    deployment = Deployment(model="random:llama", dtype="float32", policy=policy, scheduler=config)
+    deployment = Deployment(model="random:llama", dtype="float32", policy=name, scheduler=config)
     return Engine(deployment, load_model_files("random:llama", Path()))
 
 
