@@ -100,6 +100,8 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         config["max_num_batched_tokens"] += (tokens + 1) * seats
         config["num_blocks"] = 1 + need + -(-3 * (tokens + 1) // size) + chance.choice([need // 8, need // 2, 3 * need])
         config["schedule_conservativeness"] = chance.choice([1.0, 0.1, 0.02])
+    least = -(-(config["max_num_seqs"] + size) // size) * size
+    config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], least)
     assert given["policy"] == "fcfs"
     return {"name": f"{family} {seed}", "config": config, "cost": COST, "requests": requests}
 

@@ -21,8 +21,9 @@ from traces.recording import Recording
 pytestmark = pytest.mark.engine
 MS = 1_000_000
 OUTPUTS = 24
-# room for so few requests that some are retracted, because fewer outputs are reserved than there will be
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
+URGENT = {"policy": "priority", "forget_withdrawn": True}
+# room for so few requests that some are retracted, because fewer outputs are reserved than there will be
 TIGHT = {"schedule_conservativeness": 0.02, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 
 
@@ -120,7 +121,7 @@ def talks() -> Workload:
         (16, 240, {"schedule_policy": "lpm"}),
         (64, 448, {"schedule_policy": "lpm"}),
         (16, 320, {"speculative": DRAFTS}),
-        (4, 240, {"policy": "priority", "priority_scheduling_preemption_threshold": 0, "max_num_seqs": 3}),
+        (4, 240, {**URGENT, "priority_scheduling_preemption_threshold": 0, "max_num_seqs": 3}),
         (4, 240, {"schedule_policy": "random", "schedule_seed": 3, "max_num_seqs": 3}),
     ],
     ids=["page 1", "page 16", "page 64", "drafts", "preemption", "random"],
