@@ -121,7 +121,7 @@ def talks() -> Workload:
         (16, 240, {"schedule_policy": "lpm"}),
         (64, 448, {"schedule_policy": "lpm"}),
         (16, 320, {"speculative": DRAFTS}),
-        (4, 240, {**URGENT, "priority_scheduling_preemption_threshold": 0, "max_num_seqs": 3}),
+        (4, 1600, {**URGENT, "priority_scheduling_preemption_threshold": 0, "max_num_seqs": 3}),
         (4, 240, {"schedule_policy": "random", "schedule_seed": 3, "max_num_seqs": 3}),
     ],
     ids=["page 1", "page 16", "page 64", "drafts", "preemption", "random"],
