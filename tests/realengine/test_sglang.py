@@ -109,7 +109,7 @@ def talks() -> Workload:
         cancel_ns = (id + chance.randint(0, 50)) * MS if id % 7 == 6 else None
         length = chance.randint(1, 40)
         request = WorkloadRequest(id, id * MS, tuple(prompt), length, cancel_ns=cancel_ns, max_tokens=length + 9)
-        requests.append(replace(request, priority=id * 7 % 5))
+        requests.append(replace(request, priority=9 - id // 4))  # later ones are more urgent
     return Workload(requests, "talks")
 
 
