@@ -145,6 +145,7 @@ class Engine:
         if self.tier is not None:
             self.tier.close()
         self.sequences.clear()
+        self._leaving: set[int] = set()
         self._demand = WaitingDemand(self._config)
         self._preempted_ns: dict[int, int] = {}
         self._compiled_ns: dict[int, int] = {}
@@ -207,6 +208,7 @@ class Engine:
         grammars = self.grammars if grammar else None
         request = self._policy.add(arrived)
         if request.status is not Status.REJECTED:
+            self._forget_left(request.id)
             self.sequences[request.id] = TokenSequence(request, prompt, **tokens)
             if grammars is not None:
                 self._compiler.compile(request, grammars, grammar)
@@ -237,8 +239,18 @@ class Engine:
         request = self._policy.abort(id)
         if self.tier is not None:
             self.tier.must_settle = True
-        self._forget(id)
+        if id in self._policy.leaving:
+            self._leaving.add(id)
+            self.sequences[id].mute()
+        else:
+            self._forget(id)
         return request
+
+    def _forget_left(self, again: int = -1) -> None:
+        """Forget the aborted requests that the scheduler kept for one more step and has left, or that come `again`."""
+        for id in [id for id in self._leaving if id == again or id not in self._policy.leaving]:
+            self._leaving.remove(id)
+            self._forget(id)
 
     def _forget(self, id: int) -> None:
         self.sequences.pop(id, None)
@@ -374,6 +386,8 @@ class Engine:
         plan = self._policy.schedule()
         if self.tier is not None and plan.preempted:
             self.tier.must_settle = True
+        if self._leaving:
+            self._forget_left()
         self._seating.follow(plan)
         self._demand.follow(plan)
         if self._drafter is not None:
@@ -400,6 +414,8 @@ class Engine:
             self._demand.returned(request)
         for request in finished:
             self._forget(request.id)
+        if self._leaving:
+            self._forget_left()
         return flight.ended(finished, proposed, draft_ns, draft_thread_ns)
 
     def _draft(self, flight: Step, stopped: Collection[int]) -> tuple[dict[int, int] | None, int | None]:

@@ -141,6 +141,10 @@ class TokenSequence:
             stopped = self._on_token(token, self._wanted(logprob)) or stopped
         return stopped
 
+    def mute(self) -> None:
+        """Call no function of the request any more, because its client has gone."""
+        self._on_token = self._on_pooled = self._on_failed = self._on_scored = None
+
     def pooled(self, state: list[float]) -> None:
         """Pass on the final hidden state of the last prompt token."""
         if self._on_pooled is not None:

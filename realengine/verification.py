@@ -47,7 +47,7 @@ def verify_step(
     alive = {
         index: drawn
         for index, drawn in samples.items()
-        if not ((request := step.rows[index].request).ended or (drops_stale and request.stale))
+        if _gets_token(step.rows[index].request, sequences) and not (drops_stale and step.rows[index].request.stale)
     }
     rejected = _rejection_sampled(step, alive, sequences)
     for index, drawn in alive.items():  # other requests stopped, or were aborted, while this step was under way
@@ -58,11 +58,17 @@ def verify_step(
             continue
         chosen = rejected.get(index) or [(tokens[sample], logprobs[sample]) for sample in drawn]
         count, stops = verify(sequence, drafts, chosen)
-        step.sampled.extend([request] * (1 + count))
+        if not request.ended:  # an aborted request that the policy keeps for one more step gets no tokens
+            step.sampled.extend([request] * (1 + count))
         if drafts:
             step.accepted[request.id] = count
         if stops:
             step.stopped.append(request.id)
+
+
+def _gets_token(request: Request, sequences: Mapping[int, TokenSequence]) -> bool:
+    sequence = sequences.get(request.id)
+    return sequence is not None and sequence.request is request
 
 
 def verify(sequence: TokenSequence, drafts: int, chosen: Sequence[tuple[int, Logprob | None]]) -> tuple[int, bool]:

@@ -8,7 +8,7 @@ built-in policies, because the tests check the rest. For a user's own policy it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NoReturn, cast
 
 from mypy_extensions import mypyc_attr
@@ -109,6 +109,12 @@ class Contract:
 
     def abort(self, id: int) -> Request | None:
         return self._call(self.scheduler.abort, id)
+
+    @property
+    def leaving(self) -> Collection[int]:
+        """The ids of aborted requests that the policy keeps for one more step, as SGLang does; it returns no result."""
+        leaving: Collection[int] = getattr(self.scheduler, "leaving", ())
+        return leaving
 
     # KV from outside the engine
 

@@ -5,8 +5,9 @@ model and no GPU is used: packages that only compute are replaced by empty ones 
 radix cache, allocator, batches and result processor, but no worker. The loops below are those of `event_loop_normal`
 and `event_loop_overlap`, with a clock instead of a device. Planning takes no time, and a step takes the time of the
 integer `cost`. Scenarios and recordings have the format of `vllmside/virtual_clock.py`; settings of `config` have our
-names (docs/policies.md gives SGLang's). A recording of a scenario that SGLang refuses or does not end has its error in
-`stuck` instead of steps.
+names (docs/policies.md gives SGLang's). A request with `n` answers is sent as SGLang's front end does: one request
+without output computes the prompt, and its end brings `n` requests. The recording has these requests instead. A
+recording of a scenario that SGLang refuses or does not end has its error in `stuck` instead of steps.
 """
 
 import gzip
@@ -14,11 +15,13 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import random
 import sys
 import tempfile
 import types
 from array import array
 from collections import deque
+from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -117,7 +120,8 @@ configuration_auto._LazyConfigMapping.register = lambda self, key, value, **_: _
 import sglang  # noqa: E402
 import torch  # noqa: E402
 from sglang.srt.disaggregation.utils import DisaggregationMode  # noqa: E402
-from sglang.srt.managers import schedule_batch, scheduler  # noqa: E402
+from sglang.srt.managers import schedule_batch, schedule_policy, scheduler  # noqa: E402
+from sglang.srt.managers.io_struct import AbortReq  # noqa: E402
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch  # noqa: E402
 from sglang.srt.managers.schedule_policy import SchedulePolicy  # noqa: E402
 from sglang.srt.managers.scheduler_components.batch_result_processor import (  # noqa: E402
@@ -126,6 +130,7 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import (  #
 from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker  # noqa: E402
 from sglang.srt.managers.scheduler_components.recv_skipper import SchedulerRecvSkipper  # noqa: E402
 from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
+from sglang.srt.mem_cache import allocation  # noqa: E402
 from sglang.srt.mem_cache.allocator import paged  # noqa: E402
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator  # noqa: E402
@@ -147,6 +152,10 @@ _MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
 _MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1000}
 _MODEL |= {"max_position_embeddings": 262144, "torch_dtype": "float16", "rms_norm_eps": 1e-5}
 _VOCABULARY = 1 << 60  # so that no token is outside of it
+
+
+# SGLang's names of methods that draft. It verifies all draft tokens of a request in each of its decode steps.
+_ALGORITHMS = {"eagle": "EAGLE", "mtp": "EAGLE", "draft_model": "STANDALONE", "ngram": "NGRAM"}
 
 
 class _NoSampling:
@@ -184,6 +193,14 @@ def _decode(ends: Any, last: Any, free: Any, out: Any, _: int, page: int) -> Non
     out[new] = torch.cat([free, more])[: int(new.sum())] * page
 
 
+def _assign(rows: Any, table: Any, starts: Any, ends: Any, slots: Any, count: int) -> None:
+    """Write the new slots of each request into its row of the table."""
+    at = 0
+    for row, start, end in zip(rows[:count].tolist(), starts.tolist(), ends.tolist(), strict=True):
+        table[row, start:end] = slots[at : at + end - start]
+        at += end - start
+
+
 class _Scheduler(scheduler.Scheduler):
     """SGLang's scheduler with the state that it needs to decide, and nothing else."""
 
@@ -197,6 +214,9 @@ class _Scheduler(scheduler.Scheduler):
         page, pages = config["block_size"], config["num_blocks"] - 1
         tokens, requests = pages * page, config["max_num_seqs"]
         longest = config["max_model_len"] + 2  # SGLang ends an answer two tokens before the end of its context
+        drafts = config.get("speculative") or {}
+        self.draft_tokens = drafts.get("num_speculative_tokens", 0)
+        algorithm = _ALGORITHMS[drafts["method"]] if drafts else None
         chunk = config["max_num_batched_tokens"] if config.get("enable_chunked_prefill", True) else None
         settings = {
             "schedule_policy": config.get("schedule_policy", "fcfs"),
@@ -208,12 +228,18 @@ class _Scheduler(scheduler.Scheduler):
             "scheduler_recv_interval": config.get("scheduler_recv_interval", 1),
             "schedule_low_priority_values_first": True,
             "enable_priority_scheduling": config.get("policy", "fcfs") == "priority",
+            "priority_scheduling_preemption_threshold": config.get("priority_scheduling_preemption_threshold") or 0,
         }
         known = {name: value for name, value in settings.items() if name in get_schedule()}
+        known["speculative_algorithm"] = algorithm
+        known["speculative_num_steps"] = self.draft_tokens or None
+        known["speculative_eagle_topk"] = 1 if drafts else None
+        known["speculative_num_draft_tokens"] = 1 + self.draft_tokens if drafts else None
         get_context().override("scenario", **known, pp_max_micro_batch_size=requests)
         for name, value in settings.items():
             setattr(self, name, value)
         self.retracted: list[str] = []
+        self.hung_up: set[str] = set()
         self.page_size = page
         self.enable_overlap = config.get("async_scheduling", False)
         self.max_running_requests = requests
@@ -221,7 +247,7 @@ class _Scheduler(scheduler.Scheduler):
         self.max_req_len = min(longest - 1, tokens - 1)
         self.max_new_tokens_limit = self.sliding_window_size = self.max_queued_requests = None
         self.kv_shard_widening = 1
-        pool = ReqToTokenPool(requests, longest + 4, "cpu", False)
+        pool = ReqToTokenPool(requests, longest + 4 + 2 * (1 + self.draft_tokens) + page, "cpu", False)
         if page == 1:
             allocator = TokenToKVPoolAllocator(tokens, torch.float16, "cpu", None, False)
         else:
@@ -230,20 +256,23 @@ class _Scheduler(scheduler.Scheduler):
             if not hasattr(paged, "alloc_decode_naive"):
                 paged.alloc_extend_kernel, paged.alloc_decode_kernel = _Kernel(_extend), _Kernel(_decode)
         caching = config.get("enable_prefix_caching", True)
-        given = CacheInitParams(not caching, pool, allocator, page, tree_components=(ComponentType.FULL,))
+        self.spec_algorithm = SpeculativeAlgorithm.from_string(algorithm)
+        eagle = self.spec_algorithm.is_eagle()
+        given = CacheInitParams(
+            not caching, pool, allocator, page, is_eagle=eagle, tree_components=(ComponentType.FULL,)
+        )
         self.req_to_token_pool, self.token_to_kv_pool_allocator = pool, allocator
         self.tree_cache = ChunkCache(given) if ChunkCache and chunk and not caching else UnifiedRadixCache(given)
         self.model_config = SimpleNamespace(
             vocab_size=_VOCABULARY, is_encoder_decoder=False, self_opened_think_start_ids=None, think_end_ids=None
         )
-        self.spec_algorithm = SpeculativeAlgorithm.from_string(None)
         self.disaggregation_mode = DisaggregationMode.NULL
         self._without_other_features()
         self._without_batches()
         self.policy = SchedulePolicy(
             self.schedule_policy, self.tree_cache, False, self.enable_priority_scheduling, True
         )
-        self.enable_priority_preemption = False
+        self.enable_priority_preemption = config.get("priority_scheduling_preemption_threshold") is not None
         self.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
         self.recv_skipper = SchedulerRecvSkipper.maybe_create()
         self.is_mixed_chunk = chunk is not None and settings["enable_mixed_chunk"]
@@ -266,9 +295,10 @@ class _Scheduler(scheduler.Scheduler):
                 report_decode_stats=nothing,
                 report_prefill_stats=nothing,
                 update_spec_metrics=nothing,
+                snapshot_spec_decode_metrics=nothing,
             ),
             draft_worker=None,
-            model_worker=SimpleNamespace(),
+            model_worker=SimpleNamespace(on_verify_complete_cpu=nothing),
             logprob_result_processor=nothing,
             output_streamer=nothing,
             beam_coordinator=nothing,
@@ -294,12 +324,11 @@ class _Scheduler(scheduler.Scheduler):
             self.__dict__[name] = False
         for name in (
             "dllm_config", "prefill_delayer", "min_free_slots_delayer", "dynamic_chunk_sizer", "truncation_align_size",
-            "hisparse_coordinator", "decode_offload_manager", "lora_drainer",
+            "hisparse_coordinator", "decode_offload_manager", "lora_drainer", "mm_receiver",
         ):  # fmt: skip
             self.__dict__[name] = None
         self._prefill_decode_interval_remaining = self.prefill_decode_interval = 0
-        self.priority_scheduling_preemption_threshold = 0
-        self.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
+        self.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False, abort_requests=lambda _: None)
         self.beam_coordinator = SimpleNamespace(pending_member_rows=lambda _: 0, retire_group=lambda _: None)
         runner = SimpleNamespace(attn_backend=SimpleNamespace(), prefill_aware_swa=False)
         self.tp_worker = SimpleNamespace(model_runner=runner)
@@ -312,11 +341,12 @@ class _Scheduler(scheduler.Scheduler):
         self.scheduler_stage_metrics = None
 
     def send_abort_output(self, abort_req: Any, req: Req) -> None:
-        raise RuntimeError(f"SGLang aborts request {req.rid}, because it does not fit beside nothing else")
+        if req.rid not in self.hung_up:
+            raise RuntimeError(f"SGLang aborts request {req.rid}, because it does not fit beside nothing else")
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        if is_retracted:
-            self.retracted.append(req.rid)
+        if req.is_retracted:  # or preempted
+            self.retracted.append(_id(req))
         super()._add_request_to_queue(req, is_retracted)
 
     @property
@@ -324,37 +354,68 @@ class _Scheduler(scheduler.Scheduler):
         return not self.waiting_queue and self.running_batch.is_empty() and self.chunked_req is None
 
 
+def _id(request: Req) -> str:
+    """Return the request's id in the recording. In SGLang it has leading zeros: an abort names the beginning of ids."""
+    return str(int(request.rid))
+
+
+class _Ordered(dict[Any, None]):
+    """A set in order of insertion: SGLang puts preempted requests into the queue in an order of memory addresses."""
+
+    def __init__(self, items: Any = ()) -> None:
+        super().__init__(dict.fromkeys(items))
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+
 class _Run:
     """One scenario in SGLang's scheduler, on the virtual clock."""
 
     def __init__(self, scenario: _Config) -> None:
         self._cost = scenario["cost"]
+        self._drafting = scenario["config"].get("speculative") or {}
         self._scheduler = _Scheduler(scenario["config"])
         self._overlaps = self._scheduler.enable_overlap
-        requests = sorted(scenario["requests"], key=lambda request: (request["arrival_ns"], request["id"]))
-        self._to_come = deque(requests)
-        self._wanted = {str(request["id"]): request["output_len"] for request in requests}
-        self._requests: dict[str, Req] = {}
+        random.seed(scenario["config"].get("schedule_seed", 0))
+        requests = scenario["requests"]
+        self._to_come: list[tuple[int, Any, _Config]] = []  # times, what happens then, and the request
+        self._expect([(request["arrival_ns"], self._add, request) for request in requests])
+        self._expect([(one["abort_ns"], self._abort, one) for one in requests if "abort_ns" in one])
+        self.sent: list[_Config] = []
+        self._answers: dict[int, list[_Config]] = {}  # by id of the request that computes their prompt
+        self._next_id = max(request["id"] for request in requests) + 1
+        self._gone_ns = {request["id"]: request["abort_ns"] for request in requests if "abort_ns" in request}
+        self._requests: dict[int, Req] = {}
         self._first_token: dict[str, int] = {}  # by segment name
-        self._first_ns: dict[str, int] = {}
-        self._finish_ns: dict[str, int] = {}
+        self._token_ns: dict[int, list[int]] = {}
+        self._admitted_ns: dict[int, int] = {}
+        self._finish_ns: dict[int, int] = {}
         self._in_flight: deque[tuple[ScheduleBatch, int]] = deque()
         self._now = 0
         self._free_ns = 0  # time when the device has finished all its steps
         self._vain = False  # the last turn planned no step, though requests wait
         self.steps: list[_Config] = []
 
+    def _expect(self, events: list[tuple[int, Any, _Config]]) -> None:
+        """Note what will happen. Of events at one time, requests come first, in the order of their ids."""
+        self._to_come += events
+        self._to_come.sort(key=lambda event: (event[0], event[1] == self._abort, event[2]["id"]))
+
     def results(self) -> list[_Config]:
-        return [
-            {
-                "id": int(id),
-                "first_token_ns": self._first_ns[id],
-                "finish_ns": self._finish_ns[id],
-                "prefix_hit_tokens": request.cached_tokens,
-                "tokens": len(request.output_ids),
-            }
-            for id, request in self._requests.items()
-        ]
+        return [self._result(id, request) for id, request in self._requests.items()]
+
+    def _result(self, id: int, request: Req) -> _Config:
+        """Return the result of a request: what its client got, if that hung up."""
+        gone_ns = self._gone_ns.get(id, 1 << 62)
+        token_ns = [at_ns for at_ns in self._token_ns[id] if at_ns <= gone_ns]
+        return {
+            "id": id,
+            "first_token_ns": token_ns[0] if token_ns else None,
+            "finish_ns": min(self._finish_ns.get(id, gone_ns), gone_ns),
+            "prefix_hit_tokens": request.cached_tokens if self._admitted_ns.get(id, gone_ns) < gone_ns else 0,
+            "tokens": len(token_ns),
+        }
 
     def advance(self) -> bool:
         """Run the loop once; return False at the end. Raises RuntimeError if SGLang is stuck."""
@@ -370,8 +431,7 @@ class _Run:
             self._launch(batch)
             if not self._overlaps:
                 self._take_in()
-        elif own.retracted:
-            raise RuntimeError("a step that only retracts")
+        own.retracted.clear()  # a plan that only retracts is no step
         if self._overlaps and before:
             self._take_in()
         elif not batch and not self._rest():
@@ -391,8 +451,8 @@ class _Run:
                 raise RuntimeError(f"{len(self._scheduler.waiting_queue)} requests wait for ever")
             return False
         skipper = self._scheduler.recv_skipper
-        if skipper is None or self._to_come[0]["arrival_ns"] > self._now:
-            self._now = max(self._now, self._to_come[0]["arrival_ns"])
+        if skipper is None or self._to_come[0][0] > self._now:
+            self._now = max(self._now, self._to_come[0][0])
             if skipper is not None:  # it looked for requests all the time
                 skipper._counter = skipper._threshold
         return True
@@ -402,37 +462,60 @@ class _Run:
         return list(range(base, base + count))
 
     def _arrive(self) -> None:
-        while self._to_come and self._to_come[0]["arrival_ns"] <= self._now:
-            given = self._to_come.popleft()
-            ids = [token for segment, count in given["prompt"] for token in self._tokens(segment, 0, count)]
-            most = given.get("max_tokens", given["output_len"])
-            last = self._tokens(f"out:{given['id']}", given["output_len"] - 1, 1)
-            limits = SamplingParams(
-                max_new_tokens=most,
-                stop_token_ids=last if most > given["output_len"] else None,
-                ignore_eos="max_tokens" not in given,  # a stated length, as benchmarks ask for
-            )
-            limits.normalize(None)
-            request = Req(
-                str(given["id"]),
-                "",
-                array("q", ids),
-                limits,
-                vocab_size=_VOCABULARY,
-                priority=given.get("priority", 0) if self._scheduler.enable_priority_scheduling else None,
-            )
-            request.tokenizer = None
-            self._requests[request.rid] = request
-            self._scheduler.init_req_max_new_tokens(request)  # type: ignore[operator]
-            self._scheduler._add_request_to_queue(request)
+        while self._to_come and self._to_come[0][0] <= self._now:
+            _, happen, given = self._to_come.pop(0)
+            happen(given)
+
+    def _abort(self, given: _Config) -> None:
+        rid = f"{given['id']:09}"
+        self._scheduler.hung_up.add(rid)
+        self._scheduler.abort_request(AbortReq(rid=rid))
+
+    def _add(self, given: _Config) -> None:
+        if n := given.get("n", 0):
+            given = {name: value for name, value in given.items() if name != "n"}
+            self._answers[given["id"]] = [given | {"id": self._next_id + number} for number in range(n)]
+            self._next_id += n
+            given = given | {"output_len": 0, "max_tokens": 0}
+        self.sent.append(given)
+        self._token_ns[given["id"]] = []
+        ids = [token for segment, count in given["prompt"] for token in self._tokens(segment, 0, count)]
+        most = given.get("max_tokens", given["output_len"])
+        last = self._tokens(f"out:{given['id']}", max(given["output_len"] - 1, 0), 1)
+        limits = SamplingParams(
+            max_new_tokens=most,
+            stop_token_ids=last if most > given["output_len"] else None,
+            ignore_eos="max_tokens" not in given,  # a stated length, as benchmarks ask for
+        )
+        limits.normalize(None)
+        request = Req(
+            f"{given['id']:09}",
+            "",
+            array("q", ids),
+            limits,
+            vocab_size=_VOCABULARY,
+            priority=given.get("priority", 0) if self._scheduler.enable_priority_scheduling else None,
+        )
+        request.tokenizer = None
+        self._requests[given["id"]] = request
+        self._scheduler.init_req_max_new_tokens(request)  # type: ignore[operator]
+        self._scheduler._add_request_to_queue(request)
 
     def _launch(self, batch: ScheduleBatch) -> None:
         own = self._scheduler
-        if batch.forward_mode.is_decode():
+        drafts, decodes = own.draft_tokens, batch.forward_mode.is_decode()
+        if decodes and drafts:  # as if all drafts in flight were accepted
+            flights = [flight for flight, _ in self._in_flight if flight.forward_mode.is_decode()]
+            flying = {request for flight in flights for request in flight.reqs}
+            starts = [one.kv.kv_committed_len + (1 + drafts) * (one in flying) for one in batch.reqs]
+            tokens = [1 + drafts] * batch.batch_size()
+        elif decodes:
             starts, tokens = (batch.seq_lens_cpu - 1).tolist(), [1] * batch.batch_size()
         else:
             starts, tokens = batch.prefix_lens, batch.extend_lens
-        rows = {request.rid: count for request, count in zip(batch.reqs, tokens, strict=True)}
+        rows = {_id(request): count for request, count in zip(batch.reqs, tokens, strict=True)}
+        for request in batch.reqs:
+            self._admitted_ns.setdefault(int(request.rid), self._now)
         pairs = sum(n * (2 * start + n + 1) // 2 for start, n in zip(starts, tokens, strict=True))
         cost = self._cost
         dt = cost["base_ns"] + cost["per_token_ns"] * sum(tokens) + cost["per_pair_ps"] * pairs // 1000
@@ -452,8 +535,13 @@ class _Run:
         batch, end = self._in_flight.popleft()
         self._scheduler.result_queue.popleft()
         self._now = max(self._now, end)
-        ids = [self._tokens(f"out:{request.rid}", len(request.output_ids), 1)[0] for request in batch.reqs]
-        result = GenerationBatchResult(next_token_ids=torch.tensor(ids, dtype=torch.int64))
+        drafts = self._scheduler.draft_tokens if batch.forward_mode.is_decode() else 0
+        ids = [self._tokens(f"out:{_id(one)}", len(one.output_ids), 1 + drafts) for one in batch.reqs]
+        result = GenerationBatchResult(next_token_ids=torch.tensor(ids, dtype=torch.int64).flatten())
+        if drafts:
+            kept = [1 + self._accepted(_id(request), len(request.output_ids), drafts) for request in batch.reqs]
+            result.accept_lens = torch.tensor(kept)
+            result.speculative_num_draft_tokens = 1 + drafts
         processor = self._scheduler.batch_result_processor
         if batch.forward_mode.is_decode():
             processor.process_batch_result_decode(batch, result)
@@ -461,10 +549,23 @@ class _Run:
             batch.prefill_stats = None
             processor.process_batch_result_prefill(batch, result)
         for request in batch.reqs:
-            if request.output_ids:
-                self._first_ns.setdefault(request.rid, end)
+            token_ns = self._token_ns[int(request.rid)]
+            if request.sampling_params.max_new_tokens:  # otherwise the client waits for no token
+                got = getattr(request, "output_ids_through_stop", request.output_ids)  # without drafts beyond its end
+                token_ns += [end] * (len(got) - len(token_ns))
             if request.finished():
-                self._finish_ns.setdefault(request.rid, end)
+                self._finish_ns.setdefault(int(request.rid), end)
+                answers = self._answers.pop(int(request.rid), ())
+                self._expect([(end, self._add, answer | {"arrival_ns": end}) for answer in answers])
+
+    def _accepted(self, id: str, place: int, drafts: int) -> int:
+        """Return the number of accepted drafts, drawn by hashes; the first is output token `place`."""
+        key = str(self._drafting.get("seed", 0)).encode()
+        for k in range(drafts):
+            coin = blake2b(b"%d:%d" % (int(id), place + k), digest_size=8, key=key)
+            if int.from_bytes(coin.digest(), "big") >= round(self._drafting["acceptance_rate"] * 2**64):
+                return k
+        return drafts
 
 
 def record(scenario: _Config, most_steps: int = 100_000) -> _Config:
@@ -473,7 +574,8 @@ def record(scenario: _Config, most_steps: int = 100_000) -> _Config:
     while run.advance():
         if len(run.steps) >= most_steps:
             raise RuntimeError(f"no end after {most_steps} steps")
-    return {"sglang": sglang.__version__, **scenario, "steps": run.steps, "results": run.results()}
+    made = {"requests": run.sent, "steps": run.steps, "results": run.results()}
+    return {"sglang": sglang.__version__, **scenario, **made}
 
 
 def prepare(folder: str) -> None:
@@ -487,6 +589,8 @@ def prepare(folder: str) -> None:
         disable_radix_cache=False,
     )
     publish(arguments, role="scheduler")
+    schedule_policy.set = _Ordered
+    allocation.assign_req_to_token_pool_func = _assign
     schedule_batch.SamplingBatchInfo.from_schedule_batch = lambda *_: _NoSampling()
     scheduler.PrefillStats.from_adder = lambda *_, **__: None
 

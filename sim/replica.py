@@ -212,7 +212,7 @@ class Replica:
         self._end_leap()
         self._policy.abort(request.id)
         self._holds.pop(request, None)
-        self._withdrawals = bool(self._launched)
+        self._withdrawals = bool(self._launched) or bool(self._policy.leaving)
         self._shed_load(request)
         # no event is due, so plan now: other requests may have waited for the place of this request
         if self._alarm is None:
@@ -428,7 +428,7 @@ class Replica:
         now = self._clock.now_ns
         if self._withdrawals:
             self._known_tokens -= plan.sampled_for_nobody()
-            self._withdrawals = bool(self._launched)
+            self._withdrawals = bool(self._launched) or bool(self._policy.leaving)
         finished = self._policy.commit(plan)
         if self._launched and (plan.accepted_tokens or any(one.end_len < one.max_len for one in finished)):
             self._withdrawals = True  # a step in flight may have been planned beyond the end of a request

@@ -37,7 +37,8 @@ class SchedulerConfig(TerseSettings):
     seldom_set = (
         "kv_groups", "state_blocks", "mamba_cache_mode", "num_prefill_checkpoint_blocks",
         "prefix_cache_retention_interval", "kv_reservation", "kv_reserved_max_tokens",
-        "static_timeout_ms", "scheduler_recv_interval", "schedule_policy", "schedule_conservativeness",
+        "static_timeout_ms", "scheduler_recv_interval", "schedule_policy", "schedule_seed",
+        "priority_scheduling_preemption_threshold", "schedule_conservativeness",
         "max_prefill_tokens", "enable_mixed_chunk", "sglang_outline",
         "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
         "attention_dp_timeout_iters", "attention_dp_ranks",
@@ -212,10 +213,19 @@ class SchedulerConfig(TerseSettings):
         le=1_000_000,
         description="sglang: number of decode steps between two checks for new requests",
     )
-    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof"] = Field(
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "random"] = Field(
         "fcfs",
         description="sglang: order of waiting requests. lpm: longest cached prefix first; dfs-weight: by cached "
-        "prefix, depth first; lof: largest output limit first",
+        "prefix, depth first; lof: largest output limit first; random: shuffled before each step that may admit some",
+    )
+    schedule_seed: int = Field(
+        0, ge=0, le=(1 << 63) - 1, description="sglang: seed of schedule_policy random (SGLang's random_seed)"
+    )
+    priority_scheduling_preemption_threshold: int | None = Field(
+        None,
+        ge=0,
+        description="sglang with policy priority: a waiting request may preempt running requests whose priority number "
+        "exceeds its own by more than this; null: never",
     )
     schedule_conservativeness: float = Field(
         1.0,

@@ -39,7 +39,8 @@ class RadixPool:
         self.total = self.available = config.num_blocks - 1
         self.version = 0
         self.caches = content is not None
-        self.tree = RadixTree(config.block_size)
+        speculative = config.speculative
+        self.tree = RadixTree(config.block_size, speculative.num_hash_lookahead_tokens if speculative else 0)
         self._content = content
         self._locked: dict[int, RadixNode] = {}  # last locked node, by request id
         self._named = named
@@ -102,7 +103,7 @@ class RadixPool:
         if self._content is None:
             return
         tree, page = self.tree, self.page
-        spans, whole = self._content.spans(request), tokens // page * page
+        spans, whole = self._content.spans(request), tree.whole(tokens)
         known, node = tree.insert(spans, whole, request.blocks)
         doubled = known // page - request.registered  # pages that the tree has from another request
         if doubled > 0:
@@ -110,7 +111,7 @@ class RadixPool:
             if self._named:
                 self._ids += request.blocks[request.registered : known // page]
                 request.blocks = tree.ids_to(node) + request.blocks[whole // page :]
-        prompt = request.prompt_len // page * page
+        prompt = tree.whole(request.prompt_len)
         if 0 < prompt < whole:
             tree.insert(spans, prompt)
         old = self._locked.get(request.id)

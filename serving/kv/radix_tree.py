@@ -6,6 +6,9 @@ split marks the rest of the node as used. Only leaves without locks can be evict
 
 Tokens are compared as in `serving.kv.content`: they are equal if they have the same position in spans with the same
 name. So a node needs no token of its own, only the spans of the sequence that made it.
+
+With a `lookahead` of 1, a token is equal only if the one after it is equal, too, as for drafts from the target's hidden
+states (EAGLE): the KV of a draft's layer depends on both. SGLang calls these pairs bigrams.
 """
 
 from __future__ import annotations
@@ -46,13 +49,15 @@ class RadixNode:
         self.used = 0
         self.queued = False
 
-    def common(self, spans: Sequence[Span], number: int, until: int) -> tuple[int, int]:
-        """Compare a sequence with this node, from span `number` of the sequence on, up to position `until`.
+    def common(self, spans: Sequence[Span], number: int, until: int, beyond: int) -> tuple[int, int]:
+        """Compare a sequence with this node and `beyond` tokens more, from span `number` of the sequence on.
+
+        The comparison ends at position `until`.
 
         Returns the position at which they differ or the comparison ends, and the number of the sequence's span there.
         """
         at, own = self.start, self.first
-        until = min(until, self.end)
+        until = min(until, self.end + beyond)
         while at < until:
             name, begin, end = self.spans[own]
             other, other_begin, other_end = spans[number]
@@ -78,23 +83,28 @@ class RadixTree:
         locked_tokens: number of tokens in nodes with locks
     """
 
-    def __init__(self, page: int) -> None:
+    def __init__(self, page: int, lookahead: int = 0) -> None:
         self.root = RadixNode(None, (), 0, 0, 0, [])
         self.tokens = self.locked_tokens = 0
         self._page = page
+        self._lookahead = lookahead
         self._clock = 0
         self._candidates: list[tuple[int, int, RadixNode]] = []  # heap; `used` may have grown since
         self._pushes = 0
 
+    def whole(self, tokens: int) -> int:
+        """Return how many of the first `tokens` tokens of a sequence the tree can have."""
+        return max(tokens - self._lookahead, 0) // self._page * self._page
+
     def match(self, spans: Sequence[Span], tokens: int) -> RadixNode:
         """Return the last node of the longest known prefix of at most `tokens` tokens, and mark its path as used."""
-        tokens = tokens // self._page * self._page
+        tokens = self.whole(tokens)
         node = self.root
         if not tokens:
             return node
         number = 0
         while node.end < tokens and (child := node.children.get(self._first_page(spans, number, node.end))) is not None:
-            at, number = child.common(spans, number, tokens)
+            at, number = self._common(child, spans, number, tokens)
             if at < child.end:
                 node = self._split(child, at // self._page * self._page)
                 break
@@ -109,7 +119,7 @@ class RadixTree:
             end = end.parent
 
     def insert(self, spans: Sequence[Span], tokens: int, ids: Sequence[int] = ()) -> tuple[int, RadixNode]:
-        """Add the first `tokens` tokens, whole pages; return how many were known, and the last node.
+        """Add the first `tokens` tokens, `whole` pages; return how many were known, and the last node.
 
         `ids` are the pages of the sequence. The tree keeps those of the tokens that were not known.
         """
@@ -117,7 +127,7 @@ class RadixTree:
         self._touch(node)
         while node.end < tokens and (child := node.children.get(self._first_page(spans, number, node.end))) is not None:
             self._touch(child)
-            at, number = child.common(spans, number, tokens)
+            at, number = self._common(child, spans, number, tokens)
             if at < child.end:
                 node = self._split(child, at // self._page * self._page)
                 number = _span_at(spans, node.end)
@@ -201,6 +211,12 @@ class RadixTree:
             children = sorted(node.children.values(), key=lambda child: -weights[child])
             walk += [(child, False) for child in reversed(children)]
 
+    def _common(self, child: RadixNode, spans: Sequence[Span], number: int, tokens: int) -> tuple[int, int]:
+        if not self._lookahead:
+            return child.common(spans, number, tokens, 0)
+        at = child.common(spans, number, tokens + self._lookahead, self._lookahead)[0] - self._lookahead
+        return at, _span_at(spans, at)
+
     def _touch(self, node: RadixNode) -> None:
         self._clock += _DEEPEST
         node.used = self._clock
@@ -231,7 +247,7 @@ class RadixTree:
     def _first_page(self, spans: Sequence[Span], number: int, at: int) -> Page:
         """Return the key of the page from position `at` on, in span `number`."""
         name, begin, end = spans[number]
-        until = at + self._page
+        until = at + self._page + self._lookahead
         if until <= end:  # nearly always
             return ((name, begin, 0),)
         pieces = []

@@ -47,6 +47,11 @@ class NewTokenRatio:
         self.now = min(1.0, (outputs + _RETRACT_STEPS * len(requests)) / (limits + 1))
 
 
+def output_estimate(request: Request) -> int:
+    """Return the number of output tokens that SGLang expects of `request` in all, if it does not stop early."""
+    return min(request.max_len - request.prompt_len, _MOST_OUTPUT)
+
+
 class Verdict(Enum):
     """Whether a step admits more requests."""
 
@@ -70,6 +75,9 @@ class PrefillBudget:
     """The budget of one step with prompts, beside `mixed` decodes.
 
     `running` are the requests that decode, in SGLang's order, because their needs are added up in floating point.
+
+    Attributes:
+        matched: number of cached tokens of the request that was last considered
     """
 
     def __init__(
@@ -92,14 +100,28 @@ class PrefillBudget:
         self._left = most  # limit of the deployment; only whole prompts can reach it
         needed = 0.0
         for request in running:
-            part = 1.0 if request.arrived.max_tokens is None else ratio
-            needed += min(request.max_len - request.known, _MOST_OUTPUT) * part
+            needed += self.need(request)
         self._reserved = mixed + needed  # tokens that requests of this step and running requests will take
         self._taken = mixed  # tokens that requests of this step take at once
         self._needs: list[tuple[float, int]] | None = (
             None  # of requests with a stated length; see `_fits_without_cache`
         )
         self._added: list[Request] = []
+        self.matched = 0
+
+    def need(self, request: Request) -> float:
+        """Return the number of output tokens that are reserved for a running request."""
+        part = 1.0 if request.arrived.max_tokens is None else self._ratio
+        return min(request.max_len - request.known, _MOST_OUTPUT) * part
+
+    @property
+    def room(self) -> float:
+        """The number of tokens that are free, or will be, after all reservations."""
+        return self._pool.free * self._page - self._reserved
+
+    def preempted(self, request: Request) -> None:
+        """Reserve no output for a request that no longer runs."""
+        self._reserved -= self.need(request)
 
     def verdict(self) -> Verdict:
         free = self._pool.free * self._page
@@ -124,6 +146,7 @@ class PrefillBudget:
         """Admit `request` and lock its cached prefix, or return why it must wait."""
         pool, page = self._pool, self._page
         node = pool.match(request, request.known - 1)
+        self.matched = node.end
         left = request.known - node.end
         if request.arrived.max_tokens is None and not pool.caches:
             return self._admit_without_cache(request, node, left)
@@ -148,7 +171,7 @@ class PrefillBudget:
 
     def _reserve(self, request: Request, tokens: int, ends: bool) -> None:
         whole = -(-tokens // self._page) * self._page
-        output = min(request.max_len - request.prompt_len, _MOST_OUTPUT) if ends else 0
+        output = output_estimate(request) if ends else 0
         self._reserved += whole + self._page + output
         self._taken += whole + self._page
         self._tokens -= whole

@@ -1,13 +1,14 @@
 """The queue of SGLang's waiting requests, and its order: the setting `schedule_policy`, as in `SchedulePolicy`.
 
 Requests are sorted just before a step may admit some. `fcfs` keeps the order of arrival, `lpm` puts the longest cached
-prefix first, `dfs-weight` walks the cached prefixes depth first, `lof` puts the largest output limit first. A retracted
-request joins at the end.
+prefix first, `dfs-weight` walks the cached prefixes depth first, `lof` puts the largest output limit first, `random`
+shuffles. A retracted request joins at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from random import Random
 
 from serving.deployments.config import SchedulerConfig
 from serving.kv.radix_pool import RadixPool
@@ -32,6 +33,7 @@ class SglangQueue:
         self.unseen: list[Request] = []
         self._policy = config.schedule_policy if config.enable_prefix_caching else _without_cache(config)
         self._by_priority = config.policy == "priority"
+        self._random = Random(config.schedule_seed)
         self._passes = 0
 
     def __len__(self) -> int:
@@ -53,11 +55,26 @@ class SglangQueue:
     def steps_at_head(self, head: Request, steps: int) -> int:
         return 0
 
-    def look(self) -> None:
-        """Consider new requests from now on."""
-        if self.unseen:
-            self.seen += [request for request in self.unseen if not request.compiling]
-            self.unseen = [request for request in self.unseen if request.compiling]
+    def look(self) -> list[Request]:
+        """Consider new requests from now on, and return them."""
+        if not self.unseen:
+            return []
+        new = [request for request in self.unseen if not request.compiling]
+        self.seen += new
+        self.unseen = [request for request in self.unseen if request.compiling]
+        return new
+
+    def drop(self, id: int) -> None:
+        """Remove the request with this id from those that the scheduler considers."""
+        self.seen = [request for request in self.seen if request.id != id]
+
+    def quiet_passes(self, pool: RadixPool) -> int:
+        """Return how many passes in a row would not mark cached prefixes as used, if no request is admitted."""
+        return -self._passes % _REFRESH_INTERVAL if pool.caches else 1 << 60
+
+    def skip(self, passes: int, pool: RadixPool) -> None:
+        if self.seen and pool.caches:
+            self._passes += passes
 
     def leave(self, admitted: list[Request]) -> None:
         """Remove `admitted` requests."""
@@ -81,7 +98,9 @@ class SglangQueue:
         elif policy == "dfs-weight":
             self._walk(pool)
         else:
-            if policy == "lof":
+            if policy == "random":
+                self._random.shuffle(seen)
+            elif policy == "lof":
                 seen.sort(key=lambda request: request.prompt_len - request.max_len)
             if self._by_priority:
                 seen.sort(key=lambda request: request.priority)
@@ -126,4 +145,4 @@ class SglangQueue:
 
 def _without_cache(config: SchedulerConfig) -> str:
     """Return the order without a prefix cache: policies that need it become `fcfs`."""
-    return config.schedule_policy if config.schedule_policy == "lof" else "fcfs"
+    return config.schedule_policy if config.schedule_policy in ("lof", "random") else "fcfs"

@@ -5,8 +5,9 @@ admitted while their tokens, and the output that running requests are expected t
 run out later, requests are retracted, those with the fewest output tokens first.
 
 This file follows `Scheduler.get_next_batch_to_run` and the processing of results. `sglang_budget.py` counts what one
-step may still admit (`PrefillAdder`), `sglang_queue.py` orders the queue (`SchedulePolicy`), `serving/kv/radix_*.py`
-keep the pages. `sglangside/virtual_clock.py` records SGLang's own decisions, and `tokentwin conformance` compares.
+step may still admit (`PrefillAdder`), `sglang_queue.py` orders the queue (`SchedulePolicy`), `sglang_preemption.py`
+preempts by priority, and `serving/kv/radix_*.py` keep the pages. `sglangside/virtual_clock.py` records SGLang's own
+decisions, and `tokentwin conformance` compares.
 """
 
 from __future__ import annotations
@@ -20,18 +21,26 @@ from serving.errors import UserError
 from serving.kv.content import Content, SegmentContent
 from serving.kv.external import ExternalKv
 from serving.kv.radix_pool import RadixPool
+from serving.policies.drafts import Drafts
 from serving.policies.residents import Residents
 from serving.policies.sglang_budget import Admission, NewTokenRatio, PrefillBudget, Verdict
+from serving.policies.sglang_preemption import PriorityPreemption
 from serving.policies.sglang_queue import SglangQueue
 from serving.request import Request, Status
 from serving.step_plan import Row, StepPlan, by_admission
+from serving.workload import WorkloadRequest
 
 _RETRACT_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS: decode steps that a retraction makes room for
 _RECEIVES = 1000  # weight of a step with prompts on the way to `scheduler_recv_interval`; a decode step weighs 1
 
 
 class SglangScheduler(Residents):
-    """SGLang's scheduler. Retracted requests join the end of its queue."""
+    """SGLang's scheduler. Retracted and preempted requests join the end of its queue.
+
+    Attributes:
+        leaving: by id, the aborted requests that are still here, and whether SGLang has looked at the abort. Then one
+            that runs ends with the next token that returns, because SGLang runs it until then
+    """
 
     def __init__(self, config: SchedulerConfig, *, content: Content | None = None) -> None:
         super().__init__(config, shares_prefixes=False)
@@ -40,6 +49,10 @@ class SglangScheduler(Residents):
         self.pool = self._pages
         self._queue = SglangQueue(config)
         self.waiting = self._queue
+        self.leaving: dict[int, bool] = {}
+        self._preemption: PriorityPreemption | None = None
+        if config.policy == "priority" and config.priority_scheduling_preemption_threshold is not None:
+            self._preemption = PriorityPreemption(config.priority_scheduling_preemption_threshold)
         self.decodes = DecodeSet(config.block_size)
         self._unsteady: dict[int, Request] = {}  # running requests outside the decode set
         self._batch: dict[int, Request] = {}  # requests that decode, in SGLang's order
@@ -55,14 +68,24 @@ class SglangScheduler(Residents):
         self._next_rank = 0
         self._planned = self._admissions = 0
         self._counter = 0  # progress towards the next look for new requests
-        self._most_running = min(config.most_running, config.max_num_batched_tokens)
         self._overlaps = config.async_scheduling
         self._mixes = config.enable_mixed_chunk and config.enable_chunked_prefill
         self._recv_interval = config.scheduler_recv_interval
         self._ratio = NewTokenRatio(config.schedule_conservativeness)
+        self._drafts = 0
+        self._allocated: dict[int, int] = {}  # with drafts: tokens with slots, by id, until a request first decodes
+        if config.speculative is not None:  # each step verifies all drafts, even those that are not proposed
+            self.drafts = Drafts(config.speculative, config.max_model_len, overlaps=True)
+            self._drafts = self.drafts.tokens
+        self._most_running = min(config.most_running, config.max_num_batched_tokens // (1 + self._drafts))
+        if not self._most_running:
+            remedy = f"must be larger than num_speculative_tokens {self._drafts}; raise it"
+            raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy)
         if self._mixes and config.max_num_batched_tokens <= self._most_running:
             remedy = f"must be larger than max_num_seqs {config.max_num_seqs} with enable_mixed_chunk; raise it"
             raise UserError("scheduler.max_num_batched_tokens", config.max_num_batched_tokens, remedy)
+        if config.policy == "priority" and config.schedule_policy not in ("fcfs", "lof"):
+            raise UserError("scheduler.schedule_policy", config.schedule_policy, "must be fcfs or lof with priorities")
 
     def connect(self, external: ExternalKv) -> None:
         raise UserError("policy", "sglang", "cannot load KV from outside the engine; choose another policy")
@@ -82,13 +105,42 @@ class SglangScheduler(Residents):
             return f"needs {limit} output tokens; SGLang keeps one page free, so there is room for {max(room, 0)}"
         return ""
 
+    def add(self, arrived: WorkloadRequest, outputs: int = 0) -> Request:
+        if arrived.id in self.leaving:  # it comes again
+            self._drop_leaving(arrived.id)
+        return super().add(arrived, outputs)
+
     def abort(self, id: int) -> Request | None:
-        request = self.requests.get(id)
+        request = self.requests.pop(id, None)
         if request is not None:
-            self._end(request, Status.ABORTED, keep=request is not self._chunked)
+            request.status = Status.ABORTED
+            if request.decodes is not None:
+                self._leave(request, self._planned - 1)
+            if request in self._queue.unseen:
+                self._queue.remove(request)
+            else:
+                self.leaving[id] = False
         return request
 
-    def _end(self, request: Request, status: Status, keep: bool = True) -> None:
+    def _drop_leaving(self, id: int) -> None:
+        request = self.running.get(id)
+        if request is None:
+            self._queue.drop(id)
+        else:
+            self._end(request, Status.ABORTED)
+        del self.leaving[id]
+
+    def _hang_up(self) -> None:
+        """Look at new aborts: drop requests that wait or whose prompt is not all planned, and note those that run."""
+        for id in [id for id, noticed in self.leaving.items() if not noticed]:
+            request = self.running.get(id)
+            if request is None or request is self._chunked:
+                self._drop_leaving(id)
+            else:
+                self.leaving[id] = True
+
+    def _end(self, request: Request, status: Status, kept: int = 0) -> None:
+        """End `request`; its first `kept` tokens stay in the prefix cache."""
         if request.decodes is not None:
             self._leave(request, self._planned - 1)
         if self.running.pop(request.id, None) is not None:
@@ -97,13 +149,16 @@ class SglangScheduler(Residents):
                 self._full = False
             if request is self._chunked:
                 self._chunked = None
-            if keep:
-                self._pages.checkpoint(request, min(request.computed, request.known))
+            if kept:
+                self._pages.checkpoint(request, kept)
             self._pages.drop(request)
         else:
             self.waiting.remove(request)
+        if self._preemption is not None:
+            self._preemption.ended(request)
+        self._allocated.pop(request.id, None)
         request.status = status
-        del self.requests[request.id]
+        self.requests.pop(request.id, None)
 
     # One step
 
@@ -111,7 +166,7 @@ class SglangScheduler(Residents):
         plan = StepPlan(self._planned, self.decodes, len(self._in_flight))
         self._prompts = 0
         self._look()
-        if not self.requests and not self._in_flight:
+        if not self.running and not len(self._queue) and not self._in_flight:
             self._ratio.reset()
         chunked = self._chunked
         if chunked is not None and not self._stashed:
@@ -132,18 +187,19 @@ class SglangScheduler(Residents):
             if self._counter < self._recv_interval and not idle:
                 return
             self._counter = 0
-        self._queue.look()
+        new = self._queue.look()
+        if self._preemption is not None:
+            for request in new:
+                self._preemption.joins(request)
+        if self.leaving:
+            self._hang_up()
 
     def _merge_last(self) -> None:
         """Let the requests of a step with prompts decode from now on, apart from one with more prompt to come."""
         last, self._last = self._last, None
         if last is None:
             return
-        stay = [
-            request
-            for request in last
-            if not request.ended and request.status is Status.RUNNING and request is not self._chunked
-        ]
+        stay = [request for request in last if request.id in self.running and request is not self._chunked]
         if len(stay) < len(last) or (stay and not self._batch):
             self._full = False
         for request in stay:
@@ -157,19 +213,18 @@ class SglangScheduler(Residents):
 
     # Prompts
 
-    def _seats(self) -> int:
-        """Return how many more requests can be admitted, whether they decode or have not ended yet."""
-        return self._most_running - max(len(self._batch), len(self.running))
-
     def _prefill(self, plan: StepPlan) -> bool:
         """Plan prompts; return False if there is nothing to plan."""
         batch, chunked, waiting = self._batch, self._chunked, self._queue
-        if not batch:
+        preemption = self._preemption
+        if not batch or preemption is not None:
             self._full = False
+        if preemption is not None:
+            preemption.stuck = False
         if chunked is None:
             if self._full or not waiting.seen:
                 return False
-            if self._seats() <= 0:
+            if max(len(batch), len(self.running)) >= self._most_running and preemption is None:
                 self._full = True
                 return False
         waiting.sort(self._pages)
@@ -181,16 +236,19 @@ class SglangScheduler(Residents):
             rows.append((chunked, tokens))
             if ends:
                 self._chunked = None
-        # a chunked request has a seat, but does not decode yet
-        seats = min(self._most_running - len(batch), self._most_running - len(self.running) + len(rows))
         admitted: list[Request] = []
+        preempted: list[Request] = []
         for request in waiting.seen:
             if budget.verdict() is Verdict.OTHER:
                 break
-            if len(rows) >= seats:
+            # a chunked request has a seat, but does not decode yet
+            if max(len(batch) + len(rows), len(self.running)) >= self._most_running:
                 self._full = True
+            if self._full and not self._preempt(request, budget, preempted):
                 break
             admission = budget.admit(request, first=not rows)
+            if preemption is not None:
+                preemption.tried(request, budget.matched)
             if isinstance(admission, Admission):
                 self._admit(plan, request, admission)
                 admitted.append(request)
@@ -204,9 +262,10 @@ class SglangScheduler(Residents):
                 if verdict is Verdict.NO_TOKEN:
                     self._full = bool(rows or batch)
                 break
+        waiting.leave(admitted)
+        self._wait_again(plan, preempted)
         if not rows:
             return False
-        waiting.leave(admitted)
         self._pause_decodes()
         self._take_pages(rows)
         self._prompts = len(rows)
@@ -218,6 +277,37 @@ class SglangScheduler(Residents):
         self._last, self._stashed = last, False
         return True
 
+    def _preempt(self, request: Request, budget: PrefillBudget, preempted: list[Request]) -> bool:
+        """Preempt requests for `request` and append them to `preempted`; return False if it may not preempt any."""
+        preemption, batch = self._preemption, self._batch
+        if preemption is None or not (victims := preemption.victims(request, batch.values(), budget)):
+            return False
+        self._pause_decodes()
+        for victim in [running for running in batch.values() if running in victims]:
+            budget.preempted(victim)
+            del batch[victim.id]
+            self._lose_pages(victim, len(batch))
+        preempted += victims
+        return True
+
+    def _lose_pages(self, request: Request, others: int) -> None:
+        """Take the pages of a request that ran beside `others` requests, and room for their next tokens."""
+        request.recomputed += request.computed
+        self._pages.drop(request)
+        self._pages.make_room(-(-others * _RETRACT_STEPS // self._block_size))
+        request.preempted()
+        del self.running[request.id]
+        del self._unsteady[request.id]
+
+    def _wait_again(self, plan: StepPlan, requests: list[Request]) -> None:
+        for request in requests:
+            if request.id in self.leaving:
+                request.status = Status.ABORTED
+            if self._preemption is not None:
+                self._preemption.joins(request)
+            self._queue.put_back(request)
+        plan.preempted += tuple(requests)
+
     def _admit(self, plan: StepPlan, request: Request, admission: Admission) -> None:
         cached = admission.node.end
         self._pages.hold(request, admission.node)
@@ -226,7 +316,8 @@ class SglangScheduler(Residents):
             request.first_hit = cached
         if request.preemptions:
             request.recomputed -= cached
-        request.status = Status.RUNNING
+        if request.id not in self.leaving:
+            request.status = Status.RUNNING
         request.admitted = self._admissions
         self._admissions += 1
         self.running[request.id] = self._unsteady[request.id] = request
@@ -238,6 +329,8 @@ class SglangScheduler(Residents):
         self._pages.make_room(-(-(tokens + (len(rows) * page if page > 1 else 0)) // page))
         for request, count in rows:
             self._pages.extend(request, request.computed + count)
+            if self._drafts:
+                self._allocated[request.id] = request.computed + count
         if self._pages.available < 0:
             remedy = "is too small: SGLang stops here, because a prompt that it admitted finds no page; raise it"
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
@@ -250,6 +343,8 @@ class SglangScheduler(Residents):
             return []
         self._decode_pages(requests)
         for request in requests:
+            if self._preemption is not None:
+                self._preemption.tried(request, 0)
             self._give(plan, request, 1)
         self._batch = {}
         return requests
@@ -276,13 +371,35 @@ class SglangScheduler(Residents):
 
     def _new_pages(self, requests: Iterable[Request]) -> int:
         page = self._block_size
+        if self._drafts:
+            return sum(max(-(-self._tokens_ahead(one) // page) - one.block_count, 0) for one in requests)
         return sum(request.computed % page == 0 for request in requests)
+
+    def _tokens_ahead(self, request: Request) -> int:
+        """Return how many tokens of a request need pages before it decodes.
+
+        With drafts, SGLang allocates two steps ahead of the tokens that it knows to be computed.
+        """
+        if not self._drafts:
+            return request.computed + 1
+        committed = request.known - (request.placeholders != 1)  # a prompt counts when it is planned
+        return committed + 2 * (1 + self._drafts)
+
+    def _make_room_ahead(self, requests: Iterable[Request]) -> None:
+        """Free pages for decodes with drafts. SGLang counts the rest of a prompt's last page again."""
+        page, slots, rows = self._block_size, 0, 0
+        for one in requests:
+            end = -(-self._tokens_ahead(one) // page) * page
+            slots += max(end - self._allocated.pop(one.id, one.block_count * page), 0)
+            rows += 1
+        if slots and page > 1:
+            self._pages.make_room(-(-slots // page) + rows)
 
     def _decode_pages(self, requests: Collection[Request]) -> None:
         if self._block_size > 1:
             self._pages.make_room(len(requests))
         for request in requests:
-            self._pages.extend(request, request.computed + 1)
+            self._pages.extend(request, self._tokens_ahead(request))
 
     def _decode(self, plan: StepPlan) -> None:
         finishing = self._leave_finishing()
@@ -300,13 +417,15 @@ class SglangScheduler(Residents):
             self._pause_decodes()
             self._retract(plan)
             members, others = 0, list(self._batch.values())
-        if self._block_size > 1:
+        if self._drafts:
+            self._make_room_ahead(others)
+        elif self._block_size > 1:
             pool.make_room(members + len(others))
         if members:
             self._tick(plan)
         for request in others:
-            pool.extend(request, request.computed + 1)
-            self._give(plan, request, 1)
+            pool.extend(request, self._tokens_ahead(request))
+            self._give(plan, request, 1 + self._drafts, self._drafts)
 
     def _retract(self, plan: StepPlan) -> None:
         """Retract requests until the others can decode: those with the fewest output tokens, then the longest prompts.
@@ -318,12 +437,7 @@ class SglangScheduler(Residents):
         retracted: list[Request] = []
         while len(kept) > 1 and not (retracted and pool.make_room(self._new_pages(kept))):
             request = kept.pop()
-            request.recomputed += request.computed
-            pool.drop(request)
-            pool.make_room(-(-len(kept) * _RETRACT_STEPS // self._block_size))
-            request.preempted()
-            del self.running[request.id]
-            del self._unsteady[request.id]
+            self._lose_pages(request, len(kept))
             retracted.append(request)
         if not pool.make_room(self._new_pages(kept)):
             remedy = f"is too small: SGLang aborts request {kept[0].id} here, which cannot decode alone; raise it"
@@ -333,18 +447,16 @@ class SglangScheduler(Residents):
         self._rank = dict(self._rank)
         self._order(kept)
         self._ratio.estimate(kept)
-        for request in retracted:
-            self._queue.put_back(request)
-        plan.preempted += tuple(retracted)
+        self._wait_again(plan, retracted)
 
     # Rows
 
-    def _give(self, plan: StepPlan, request: Request, tokens: int) -> None:
+    def _give(self, plan: StepPlan, request: Request, tokens: int, drafts: int = 0) -> None:
         start = request.computed
-        samples = request.scheduled(tokens)
+        samples = request.scheduled(tokens, drafts)
         if samples and not request.pools:
             request.sampled_in.append((plan.seq, 1))
-        plan.add(Row(request, start, tokens, samples))
+        plan.add(Row(request, start, tokens, samples, drafts))
 
     def _launch(self, plan: StepPlan) -> None:
         plan.clock = self.decodes.clock
@@ -353,7 +465,8 @@ class SglangScheduler(Residents):
         self._made.append((self._prompts, self._rank))
         for request, _, _, samples, _ in plan.listed:
             arrived = request.arrived
-            if samples and request.unscheduled > 0 and not (arrived.structured or arrived.changes_logits):
+            steady = not (arrived.structured or arrived.changes_logits or request.ended or self._drafts)
+            if samples and steady and request.unscheduled > 0:
                 del self._unsteady[request.id]
                 self.decodes.join(request)
 
@@ -395,30 +508,38 @@ class SglangScheduler(Residents):
             return []
         if plan.departed and len(rows) > 1:
             rows = sorted(rows, key=lambda row: rank.get(row.request.id, 0))
-        finished = []
-        for number, (request, start, tokens, samples, _) in enumerate(rows):
-            if request.ended:
+        finished: list[Request] = []
+        for number, (request, start, tokens, samples, drafts) in enumerate(rows):
+            if request.ended and request.id not in self.leaving:
                 continue
             if request.stale:  # retracted since: SGLang drops the token
                 request.stale -= tokens
                 plan.sampled_rows -= samples and not request.pools
                 continue
-            request.returned(tokens, samples)
+            accepted = self.drafts.verify(plan, request, drafts) if drafts else 0  # type: ignore[union-attr]
+            beyond = drafts > 0 and accepted >= request.end_len - request.known
+            request.returned(tokens, samples, drafts, accepted)
             if not samples:
                 continue
-            if request.known == request.end_len or request.id in stopped:
-                finished.append(request)
-                self._end(request, Status.FINISHED)
+            if request.known == request.end_len or request.id in stopped or self.leaving.get(request.id):
+                kept = request.known - 1 + int(beyond) if self._drafts else min(request.computed, request.known)
+                self._finish(request, finished, kept)
             elif number < prompts:
                 self._pages.checkpoint(request, start + tokens)
         if stopped:
             members = decodes.members
             for request in [members[id] for id in stopped if id in members and members[id].joined < plan.clock]:
-                finished.append(request)
-                self._end(request, Status.FINISHED)
+                self._finish(request, finished, min(request.computed, request.known))
         if len(finished) > 1:
             finished.sort(key=by_admission)
         return finished
+
+    def _finish(self, request: Request, finished: list[Request], kept: int) -> None:
+        if self.leaving.pop(request.id, None) is None:
+            self._end(request, Status.FINISHED, kept)
+            finished.append(request)
+        else:
+            self._end(request, Status.ABORTED, kept)
 
     # Many steps at once
 
@@ -429,9 +550,11 @@ class SglangScheduler(Residents):
             return 0
         if in_flight and in_flight[0].rows_outside_decodes():
             return 0
-        if self._queue.seen and not self._full:
+        if self.leaving or (self._queue.seen and not self._full):
             return 0
         steps = decodes.steps_to_exit() - len(in_flight)
+        if self._queue.seen and self._preemption is not None:
+            steps = min(steps, self._queue.quiet_passes(self._pages) if self._preemption.stuck else 0)
         if self._queue.unseen:
             if self._recv_interval == 1:
                 return 0
@@ -451,6 +574,8 @@ class SglangScheduler(Residents):
         for plan in self._in_flight:
             plan.skip(quiet)
         self._ratio.decay(quiet)
+        if self._preemption is not None:
+            self._queue.skip(quiet, self._pages)
         if self._recv_interval > 1:
             self._counter = (self._counter + quiet) % self._recv_interval
         if not last:

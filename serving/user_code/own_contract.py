@@ -40,6 +40,7 @@ class OwnContract(Contract):
         self._audit = Audit(scheduler, limits, self.breach, by_segments)
         self._stagger = limits.decode_stagger
         self._plans = 0
+        self._leaving: set[int] = set()  # aborted requests whose account is open, because they run for one more step
         self._eligible: dict[int, int] = {}  # by request id: first plan that may compute its next token
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -81,7 +82,8 @@ class OwnContract(Contract):
             seen.add(request.id)
             if start < 0 or not 0 <= drafts < tokens:
                 self.breach("rows", f"plans {tokens} tokens after {start}, {drafts} of them drafts", request)
-            if scheduler.requests.get(request.id) is not request or request.id not in scheduler.running:
+            here = scheduler.requests.get(request.id) is request or request.id in self._leaving
+            if not here or request.id not in scheduler.running:
                 self.breach("rows", "is planned, but does not run", request)
             if end != request.computed or request.pending < 1:
                 what = f"plans {tokens} tokens after {start}, which are not the next of {shown(request)}"
@@ -155,13 +157,20 @@ class OwnContract(Contract):
         request = self._call(call, arrived, outputs) if outputs else self._call(call, arrived)
         if not isinstance(request, Request):
             self.breach("calls", f"add() returned {shown(request)} for request {arrived.id}, which is no Request")
+        self._close_accounts()
         self._audit.added(request, arrived, came, outputs)
         return request
 
     def abort(self, id: int) -> Request | None:
         request = super().abort(id)
-        self._audit.aborted(id)
+        self._leaving.add(id)
+        self._close_accounts()
         return request
+
+    def _close_accounts(self) -> None:
+        for id in [id for id in self._leaving if id not in self.leaving]:
+            self._leaving.remove(id)
+            self._audit.aborted(id)
 
     def connect(self, external: ExternalKv) -> None:
         super().connect(external)
@@ -173,6 +182,7 @@ class OwnContract(Contract):
     def _commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
         finished = self._finished("commit", self._call(self.scheduler.commit, plan, stopped))
         self._audit.ended(plan.seq, stopped, finished)
+        self._close_accounts()
         return finished
 
     def _finished(self, call: str, finished: Any) -> list[Request]:

@@ -16,6 +16,11 @@ FAMILIES = (
     "mixed chunks",
     "long",
     "other orders",
+    "preemption",
+    "random order",
+    "aborts",
+    "many answers",
+    "drafts",
 )
 
 
@@ -28,12 +33,16 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
     size = chance.choice([1, 1, 1, 2, 4, 16, 64])
     if family == "long":
         requests = longer(requests, chance)
-    if family == "tight":
+    if family in ("tight", "preemption", "aborts", "drafts"):
         for request in requests:
-            request |= {"output_len": chance.randint(1, 150)}
+            request |= {"output_len": chance.randint(1, 150 if family == "tight" else 60)}
             request.pop("max_tokens", None)
+    if family == "preemption":
+        gap = chance.choice([400, 2000, 9000])
+        for number, request in enumerate(requests):
+            request |= {"priority": chance.randint(0, 9), "arrival_ns": number * gap}
     for request in requests:
-        if "max_tokens" not in request and chance.random() < (0.9 if family == "tight" else 0.5):
+        if "max_tokens" not in request and chance.random() < (0.9 if family in ("tight", "drafts") else 0.5):
             request["max_tokens"] = request["output_len"] + chance.choice([0, 0, 1, 5, 40])
     longest = max(sum(n for _, n in r["prompt"]) + r.get("max_tokens", r["output_len"]) for r in requests)
     whole = sum(tokens + size for request in requests for _, tokens in request["prompt"]) + longest + 20
@@ -63,6 +72,36 @@ def scenario(family: str, seed: int) -> dict[str, Any]:
         config["schedule_policy"] = chance.choice(["lof", "dfs-weight", "fcfs"])
         config["policy"] = "priority" if config["schedule_policy"] != "dfs-weight" and chance.random() < 0.5 else "fcfs"
         config["scheduler_recv_interval"] = chance.choice([1, 2, 5, 9])
+    if family == "preemption":
+        config |= {"policy": "priority", "schedule_policy": chance.choice(["fcfs", "fcfs", "lof"])}
+        config["priority_scheduling_preemption_threshold"] = chance.choice([0, 0, 1, 3])
+        config["max_num_seqs"] = chance.choice([1, 2, 3, 4])
+        config["enable_mixed_chunk"] = chunked and chance.random() < 0.3
+    if family == "random order":
+        config |= {"schedule_policy": "random", "schedule_seed": seed, "max_num_seqs": chance.choice([1, 2, 4])}
+    if family == "aborts":
+        config["scheduler_recv_interval"] = chance.choice([1, 1, 1, 3, 9])
+        config["max_num_seqs"] = chance.choice([1, 2, 4, 16])
+        config["enable_mixed_chunk"] = chunked and chance.random() < 0.3
+        for request in requests:
+            if chance.random() < 0.4:
+                request["abort_ns"] = request["arrival_ns"] + chance.choice([1, 900, 2500, 9000, 40000, 120_000])
+    if family == "many answers":
+        for request in requests:
+            if chance.random() < 0.5:
+                request["n"] = chance.choice([2, 3])
+    if family == "drafts":
+        tokens = chance.choice([1, 2, 3, 5])
+        config["speculative"] = {
+            "method": chance.choice(["eagle", "eagle", "draft_model", "ngram"]),
+            "num_speculative_tokens": tokens,
+            "acceptance_rate": chance.choice([0.0, 0.5, 0.9, 1.0]),
+        }
+        config["max_num_batched_tokens"] += (tokens + 1) * seats
+        config["num_blocks"] = 1 + need + -(-3 * (tokens + 1) // size) + chance.choice([need // 8, need // 2, 3 * need])
+        config["schedule_conservativeness"] = chance.choice([1.0, 0.1, 0.02])
+    least = -(-(config["max_num_seqs"] + size) // size) * size
+    config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], least)
     assert given["policy"] == "fcfs"
     return {"name": f"{family} {seed}", "config": config, "cost": COST, "requests": requests}
 

@@ -80,8 +80,19 @@ def test_the_recordings_of_sglang_cover_retraction_shared_prefixes_and_its_setti
     recordings = [json.loads(gzip.decompress(path.read_bytes())) for path in SGLANG]
     assert {recording["config"]["block_size"] for recording in recordings} >= {1, 16, 64}
     assert {recording["config"]["schedule_policy"] for recording in recordings} == {
-        "fcfs", "lpm", "lof", "dfs-weight",
+        "fcfs", "lpm", "lof", "dfs-weight", "random",
     }  # fmt: skip
+    features = ("priority_scheduling_preemption_threshold", "speculative")
+    for feature in features:
+        assert {r["config"]["async_scheduling"] for r in recordings if feature in r["config"]} == {False, True}
+    hung_up = [
+        (recording["config"]["async_scheduling"], result["tokens"] > 0)
+        for recording in recordings
+        for request, result in zip(recording["requests"], recording["results"], strict=True)
+        if request.get("abort_ns") == result["finish_ns"]
+    ]
+    assert {*hung_up} == {(False, False), (False, True), (True, False), (True, True)}
+    assert any(request["output_len"] == 0 for recording in recordings for request in recording["requests"])
     for overlaps in (False, True):
         of_loop = [recording for recording in recordings if recording["config"]["async_scheduling"] == overlaps]
         assert sum(len(step["pre"]) for recording in of_loop for step in recording["steps"]) > 3

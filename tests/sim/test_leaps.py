@@ -137,6 +137,18 @@ def test_leaping_is_stepping(policy, scheduler, concurrency, overlapped, plan_ns
     assert (preempted > 0) == (scheduler is TIGHT and policy not in ("static", "trtllm", "sglang"))
 
 
+@pytest.mark.parametrize("overlapped", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("size", [1, 16])
+def test_leaping_is_stepping_while_urgent_requests_preempt_others(size, overlapped):
+    """With `sglang` a step is pure if the first waiting request may preempt nobody."""
+    workload = Workload(conversations(requests(2, 50, 30.0, priorities=3)))
+    seats = {"max_num_seqs": 2, "block_size": size, "num_blocks": 1 + 4096 // size, "async_scheduling": overlapped}
+    limits = {**ROOMY, **seats, "priority_scheduling_preemption_threshold": 0}
+    cost = TokenCost(6_000_000, 18_000, 450)
+    table = assert_same(workload, lambda: cost, policy="sglang", queue="priority", **limits)
+    assert sum(table["preemptions"].to_pylist()) > 0
+
+
 def conversations(offered):
     """Return requests of which two in three continue another's prompt and answer, which may not be there yet."""
     turns = list(offered)
