@@ -66,6 +66,8 @@ class SglangScheduler(Residents):
         self._prompts = 0  # the first number of the plan being made
         self._rank: dict[int, int] = {}
         self._next_rank = 0
+        # (clock of the decode set, number of the plan) at the start of each run of consecutive plans with decodes
+        self._ticked: deque[tuple[int, int]] = deque()
         self._planned = self._admissions = 0
         self._counter = 0  # progress towards the next look for new requests
         self._overlaps = config.async_scheduling
@@ -115,7 +117,7 @@ class SglangScheduler(Residents):
         if request is not None:
             request.status = Status.ABORTED
             if request.decodes is not None:
-                self._leave(request, self._planned - 1)
+                self._leave(request)
             if request in self._queue.unseen:
                 self._queue.remove(request)
             else:
@@ -142,7 +144,7 @@ class SglangScheduler(Residents):
     def _end(self, request: Request, status: Status, kept: int = 0) -> None:
         """End `request`; its first `kept` tokens stay in the prefix cache."""
         if request.decodes is not None:
-            self._leave(request, self._planned - 1)
+            self._leave(request)
         if self.running.pop(request.id, None) is not None:
             self._unsteady.pop(request.id, None)
             if self._batch.pop(request.id, None) is not None:
@@ -266,7 +268,6 @@ class SglangScheduler(Residents):
         self._wait_again(plan, preempted)
         if not rows:
             return False
-        self._pause_decodes()
         self._take_pages(rows)
         self._prompts = len(rows)
         for request, tokens in rows:
@@ -338,6 +339,7 @@ class SglangScheduler(Residents):
     def _mix(self, plan: StepPlan) -> list[Request]:
         """Let decodes share the step of prompts if there are pages for all of them; return those that do."""
         self._leave_finishing()
+        self._pause_decodes()
         requests = list(self._batch.values())
         if not requests or not self._pages.make_room(self._new_pages(requests)):
             return []
@@ -459,7 +461,6 @@ class SglangScheduler(Residents):
         plan.add(Row(request, start, tokens, samples, drafts))
 
     def _launch(self, plan: StepPlan) -> None:
-        plan.clock = self.decodes.clock
         self._planned += 1
         self._in_flight.append(plan)
         self._made.append((self._prompts, self._rank))
@@ -472,28 +473,46 @@ class SglangScheduler(Residents):
 
     def _tick(self, plan: StepPlan) -> None:
         decodes = self.decodes
+        self._note_tick()
         plan.add_decodes(len(decodes.members), decodes.context, decodes.squares)
         self._pages.extend_decodes(decodes, plan.lag)
         leaving = decodes.tick()
         plan.clock = decodes.clock
         for request in leaving:
-            self._leave(request, plan.seq)
+            self._leave(request)
             plan.add_departed(request)
 
-    def _leave(self, request: Request, last: int) -> None:
-        """Take `request` out of the decode set; its last row is in plan `last`."""
-        joined, ticks = request.joined, self.decodes.clock - request.joined
+    def _note_tick(self) -> None:
+        """Note that the plan being made is the first of a run, unless the plan before it had decodes, too."""
+        clock, plan, ticked = self.decodes.clock, self._planned, self._ticked
+        if ticked and plan - ticked[-1][1] == clock - ticked[-1][0]:
+            return
+        oldest = next(iter(self.decodes.members.values())).joined
+        while len(ticked) > 1 and ticked[1][0] <= oldest:
+            ticked.popleft()
+        ticked.append((clock, plan))
+
+    def _leave(self, request: Request) -> None:
+        """Take `request` out of the decode set, and note the plans that sampled for it there."""
+        joined, end = request.joined, self.decodes.clock
+        sampled: list[tuple[int, int]] = []
+        for clock, first in reversed(self._ticked):
+            begin = max(clock, joined)
+            if end > begin:
+                sampled.append((first + begin - clock, end - begin))
+            if clock <= joined:
+                break
+            end = clock
+        request.sampled_in += reversed(sampled)
         self.decodes.leave(request)
         self._unsteady[request.id] = request
         for plan in self._in_flight:
             if plan.clock > joined:
                 plan.add_departed(request)
-        if ticks:
-            request.sampled_in.append((last - ticks + 1, ticks))
 
     def _pause_decodes(self) -> None:
         for request in sorted(self.decodes.members.values(), key=by_admission):
-            self._leave(request, self._planned - 1)
+            self._leave(request)
 
     # The end of a step
 
@@ -502,7 +521,8 @@ class SglangScheduler(Residents):
             raise ValueError(f"plan {plan.seq} is not the oldest in flight")
         prompts, rank = self._made.popleft()
         decodes = self.decodes
-        decodes.committed = plan.clock
+        if plan.clock:  # 0 without decodes
+            decodes.committed = plan.clock
         rows = plan.rows_outside_decodes()
         if not (rows or stopped):
             return []
