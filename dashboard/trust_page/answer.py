@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,11 +83,16 @@ def compared_latencies(
     return ComparedLatencies(real, simulated, problems, trust)
 
 
-def figures(latencies: ComparedLatencies, report: ValidationReport) -> dict[str, go.Figure]:
-    """Return the figures of whole runs: latencies, blind errors and, if known, errors with the machine's slowdown."""
+def figures(
+    latencies: ComparedLatencies, report: ValidationReport, bounds: Sequence[tuple[str, float]] = ()
+) -> dict[str, go.Figure]:
+    """Return the figures of whole runs: latencies, blind errors and, if known, errors with the machine's slowdown.
+
+    The latencies have lines at `bounds` (metric, ms).
+    """
     drawn = {"errors": trust_charts.errors(report.rows)}
     if latencies.real or latencies.simulated:
-        drawn["cdfs"] = trust_charts.cdfs(latencies.real, latencies.simulated, COMPARED)
+        drawn["cdfs"] = trust_charts.cdfs(latencies.real, latencies.simulated, COMPARED, bounds)
     if report.known_speed_rows:
         drawn["errors-at-known-speed"] = trust_charts.errors(report.known_speed_rows)
     return drawn

@@ -62,8 +62,22 @@ class Figure(Result):
         return self.blind_error_pct if column == "blind" else self.anchored_error_pct
 
 
+class Served(Result):
+    """What a published run served; see `calibration/validation/external/served.py`."""
+
+    model: str
+    weights: str
+    kv_cache: str
+    shards: int
+    closed: bool | None = None
+    at_a_time: float | None = None
+
+
 class Source(Result):
-    """A published measurement: what ran, who published it, and the predictions."""
+    """A published measurement: what ran, who published it, and the predictions.
+
+    `served` has what each run served, by its name. It is empty in older results; their runs are like no plan.
+    """
 
     name: str
     title: str
@@ -74,6 +88,7 @@ class Source(Result):
     why: str
     targets: list[Target] = []
     rows: list[Figure] = []
+    served: dict[str, Served] = {}
 
 
 class External(Result):
