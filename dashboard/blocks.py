@@ -23,6 +23,7 @@ from dashboard.url import go_to
 from serving.answers.figures import NOTHING
 from serving.answers.report import Table
 from serving.errors import UserError
+from serving.metrics import defined_in
 
 # What screen readers read, and nobody sees.
 _UNSEEN = "position:absolute;width:1px;height:1px;margin:0;overflow:hidden;clip-path:inset(50%);white-space:nowrap"
@@ -37,6 +38,7 @@ _SHOWN = {
     UNKNOWN: ("gray", "help"),
     ASSUMED: ("gray", "edit"),
 }
+_DETAIL = re.compile(r" \(least certain: ([^)]*)\)")  # of a reason, for those who know the kernels
 _MEANING = {
     MEASURED: "The figure was recorded on the real engine, without any prediction.",
     VALIDATED: "These kernels or steps were measured, or the result was compared with a real run.",
@@ -62,10 +64,13 @@ def level_badge(level: str) -> str:
 
 
 def badge(trust: Trust, place: Any = st) -> None:
-    """Draw the badge of a page with its reason; on hover it says what the level means."""
+    """Draw the badge of a page with its reason; on hover it says what the level means, and names the kernel."""
     level, reason = trust
-    label = f"{level_badge(level)} :gray[:small[{verbatim(reason)}]]"
-    place.markdown(label, help=_MEANING.get(level, _MEANING[UNKNOWN]), width="content")
+    plain, detail = _DETAIL.sub("", reason), _DETAIL.search(reason)
+    label = f"{level_badge(level)} :gray[:small[{verbatim(plain)}]]"
+    meaning = _MEANING.get(level, _MEANING[UNKNOWN])
+    meaning += f" Least certain: {verbatim(detail[1])}." if detail else ""
+    place.markdown(label, help=meaning, width="content")
 
 
 def heading(
@@ -81,7 +86,7 @@ def heading(
     A `small` heading is bold text, for a card. A `marked` heading has the badge of the page beside it.
     """
     trusted = f"{level_badge(trust.level)} {sentence(verbatim(trust.reason))}" if trust else None
-    help = "\n\n".join(filter(None, (help, trusted))) or None
+    help = "\n\n".join(filter(None, (help or defined_in(text), trusted))) or None
     if small:
         place.markdown(f"**{text}**", help=help, width="content")
     else:
@@ -126,7 +131,7 @@ def table(table: Table, **how: Any) -> None:
         cells[title] = [row[at] for row in (table.rows if column.printf else texts)]
         if column.right:
             formats[title] = column.printf or "right"
-    helps = dict(zip(table.titles, (column.help for column in table.columns), strict=True))
+    helps = dict(zip(table.titles, (column.help or defined_in(column.name) for column in table.columns), strict=True))
     data_table(cells, formats, helps, **{"height": "content"} | how)
 
 
@@ -172,7 +177,7 @@ def facts(figures: Iterable[Fact], width: int | Literal["content"] = "content") 
     with st.container(horizontal=True, gap="medium" if width == "content" else "small"):
         for name, value, band, help in figures:
             name, value, ends = (part.replace("$", "\\$") for part in (name, value, band or ""))
-            st.metric(name, value, ends or None, "off", help=help, width=width, delta_arrow="off")
+            st.metric(name, value, ends or None, "off", help=help or defined_in(name), width=width, delta_arrow="off")
 
 
 def code(text: str) -> None:

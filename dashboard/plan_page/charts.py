@@ -142,7 +142,7 @@ def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
     if traffic is None:
         return {}
     titles = ["requests/s", "tokens/s", *(["sessions"] if traffic.sessions else [])]
-    figure = make_subplots(rows=1, cols=len(titles), horizontal_spacing=0.12)
+    figure = make_subplots(rows=1, cols=len(titles), horizontal_spacing=0.2 if len(titles) == 2 else 0.13)
     x = [traffic.period_s * (at + 0.5) for at in range(len(traffic.requests_per_s))]
     at_s = "at %{x:,.4~r} s"
     hover = f"{at_s}: %{{y:,.3~r}} requests/s<extra></extra>"

@@ -54,6 +54,7 @@ from planning.progress import in_words
 from planning.traffic import Offered, clients_of
 from serving.answers.figures import counted, shown_usd
 from serving.errors import UserError
+from serving.metrics import defined_in
 
 _VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier"}
 _VIEW = ("show", "fleet", "pin")  # parameters that are no inputs of the plan
@@ -196,7 +197,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     st.title(words.answer_name(answer, best), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
     said = risk(best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
-    st.markdown(f"**{said}** For {asked}.")
+    st.markdown(f"**{said}** For {asked}.", help=defined_in(f"SLO {asked}"))
     if answer.mixed:
         st.info(literal(answer.mixed))
     with st.container(horizontal=True, vertical_alignment="center"):

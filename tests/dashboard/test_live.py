@@ -49,7 +49,7 @@ def test_what_happened_between_two_scrapes_is_of_all_replicas() -> None:
     late = [*history, server.step(("0", 9.0, 1))]
     assert latency_rows(late)[0]["p99"] == "over 400 ms"
     drawn = latencies(late, {"ttft_ms": {300.0: "SLO p99"}})  # only TTFT has values
-    assert [(trace.name, trace.y[0]) for trace in drawn.data] == [("p50", pytest.approx(150)), ("p99", pytest.approx(199))]
+    assert {trace.name: trace.y[0] for trace in drawn.data} == pytest.approx({"p50": 150, "p99": 199})
     (bound,), (label,) = drawn.layout.shapes, drawn.layout.annotations
     assert (bound.y0, bound.y1, label.text) == (300, 300, "SLO p99")
     assert latencies(history[:1], {}) is None
