@@ -448,8 +448,8 @@ def test_corrupt_results_of_choices_are_one_line(tmp_path, content):
             {},
             8.0,
             "Yes",
-            "2 measured runs are on H100, of Llama-3.1-70B, with weights in FP8, with KV cache in BF16, with TP4, with a "
-            "fixed number of requests in flight, with about 14 ",
+            "2 measured runs are on H100, of Llama-3.1-70B, with weights in FP8, with KV cache in BF16, with TP4, with "
+            "a fixed number of requests in flight, with about 14 ",
         ),
         ({}, 60.0, "No", "The predictions of these runs have large errors."),
         ({"at_a_time": 500.0}, 8.0, "Partly", "but none is with about 500 requests at a time per replica."),
