@@ -66,11 +66,16 @@ def level_badge(level: str) -> str:
 def badge(trust: Trust, place: Any = st) -> None:
     """Draw the badge of a page with its reason; on hover it says what the level means, and names the kernel."""
     level, reason = trust
-    plain, detail = _DETAIL.sub("", reason), _DETAIL.search(reason)
-    label = f"{level_badge(level)} :gray[:small[{verbatim(plain)}]]"
+    detail = _DETAIL.search(reason)
+    label = f"{level_badge(level)} :gray[:small[{verbatim(plain(reason))}]]"
     meaning = _MEANING.get(level, _MEANING[UNKNOWN])
     meaning += f" Least certain: {verbatim(detail[1])}." if detail else ""
     place.markdown(label, help=meaning, width="content")
+
+
+def plain(reason: str) -> str:
+    """Return a reason without the name of the least certain kernel."""
+    return _DETAIL.sub("", reason)
 
 
 def heading(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.trust import EXTRAPOLATED, Trust, least_certain
+from calibration.trust import least_certain
 from dashboard import blocks
 from dashboard.blocks import mistake
 from dashboard.bundled import bundled_answer
@@ -39,7 +38,7 @@ from dashboard.planned import FLEETS, Planned, Ways, go_on, keep_link
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.sheet import show as show_report
 from dashboard.shown import literal, prose, sentence
-from dashboard.trust_page.results import External, error_line, newest_external
+from dashboard.trust_page.results import error_line, readable_external, trust_on
 from dashboard.url import in_url, link, pick
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
@@ -193,7 +192,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         downloads(answer, "plan")
         show_others(blocks, answer)
         return
-    published = _published(runs)
+    published = readable_external(runs)
     st.title(words.answer_name(answer, best), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
     said = risk(best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
@@ -202,7 +201,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         st.info(literal(answer.mixed))
     with st.container(horizontal=True, vertical_alignment="center"):
         gpus, predicted = words.trusted_part(answer, best)
-        blocks.badge(least_certain([_trust(published, gpu, predicted) for gpu in gpus]))
+        blocks.badge(least_certain([trust_on(published, gpu, predicted) for gpu in gpus]))
         run = st.container(width="content")
         downloads(answer, "plan")
         go_on(runs, plan, ways, "Plan")
@@ -220,20 +219,6 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         return
     show_recommended(blocks, answer, best, drawn)
     show_others(blocks, answer)
-
-
-def _published(runs: Path) -> External | None:
-    """Return the errors of predictions for published runs; None if the results are damaged (see the Trust page)."""
-    with suppress(UserError):
-        return newest_external(runs)
-    return None
-
-
-def _trust(published: External | None, gpu: str, predicted: Trust) -> Trust:
-    """Return the trust in a fleet on `gpu`: without a published run on this GPU it is at most extrapolated."""
-    if published is None or published.on_gpu(gpu) is not None:
-        return predicted
-    return least_certain((predicted, Trust(EXTRAPOLATED, f"no published run on {gpu} was compared with predictions")))
 
 
 def _choices(answer: PlanDocument) -> None:

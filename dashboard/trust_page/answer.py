@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from calibration.trust import UNKNOWN, VALIDATED, Trust
+from calibration.trust import MEASURED, UNKNOWN, Trust
 from calibration.validation.evidence import trust_in_report, trust_in_steps
 from calibration.validation.report import ValidationReport, load_residuals, resolve
 from dashboard.sheet import Sheet
@@ -77,7 +77,7 @@ def compared_latencies(
     simulated = latencies.get(names.simulated or "")
     trust = trust_in_report(report)
     if simulated is None:
-        trust = Trust(VALIDATED, "measured on the real engine; the report has no simulated run to compare")
+        trust = Trust(MEASURED, "recorded on the real engine; the report has no simulated run to compare")
     elif not real:
         trust = Trust(UNKNOWN, "the report has no real run to compare with the simulated run")
     return ComparedLatencies(real, simulated, problems, trust)
