@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 import pyarrow as pa
+import pyarrow.compute as pc
 import streamlit as st
 
 from calibration.trust import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Trust
@@ -29,6 +30,8 @@ from serving.metrics import defined_in
 _UNSEEN = "position:absolute;width:1px;height:1px;margin:0;overflow:hidden;clip-path:inset(50%);white-space:nowrap"
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}
+
+_SHORT, _LETTER_PX, _WIDEST_PX = 18, 8, 320  # letters of a text that needs no width of its own; pixels
 
 _SHOWN = {
     MEASURED: ("green", "speed"),
@@ -165,7 +168,18 @@ def data_table(
                 name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
             }
         rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in rows.items()})
-    st.dataframe(rows, hide_index=True, column_config={**numbers, **(columns or {})}, **{"placeholder": NOTHING} | how)
+    wide = {  # Streamlit gives all texts the same width, and cuts the longest
+        field.name: st.column_config.TextColumn(width=min(_LETTER_PX * longest, _WIDEST_PX), help=said.get(field.name))
+        for field in rows.schema
+        if pa.types.is_string(field.type) and (longest := _longest(rows[field.name])) > _SHORT
+    }
+    config = {**wide, **numbers, **(columns or {})}
+    st.dataframe(rows, hide_index=True, column_config=config, **{"placeholder": NOTHING} | how)
+
+
+def _longest(texts: pa.ChunkedArray) -> int:
+    """Return the number of letters of the longest text; 0 without one."""
+    return pc.max(pc.utf8_length(texts)).as_py() or 0
 
 
 def text(content: str, soft: bool = False) -> None:

@@ -59,6 +59,8 @@ _VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier
 _VIEW = ("show", "fleet", "pin")  # parameters that are no inputs of the plan
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _SIMULATE_SINGLE = "Simulate the best single kind and open its run"
+_NOT_YET = "There is no answer for these inputs yet."
+_AGAIN = "A complete plan for these inputs has all figures and plots."
 _FEW = 2000  # maximum number of requests read for an estimate
 
 
@@ -107,8 +109,7 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
         requests, about, drawn = _traffic(offered, request)  # refuses traffic that is too long to plan for
         st.title("Which fleet?", anchor=False)
-        what_if_line(runs, request)
-        _unanswered(job, requests, request)
+        _unanswered(job, requests, request, answered=what_if_line(runs, request))
         show_traffic(blocks, about, {**drawn, **_clients(request)})
 
 
@@ -154,18 +155,21 @@ def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
     return figures(_answer)
 
 
-def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
-    """Draw the button that starts the plan, or the progress with a first answer; until then, estimates below."""
+def _unanswered(job: Job, requests: int, request: PlanRequest, answered: bool) -> None:
+    """Draw the button that starts the plan, or the progress with a first answer; until then, estimates below.
+
+    If a plan before has `answered` the fleet, there are no estimates.
+    """
     candidates = request.combinations
     why = (
-        f"There is no answer for these inputs yet. Simulating {counted(candidates, 'candidate')} with "
+        f"{_AGAIN if answered else _NOT_YET} Simulating {counted(candidates, 'candidate')} with "
         f"{counted(requests, 'request')} takes about {in_words(expected_s(requests, candidates))} if this server does "
-        "nothing else. A first answer comes much earlier."
+        "nothing else." + ("" if answered else " A first answer comes much earlier.")
     )
     first = job.document(COARSE) if offer(job, why, "Find the fleet", "find", watched=COARSE) else None
     if first:
         _said(first)
-    else:
+    elif not answered:
         estimates_table(*_estimates(job.id, request))
 
 

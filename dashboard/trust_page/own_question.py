@@ -123,7 +123,7 @@ def judged(question: Question, external: External) -> Verdict:
     figures |= {"in their 90 % band": shown_share(covered), "measured runs": f"{len(kept):,}"}
     runs = "1 measured run is" if len(kept) == 1 else f"{len(kept):,} measured runs are"
     why = f"{runs} {', '.join([f'on {question.gpu}', *alike])}"
-    why += f", but none {' or '.join(lacking)}." if lacking else "."
+    why += f", but {', '.join(f'none {what}' for what in lacking)}." if lacking else "."
     why += f" The nearest run is {_called(min(kept, key=lambda run: _apart(run, question)))}."
     if covered >= _COVERED and worst <= _FAR_PCT:
         return Verdict("Partly" if lacking else "Yes", why, figures)

@@ -88,7 +88,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         question = question_of(plan.answer) if plan else None
         if question is not None:
             _judged(question, external)
-        with st.expander("Ask about another model, GPU, engine, precision or figure"):
+        with st.expander("Ask about another model, GPU, engine, precision, load or figure"):
             try:
                 _judged(asked_question(external, question), external)
             except UserError as error:

@@ -17,7 +17,6 @@ import json
 import os
 import resource
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
@@ -32,6 +31,7 @@ def page(module: str, runs: str) -> None:
     """Run the script of one page; imports are inside, because AppTest runs only this function's source."""
     import inspect
     from importlib import import_module
+    from pathlib import Path
 
     show = import_module(f"dashboard.{module}_page.page").show
     show(*([Path(runs)] if "runs" in inspect.signature(show).parameters else []))

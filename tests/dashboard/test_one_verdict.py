@@ -107,6 +107,6 @@ def test_trust_is_asked_without_a_plan(tmp_path: Path) -> None:
     like = "by vLLM, with weights in BF16, with KV cache in BF16, with TP1, with requests that come at a rate"
     assert "Llama-3.1-8B on H100" in said and like in said
     said = shown(opened("trust", tmp_path, **link, asked_kv="fp8", asked_loop="closed"))
-    assert "none is with KV cache in FP8 or is with a fixed number of requests in flight" in said
+    assert "none is with KV cache in FP8, none is with a fixed number of requests in flight" in said
     said = shown(opened("trust", tmp_path, **{**link, "asked_gpu": "MI300X"}))
     assert "There is no measured run on MI300X" in said

@@ -454,7 +454,7 @@ def test_corrupt_results_of_choices_are_one_line(tmp_path, content):
         ({}, 60.0, "No", "The predictions of these runs have large errors."),
         ({"at_a_time": 500.0}, 8.0, "Partly", "but none is with about 500 requests at a time per replica."),
         ({"model": "Mixtral-8x7B"}, 8.0, "Partly", "but none is of Mixtral-8x7B. The nearest run is Llama-3.1-70B by"),
-        ({"weights": "bf16", "shards": 8}, 8.0, "Partly", "but none is with weights in BF16 or is with TP8."),
+        ({"weights": "bf16", "shards": 8}, 8.0, "Partly", "but none is with weights in BF16, none is with TP8."),
         ({"kv_cache": "fp8"}, 8.0, "Partly", "but none is with KV cache in FP8."),
         ({"closed": False}, 8.0, "Partly", "but none is with requests that come at a rate."),
         ({"figures": ("ttft_ms.p99", "tpot_ms.mean")}, 8.0, "Partly", "but none states TTFT p99."),
