@@ -31,7 +31,8 @@ _UNSEEN = "position:absolute;width:1px;height:1px;margin:0;overflow:hidden;clip-
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}
 
-_SHORT, _LETTER_PX, _WIDEST_PX = 18, 8, 320  # letters of a text that needs no width of its own; pixels
+_LONGEST = 60  # letters of a text that a column shows in full
+_LETTER_PX, _MARGIN_PX = 7, 20  # about the width of a letter in a table, and of a cell's margins
 
 _SHOWN = {
     MEASURED: ("green", "speed"),
@@ -168,10 +169,12 @@ def data_table(
                 name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
             }
         rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in rows.items()})
-    wide = {  # Streamlit gives all texts the same width, and cuts the longest
-        field.name: st.column_config.TextColumn(width=min(_LETTER_PX * longest, _WIDEST_PX), help=said.get(field.name))
+    wide = {  # Streamlit makes a column as wide as its title and its first texts, and cuts longer ones
+        field.name: st.column_config.TextColumn(width=_LETTER_PX * longest + _MARGIN_PX, help=said.get(field.name))
         for field in rows.schema
-        if pa.types.is_string(field.type) and (longest := _longest(rows[field.name])) > _SHORT
+        if pa.types.is_string(field.type)
+        and max(len(field.name), len(rows[field.name][0].as_py() or "")) < (longest := _longest(rows[field.name]))
+        if longest <= _LONGEST
     }
     config = {**wide, **numbers, **(columns or {})}
     st.dataframe(rows, hide_index=True, column_config=config, **{"placeholder": NOTHING} | how)
