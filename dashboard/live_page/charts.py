@@ -75,7 +75,7 @@ def latencies(history: Sequence[Snapshot], bounds: Bounds) -> go.Figure | None:
     if len(history) < 2:
         return None
     begins = _begins(history)
-    kept = [at for at in thin(len(history) - 1, _POINTS) + 1 if begins[at] < at]
+    kept = [at for at in (thin(len(history) - 1, _POINTS) + 1).tolist() if begins[at] < at]
     curves: dict[str, dict[float, list[float]]] = {
         name: {
             share: [quantile_ms(history[begins[at]], history[at], name, share) for at in kept] for share in (0.5, 0.99)
