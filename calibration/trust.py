@@ -97,4 +97,5 @@ def weakest(trusts: Iterable[Trust], things: str) -> Trust:
         return worst
     counts = Counter(trust.level for trust in trusts)
     counted = ", ".join(f"{counts[level]:,} {level}" for level in reversed(LEVELS) if counts[level])
-    return Trust(worst.level, f"of {len(trusts):,} {things} {counted}; for example: {worst.reason}")
+    said = f"of {len(trusts):,} {things} {counted}" if len(counts) > 1 else f"all {len(trusts):,} {things}"
+    return Trust(worst.level, f"{said}; for example: {worst.reason}")

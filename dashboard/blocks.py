@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 import pyarrow as pa
+import pyarrow.compute as pc
 import streamlit as st
 
 from calibration.trust import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, UNKNOWN, VALIDATED, Trust
@@ -23,11 +24,15 @@ from dashboard.url import go_to
 from serving.answers.figures import NOTHING
 from serving.answers.report import Table
 from serving.errors import UserError
+from serving.metrics import defined_in
 
 # What screen readers read, and nobody sees.
 _UNSEEN = "position:absolute;width:1px;height:1px;margin:0;overflow:hidden;clip-path:inset(50%);white-space:nowrap"
 ZOOM = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
 BARE = {"displayModeBar": False}
+
+_LONGEST = 60  # letters of a text that a column shows in full
+_LETTER_PX, _MARGIN_PX = 7, 20  # about the width of a letter in a table, and of a cell's margins
 
 _SHOWN = {
     MEASURED: ("green", "speed"),
@@ -37,6 +42,7 @@ _SHOWN = {
     UNKNOWN: ("gray", "help"),
     ASSUMED: ("gray", "edit"),
 }
+_DETAIL = re.compile(r" \(least certain: ([^)]*)\)")  # of a reason, for those who know the kernels
 _MEANING = {
     MEASURED: "The figure was recorded on the real engine, without any prediction.",
     VALIDATED: "These kernels or steps were measured, or the result was compared with a real run.",
@@ -62,10 +68,18 @@ def level_badge(level: str) -> str:
 
 
 def badge(trust: Trust, place: Any = st) -> None:
-    """Draw the badge of a page with its reason; on hover it says what the level means."""
+    """Draw the badge of a page with its reason; on hover it says what the level means, and names the kernel."""
     level, reason = trust
-    label = f"{level_badge(level)} :gray[:small[{verbatim(reason)}]]"
-    place.markdown(label, help=_MEANING.get(level, _MEANING[UNKNOWN]), width="content")
+    detail = _DETAIL.search(reason)
+    label = f"{level_badge(level)} :gray[:small[{verbatim(plain(reason))}]]"
+    meaning = _MEANING.get(level, _MEANING[UNKNOWN])
+    meaning += f" Least certain: {verbatim(detail[1])}." if detail else ""
+    place.markdown(label, help=meaning, width="content")
+
+
+def plain(reason: str) -> str:
+    """Return a reason without the name of the least certain kernel."""
+    return _DETAIL.sub("", reason)
 
 
 def heading(
@@ -81,7 +95,7 @@ def heading(
     A `small` heading is bold text, for a card. A `marked` heading has the badge of the page beside it.
     """
     trusted = f"{level_badge(trust.level)} {sentence(verbatim(trust.reason))}" if trust else None
-    help = "\n\n".join(filter(None, (help, trusted))) or None
+    help = "\n\n".join(filter(None, (help or defined_in(text), trusted))) or None
     if small:
         place.markdown(f"**{text}**", help=help, width="content")
     else:
@@ -126,7 +140,7 @@ def table(table: Table, **how: Any) -> None:
         cells[title] = [row[at] for row in (table.rows if column.printf else texts)]
         if column.right:
             formats[title] = column.printf or "right"
-    helps = dict(zip(table.titles, (column.help for column in table.columns), strict=True))
+    helps = dict(zip(table.titles, (column.help or defined_in(column.name) for column in table.columns), strict=True))
     data_table(cells, formats, helps, **{"height": "content"} | how)
 
 
@@ -155,7 +169,20 @@ def data_table(
                 name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
             }
         rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in rows.items()})
-    st.dataframe(rows, hide_index=True, column_config={**numbers, **(columns or {})}, **{"placeholder": NOTHING} | how)
+    wide = {  # Streamlit makes a column as wide as its title and its first texts, and cuts longer ones
+        field.name: st.column_config.TextColumn(width=_LETTER_PX * longest + _MARGIN_PX, help=said.get(field.name))
+        for field in rows.schema
+        if pa.types.is_string(field.type)
+        and max(len(field.name), len(rows[field.name][0].as_py() or "")) < (longest := _longest(rows[field.name]))
+        if longest <= _LONGEST
+    }
+    config = {**wide, **numbers, **(columns or {})}
+    st.dataframe(rows, hide_index=True, column_config=config, **{"placeholder": NOTHING} | how)
+
+
+def _longest(texts: pa.ChunkedArray) -> int:
+    """Return the number of letters of the longest text; 0 without one."""
+    return pc.max(pc.utf8_length(texts)).as_py() or 0
 
 
 def text(content: str, soft: bool = False) -> None:
@@ -172,7 +199,7 @@ def facts(figures: Iterable[Fact], width: int | Literal["content"] = "content") 
     with st.container(horizontal=True, gap="medium" if width == "content" else "small"):
         for name, value, band, help in figures:
             name, value, ends = (part.replace("$", "\\$") for part in (name, value, band or ""))
-            st.metric(name, value, ends or None, "off", help=help, width=width, delta_arrow="off")
+            st.metric(name, value, ends or None, "off", help=help or defined_in(name), width=width, delta_arrow="off")
 
 
 def code(text: str) -> None:

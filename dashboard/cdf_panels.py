@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, empty, finish, legend_once, line
+from dashboard.palette import empty, finish, legend_once, line, slo_line
 from serving.metrics import axis_of
 
 _TICKS = 4  # ticks per panel where several stand side by side on a telephone
@@ -61,7 +61,7 @@ def cdf_panels(
         unit = units[metric]
         mine = [bound / unit for name, bound in bounds if name == metric]
         for bound in mine:
-            figure.add_vline(x=bound, line={"color": ALARM, "dash": "dash", "width": 1.5}, row=1, col=at)
+            slo_line(figure, bound, row=1, col=at)
         ends = [0, max([_reach([line.curves[metric] for line in lines]) / unit, *(1.05 * bound for bound in mine)])]
         title = axis_of(metric).replace("(ms)", f"({_UNIT[unit]})")
         figure.update_xaxes(title_text=title, range=ends, nticks=_TICKS, row=1, col=at)

@@ -50,7 +50,7 @@ def trace_input(runs: Path, parameter: str) -> Path | Incomplete:
     if upload is not None:
         columns = stated_columns(upload.getvalue(), parameter)
         if columns is None:
-            return Incomplete("Say which column of the trace is which.")
+            return Incomplete("Say at the left, below the trace, which column is which.")
         with st.spinner("Reading the trace"):
             said, name = keep_trace(runs, upload.getvalue(), upload.name, columns), plain_name(upload.name)
     path = trace_path(runs, said)

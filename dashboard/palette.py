@@ -178,6 +178,18 @@ def band(
     figure.add_scatter(x=[*x, *x[::-1]], y=[*one, *other[::-1]], name=name or None, **filled | more)
 
 
+def slo_line(figure: go.Figure, at: float, label: str = "", axis: str = "x", log: bool = False, **where: Any) -> None:
+    """Draw the bound of an SLO: a dashed line at the value `at` of an axis, with its label; `log`: of a log axis."""
+    draw = figure.add_vline if axis == "x" else figure.add_hline
+    draw(**{axis: at}, line={"color": ALARM, "width": 1.5, "dash": "dash"}, **where)
+    if not label:
+        return
+    place = {"xref": figure.layout.shapes[-1].xref, "yref": figure.layout.shapes[-1].yref}
+    value = math.log10(at) if log else at  # annotations need the logarithm
+    place |= {"x": value, "y": 1, "xanchor": "left"} if axis == "x" else {"x": 0, "y": value, "xanchor": "left"}
+    figure.add_annotation(text=label, font_color=ALARM, showarrow=False, yanchor="bottom", **place)
+
+
 def whiskers(values: Sequence[float], lows: Sequence[float], highs: Sequence[float], **look: Any) -> dict[str, Any]:
     """Return `error_x` or `error_y` for intervals around values."""
     ends = {

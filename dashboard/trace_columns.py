@@ -78,9 +78,10 @@ def stated_columns(content: bytes, parameter: str) -> dict[str, str] | None:
             key = fresh_key(f"{parameter}_unit_{chosen}", parameter)
             units = list(_UNITS)
             field = st.selectbox("Arrival is in", units, units.index(likely_unit(chosen)), _UNITS.__getitem__, key)
-        if chosen is None:
-            return None
-        columns[field] = chosen
+        if chosen is not None:
+            columns[field] = chosen
+    if len(columns) < len(_REQUIRED):
+        return None
     for field, label in _OPTIONAL.items():
         options = [_NOTHING, *header]
         key = fresh_key(f"{parameter}_{field}", parameter)

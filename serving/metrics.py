@@ -34,6 +34,15 @@ STATISTICS: dict[str, str] = {
     "p95": "nearest-rank 95th percentile",
     "p99": "nearest-rank 99th percentile",
 }
+TERMS: dict[str, str] = {
+    "SLO": "service-level objective: a bound on a latency, with the share of the requests that must keep it",
+    "prefill": "the steps that compute a prompt; they end with the first output token",
+    "decode": "the steps that compute one output token after another",
+    "KV cache": "the keys and values of all tokens that running requests have computed, in blocks of GPU memory",
+    "closed loop": "clients wait for an answer before they send again, so the number of requests in flight is fixed",
+    "open loop": "requests come at given times, whether or not earlier ones have been answered",
+    "headroom": "how much the traffic can grow until an SLO breaks",
+}  # words of the field that are no metrics
 SLO_METRICS = ("ttft_ms", "tpot_ms", "tpot_inclusive_ms", "e2e_ms", "queue_ms", "prefill_ms", "decode_ms")
 
 
@@ -132,6 +141,25 @@ def check_slo(slo: Mapping[str, float]) -> dict[str, float]:
         if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
             raise UserError(f"slo {name}", bound, "must be a number of milliseconds above 0")
     return {name: float(bound) for name, bound in slo.items()}
+
+
+def defined_in(text: str) -> str | None:
+    """Return the definitions of the metrics and terms that a text names, one paragraph each, as a tooltip.
+
+    Labels that are everyday words, such as `running`, do not count. None if the text names none.
+    """
+    found = dict.fromkeys(_WORDS[word.lower()] for word in _NAMED.findall(text))
+    return "\n\n".join(found) or None
+
+
+def _is_term(label: str) -> bool:
+    return label != label.lower() or " " in label or label in ("goodput", "preemptions")
+
+
+_WORDS = {m.label.lower(): m.help for m in METRICS.values() if _is_term(m.label)}
+_WORDS |= {"attainment": METRICS["slo_attainment"].help}
+_WORDS |= {term.lower(): f"{term}: {meaning}." for term, meaning in TERMS.items()}
+_NAMED = re.compile(rf"\b(?:{'|'.join(sorted(map(re.escape, _WORDS), key=len, reverse=True))})(?=s?\b)", re.IGNORECASE)
 
 
 def parse_slo(text: str) -> dict[str, float]:

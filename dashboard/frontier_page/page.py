@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import streamlit as st
 
+from calibration.trust import weakest
 from dashboard import blocks
 from dashboard.blocks import choosing, titled
 from dashboard.downloads import downloads
@@ -26,10 +27,10 @@ from dashboard.plan_page.words import (
     ranked,
     slos_of,
     trust,
-    trust_in,
 )
 from dashboard.planned import FLEETS, Planned, Ways, link_to, plans, strip
 from dashboard.shown import literal
+from dashboard.trust_page.results import readable_external, trust_on
 from dashboard.url import choose, in_url, keep, named
 from planning.plan.frontier import Point
 from serving.answers.figures import shown_number, shown_usd
@@ -53,8 +54,11 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     with top:
         strip(runs, planned, ways, "Frontier")
     downloads(planned.answer, "plan")
-    if planned.answer.points:
-        blocks.badge(trust_in(planned.answer.points, "fleets"))
+    if points := planned.answer.points:
+        published = readable_external(runs)
+        blocks.badge(
+            weakest((trust_on(published, planned.answer.gpu_of(point), trust(point)) for point in points), "fleets")
+        )
     show_fleets(runs, planned, ways)
 
 
@@ -112,7 +116,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways, key: str) -> 
             f"{point.gpus} GPUs, \\{shown_usd(point.usd_per_hour)}/h{price}; "
             f"{literal(attainment_of(planned.answer, point))} of the requests meet the SLOs; "
             f"{shown_number(point.tok_s_user)} tokens/s per user, {shown_number(point.tok_s_gpu)} per GPU; "
-            f"step times {rated.level}: {literal(rated.reason)}"
+            f"step times {rated.level}: {literal(blocks.plain(rated.reason))}"
         )
         if key:
             run_of(runs, planned, point, ways, button, key=key)

@@ -7,7 +7,7 @@ import streamlit as st
 from dashboard.blocks import data_table, titled
 from dashboard.shown import sentence, verbatim
 from dashboard.url import in_url, text
-from serving.metrics import METRICS, STATISTICS, TOOLS, Metric
+from serving.metrics import METRICS, STATISTICS, TERMS, TOOLS, Metric
 
 _SCOPES = {
     "request": ("Per request", "one value for each request that finished"),
@@ -46,6 +46,8 @@ def show() -> None:
     if not wanted:
         st.header("Statistics", anchor="statistics", help=_SLO_NOTE)
         data_table({"name": list(STATISTICS), "definition": list(STATISTICS.values())}, width="stretch")
+        st.header("Other terms", anchor="terms")
+        data_table({"name": list(TERMS), "definition": list(TERMS.values())}, width="stretch")
 
 
 def matches(known: Metric, wanted: str) -> bool:

@@ -17,11 +17,14 @@ from dashboard.live_page.snapshot import (
     tokens_per_second,
     values_between,
 )
-from dashboard.palette import OWN_POLICY, SERIES, SIMULATED, bars, finish, line, phase_colours
+from dashboard.palette import OWN_POLICY, SERIES, SIMULATED, bars, finish, legend_once, line, phase_colours, slo_line
+from dashboard.series import thin
+from dashboard.slos import Bounds
 from serving.answers.figures import shown_time
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _WINDOW_S = 30.0  # latencies are of requests within this time
+_POINTS = 150  # quantiles in one line
 _COLOURS = phase_colours(SIMULATED)
 _PHASES = {
     "tokenise": ("received_ns", "arrival_ns", SERIES[2]),
@@ -64,13 +67,55 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
     return finish(plot, 480, legend=len(replicas) > 1)
 
 
+def latencies(history: Sequence[Snapshot], bounds: Bounds) -> go.Figure | None:
+    """Return p50 and p99 of each latency over time, each of the last half minute, with the `bounds` of the SLOs.
+
+    None before the server has answered a request.
+    """
+    if len(history) < 2:
+        return None
+    begins = _begins(history)
+    kept = [at for at in (thin(len(history) - 1, _POINTS) + 1).tolist() if begins[at] < at]
+    curves: dict[str, dict[float, list[float]]] = {
+        name: {
+            share: [quantile_ms(history[begins[at]], history[at], name, share) for at in kept] for share in (0.5, 0.99)
+        }
+        for name in LATENCIES
+    }
+    shown = [name for name, both in curves.items() if not all(map(math.isnan, both[0.5]))]
+    if not shown:
+        return None
+    plot = make_subplots(-(-len(shown) // 2), min(len(shown), 2), vertical_spacing=0.2, horizontal_spacing=0.12)
+    times = [history[at].seconds for at in kept]
+    for number, name in enumerate(shown):
+        where: dict[str, Any] = {"row": number // 2 + 1, "col": number % 2 + 1}
+        for share, dash in ((0.5, None), (0.99, "dot")):
+            hover = f"p{100 * share:g} %{{y:,.4~r}} ms<extra></extra>"
+            line(plot, times, curves[name][share], f"p{100 * share:g}", SIMULATED, hover, dash=dash, **where)
+        for ms, label in bounds.get(f"{LATENCIES[name].lower()}_ms", {}).items():
+            slo_line(plot, ms, label, "y", **where)
+        plot.update_yaxes(title_text=f"{LATENCIES[name]} (ms)", rangemode="tozero", **where)
+    legend_once(plot)
+    plot.update_xaxes(title="s since the page was opened", row=-(-len(shown) // 2))
+    return finish(plot, 60 + 180 * -(-len(shown) // 2))
+
+
+def _begins(history: Sequence[Snapshot]) -> list[int]:
+    """Return for each snapshot the index of the first one within the half minute before it."""
+    begins, first = [], 0
+    for snapshot in history:
+        while history[first].seconds < snapshot.seconds - _WINDOW_S:
+            first += 1
+        begins.append(first)
+    return begins
+
+
 def latency_rows(history: Sequence[Snapshot]) -> list[dict[str, str]]:
     """Return the number of values, p50, p90 and p99 of each latency over the last half minute, with their units.
 
     A quantile beyond the last bound of the server's histogram is `over` this bound; without values it is empty.
     """
-    after = history[-1]
-    before = next(snapshot for snapshot in history if snapshot.seconds >= after.seconds - _WINDOW_S)
+    before, after = history[_begins(history)[-1]], history[-1]
     rows = []
     for name, shown in LATENCIES.items():
         row = {"latency": shown, "values": f"{values_between(before, after, name):,.0f}"}

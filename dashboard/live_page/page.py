@@ -11,9 +11,10 @@ from uuid import uuid4
 import streamlit as st
 
 from dashboard.blocks import data_table, figure, heading, mistake, titled
-from dashboard.live_page.charts import latency_rows, mates, over_time, waterfall
+from dashboard.live_page.charts import latencies, latency_rows, mates, over_time, waterfall
 from dashboard.live_page.server import Server
 from dashboard.live_page.snapshot import Snapshot
+from dashboard.slos import Bounds, asked_slos, bounds_of
 from dashboard.url import in_url, text
 from serving.errors import UserError
 
@@ -37,6 +38,7 @@ def show() -> None:
     """Draw the page, of the server whose URL is given."""
     with titled("A running server"):
         url = text("Server", "server", _USUAL)
+        bounds = bounds_of(asked_slos())
     try:
         server = Server(url)
         model, kind = server.model(), server.kind()
@@ -47,13 +49,13 @@ def show() -> None:
     st.caption(f"{model} at {server.url}: {_KINDS.get(kind, 'a server of another engine')}.")
     left, right = st.columns([3, 2], gap="large")
     with left:
-        _follow(server)
+        _follow(server, dict(bounds))
     with right:
         _ask(server)
 
 
 @st.fragment(run_every=_EVERY_S)
-def _follow(server: Server) -> None:
+def _follow(server: Server, bounds: Bounds) -> None:
     url, history = st.session_state.get(_HISTORY, ("", None))
     if url != server.url or history is None:
         history = deque[Snapshot](maxlen=_MOST)
@@ -66,6 +68,8 @@ def _follow(server: Server) -> None:
     begun = history[0].seconds
     shown = [Snapshot(snapshot.seconds - begun, snapshot.values, snapshot.buckets) for snapshot in history]
     figure(over_time(shown), "live-over-time", "Requests, KV and tokens", None)
+    if (drawn := latencies(shown, bounds)) is not None:
+        figure(drawn, "live-latencies", "Latency of the last half minute, over time", None, help=_ESTIMATED)
     heading("Latency in the last half minute", None, help=_ESTIMATED)
     data_table(latency_rows(shown), dict.fromkeys(("values", "p50", "p90", "p99"), "right"))
 

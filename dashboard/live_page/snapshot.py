@@ -19,6 +19,7 @@ GAUGES = {
 }
 LATENCIES = {
     "time_to_first_token_seconds": "TTFT",
+    "request_time_per_output_token_seconds": "TPOT",
     "inter_token_latency_seconds": "ITL",
     "e2e_request_latency_seconds": "E2E",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -11,7 +10,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboard.palette import (
-    ALARM,
     NEUTRAL,
     SERIES,
     SIMULATED,
@@ -21,12 +19,13 @@ from dashboard.palette import (
     finish,
     line,
     log_axis,
+    slo_line,
     symbols,
     tint,
 )
+from dashboard.slos import Bounds, bounds_of
 from planning.plan.document import FleetPoint, Lengths, LoadPoint, PlanDocument
 from planning.plan.frontier import Point
-from planning.plan.objectives import parse_objectives
 from planning.plan.offered_load import ClientsLoad, OverTime
 from serving.answers.figures import shown_usd
 from serving.errors import UserError
@@ -76,9 +75,7 @@ def latency(
     highest = max([*known, *bounds], default=1.0)
     steep = bool(known) and highest > 20 * min(known)
     for bound, label in bounds.items():
-        figure.add_hline(y=bound, line={"color": ALARM, "width": 1.5, "dash": "dash"})
-        at = {"x": 0, "xref": "paper", "y": math.log10(bound) if steep else bound}  # annotations need the logarithm
-        figure.add_annotation(text=label, font_color=ALARM, showarrow=False, xanchor="left", yanchor="bottom", **at)
+        slo_line(figure, bound, label, "y", log=steep)
     for rate, dash in ((planned, "dot"), (knee, "solid")):
         figure.add_vline(x=rate, line={"color": NEUTRAL, "width": 1, "dash": dash})
     words = "planned = knee" if knee == planned else "planned"
@@ -100,14 +97,10 @@ def latencies(answer: PlanDocument) -> dict[str, go.Figure]:
     if planned is None or best is None or not answer.by_rate:
         return {}
     knee = planned * (1 + best.headroom_percent / 100)
-    bounds: dict[str, dict[float, str]] = {"ttft_ms": {}, "tpot_ms": {}}
+    bounds: Bounds = {}
     with suppress(UserError):  # a saved answer may hold any text
-        for objective in parse_objectives(answer.objectives).slos:
-            for name, bound in objective.bounds:
-                label = "SLO" if objective.attainment else f"SLO p{100 * float(objective.share):g}"
-                label += f" {objective.slo_class}" if objective.slo_class else ""
-                bounds.get(name, {}).setdefault(bound, label)
-    return {name: latency(answer.by_rate, name, planned, knee, mine) for name, mine in bounds.items()}
+        bounds = bounds_of(answer.objectives)
+    return {name: latency(answer.by_rate, name, planned, knee, bounds.get(name, {})) for name in ("ttft_ms", "tpot_ms")}
 
 
 def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
@@ -149,7 +142,7 @@ def over_time(traffic: OverTime | None) -> dict[str, go.Figure]:
     if traffic is None:
         return {}
     titles = ["requests/s", "tokens/s", *(["sessions"] if traffic.sessions else [])]
-    figure = make_subplots(rows=1, cols=len(titles), horizontal_spacing=0.12)
+    figure = make_subplots(rows=1, cols=len(titles), horizontal_spacing=0.2 if len(titles) == 2 else 0.13)
     x = [traffic.period_s * (at + 0.5) for at in range(len(traffic.requests_per_s))]
     at_s = "at %{x:,.4~r} s"
     hover = f"{at_s}: %{{y:,.3~r}} requests/s<extra></extra>"
@@ -190,13 +183,7 @@ def clients(load: ClientsLoad, slowest_s: float | None) -> go.Figure:
         hover = f"answers in %{{x:,.3~r}} s: %{{y:,.3~r}} {unit}<extra></extra>"
         line(figure, x, list(map(amount, x)), "", SIMULATED, hover, row=1, col=at)
         if slowest_s:
-            figure.add_vline(
-                x=slowest_s,
-                line={"color": ALARM, "width": 1.5, "dash": "dash"},
-                annotation={"text": "SLOs", "font_color": ALARM},
-                row=1,
-                col=at,
-            )
+            slo_line(figure, slowest_s, "SLOs", row=1, col=at)
     figure.update_xaxes(title_text="mean time of an answer (s)", rangemode="tozero")
     figure.update_yaxes(rangemode="tozero")
     return finish(figure, 260, legend=False)

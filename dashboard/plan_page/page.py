@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from calibration.trust import EXTRAPOLATED, Trust, least_certain
+from calibration.trust import least_certain
 from dashboard import blocks
 from dashboard.blocks import mistake
 from dashboard.bundled import bundled_answer
@@ -39,7 +38,7 @@ from dashboard.planned import FLEETS, Planned, Ways, go_on, keep_link
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.sheet import show as show_report
 from dashboard.shown import literal, prose, sentence
-from dashboard.trust_page.results import External, error_line, newest_external
+from dashboard.trust_page.results import error_line, readable_external, trust_on
 from dashboard.url import in_url, link, pick
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
@@ -54,11 +53,14 @@ from planning.progress import in_words
 from planning.traffic import Offered, clients_of
 from serving.answers.figures import counted, shown_usd
 from serving.errors import UserError
+from serving.metrics import defined_in
 
 _VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier"}
 _VIEW = ("show", "fleet", "pin")  # parameters that are no inputs of the plan
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _SIMULATE_SINGLE = "Simulate the best single kind and open its run"
+_NOT_YET = "There is no answer for these inputs yet."
+_AGAIN = "A complete plan for these inputs has all figures and plots."
 _FEW = 2000  # maximum number of requests read for an estimate
 
 
@@ -107,8 +109,7 @@ def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
         offered = json.dumps([settings.get(name) for name in Offered.model_fields], sort_keys=True)
         requests, about, drawn = _traffic(offered, request)  # refuses traffic that is too long to plan for
         st.title("Which fleet?", anchor=False)
-        what_if_line(runs, request)
-        _unanswered(job, requests, request)
+        _unanswered(job, requests, request, answered=what_if_line(runs, request))
         show_traffic(blocks, about, {**drawn, **_clients(request)})
 
 
@@ -154,18 +155,21 @@ def _figures(key: str, _answer: PlanDocument) -> dict[str, go.Figure]:
     return figures(_answer)
 
 
-def _unanswered(job: Job, requests: int, request: PlanRequest) -> None:
-    """Draw the button that starts the plan, or the progress with a first answer; until then, estimates below."""
+def _unanswered(job: Job, requests: int, request: PlanRequest, answered: bool) -> None:
+    """Draw the button that starts the plan, or the progress with a first answer; until then, estimates below.
+
+    If a plan before has `answered` the fleet, there are no estimates.
+    """
     candidates = request.combinations
     why = (
-        f"There is no answer for these inputs yet. Simulating {counted(candidates, 'candidate')} with "
+        f"{_AGAIN if answered else _NOT_YET} Simulating {counted(candidates, 'candidate')} with "
         f"{counted(requests, 'request')} takes about {in_words(expected_s(requests, candidates))} if this server does "
-        "nothing else. A first answer comes much earlier."
+        "nothing else." + ("" if answered else " A first answer comes much earlier.")
     )
     first = job.document(COARSE) if offer(job, why, "Find the fleet", "find", watched=COARSE) else None
     if first:
         _said(first)
-    else:
+    elif not answered:
         estimates_table(*_estimates(job.id, request))
 
 
@@ -192,16 +196,16 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         downloads(answer, "plan")
         show_others(blocks, answer)
         return
-    published = _published(runs)
+    published = readable_external(runs)
     st.title(words.answer_name(answer, best), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
     said = risk(best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
-    st.markdown(f"**{said}** For {asked}.")
+    st.markdown(f"**{said}** For {asked}.", help=defined_in(f"SLO {asked}"))
     if answer.mixed:
         st.info(literal(answer.mixed))
     with st.container(horizontal=True, vertical_alignment="center"):
         gpus, predicted = words.trusted_part(answer, best)
-        blocks.badge(least_certain([_trust(published, gpu, predicted) for gpu in gpus]))
+        blocks.badge(least_certain([trust_on(published, gpu, predicted) for gpu in gpus]))
         run = st.container(width="content")
         downloads(answer, "plan")
         go_on(runs, plan, ways, "Plan")
@@ -219,20 +223,6 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         return
     show_recommended(blocks, answer, best, drawn)
     show_others(blocks, answer)
-
-
-def _published(runs: Path) -> External | None:
-    """Return the errors of predictions for published runs; None if the results are damaged (see the Trust page)."""
-    with suppress(UserError):
-        return newest_external(runs)
-    return None
-
-
-def _trust(published: External | None, gpu: str, predicted: Trust) -> Trust:
-    """Return the trust in a fleet on `gpu`: without a published run on this GPU it is at most extrapolated."""
-    if published is None or published.on_gpu(gpu) is not None:
-        return predicted
-    return least_certain((predicted, Trust(EXTRAPOLATED, f"no published run on {gpu} was compared with predictions")))
 
 
 def _choices(answer: PlanDocument) -> None:

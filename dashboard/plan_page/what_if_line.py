@@ -16,15 +16,15 @@ from serving.answers.figures import shown_usd
 from serving.deployments.config import parse
 
 
-def what_if_line(runs: Path, request: PlanRequest) -> None:
-    """Draw the answer to `request` if it follows from a plan with other prices, spares or risk; otherwise nothing."""
+def what_if_line(runs: Path, request: PlanRequest) -> bool:
+    """Draw the answer to `request` and return True if it follows from a plan with other prices, spares or risk."""
     plan = alike(runs, request.as_json(), NOT_SIMULATED)
     best = plan.answer.recommendation if plan else None
     if plan is None or best is None:
-        return
+        return False
     repriced = what_if(plan.answer, parse(PlanRequest, dict(plan.settings), where="plan"), request)
     if repriced is None:
-        return
+        return False
     fleet, before = fleet_name(repriced.fleet, request.spares), fleet_name(best, plan.answer.spares)
     st.subheader(f"{literal(fleet)}, \\{shown_usd(repriced.fleet.usd_per_hour)}/h", anchor=False)
     unknown = "The probability that the SLOs hold is unknown. "
@@ -34,3 +34,4 @@ def what_if_line(runs: Path, request: PlanRequest) -> None:
     doubt = f" This may not be the cheapest: {literal(repriced.doubt)}." if repriced.doubt else ""
     st.markdown(f"{holds}{was}, at \\{shown_usd(best.usd_per_hour)}/h.{doubt}")
     st.caption("Nothing was simulated again: this follows from the fleets of the plan before.")
+    return True

@@ -30,6 +30,7 @@ from planning.compare.document import ComparisonDocument
 from planning.compare.request import CompareRecordingsRequest
 from planning.jobs.job import Job
 from serving.errors import UserError
+from serving.metrics import defined_in
 
 _RUN = "runs.parquet"
 _COMPARE = ("Compare", "compare", "compare_arrows")  # the button
@@ -130,7 +131,7 @@ def _recordings(runs: Path) -> dict[str, Path]:
 
 def _answer(answer: ComparisonDocument) -> None:
     icon = _ICONS[answer.winner, answer.difference]
-    st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False)
+    st.subheader(f"{icon} {verbatim(capitalised(answer.verdict))}", anchor=False, help=defined_in(answer.verdict))
     with st.container(horizontal=True, vertical_alignment="center"):
         blocks.badge(words.trust(answer))
         downloads(answer, "comparison")

@@ -12,16 +12,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, pale, phase_colours, tint
+from dashboard.palette import ALARM, NEUTRAL, bars, dots, empty, finish, line, pale, phase_colours, slo_line, tint
 from dashboard.run_page.fleet_over_time import FleetOverTime, Series
 from dashboard.run_page.step_series import STATES, StepSeries
 from dashboard.series import bucket_means, envelope, step_function_at, step_function_between, thin
+from dashboard.slos import NO_BOUNDS, Bounds
 from serving.answers.figures import shown_number, shown_share
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
 from traces.tables import known
 
 PHASES = ("queue", "prefill", "decode")
+_SINCE_ARRIVAL = ("ttft_ms", "e2e_ms")  # metrics that begin at the arrival, as the drawn phases do
 _SECONDS_FROM_MS = 2000  # mean time from which a bar of phases is in seconds
 _DOTS = 700  # dots of one kind in a narrow figure
 _SAMPLE = 200_000  # number of steps in a sample; more steps do not change a curve of 300 points
@@ -121,10 +123,13 @@ def _used(figure: go.Figure, row: int, used: Mapping[str, Series], window_ns: tu
         dots(figure, at_ns[rows] / 1e9, 100 * shares[rows], name, shade, hover, 3, row=row, col=1)
 
 
-def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple[int, int]] = ()) -> go.Figure:
+def waterfall(
+    request: Mapping[str, Any], colour: str, preempted: Sequence[tuple[int, int]] = (), bounds: Bounds = NO_BOUNDS
+) -> go.Figure:
     """Return one request from its intended arrival on: queue, prefill, decode, its tokens, and its preemptions.
 
-    `request` is a row of `requests`; `preempted` are intervals in nanoseconds, if the recording has them.
+    `request` is a row of `requests`; `preempted` are intervals in nanoseconds, if the recording has them. `bounds` on
+    TTFT and E2E are lines.
     """
     stamps = [request.get(n) for n in ("arrival_ns", "scheduled_ns", "first_token_ns", "finish_ns")]
     arrival = stamps[0]
@@ -154,6 +159,9 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
         hover = f"preempted for %{{x:,.4~r}} {unit}<extra></extra>"
         bars(figure, x, ["preempted"] * len(preempted), "preempted", tint(ALARM, 0.35), hover, **look)
         rows.append("preempted")
+    for name in _SINCE_ARRIVAL:
+        for ms in bounds.get(name, {}):
+            slo_line(figure, ms * 1e6 / scale, f"{metric(name).label} SLO")
     figure.update_yaxes(categoryorder="array", categoryarray=rows[::-1], title_text=None, showgrid=False)
     figure.update_xaxes(title_text=f"time since intended arrival ({unit})", rangemode="tozero")
     figure.update_layout(barmode="overlay")
@@ -161,22 +169,30 @@ def waterfall(request: Mapping[str, Any], colour: str, preempted: Sequence[tuple
 
 
 def lifecycles(
-    metrics: RunMetrics, gaps: str, values: NDArray[Any], prefill: NDArray[Any], colour: str
+    metrics: RunMetrics,
+    gaps: str,
+    values: NDArray[Any],
+    prefill: NDArray[Any],
+    colour: str,
+    bounds: Bounds = NO_BOUNDS,
 ) -> dict[str, go.Figure]:
     """Return the figures of the four cards; `values` are gaps between tokens, by the metric `gaps`."""
     values_of = metrics.values
     shown_steps = np.concatenate([_thin_where(prefill == 0, _DOTS), _thin_where(prefill > 0, _DOTS)])
     few, some = metrics.at_steps(shown_steps).values, metrics.at_steps(thin(len(prefill), _SAMPLE)).values
     return {
-        "Token": histogram(values, gaps, colour),
+        "Token": histogram(values, gaps, colour, bounds),
         "Compute": step_times(few("batch_tokens"), few("step_ms"), prefill[shown_steps], colour),
         "Memory": memory_shares(some("kv_usage"), some("kv_pressure"), some("step_ms"), colour),
-        "Request": phases(values_of("queue_ms"), values_of("prefill_ms"), values_of("decode_ms"), colour),
+        "Request": phases(values_of("queue_ms"), values_of("prefill_ms"), values_of("decode_ms"), colour, bounds),
     }
 
 
-def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
-    """Return the histogram of a latency with median and p99. It is counted here, so only bars go to the browser."""
+def histogram(values: NDArray[Any], name: str, colour: str, bounds: Bounds = NO_BOUNDS) -> go.Figure:
+    """Return the histogram of a latency with median and p99, and its bounds; for ITL also those of TPOT, its mean.
+
+    It is counted here, so only bars go to the browser.
+    """
     values = known(values)
     if not len(values):
         return empty("no values", 230)
@@ -191,6 +207,9 @@ def histogram(values: NDArray[Any], name: str, colour: str) -> go.Figure:
         figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5})
         label = {"text": statistic, "xanchor": side, "yanchor": "bottom", "showarrow": False}
         figure.add_annotation(x=at, y=1, yref="paper", **label)  # above the plot, where no bar is, and on either side
+    for of in (name,) if name != "itl_ms" else (name, "tpot_ms"):
+        for ms in bounds.get(of, {}):
+            slo_line(figure, ms, f"{metric(of).label} SLO")
     beyond_note = f", {beyond:,} are longer" if beyond else ""
     figure.update_xaxes(title_text=f"{metric(name).axis}{beyond_note}")
     figure.update_yaxes(title_text="share (%)")
@@ -232,8 +251,13 @@ def memory_shares(kv_usage: NDArray[Any], kv_pressure: NDArray[Any], step_ms: ND
     return _card(figure)
 
 
-def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], colour: str) -> go.Figure:
-    """Return the mean time that requests spend in each phase, from the fastest tenth to the slowest."""
+def phases(
+    queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], colour: str, bounds: Bounds = NO_BOUNDS
+) -> go.Figure:
+    """Return the mean time that requests spend in each phase, from the fastest tenth to the slowest.
+
+    `bounds` on TTFT (queue and prefill) and E2E (all) are lines.
+    """
     total = queue + prefill + decode
     order = np.argsort(total, kind="stable")[: int(np.isfinite(total).sum())]
     if not len(order):
@@ -245,6 +269,9 @@ def phases(queue: NDArray[Any], prefill: NDArray[Any], decode: NDArray[Any], col
     for name, values in zip(PHASES, (queue, prefill, decode), strict=True):
         tenths, means = list(range(1, len(groups) + 1)), [float(values[group].mean()) / scale for group in groups]
         bars(figure, tenths, means, name, colours[name], f"{name}: %{{y:,.4~r}} {unit}")
+    for name in _SINCE_ARRIVAL:
+        for ms in bounds.get(name, {}):
+            slo_line(figure, ms / scale, f"{metric(name).label} SLO", "y")
     figure.update_layout(barmode="stack", hovermode="x unified", bargap=0.12)
     figure.update_xaxes(title_text="tenth by E2E, slowest last", dtick=1)
     figure.update_yaxes(title_text=f"mean time ({unit})")

@@ -17,7 +17,7 @@ from calibration.steps.run_explanation import (
     explain_run,
     measured_parts,
 )
-from calibration.trust import VALIDATED, Trust, weakest
+from calibration.trust import MEASURED, Trust, weakest
 from calibration.validation.decision_replay import recorded_deployment
 from planning.repricing import Source, repriced, source_of
 from serving.deployments.gpu_spec import GpuSpec
@@ -49,7 +49,7 @@ def explained_steps(recording: Recording, calibrations: Iterable[Path]) -> Expla
         more = "; record the run with `--time-operations` to see every operation" if coarse else ""
         how = f"The engine measured the time of these parts on its device{more}."
         return ExplainedSteps(
-            measured, [], None, "", how, Trust(VALIDATED, "the engine measured the parts on its device")
+            measured, [], None, "", how, Trust(MEASURED, "the engine measured the parts on its device")
         )
     source = source_of(recording.run, calibrations)
     return _unknown(recording) if source is None else _predicted(recording, source)

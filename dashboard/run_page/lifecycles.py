@@ -14,6 +14,7 @@ from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.sheet import Fact
+from dashboard.slos import Bounds
 from serving.answers.figures import shown_number, shown_share, shown_times
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
@@ -34,11 +35,11 @@ class _Spread(NamedTuple):
     note: str = ""
 
 
-def lifecycles(recording: Recording, metrics: RunMetrics) -> None:
+def lifecycles(recording: Recording, metrics: RunMetrics, bounds: Bounds) -> None:
     """Draw a card for each lifecycle, two side by side."""
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
     trust = trust_in_recording(recording)
-    gaps, figures = lifecycle_figures(recording)
+    gaps, figures = lifecycle_figures(recording, bounds)
     cards, notes = list(_cells(metrics, gaps).items()), _notes(recording.run, metrics, gaps)
     for pair in (cards[:2], cards[2:]):
         for place, (title, cells) in zip(st.columns(2, gap="small"), pair, strict=True):
@@ -77,7 +78,7 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("queue p50", queue.p50, "queue_ms"),
             ("queue p99", queue.p99, "queue_ms"),
             ("requests/s", s["request_throughput"], "request_throughput"),
-            ("peak concurrency", s["concurrency_peak"], "concurrency"),
+            ("most at once", s["concurrency_peak"], "concurrency"),
         ],
     }
 
@@ -114,7 +115,7 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
 
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
-def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figure]]:
+def lifecycle_figures(recording: Recording, bounds: Bounds) -> tuple[_Spread, dict[str, go.Figure]]:
     """Return the gaps between tokens, and the figures of the cards."""
     _, metrics = open_run(recording.path)
     gaps = token_gaps(recording)
@@ -124,4 +125,4 @@ def lifecycle_figures(recording: Recording) -> tuple[_Spread, dict[str, go.Figur
     else:
         spread, values = _Spread("tpot_ms", metrics.distribution("tpot_ms")), metrics.values("tpot_ms")
     prefill = recording.table("steps", ["prefill_tokens"])["prefill_tokens"].fill_null(0).to_numpy()
-    return spread, run_charts.lifecycles(metrics, spread.metric, values, prefill, run_colour(recording.run))
+    return spread, run_charts.lifecycles(metrics, spread.metric, values, prefill, run_colour(recording.run), bounds)

@@ -27,6 +27,7 @@ from dashboard.run_page.slo_lines import p99_bounds, slo_lines
 from dashboard.run_page.step_time import step_time
 from dashboard.run_page.time_window import Window, over_time, time_window
 from dashboard.run_page.words import disturbance, show_metrics, show_origin
+from dashboard.slos import Bounds, asked_slos, bounds_of
 from dashboard.url import choose, in_url, named, part_in_url, pick
 from serving.errors import UserError
 from traces.metrics.run_metrics import RunMetrics
@@ -40,7 +41,7 @@ _VIEWS = {"requests": "Requests", "steps": "Where step time goes", "diagnosis": 
 def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     """Draw the page, over the recordings under `runs`, or over the bundled ones if there are none.
 
-    Only a recorded fleet of a plan is judged by SLOs, by those of its own plan.
+    A recorded fleet of a plan is judged by the SLOs of its own plan, other recordings by those that the reader types.
     """
     top, plan = st.container(), planned(runs)
     own = find(runs, RECORDING, named("run"))
@@ -53,13 +54,14 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         strip(runs, plan_with(runs, settings) if settings else None, ways, "Run")
     try:
         recording, metrics = open_run(recordings[name])
-        if sum(recording.group_rows("steps")) > _LONG:
-            prefetch(partial(over_time, recording), partial(lifecycle_figures, recording))
         with title:
             header(recording, metrics, name, runs)
         if not own:
             _bundled(runs)
-        _body(recording, metrics, runs, tuple(settings["slos"]) if settings else ())
+        slos = tuple(settings["slos"]) if settings else asked_slos()
+        if sum(recording.group_rows("steps")) > _LONG:
+            prefetch(partial(over_time, recording), partial(lifecycle_figures, recording, dict(bounds_of(slos))))
+        _body(recording, metrics, runs, slos)
     except UserError as error:
         mistake(error, runs)
 
@@ -81,8 +83,9 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str
     slo_lines(recording, metrics, slos)
     with st.container():
         window = time_window(recording)
-    _view(recording, metrics, runs, window, p99_bounds(slos))
-    lifecycles(recording, metrics)
+    bounds = dict(bounds_of(slos))
+    _view(recording, metrics, runs, window, bounds, p99_bounds(slos))
+    lifecycles(recording, metrics, bounds)
     with st.expander("How this was run"):
         show_origin(blocks, run)
 
@@ -90,17 +93,22 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str
 @st.fragment
 @part_in_url
 def _view(
-    recording: Recording, metrics: RunMetrics, runs: Path, window: Window | None, bounds: dict[str, float]
+    recording: Recording,
+    metrics: RunMetrics,
+    runs: Path,
+    window: Window | None,
+    bounds: Bounds,
+    p99_ms: dict[str, float],
 ) -> None:
     """Draw the chosen view, without the rest of the page."""
     view = pick("View", list(_VIEWS), "view", show=_VIEWS.__getitem__)
     try:
         if view == "requests":
-            request_table(recording, metrics, window)
+            request_table(recording, metrics, window, bounds)
         elif view == "steps":
             step_time(recording, list(_calibrations(runs).values()))
         elif view == "diagnosis":
-            diagnosis_view(recording, metrics.finished.size, runs, _calibrations(runs), bounds)
+            diagnosis_view(recording, metrics.finished.size, runs, _calibrations(runs), p99_ms)
         else:
             show_metrics(blocks, recording.run, metrics)
     except UserError as error:

@@ -15,6 +15,7 @@ from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.run_page.time_window import Window
 from dashboard.series import column
+from dashboard.slos import Bounds
 from dashboard.url import choose, keep, named
 from planning.run_report import status_word
 from serving.answers.figures import shown_time
@@ -39,7 +40,7 @@ _WATERFALL_COLUMNS = [
 ]
 
 
-def request_table(recording: Recording, metrics: RunMetrics, window: Window | None) -> None:
+def request_table(recording: Recording, metrics: RunMetrics, window: Window | None, bounds: Bounds) -> None:
     """Draw the slowest requests of the window by a chosen metric, and the waterfall of the selected request."""
     heading, order = st.columns([3, 1], vertical_alignment="bottom")
     with order:
@@ -74,7 +75,7 @@ def request_table(recording: Recording, metrics: RunMetrics, window: Window | No
     data_table(columns, formats, helps, height=270, **selectable)
     at = _linked(columns["request"])
     keep("request", str(columns["request"][at]), str(columns["request"][0]))
-    _waterfall(recording, metrics, int(rows[at]))
+    _waterfall(recording, metrics, int(rows[at]), bounds)
 
 
 def slowest(values: NDArray[Any], rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -96,7 +97,7 @@ def _linked(ids: np.ndarray[Any, Any]) -> int:
     return int(rows[0]) if len(rows) else 0
 
 
-def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
+def _waterfall(recording: Recording, metrics: RunMetrics, row: int, bounds: Bounds) -> None:
     request = _row(recording, row)
     intervals: list[tuple[int, int]] = []
     preempted = request["preempted_ns"] or 0
@@ -121,7 +122,7 @@ def _waterfall(recording: Recording, metrics: RunMetrics, row: int) -> None:
     with st.container():
         above = st.container()
         st.caption(" · ".join(facts))
-        drawn = run_charts.waterfall(request, run_colour(recording.run), intervals)
+        drawn = run_charts.waterfall(request, run_colour(recording.run), intervals, bounds)
         name, trust = f"Request {request['request_id']}", trust_in_recording(recording)
         figure(drawn, "waterfall", name, trust, place=above, small=True, menu=BARE)
 

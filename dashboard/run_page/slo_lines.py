@@ -22,8 +22,8 @@ from traces.tables import ecdf
 
 _HEIGHT = 230
 _HELP = (
-    "A latency meets its SLO if, at the SLO's percentile, its curve is left of the dashed line. The SLOs come from the "
-    "plan above."
+    "A latency meets its SLO if, at the SLO's percentile, its curve is left of the dashed line. The SLOs are those of "
+    "this fleet's plan, or those typed above."
 )
 
 

@@ -79,7 +79,8 @@ def show() -> None:
 
 def _show(explanation: Explanation, cost: OperationCost, rows: int) -> None:
     low, high = explanation.interval
-    why = f"{explanation.why} is the least certain part" if explanation.why else "no part has a large uncertainty"
+    limit = f" (least certain: {explanation.why})" if explanation.why else ""
+    why = "measured steps cover it" if explanation.level < 0 else f"{explanation.level.clause}{limit}"
     trust = Trust(explanation.level.word, explanation.untaught or why)
     heading(f"{explanation.step_ns / 1e6:,.2f} ms", trust, marked=True)
     tokens = f", {rows / explanation.step_ns * 1e9:,.0f} decoded tokens per second" if rows else ""

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import pyarrow as pa
 
 from calibration.trust import Trust, noted_trust, weakest
-from dashboard.palette import MARKS, SERIES, band, dots, empty, finish, line, log_axis, policy_colour, symbols
+from dashboard.palette import MARKS, SERIES, band, dots, empty, finish, line, log_axis, policy_colour, slo_line, symbols
 from dashboard.series import thin
 from planning.exports.sweep import SweepView
 from planning.sweep.results import SweepResults
@@ -233,7 +233,20 @@ def drawn(sweep: SweepResults, runs: pa.Table, view: SweepView) -> Any:
     data = runs.select(list(columns)).to_pandas()
     if kind == HEAT_MAP and by is not None:
         return heat_map(data, x, y, by, titles)
-    return (each_run if kind == SCATTER else metric_over)(data, x, y, by, titles, values, log_y)
+    plot = (each_run if kind == SCATTER else metric_over)(data, x, y, by, titles, values, log_y)
+    for axis, name, log in (("x", x, False), ("y", y, log_y)):
+        if (bound := _bound_of(sweep, name)) is not None:
+            slo_line(plot, bound, "SLO", axis, log)
+    return plot
+
+
+def _bound_of(sweep: SweepResults, column: str) -> float | None:
+    """Return the bound in ms that every run's SLO sets on a column's metric; None without one."""
+    metric, bounds = column.rpartition("_")[0], sweep.base.get("slo")
+    if not isinstance(bounds, Mapping) or any(path.partition(".")[0] == "slo" for path in sweep.paths.values()):
+        return None
+    bound = bounds.get(metric)
+    return float(bound) if isinstance(bound, int | float) else None
 
 
 def heading(sweep: SweepResults, view: SweepView) -> str:

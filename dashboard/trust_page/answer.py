@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from calibration.trust import UNKNOWN, VALIDATED, Trust
+from calibration.trust import MEASURED, UNKNOWN, Trust
 from calibration.validation.evidence import trust_in_report, trust_in_steps
 from calibration.validation.report import ValidationReport, load_residuals, resolve
 from dashboard.sheet import Sheet
@@ -77,17 +77,22 @@ def compared_latencies(
     simulated = latencies.get(names.simulated or "")
     trust = trust_in_report(report)
     if simulated is None:
-        trust = Trust(VALIDATED, "measured on the real engine; the report has no simulated run to compare")
+        trust = Trust(MEASURED, "recorded on the real engine; the report has no simulated run to compare")
     elif not real:
         trust = Trust(UNKNOWN, "the report has no real run to compare with the simulated run")
     return ComparedLatencies(real, simulated, problems, trust)
 
 
-def figures(latencies: ComparedLatencies, report: ValidationReport) -> dict[str, go.Figure]:
-    """Return the figures of whole runs: latencies, blind errors and, if known, errors with the machine's slowdown."""
+def figures(
+    latencies: ComparedLatencies, report: ValidationReport, bounds: Sequence[tuple[str, float]] = ()
+) -> dict[str, go.Figure]:
+    """Return the figures of whole runs: latencies, blind errors and, if known, errors with the machine's slowdown.
+
+    The latencies have lines at `bounds` (metric, ms).
+    """
     drawn = {"errors": trust_charts.errors(report.rows)}
     if latencies.real or latencies.simulated:
-        drawn["cdfs"] = trust_charts.cdfs(latencies.real, latencies.simulated, COMPARED)
+        drawn["cdfs"] = trust_charts.cdfs(latencies.real, latencies.simulated, COMPARED, bounds)
     if report.known_speed_rows:
         drawn["errors-at-known-speed"] = trust_charts.errors(report.known_speed_rows)
     return drawn

@@ -41,10 +41,12 @@ def cdfs(
     real: Sequence[Mapping[str, NDArray[Any]]],
     simulated: Mapping[str, NDArray[Any]] | None,
     metrics: Sequence[str],
+    bounds: Sequence[tuple[str, float]] = (),
 ) -> go.Figure:
     """Return a panel for the distribution of each metric, with a line for every real run and one for the simulation.
 
-    `real` and `simulated` map a metric's name to the values of all requests, NaN for a request without a value.
+    `real` and `simulated` map a metric's name to the values of all requests, NaN for a request without a value;
+    `bounds` are those of SLOs (metric, ms).
     """
 
     def line(values: Mapping[str, NDArray[Any]], *how: Any) -> Line:
@@ -54,7 +56,7 @@ def cdfs(
     lines = [line(run, repeats, REAL, 1.6, 0.75, "dash") for run in real]
     if simulated is not None:
         lines.append(line(simulated, "simulated", SIMULATED, 2.4))
-    return cdf_panels(lines, metrics, 380)
+    return cdf_panels(lines, metrics, 380, bounds)
 
 
 def errors(rows: Sequence[RunRow]) -> go.Figure:

@@ -1,35 +1,33 @@
 """The distance of the reader's own plan from measured runs.
 
 The evidence is published runs that were not used to fit the simulator. The nearest runs have the same GPU and, as far
-as such runs exist, the same model, weights, tensor parallelism, and about as many requests at a time in one replica.
+as such runs exist, the same model, engine, precisions, tensor parallelism and kind of load, and about as many requests
+at a time in one replica.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from calibration.validation.external.served import precisions
 from dashboard.plan_page.words import model_name
-from dashboard.trust_page.results import LATENCIES, External, Figure, Source
+from dashboard.trust_page.results import LATENCIES, External, Figure, Served, Source
 from planning.plan.document import PlanDocument
 from planning.plan.objectives import Objective, parse_objectives
 from serving.answers.figures import shown_percent, shown_share
 from serving.deployments.config import Deployment
-from serving.deployments.model_catalogue import find_model
-from serving.deployments.weight_types import weights_dtype
 from serving.errors import UserError
 from serving.metrics import metric
 
 _NEAR = 2.0  # maximum factor between the numbers of requests at a time of near runs
 _COVERED = 0.8  # share of the measured values inside bands that should contain 0.9 of them
 _FAR_PCT = 25.0  # a median error that would change most plans
-_PUBLISHED = {"bfloat16": "bf16", "float16": "bf16", "fp8_block": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}
-_AT_A_TIME, _SHARDS, _WEIGHTS = (re.compile(part) for part in (r"_c(\d+)_", r"_tp(\d+)_", r"_(fp\d|int\d)_"))
+LOADS = {False: "requests that come at a rate", True: "a fixed number of requests in flight"}  # by `closed`
 
 
 class Question(NamedTuple):
@@ -37,10 +35,11 @@ class Question(NamedTuple):
 
     Attributes:
         at_a_time: number of requests in one replica; None if unknown
-        weights: type of the weights, as in the names of published runs (`fp8`); `bf16` for 16 bits; empty if unknown
+        weights, kv_cache: precision, `bf16` for 16 bits; empty if unknown
         shards: tensor parallel size; 0 if unknown
         figures: the figures that the SLOs bound, such as `ttft_ms.p99`
         engine: the engine, such as `vLLM`; empty for any
+        closed: True for a fixed number of requests in flight, False for requests that come at a rate; None for either
     """
 
     gpu: str
@@ -50,6 +49,8 @@ class Question(NamedTuple):
     shards: int = 0
     figures: tuple[str, ...] = ()
     engine: str = ""
+    kv_cache: str = ""
+    closed: bool | None = None
 
 
 class Verdict(NamedTuple):
@@ -62,30 +63,8 @@ class Verdict(NamedTuple):
 
 class _Run(NamedTuple):
     source: Source
-    name: str
+    served: Served
     rows: list[Figure]
-
-    def is_of(self, model: str) -> bool:
-        return bool(_letters(model)) and _letters(model) in _letters(self.source.name + self.name)
-
-    @property
-    def engine(self) -> str:
-        return engine_of(self.source)
-
-    @property
-    def at_a_time(self) -> float | None:
-        said = _AT_A_TIME.search(self.name)
-        return float(said[1]) if said else None
-
-    @property
-    def weights(self) -> str:
-        said = _WEIGHTS.search(self.name)
-        return said[1] if said else "bf16"
-
-    @property
-    def shards(self) -> int:
-        said = _SHARDS.search(self.name)
-        return int(said[1]) if said else 1
 
 
 def question_of(plan: PlanDocument) -> Question | None:
@@ -96,9 +75,21 @@ def question_of(plan: PlanDocument) -> Question | None:
     at_a_time = None
     if plan.requests_per_s and plan.mean_output_tokens and best.tok_s_user:
         at_a_time = plan.requests_per_s / best.replicas * plan.mean_output_tokens / best.tok_s_user
+    elif plan.clients:
+        at_a_time = plan.clients / best.replicas
     model, shards = model_name(str(best.deployment["model"])), int(best.deployment["tensor_parallel_size"])
     figures = tuple(figure for slo in parse_objectives(plan.objectives).slos for figure in _bounded(slo))
-    return Question(plan.gpu_of(best), model, at_a_time, _weights(best.deployment), shards, figures)
+    weights, kv_cache = _precisions(best.deployment)
+    return Question(
+        gpu=plan.gpu_of(best),
+        model=model,
+        at_a_time=at_a_time,
+        weights=weights,
+        shards=shards,
+        figures=figures,
+        kv_cache=kv_cache,
+        closed=plan.clients is not None,
+    )
 
 
 def engine_of(source: Source) -> str:
@@ -132,7 +123,7 @@ def judged(question: Question, external: External) -> Verdict:
     figures |= {"in their 90 % band": shown_share(covered), "measured runs": f"{len(kept):,}"}
     runs = "1 measured run is" if len(kept) == 1 else f"{len(kept):,} measured runs are"
     why = f"{runs} {', '.join([f'on {question.gpu}', *alike])}"
-    why += f", but none {' or '.join(lacking)}." if lacking else "."
+    why += f", but {', '.join(f'none {what}' for what in lacking)}." if lacking else "."
     why += f" The nearest run is {_called(min(kept, key=lambda run: _apart(run, question)))}."
     if covered >= _COVERED and worst <= _FAR_PCT:
         return Verdict("Partly" if lacking else "Yes", why, figures)
@@ -142,13 +133,17 @@ def judged(question: Question, external: External) -> Verdict:
 
 def _respects(question: Question) -> Iterable[tuple[str, Callable[[_Run], bool]]]:
     """Yield in what respect a run can be like the plan, in words, and whether it is; the most important comes first."""
-    yield f"of {question.model}", lambda run: run.is_of(question.model)
+    yield f"of {question.model}", lambda run: run.served.model == question.model
     if question.engine:
-        yield f"by {question.engine}", lambda run: run.engine == question.engine
+        yield f"by {question.engine}", lambda run: engine_of(run.source) == question.engine
     if question.weights:
-        yield f"with weights in {question.weights.upper()}", lambda run: run.weights == question.weights
+        yield f"with weights in {question.weights.upper()}", lambda run: run.served.weights == question.weights
+    if question.kv_cache:
+        yield f"with KV cache in {question.kv_cache.upper()}", lambda run: run.served.kv_cache == question.kv_cache
     if question.shards:
-        yield f"with TP{question.shards}", lambda run: run.shards == question.shards
+        yield f"with TP{question.shards}", lambda run: run.served.shards == question.shards
+    if question.closed is not None:
+        yield f"with {LOADS[question.closed]}", lambda run: run.served.closed == question.closed
     if question.at_a_time is not None:
         load = f"with about {question.at_a_time:,.0f} requests at a time per replica"
         yield load, lambda run: _apart(run, question) <= _NEAR
@@ -166,19 +161,19 @@ def _named(figure: str) -> str:
     return f"{metric(name).label} {statistic}"
 
 
-def _weights(deployment: Mapping[str, Any]) -> str:
-    """Return the type of the weights as published runs are named: `bf16`, `fp8`, `fp4`, `int4`; empty if unknown."""
+def _precisions(deployment: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the precision of weights and KV cache; empty if unknown, as for a pasted model that was deleted."""
     try:
-        dtype = weights_dtype(find_model(str(deployment["model"])), Deployment.model_validate(deployment))
+        return precisions(Deployment.model_validate(deployment))
     except (UserError, ValidationError):
-        return ""
-    return _PUBLISHED.get(dtype, dtype)
+        return "", ""
 
 
 def _runs(cases: Iterable[Source]) -> Iterable[_Run]:
     for case in cases:
         for name in dict.fromkeys(row.run for row in case.rows):
-            yield _Run(case, name, [row for row in case.rows if row.run == name])
+            served = case.served.get(name, _UNSTATED)
+            yield _Run(case, served, [row for row in case.rows if row.run == name])
 
 
 def _errors(rows: list[Figure]) -> dict[str, float]:
@@ -192,19 +187,21 @@ def _errors(rows: list[Figure]) -> dict[str, float]:
 
 def _apart(run: _Run, question: Question) -> float:
     """Return the factor between the numbers of requests at a time; infinite if either is unknown."""
-    if run.at_a_time is None or not question.at_a_time:
+    there = run.served.at_a_time
+    if not there or not question.at_a_time:
         return math.inf
-    return max(run.at_a_time / question.at_a_time, question.at_a_time / run.at_a_time)
+    return max(there / question.at_a_time, question.at_a_time / there)
 
 
 def _called(run: _Run) -> str:
-    shards, weights = _SHARDS.search(run.name), _WEIGHTS.search(run.name)
-    parts = [run.source.title if run.at_a_time is None else f"one of {run.source.engine.partition(',')[0]}"]
-    parts += [f"TP{shards[1]}"] if shards else []
-    parts += [f"weights in {weights[1].upper()}"] if weights else []
-    parts += [f"{run.at_a_time:.0f} requests at a time"] if run.at_a_time else []
+    served = run.served
+    if served is _UNSTATED:
+        return run.source.title
+    parts = [f"{served.model} by {run.source.engine.partition(',')[0]}", f"TP{served.shards}"]
+    parts += [f"weights in {served.weights.upper()}", f"KV cache in {served.kv_cache.upper()}"]
+    parts += [LOADS[served.closed]] if served.closed is not None else []
+    parts += [f"about {served.at_a_time:,.0f} at a time"] if served.at_a_time else []
     return ", ".join(parts)
 
 
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+_UNSTATED = Served(model="", weights="", kv_cache="", shards=0)

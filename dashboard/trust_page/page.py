@@ -25,6 +25,7 @@ from dashboard.loading import BY_FILES, open_run
 from dashboard.planned import Ways, planned_or_bundled, strip
 from dashboard.sheet import Fact
 from dashboard.shown import literal, sentence, when
+from dashboard.slos import asked_slos
 from dashboard.trust_page.answer import (
     ComparedLatencies,
     compared_latencies,
@@ -53,6 +54,7 @@ from planning.exports.validation import Validation
 from planning.learn.watched import FILE as WATCHED
 from planning.learn.watched import read_look
 from planning.measure.front_door import clients_table
+from planning.plan.objectives import parse_objectives
 from serving.errors import UserError
 
 Results = TypeVar("Results")
@@ -65,9 +67,9 @@ _PREDICTIONS = {"blind": "Blind", "anchored": "Anchored"}
 _ANSWERS = {"Yes": ("green", "check_circle"), "Partly": ("orange", "contrast"), "No": ("red", "cancel")}
 _OWN = (
     "The evidence is published runs, each predicted without its own "
-    "measurements. Yes means that runs with the same GPU, model, weights and tensor parallelism, and half to twice the "
-    "concurrent requests per replica, state the figures of your SLOs, lie in their 90 % bands, and have median errors "
-    "of at most 25 %."
+    "measurements. Yes means that runs with the same GPU, model, precision of weights and KV cache, tensor parallelism "
+    "and kind of load (open or closed loop), and half to twice the concurrent requests per replica, state the figures "
+    "of your SLOs, lie in their 90 % bands, and have median errors of at most 25 %."
 )
 
 
@@ -86,7 +88,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         question = question_of(plan.answer) if plan else None
         if question is not None:
             _judged(question, external)
-        with st.expander("Ask about another model, GPU, engine, precision or figure"):
+        with st.expander("Ask about another model, GPU, engine, precision, load or figure"):
             try:
                 _judged(asked_question(external, question), external)
             except UserError as error:
@@ -150,7 +152,9 @@ def _view(
     if view == "runs":
         latencies = compared_latencies(directory, report, lambda path: open_run(path)[1])
         read = (len(latencies.real), latencies.simulated is not None)
-        show_runs(blocks, latencies, report, _figures(directory, read, latencies, report))
+        slos = asked_slos()
+        bounds = parse_objectives(slos).bounds if slos else ()
+        show_runs(blocks, latencies, report, _figures(directory, read, bounds, latencies, report))
         if len(by_engine) > 1:
             show_engines(blocks, by_engine)
     elif view == "steps":
@@ -231,10 +235,14 @@ def _ladder(climbed: Sequence[Rung]) -> None:
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)
 def _figures(
-    directory: Path, read: tuple[int, bool], _latencies: ComparedLatencies, _report: ValidationReport
+    directory: Path,
+    read: tuple[int, bool],
+    bounds: tuple[tuple[str, float], ...],
+    _latencies: ComparedLatencies,
+    _report: ValidationReport,
 ) -> dict[str, go.Figure]:
     """Return the figures, cached: `read` says how many repeats could be read, and whether the simulated run could."""
-    return figures(_latencies, _report)
+    return figures(_latencies, _report, bounds)
 
 
 def _decisions(decisions: Decisions) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -10,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from calibration.trust import Trust, noted_trust, weakest
+from calibration.trust import EXTRAPOLATED, Trust, least_certain, noted_trust, weakest
 from dashboard.bundled import EXTERNAL_SAMPLE
 from dashboard.library import find, stamp
 from serving.answers.figures import shown_band
@@ -62,8 +63,22 @@ class Figure(Result):
         return self.blind_error_pct if column == "blind" else self.anchored_error_pct
 
 
+class Served(Result):
+    """What a published run served; see `calibration/validation/external/served.py`."""
+
+    model: str
+    weights: str
+    kv_cache: str
+    shards: int
+    closed: bool | None = None
+    at_a_time: float | None = None
+
+
 class Source(Result):
-    """A published measurement: what ran, who published it, and the predictions."""
+    """A published measurement: what ran, who published it, and the predictions.
+
+    `served` has what each run served, by its name. It is empty in older results; their runs are like no plan.
+    """
 
     name: str
     title: str
@@ -74,6 +89,7 @@ class Source(Result):
     why: str
     targets: list[Target] = []
     rows: list[Figure] = []
+    served: dict[str, Served] = {}
 
 
 class External(Result):
@@ -157,6 +173,20 @@ def _read(kind: type[Results], directory: Path, file: str, written: int) -> Resu
         remedy = f"cannot be read ({error}); run tokentwin validate {_COMMANDS.get(rung, rung)} again"
         raise UserError(rung, name, remedy) from None
     return parse(kind, with_present_names(data), where=name)
+
+
+def readable_external(runs: Path) -> External | None:
+    """Return the newest results as `newest_external`; None if they are damaged (which the Trust page says)."""
+    with suppress(UserError):
+        return newest_external(runs)
+    return None
+
+
+def trust_on(external: External | None, gpu: str, predicted: Trust) -> Trust:
+    """Return the trust in a fleet on `gpu`: without a published run on this GPU it is at most extrapolated."""
+    if external is None or external.on_gpu(gpu) is not None:
+        return predicted
+    return least_certain((predicted, Trust(EXTRAPOLATED, f"no published run on {gpu} was compared with predictions")))
 
 
 def error_line(external: External, gpu: str) -> str:

@@ -7,7 +7,11 @@ from dashboard.shown import when
 from serving.answers.figures import shown_change
 
 CANARY = "A canary step is a fixed step that is repeated during the run; its time should never change. "
-FLOOR = "The noise floor is the difference between repeated real runs of the same requests."
+FLOOR = (
+    "Blind: the simulation knew the requests and the calibration, and nothing of the real run. The noise floor is the "
+    "difference between repeated real runs of the same requests. Decided alike: the simulated and the real scheduler "
+    "chose the same requests and tokens in a step."
+)
 AT_KNOWN_SPEED = "Error with the machine's speed known"
 ERRORS_AT_KNOWN_SPEED = (
     "The simulator knows the machine's speed at each moment of the real run, and nothing else about that run. The "

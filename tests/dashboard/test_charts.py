@@ -15,6 +15,7 @@ from dashboard.run_page import step_series
 from dashboard.run_page.fleet_over_time import FleetOverTime, live_replicas, outstanding
 from dashboard.run_page.step_series import StepSeries
 from dashboard.series import bucket_means, envelope
+from dashboard.slos import bounds_of
 from dashboard.trust_page import charts as trust_charts
 from traces.tables import ecdf
 
@@ -365,3 +366,18 @@ def test_phases_go_from_the_fastest_tenth_to_the_slowest():
     figure = run_charts.phases(queue, prefill, decode, REAL)
     totals = np.sum([trace.y for trace in figure.data], axis=0)
     assert len(totals) == 10 and (np.diff(totals) > 0).all()
+
+
+def test_every_latency_chart_of_a_run_has_a_line_at_each_bound():
+    bounds = bounds_of(("TTFT p99 < 0.5 s", "e2e_ms<=4000", "tpot_ms p99<=40", "attainment>=0.9"))
+    assert bounds == {"ttft_ms": {500: "SLO p99"}, "tpot_ms": {40: "SLO p99"}, "e2e_ms": {4000: "SLO"}}
+
+    tens = np.full(20, 10.0)
+    histogram = run_charts.histogram(tens, "itl_ms", REAL, bounds)
+    assert (histogram.layout.shapes[-1].x0, histogram.layout.annotations[-1].text) == (40, "TPOT SLO")
+    seconds = run_charts.phases(np.full(20, 1e3), np.full(20, 1e3), np.full(20, 1e3), REAL, bounds)
+    assert [shape.y0 for shape in seconds.layout.shapes] == [0.5, 4.0], "in seconds, as the bars"
+    request = {"request_id": 1, "arrival_ns": 0, "scheduled_ns": 10**6, "first_token_ns": 10**7, "finish_ns": 10**8}
+    assert [shape.x0 for shape in run_charts.waterfall(request, REAL, (), bounds).layout.shapes] == [500, 4000]
+    compared = trust_charts.cdfs([{"ttft_ms": tens}], None, ["ttft_ms"], [("ttft_ms", 500.0)])
+    assert [shape.x0 for shape in compared.layout.shapes] == [500]

@@ -123,10 +123,10 @@ def test_the_first_page_is_found_by_its_name_as_well_and_is_as_it_was_left(serve
     page.wait_for_url("**/plan?rate=34")
     idle(page)
     page.get_by_text("Evidence", exact=True).first.click()
-    page.get_by_text("Glossary", exact=True).first.click()
-    page.get_by_role("heading", name="Glossary").wait_for()
+    page.get_by_text("Step", exact=True).first.click()
+    page.get_by_role("heading", name="What a step costs").wait_for()
     idle(page)
-    page.wait_for_url("**/glossary")
+    page.wait_for_url("**/step")
     page.get_by_role("link", name="Plan", exact=True).click()
     assert rate(page, "34") == "34", "as it was left"
     page.wait_for_url("**rate=34")

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboard.live_page.charts import latency_rows, over_time, waterfall
+from dashboard.live_page.charts import latencies, latency_rows, over_time, waterfall
 from dashboard.live_page.server import Server
 from dashboard.live_page.snapshot import Snapshot, quantile_ms, tokens_per_second
 from serving.errors import UserError
@@ -43,11 +43,16 @@ def test_what_happened_between_two_scrapes_is_of_all_replicas() -> None:
     assert quantile_ms(*history[:2], "time_to_first_token_seconds", 0.5) == pytest.approx(150)
     assert math.isnan(quantile_ms(*history[1:], "time_to_first_token_seconds", 0.5))
     assert len(over_time(history).data) == 2 * 3 + 1
-    ttft, itl, _ = latency_rows(history)  # two requests within 0.1 to 0.2 s
+    ttft, _, itl, _ = latency_rows(history)  # two requests within 0.1 to 0.2 s
     assert ttft == {"latency": "TTFT", "values": "2", "p50": "150 ms", "p90": "190 ms", "p99": "199 ms"}
     assert itl == {"latency": "ITL", "values": "0", "p50": "", "p90": "", "p99": ""}
     late = [*history, server.step(("0", 9.0, 1))]
     assert latency_rows(late)[0]["p99"] == "over 400 ms"
+    drawn = latencies(late, {"ttft_ms": {300.0: "SLO p99"}})  # only TTFT has values
+    assert {trace.name: trace.y[0] for trace in drawn.data} == pytest.approx({"p50": 150, "p99": 199})
+    (bound,), (label,) = drawn.layout.shapes, drawn.layout.annotations
+    assert (bound.y0, bound.y1, label.text) == (300, 300, "SLO p99")
+    assert latencies(history[:1], {}) is None
 
 
 def test_a_server_that_was_started_again_counts_anew() -> None:

@@ -104,6 +104,9 @@ def test_a_number_out_of_its_range_stops_the_button(tmp_path: Path, started: lis
 def test_trust_is_asked_without_a_plan(tmp_path: Path) -> None:
     link = {"asked_model": "Llama-3.1-8B", "asked_gpu": "H100", "asked_figure": "ttft_ms.mean", "asked_tp": "1"}
     said = shown(opened("trust", tmp_path, asked_weights="bf16", asked_load="0", **link))
-    assert "Llama-3.1-8B on H100" in said and "of Llama-3.1-8B, by vLLM, with weights in BF16, with TP1" in said
+    like = "by vLLM, with weights in BF16, with KV cache in BF16, with TP1, with requests that come at a rate"
+    assert "Llama-3.1-8B on H100" in said and like in said
+    said = shown(opened("trust", tmp_path, **link, asked_kv="fp8", asked_loop="closed"))
+    assert "none is with KV cache in FP8, none is with a fixed number of requests in flight" in said
     said = shown(opened("trust", tmp_path, **{**link, "asked_gpu": "MI300X"}))
     assert "There is no measured run on MI300X" in said

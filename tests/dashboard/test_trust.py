@@ -448,12 +448,15 @@ def test_corrupt_results_of_choices_are_one_line(tmp_path, content):
             {},
             8.0,
             "Yes",
-            "2 measured runs are on H100, of Llama-3.1-70B, with weights in FP8, with TP4, with about 14 ",
+            "2 measured runs are on H100, of Llama-3.1-70B, with weights in FP8, with KV cache in BF16, with TP4, with "
+            "a fixed number of requests in flight, with about 14 ",
         ),
         ({}, 60.0, "No", "The predictions of these runs have large errors."),
         ({"at_a_time": 500.0}, 8.0, "Partly", "but none is with about 500 requests at a time per replica."),
-        ({"model": "Mixtral-8x7B"}, 8.0, "Partly", "but none is of Mixtral-8x7B. The nearest run is one of vLLM, TP4"),
-        ({"weights": "bf16", "shards": 8}, 8.0, "Partly", "but none is with weights in BF16 or is with TP8."),
+        ({"model": "Mixtral-8x7B"}, 8.0, "Partly", "but none is of Mixtral-8x7B. The nearest run is Llama-3.1-70B by"),
+        ({"weights": "bf16", "shards": 8}, 8.0, "Partly", "but none is with weights in BF16, none is with TP8."),
+        ({"kv_cache": "fp8"}, 8.0, "Partly", "but none is with KV cache in FP8."),
+        ({"closed": False}, 8.0, "Partly", "but none is with requests that come at a rate."),
         ({"figures": ("ttft_ms.p99", "tpot_ms.mean")}, 8.0, "Partly", "but none states TTFT p99."),
         ({"gpu": "B300"}, 8.0, "No", "There is no measured run on B300"),
     ],
@@ -461,18 +464,20 @@ def test_corrupt_results_of_choices_are_one_line(tmp_path, content):
 def test_trust_answers_the_planners_own_question(asked, error, answer, says):
     """Planted: two runs of one model on one GPU, with 8 and 16 requests at a time, and so large an error."""
     rows = [
-        {"run": f"llama_3_1_70b_vllm_fp8_agg_1024x128_c{load}_tp4_0", "figure": f"{metric}.mean", "measured": 100.0}
+        {"run": f"c{load}", "figure": f"{metric}.mean", "measured": 100.0}
         | {"blind": 100.0 + error, "low": 50.0, "high": 200.0, "blind_error_pct": error, "covered": error < 50}
         for load in (8, 16)
         for metric in ("ttft_ms", "tpot_ms")
     ]
     source = {"name": "planted", "title": "Planted", "source": "here", "engine": "vLLM", "gpu": "H100"}
-    case = results.Source(**source, trust="interpolated", why="it is", rows=rows)
-    question = Question("H100", "Llama-3.1-70B", 14.0, "fp8", 4, ("ttft_ms.mean",))._replace(**asked)
+    facts = {"model": "Llama-3.1-70B", "weights": "fp8", "kv_cache": "bf16", "shards": 4, "closed": True}
+    served = {f"c{load}": {**facts, "at_a_time": load} for load in (8, 16)}
+    case = results.Source(**source, trust="interpolated", why="it is", rows=rows, served=served)
+    question = Question("H100", "Llama-3.1-70B", 14.0, "fp8", 4, ("ttft_ms.mean",), "", "bf16", True)._replace(**asked)
     verdict = judged(question, External(cases=[case]))
     assert verdict.answer == answer and says in verdict.why
     if answer == "Yes":
-        assert "TP4, weights in FP8, 16 requests at a time" in verdict.why
+        assert verdict.why.endswith("a fixed number of requests in flight, about 16 at a time.")
         assert verdict.figures["TTFT error"] == "8 %" and verdict.figures["in their 90 % band"] == "100 %"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import UserError
-from serving.metrics import METRICS, TOOLS, glossary, metric
+from serving.metrics import METRICS, TERMS, TOOLS, defined_in, glossary, metric
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -44,3 +44,12 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
 def test_help_lines():
     assert metric("ttft_ms").axis == "TTFT (ms)"
     assert metric("ttft_ms").help.endswith("Lower is better.")
+
+
+def test_the_terms_of_a_text_are_defined_once_and_everyday_words_are_not():
+    said = defined_in("Inclusive TPOT and TTFTs: attainment 3 %, TTFT p99; SLO attainment")
+    assert [part.partition(":")[0] for part in said.split("\n\n")] == [
+        "inclusive TPOT (ms)", "TTFT (ms)", "SLO attainment (fraction)",
+    ]  # fmt: skip
+    assert defined_in("running and waiting at no cost, busy") is None
+    assert all(defined_in(term) for term in TERMS)

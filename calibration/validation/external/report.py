@@ -9,7 +9,10 @@ from typing import Any
 
 from calibration.trust import LEVELS
 from calibration.validation.external.scoring import CaseResult, Row, Verdict
+from calibration.validation.external.served import Served, served
 from serving.answers.figures import shown_band, shown_change, shown_number, shown_percent, shown_share
+from serving.workload import Workload
+from traces.measured.run import MeasuredRun
 
 MANY = 20  # number of runs above which a case is summarised instead of listed
 FEW = 5  # minimum number of runs of a group with a median of its own
@@ -50,8 +53,17 @@ def _case(result: CaseResult) -> dict[str, Any]:
             }
             for row in result.rows
         ],
+        "served": {name: asdict(one) for name, one in _served(result).items()},
         "cautions": {run.name: run.caution for run in result.runs if run.caution},
     }
+
+
+def _served(result: CaseResult) -> dict[str, Served]:
+    """Return what each run served by its name; all rows of a log of steps are one run."""
+    if result.case.is_of_steps:
+        one = served(result.case, MeasuredRun(result.case.name, Workload([]), {}))
+        return dict.fromkeys((row.run for row in result.rows), one)
+    return {run.name: served(result.case, run) for run in result.runs}
 
 
 TARGET_HEADER = ("case", "target", "error", "at", "met")
