@@ -27,7 +27,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -59,6 +59,7 @@ class _Page:
     along: Said = field(default_factory=dict)  # parameters that are written only together with others
     written: Said = field(default_factory=dict)  # parameters whose values the widgets had last
     sent: list[Said] = field(default_factory=list)  # addresses that the browser may have, the oldest first
+    new: bool = False  # whether the address was changed from outside, and nobody asked for it yet
     bare: Said = field(default_factory=dict)  # parameters that the address without parameters stands for
     moves: dict[str, int] = field(default_factory=dict)  # number of changes of the address, by parameter
     refused: list[UserError] = field(default_factory=list)  # numbers out of range in this drawing
@@ -199,6 +200,19 @@ def forget(parameter: str) -> None:
     """Remove a parameter from the address, and reset its widget, because it was about another subject."""
     _drawing.get().said.pop(parameter, None)
     _renew(parameter)
+
+
+def opened_with(parameter: str) -> str | None:
+    """Return the value that a new address has for this parameter; None if the address is as the page wrote it."""
+    page = _drawing.get()
+    value, page.new = named(parameter) if page.new else None, False
+    return value
+
+
+def open_kept(inputs: Said, also: Collection[str]) -> None:
+    """Take `inputs` in place of those of the address; parameters in `also` stay."""
+    page = _drawing.get()
+    page.said = inputs | {name: values for name, values in page.said.items() if name in also}
 
 
 def keep(parameter: str, text: str, otherwise: str = "", lasting: bool = True) -> None:
@@ -366,7 +380,7 @@ def _arrive(name: str) -> _Page:
     if opened or address not in page.sent or (context and context.is_history_navigation):
         if opened and not address:
             page.bare = page.said
-        page.said, page.sent = address or page.bare, [address]
+        page.said, page.sent, page.new = address or page.bare, [address], True
     else:
         del page.sent[: page.sent.index(address)]
     said = page.said | st.session_state.pop(_STATED, {})
@@ -378,7 +392,7 @@ def _arrive(name: str) -> _Page:
 def _write(page: _Page) -> None:
     said = {parameter: values for parameter, values in (page.said | page.now).items() if values}
     if said:
-        said |= page.along
+        said = page.along | said | page.along
     else:
         page.bare = {}
     if said != page.sent[-1]:
