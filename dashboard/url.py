@@ -240,14 +240,17 @@ def choose_many(
     show: Callable[[str], str] = str,
     help: str | None = None,
     more: bool = False,
+    growing: bool = False,
 ) -> list[str]:
     """Draw a choice of any number of options, in the URL as a line of CSV, and return the chosen names.
 
-    Names that are no options are ignored, unless `more` may be typed; the caller must then check them.
+    Names that are no options are ignored, unless `more` may be typed; the caller must then check them. If there will be
+    more options, they are `growing`: a default then grows with them.
     """
     said = named(parameter)
     names = otherwise if said is None else _listed(said)
-    wanted, key = list(dict.fromkeys(name for name in names if more or name in options)), _key(parameter)
+    wanted = list(dict.fromkeys(name for name in names if more or name in options))
+    key = _key(parameter) + (f"_of_{len(options)}" if growing else "")
     unknown = [name for name in names if name not in wanted]
     if unknown and key not in st.session_state:
         _refused(label, _line(unknown), "it is left out")

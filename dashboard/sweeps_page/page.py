@@ -174,7 +174,8 @@ def _several(
     """Draw a choice of a parameter's values; the default is all, or `most` of them from the first to the last."""
     options = {sweep_charts.shown(value): value for value in results.values(name)}
     otherwise = sweep_charts.some(list(options), most) if most else list(options)
-    return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
+    chosen = choose_many(name, list(options), parameter, otherwise, help=help, growing=True)
+    return [options[label] for label in chosen]
 
 
 def _filtered(results: SweepResults, by: str | None, values: Sequence[Any]) -> pa.Table:

@@ -182,4 +182,8 @@ def test_a_bad_upload_and_a_good_one_leave_the_numbers_as_they_were(server, page
     shown = dict(pair for pair in inputs(page) if isinstance(pair, list))
     assert [shown[name] for name in ("Spare replicas", "H100", "Busiest period (s)")] == ["2", "2.69", "300"]
     said = page.evaluate("Object.fromEntries(new URLSearchParams(location.search))")
-    assert said.pop("trace") and said.pop("plan") and said == {"traffic": "trace", "gpus": "H100", "spares": "2", "window": "300"}
+    assert (
+        said.pop("trace")
+        and said.pop("plan")
+        and said == {"traffic": "trace", "gpus": "H100", "spares": "2", "window": "300"}
+    )

@@ -85,7 +85,7 @@ def test_a_sweep_under_way_shows_the_runs_that_have_ended(tmp_path, started, her
     app = sweeps(tmp_path, **link)
     app.button(key="start_sweep").click().run()
     (job,) = started
-    seen = []
+    seen, watching = [], []
 
     def tell(stage, share):
         runs = SweepResults.load(job.directory / UNDER_WAY).complete.num_rows
@@ -94,6 +94,8 @@ def test_a_sweep_under_way_shows_the_runs_that_have_ended(tmp_path, started, her
         assert f"So far: {runs} run" in shown(app)
         heat_map = [one["data"][0]["type"] for one in charts(app)] == ["heatmap"]
         seen.append((len(charts(app)), heat_map, len(app.dataframe[0].value) if len(app.dataframe) else 0))
+        watching.append(watching[-1].run() if watching else sweeps(tmp_path, view="scatter", **link))
+        assert len(watching[-1].dataframe[0].value) == runs, "values that nobody chose among are shown when they come"
 
     sweep(job.settings, job.directory, tell)
     assert seen == [(1, False, 1), (0, False, 0), (1, True, 3), (0, False, 4)]
