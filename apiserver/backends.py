@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -255,16 +256,30 @@ def _request_spans(settings: ServeSettings, backend: Backend) -> RequestSpans | 
 def _tokenizer_folder(named: str, model: str) -> str:
     """Return the folder of the tokenizer that is `named`, or else of the model's; empty if the model's is not here.
 
-    A tokenizer is named by its folder, or by a name in the local hub cache. Raises UserError if it is not there.
+    A tokenizer is named by its folder, by a name in the local hub cache, or by an installed Python package that has
+    one. Raises UserError if it is not there.
     """
     for name in [named] if named else [model, hub_id(model)]:
         cached = cached_config(name)
         for folder in (Path(name).expanduser(), home() / "models" / name, *([cached.parent] if cached else [])):
             if (folder / "tokenizer.json").is_file():
                 return str(folder)
-    if named:
-        raise UserError("tokenizer", named, "has no tokenizer.json; give its folder, or a name in the local hub cache")
-    return ""
+    packaged = _packaged_tokenizers(named) if named else []
+    if len(packaged) > 1:
+        raise UserError("tokenizer", named, f"has several; give a folder: {', '.join(packaged[:5])}")
+    if named and not packaged:
+        remedy = "has no tokenizer.json; give its folder, a name in the local hub cache, or an installed package"
+        raise UserError("tokenizer", named, remedy)
+    return packaged[0] if packaged else ""
+
+
+def _packaged_tokenizers(package: str) -> list[str]:
+    """Return the folders of an installed Python package that have a tokenizer.json; the package is not imported."""
+    try:
+        files = metadata.files(package) or []
+    except (metadata.PackageNotFoundError, ValueError):
+        return []
+    return [str(Path(str(file.locate())).parent) for file in files if file.name == "tokenizer.json"]
 
 
 def _drawn(lengths: Lengths | None, seed: int) -> Callable[[int], int] | None:

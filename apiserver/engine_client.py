@@ -46,7 +46,8 @@ class EngineClient:
     """A client of the engine process at `address`; `about` describes the served model, or is None without an engine.
 
     `lateness` is the distribution, since the last report, of the delays in seconds with which tokens were sent to
-    clients. `asked` counts the HTTP requests since then, by method, path and kind of status.
+    clients. `asked` counts the HTTP requests since then, by method, path and kind of status. `parsed` counts how often
+    text was read for tool calls, by mode, outcome and type of the request.
     """
 
     def __init__(self, address: str, identity: str) -> None:
@@ -68,6 +69,7 @@ class EngineClient:
         self.lateness = Distribution(LATENESS_S)
         self.stalled_ns = 0  # time for which a twin's run has paused
         self.asked: Counter[tuple[str, str, str]] = Counter()
+        self.parsed: Counter[tuple[str, str, str]] = Counter()
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start the tasks that read and send messages; they end when they are cancelled."""
@@ -184,8 +186,10 @@ class EngineClient:
             self._send(Late(self.lateness.counts, self.lateness.sum))
             self.lateness = Distribution(LATENESS_S)
         if self.about is not None and self.asked:
-            self._send(Asked([(*labels, count) for labels, count in self.asked.items()]))
+            asked, parsed = ([(*labels, n) for labels, n in counts.items()] for counts in (self.asked, self.parsed))
+            self._send(Asked(asked, parsed))
             self.asked.clear()
+            self.parsed.clear()
 
     def forget(self, id: int) -> None:
         """Drop request `id`, whose outputs are no longer needed."""

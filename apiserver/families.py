@@ -75,6 +75,7 @@ _LENGTHS = {
 }
 
 HTTP_REQUESTS = Family("http_requests", "counter", "HTTP requests by method, path and kind of status")
+TOOL_PARSES = Family("vllm:tool_call_parser_invocations", "counter", "times that text was read for tool calls")
 LORA_REQUESTS = Family("vllm:lora_requests_info", "gauge", "time of this list of adapters, since 1970")
 CACHE_CONFIG = Family("vllm:cache_config_info", "gauge", "settings of the KV cache, as labels")
 _LATENESS = "when a token was written to its client minus when the engine had it, or the twin should have"

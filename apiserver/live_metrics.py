@@ -11,8 +11,8 @@ from time import time
 from typing import Any, NamedTuple
 
 from apiserver.engine_messages import Admitted, StepEnd
-from apiserver.exposition import Series, exposition
-from apiserver.families import CACHE_CONFIG, HTTP_REQUESTS, LORA_REQUESTS, OF_THE_SERVER, of_an_engine
+from apiserver.exposition import Family, Series, exposition
+from apiserver.families import CACHE_CONFIG, HTTP_REQUESTS, LORA_REQUESTS, OF_THE_SERVER, TOOL_PARSES, of_an_engine
 from apiserver.messages import Add, Asked, Late, finish_reason
 from apiserver.process_metrics import ProcessMetrics
 from serving.deployments.config import Deployment
@@ -58,7 +58,8 @@ class LiveMetrics:
         self._computed: dict[int, int] = {}  # tokens of each engine since its last step that sampled
         self._engines: dict[int, Series] = {}
         self._server = Series(OF_THE_SERVER, {"model_name": model})
-        self._asked: dict[tuple[str, str, str], Series] = {}
+        self._asked: dict[tuple[str, ...], Series] = {}
+        self._parsed: dict[tuple[str, ...], Series] = {}
         self._adapters: dict[int, tuple[str, str]] = {}  # by engine, adapters of running and of waiting requests
         self._process = ProcessMetrics()
         self._lives: dict[int, _Life] = {}
@@ -77,12 +78,12 @@ class LiveMetrics:
         self._server.add("tokentwin:lateness_seconds", late.counts, late.sum_s)
 
     def asked(self, asked: Asked) -> None:
-        """Add an API process's report of the HTTP requests that it has answered."""
+        """Add an API process's report of what it has answered."""
         for method, path, status, count in asked.counts:
-            labels = {"handler": path, "method": method, "status": status}
-            if (series := self._asked.get((method, path, status))) is None:
-                series = self._asked[method, path, status] = Series([HTTP_REQUESTS], labels)
-            series.inc(HTTP_REQUESTS.name, count)
+            _count(self._asked, HTTP_REQUESTS, {"handler": path, "method": method, "status": status}, count)
+        for mode, outcome, kind, count in asked.parsed:
+            labels = {"model_name": self._model, "mode": mode, "outcome": outcome, "request_type": kind}
+            _count(self._parsed, TOOL_PARSES, labels, count)
 
     def stalled(self, seconds: float) -> None:
         """Count real time for which the run of a twin paused, because its machine stalled."""
@@ -233,6 +234,7 @@ class LiveMetrics:
             + (exposition([LORA_REQUESTS], adapters) if adapters else b"")
             + exposition(OF_THE_SERVER, [self._server])
             + exposition([HTTP_REQUESTS], list(self._asked.values()))
+            + (exposition([TOOL_PARSES], list(self._parsed.values())) if self._parsed else b"")
             + self._process.text()
         )
 
@@ -296,6 +298,14 @@ def step_end(
         plan.verified,
         (_adapters_of(scheduler.running.values()), _adapters_of(scheduler.waiting)) if lora else ("", ""),
     )
+
+
+def _count(known: dict[tuple[str, ...], Series], family: Family, labels: Mapping[str, str], count: int) -> None:
+    """Add `count` to the counter of `family` with these labels."""
+    key = tuple(labels.values())
+    if key not in known:
+        known[key] = Series([family], labels)
+    known[key].inc(family.name, count)
 
 
 def _adapters_of(requests: Iterable[Request]) -> str:

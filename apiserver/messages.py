@@ -153,9 +153,13 @@ class Late(Message):
 
 
 class Asked(Message):
-    """A report of the HTTP requests since the last one: their number by method, path and kind of status (`2xx`)."""
+    """A report since the last one: numbers of HTTP requests by method, path and kind of status (`2xx`).
+
+    `parsed` has how often text was read for tool calls, by mode, outcome and type of the request.
+    """
 
     counts: list[tuple[str, str, str, int]]
+    parsed: list[tuple[str, str, str, int]]
 
 
 class Pulse(Message):

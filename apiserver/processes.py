@@ -23,6 +23,7 @@ from traces.live_recording import Place
 
 _WAKE = "inproc://wake"
 _ENGINE_S = 5.0  # time that an HTTP process waits for an engine before it starts to answer without one
+_YOUNG_OBJECTS = 10_000  # number of new objects after which garbage is collected: a step's tokens make thousands
 _END_S = 5.0  # time in which a process must end when its supervisor is gone
 
 
@@ -128,8 +129,8 @@ async def _serve_http(
     keys, tls = read_keys(settings.api_key_file), tls_context(settings.tls_cert, settings.tls_key)
     bodies = Bodies(settings.body_limit, settings.client_timeout)
     timeout, tool_format, answers = settings.request_timeout, settings.tool_call_parser, read_answers(settings.answers)
-    details = settings.enable_prompt_tokens_details
-    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, details)
+    details, stored = settings.enable_prompt_tokens_details, settings.stored_responses
+    api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, details, stored)
     runners, servers = [], []
     for place, port in enumerate(listening):
         app = api.application(place if settings.ports_per_replica else None)
@@ -141,6 +142,7 @@ async def _serve_http(
     if tls is not None and settings.tls_cert is not None:
         tasks.append(asyncio.create_task(follow_certificate(tls, settings.tls_cert, settings.tls_key)))
     gc.freeze()  # the objects made so far are kept
+    gc.set_threshold(_YOUNG_OBJECTS)
     asked = asyncio.create_task(stopped.wait())
     ended, _ = await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for server in servers:

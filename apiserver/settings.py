@@ -113,8 +113,9 @@ class ServeSettings(Request):
     speed: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="simulated seconds per real second")
     tokenizer: str = Field(
         "",
-        description="the twin's tokenizer: a folder with tokenizer.json, or a name in the local hub cache; by default "
-        "the model's, or if that is not on this machine an approximation of four characters per token",
+        description="the twin's tokenizer: a folder with tokenizer.json, a name in the local hub cache, or an "
+        "installed Python package that has one; by default the model's, or if that is not on this machine an "
+        "approximation of four characters per token",
     )
     answers: str = Field(
         "",
@@ -132,6 +133,13 @@ class ServeSettings(Request):
     )
     enable_prompt_tokens_details: bool = Field(
         False, description="return the number of cached tokens of the prompt in usage.prompt_tokens_details"
+    )
+    stored_responses: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="number of the last answers of /v1/responses to store, for previous_response_id; 64 MB at most. By "
+        "default none, as in vLLM",
     )
     tool_call_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_coder"] = Field(
         "auto",
@@ -174,6 +182,9 @@ class ServeSettings(Request):
             raise UserError(missing, None, "is missing; give both tls_cert and tls_key")
         if self.twin and self.gpu is None and self.calibration is None:
             raise UserError("gpu", None, "is missing; name the GPU to simulate, or give a calibration")
+        if self.stored_responses and self.api_workers > 1:
+            remedy = "works only with one of api_workers, whose answers others do not have; leave one of them out"
+            raise UserError("stored_responses", self.stored_responses, remedy)
         if self.twin and self.tool_call_parser not in ("auto", "none"):
             remedy = "works only on the real engine, because a twin chooses no calls; leave it out"
             raise UserError("tool_call_parser", self.tool_call_parser, remedy)

@@ -45,6 +45,7 @@ from apiserver.openai_api.protocol import (
 )
 from apiserver.openai_api.refusal import Refusal, invalid
 from apiserver.openai_api.refusal import answer_to as openai_answer
+from apiserver.openai_api.response_store import ResponseStore
 from apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
 from apiserver.openai_api.tool_formats import format_of
 from apiserver.openai_api.tools import ChosenCalls, parameters_of
@@ -59,6 +60,9 @@ _MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a 
 _MOST_ANSWERS = 4096  # maximum number of answers to one request: vLLM has no such limit
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
+# vLLM's names of the APIs whose answers are read for tool calls
+_PARSED_FOR: dict[type, str] = {ChatRequest: "chat_completions", ResponsesRequest: "responses"}
+
 AnyChat = TypeVar("AnyChat", ChatRequest, ResponsesRequest, MessagesRequest)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -69,7 +73,8 @@ class Api:
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
     the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any. If
-    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts.
+    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. The last `stored_responses` answers of the
+    Responses API are stored.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Api:
         tool_format: str = "auto",
         answers: GivenAnswers | None = None,
         shows_cached: bool = False,
+        stored_responses: int = 0,
     ) -> None:
         self._engine = engine
         self._make_texts = texts
@@ -94,6 +100,7 @@ class Api:
         self._tool_format = tool_format
         self._answers = answers
         self._shows_cached = shows_cached
+        self._responses = ResponseStore(stored_responses)
         self._grammars = GrammarWriter()
         self._created = int(time())
         self._unseeded = 0  # number of structured answers of a twin so far, the seed of those without one
@@ -109,6 +116,8 @@ class Api:
                 post("/v1/completions", self.completions),
                 post("/v1/chat/completions", self.chat),
                 post("/v1/responses", self.responses),
+                web.get("/v1/responses/{id}", self.response),
+                post("/v1/responses/{id}/cancel", self.cancel_response),
                 post("/v1/messages", self.messages),
                 post("/v1/messages/count_tokens", self.count_tokens),
                 post("/v1/embeddings", self.embeddings),
@@ -264,7 +273,19 @@ class Api:
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/responses`."""
         given, body, asked, style = await self._chat(request, monotonic_ns(), ResponsesRequest, "resp")
-        return await self._generate(request, body, asked, style, documents=partial(ResponseDocuments, given))
+        stores = self._responses.most and given.store is not False
+        keep = partial(self._responses.keep, given.items) if stores else None
+        return await self._generate(request, body, asked, style, documents=partial(ResponseDocuments, given, keep))
+
+    async def response(self, request: web.Request) -> web.Response:
+        """Return a stored answer of `POST /v1/responses`."""
+        stored = self._responses.get(request.match_info["id"])
+        return web.Response(body=stored.document, content_type="application/json")
+
+    async def cancel_response(self, request: web.Request) -> web.Response:
+        """Refuse to cancel a stored answer: it has ended, because none is made in the background."""
+        self._responses.get(request.match_info["id"])
+        raise Refusal(400, "Cannot cancel a synchronous response", "response_id")
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/messages`."""
@@ -319,18 +340,20 @@ class Api:
         """Return the request, the same as a chat, and a message for the engine; answers' ids begin with `id_prefix`."""
         async with self._bodies.take(request) as given:
             asked_for = given.parse(kind)
+            if isinstance(asked_for, ResponsesRequest) and asked_for.previous_response_id:
+                asked_for.follow(json.loads(self._responses.get(asked_for.previous_response_id).items))
             body = _as_chat(asked_for)
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
             self._answer(asked[0], body.messages[-1].for_template()["content"])
-            calls = body.calls or self._chosen_calls(body, about, texts)
+            calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
             constraint = self._restricted(body, asked)
         await self._constrained(asked, constraint)
         return asked_for, body, asked, style
 
-    def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts) -> ChosenCalls | None:
+    def _chosen_calls(self, body: ChatRequest, about: About, texts: Texts, api: str) -> ChosenCalls | None:
         """Return the reader of the calls that the model may choose to make; None if its format is not known.
 
         Special tokens may mark calls, so they stay in the text that is read. A twin calls only tools that it must call.
@@ -340,9 +363,12 @@ class Api:
             return None
         body.skip_special_tokens = False
         try:
-            return ChosenCalls(name, parameters_of(body.tools))
+            return ChosenCalls(name, parameters_of(body.tools), partial(self._parsed, api))
         except ValueError as error:
             raise Refusal(400, f"tools {error}", "tools") from None
+
+    def _parsed(self, api: str, mode: str, outcome: str) -> None:
+        self._engine.parsed[mode, outcome, api] += 1
 
     def _answer(self, asked: Add, prompt: str) -> None:
         """Set the answer to `prompt`, if a twin has one; a request that ignores the end gets filler words."""

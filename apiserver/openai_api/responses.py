@@ -1,12 +1,12 @@
-"""`POST /v1/responses`, OpenAI's Responses API: a chat in another form. No answer is stored."""
+"""`POST /v1/responses`, OpenAI's Responses API: a chat in another form."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import ConfigDict, Field, StrictBool
+from pydantic import ConfigDict, Field, PrivateAttr, StrictBool
 
 from apiserver.openai_api.answers import ChatStyle, Piece, Usage
 from apiserver.openai_api.block_stream import BlockStream
@@ -91,8 +91,10 @@ class ResponsesRequest(Limited):
     chat_template_kwargs: Any = None
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
 
+    store: StrictBool | None = None  # without effect if the server stores nothing, as in vLLM
+    previous_response_id: Label | None = None
+
     # Fields without effect here
-    store: StrictBool | None = None
     service_tier: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
@@ -104,11 +106,22 @@ class ResponsesRequest(Limited):
     conversation: neutral(None) = None  # type: ignore[valid-type]
     include: neutral(None, [], ["reasoning.encrypted_content"]) = None  # type: ignore[valid-type]
     max_tool_calls: neutral(None) = None  # type: ignore[valid-type]
-    previous_response_id: neutral(None) = None  # type: ignore[valid-type]
     prompt: neutral(None) = None  # type: ignore[valid-type]
     stream_options: neutral(None, {}, {"include_obfuscation": False}) = None  # type: ignore[valid-type]
     top_logprobs: neutral(None, 0) = None  # type: ignore[valid-type]
     truncation: neutral(None, "disabled") = None  # type: ignore[valid-type]
+
+    _before: list[dict[str, Any]] = PrivateAttr(default_factory=list)
+
+    def follow(self, items: list[dict[str, Any]]) -> None:
+        """Set the items of the conversation that this request continues; system messages end, as in vLLM."""
+        self._before = [item for item in items if item.get("role") != "system"]
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """The items of the conversation so far, without instructions: they hold for one answer only."""
+        new = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return [*self._before, *new]
 
     def as_chat(self) -> dict[str, Any]:
         """Return the body of `POST /v1/chat/completions` that asks the same.
@@ -140,9 +153,7 @@ class ResponsesRequest(Limited):
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        for at, item in enumerate(self.input):
+        for at, item in enumerate(self.items, -len(self._before)):
             kind = item.get("type", "message")
             if kind == "message":
                 content = _text_of(item.get("content"), f"input.{at}.content")
@@ -176,10 +187,19 @@ def _text_of(content: Any, field: str) -> Any:
 
 
 class ResponseDocuments(BlockStream):
-    """The documents of the answer to `asked`."""
+    """The documents of the answer to `asked`; `keep` gets the complete one, if it is to be stored."""
 
-    def __init__(self, asked: ResponsesRequest, style: ChatStyle, id: str, model: str, created: int) -> None:
+    def __init__(
+        self,
+        asked: ResponsesRequest,
+        keep: Callable[[dict[str, Any]], None] | None,
+        style: ChatStyle,
+        id: str,
+        model: str,
+        created: int,
+    ) -> None:
         super().__init__(style, id, model, created)
+        self._keep = keep
         asked.input = ""  # it may be long, and is not repeated
         self._asked = asked
         self._output: list[dict[str, Any]] = []
@@ -194,7 +214,7 @@ class ResponseDocuments(BlockStream):
         for call in message.get("tool_calls", ()):
             function = call["function"]
             self._output.append(_call(call["id"], function["name"], function["arguments"], "completed"))
-        return self._document(self._status, usage)
+        return self._complete(usage)
 
     def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         self._send("response.created", response=self._document("in_progress"))
@@ -202,8 +222,14 @@ class ResponseDocuments(BlockStream):
         return self._written()
 
     def end(self, usage: Usage) -> bytes:
-        self._send(f"response.{self._status}", response=self._document(self._status, usage))
+        self._send(f"response.{self._status}", response=self._complete(usage))
         return self._written()
+
+    def _complete(self, usage: Usage) -> dict[str, Any]:
+        document = self._document(self._status, usage)
+        if self._keep is not None:
+            self._keep(document)
+        return document
 
     def failure(self, error: dict[str, Any]) -> bytes:
         self._send("error", message=error["message"], code=str(error["code"]), param=error["param"])
@@ -225,10 +251,9 @@ class ResponseDocuments(BlockStream):
             "model": self.model,
             "output": self._output,
             "usage": None if usage is None else _usage(usage),
-            "store": False,
+            "store": self._keep is not None,
             "background": False,
             "truncation": "disabled",
-            "previous_response_id": None,
             "metadata": asked["metadata"] or {},
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
             "tool_choice": asked["tool_choice"] or "auto",
@@ -237,7 +262,10 @@ class ResponseDocuments(BlockStream):
             "reasoning": asked["reasoning"] or {"effort": None, "summary": None},
             "temperature": 1.0 if asked["temperature"] is None else asked["temperature"],
             "top_p": 1.0 if asked["top_p"] is None else asked["top_p"],
-            **{name: asked[name] for name in ("instructions", "max_output_tokens", "service_tier", "user")},
+            **{
+                name: asked[name]
+                for name in ("instructions", "max_output_tokens", "previous_response_id", "service_tier", "user")
+            },
         }
 
     def _send(self, type: str, **fields: Any) -> None:

@@ -7,7 +7,7 @@ writes a list of names and parameters. With `tool_choice` `auto` the model write
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -107,10 +107,14 @@ class Calls:
 
 
 class ChosenCalls:
-    """The tool calls that the model has chosen to make in the choices of one answer, written in the format `name`."""
+    """The tool calls that the model has chosen to make in the choices of one answer, written in the format `name`.
 
-    def __init__(self, name: str, schemas: Schemas) -> None:
+    `count` is called for each text that is read, with vLLM's names of the mode and of the outcome.
+    """
+
+    def __init__(self, name: str, schemas: Schemas, count: Callable[[str, str], None] = lambda *labels: None) -> None:
         self._new = partial(CallReader, name, schemas)
+        self._count = count
         self._readers: dict[int, CallReader] = {}
         self._calls: dict[int, int] = {}  # number of calls so far, by choice
 
@@ -120,19 +124,20 @@ class ChosenCalls:
 
     def message(self, index: int, text: str) -> dict[str, Any]:
         """Return the fields of a message for the whole text of choice `index`."""
-        said, calls = self._read(index, text, True)
+        said, calls = self._read(index, text, True, "non_streaming")
         return {"content": said or None, "tool_calls": calls} if calls else {"content": said}
 
     def delta(self, index: int, text: str, ends: bool) -> dict[str, Any]:
         """Return the fields that a stream's delta has instead of `text` in choice `index`."""
         first = self._calls.get(index, 0)
-        said, calls = self._read(index, text, ends)
+        said, calls = self._read(index, text, ends, "streaming")
         numbered = [{"index": at, **call} for at, call in enumerate(calls, first)]
         return {**({"content": said} if said else {}), **({"tool_calls": numbered} if calls else {})}
 
-    def _read(self, index: int, text: str, ends: bool) -> tuple[str, list[dict[str, Any]]]:
+    def _read(self, index: int, text: str, ends: bool, mode: str) -> tuple[str, list[dict[str, Any]]]:
         reader = self._readers.setdefault(index, self._new())
         said, calls = reader.push(text, ends)
+        self._count(mode, "tool_call" if calls else "no_tool_call")
         self._calls[index] = self._calls.get(index, 0) + len(calls)
         return said, [_call(*call) for call in calls]
 

@@ -107,7 +107,7 @@ def token_s(streams: int, tokens: int) -> float:
     return float(np.mean([(row["finish_ns"] - row["first_token_ns"]) / 1e9 / max(tokens - 1, 1) for row in rows]))
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid: int | str) -> float:
     """Return the CPU seconds that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S

@@ -3,6 +3,7 @@
     python -m lab.benchmarks.sim_speed                 # 160,000 requests on 16 replicas
     python -m lab.benchmarks.sim_speed --million       # a million on 1,000 replicas, behind least-requests
     python -m lab.benchmarks.sim_speed --fleets        # 20,000 requests each on 1 to 1,000 replicas, every router
+    python -m lab.benchmarks.sim_speed --policy vllm --policy sglang    # the same with several policies
 
 Every replica gets the same load, so a request takes the same work in all fleets, except for its routing. Rows of
 finished requests are dropped. The CPU time includes generating the workload, which happens during the simulation, but
@@ -76,15 +77,17 @@ class Discard:
         pass
 
 
-def measure(requests: int, replicas: int, router: str) -> dict[str, Any]:
+def measure(requests: int, replicas: int, router: str, policy: str) -> dict[str, Any]:
     """Return one run as a row of the table."""
     fleet = FleetConfig.model_validate({"pools": [{"replicas": replicas}], "router": router})
-    cluster = Cluster(Deployment(scheduler=SCHEDULER), COST, Discard(), fleet=fleet, shares_prefixes=False, steps=False)
+    deployment = Deployment(policy=policy, scheduler=SCHEDULER)
+    cluster = Cluster(deployment, COST, Discard(), fleet=fleet, shares_prefixes=False, steps=False)
     began = time.process_time()
     done = cluster.run(Workload(Poisson(requests, replicas, router in BY_PREFIX), shares_prefixes=False))
     cpu_s = time.process_time() - began
     assert done.finished == requests
     return {
+        "policy": policy,
         "router": router,
         "replicas": replicas,
         "requests": requests,
@@ -106,13 +109,19 @@ def main() -> None:
     parser.add_argument(
         "--router", action="append", choices=sorted(ROUTERS), help="router to use; by default all routers with --fleets"
     )
+    parser.add_argument("--policy", action="append", help="scheduling policy of every replica (vllm); may be repeated")
     options = parser.parse_args()
     sizes, routers = [(160_000, 16)], ["round-robin"]
     if options.million:
         sizes, routers = [(1_000_000, 1000)], ["least-requests"]
     elif options.fleets:
         sizes, routers = [(20_000, replicas) for replicas in FLEETS], list(ROUTERS)
-    results = [measure(*size, router) for router in options.router or routers for size in sizes]
+    results = [
+        measure(*size, router, policy)
+        for router in options.router or routers
+        for size in sizes
+        for policy in options.policy or ["vllm"]
+    ]
     print_table(list(results[0]), [[str(value) for value in result.values()] for result in results])
     print(json.dumps(results))
 

@@ -43,11 +43,14 @@ class Load(Settings):
         waves: number of requests divided by the concurrency; lowered if that would be very many requests
         lengths: shares of the nominal length between which lengths are drawn uniformly
         or_lengths: other possible shares, if nobody says which; they change queueing, and with it TTFT
+        limited: requests state `max_tokens`, so that SGLang reserves a share of it while they run; before 0.5.22 it did
+            so with `ignore_eos`, too
     """
 
     waves: int = Field(10, ge=1)
     lengths: tuple[Share, Share] = (1.0, 1.0)
     or_lengths: tuple[Share, Share] | None = None
+    limited: bool = False
 
     @model_validator(mode="after")
     def _in_order(self) -> Load:
@@ -327,10 +330,11 @@ class _Deployed:
         # waves it would weigh too much.
         if not self.apart:
             waves = min(waves, max(_MOST_REQUESTS // slots, _FEWEST_WAVES))
-        requests = [
-            WorkloadRequest(id_, 0, ((PRIVATE, _length(draw, self.isl, lengths)),), _length(draw, self.osl, lengths))
-            for id_ in range(slots * waves)
-        ]
+        requests = []
+        for id_ in range(slots * waves):
+            prompt, output = _length(draw, self.isl, lengths), _length(draw, self.osl, lengths)
+            limit = output if self.load.limited else None
+            requests.append(WorkloadRequest(id_, 0, ((PRIVATE, prompt),), output, max_tokens=limit))
         return Workload(
             requests, name=self.text("id"), concurrency=slots, shares_prefixes=False, stagger_ns=_STAGGER_NS
         )

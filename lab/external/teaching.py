@@ -101,7 +101,7 @@ def all_runs(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> l
     written: set[tuple[str, ...]] = set()
     for case in cases:
         taken, skipped = predicted_runs(case, data)
-        once = [run for run in taken if run.steps is not None or _is_new(run, written)]
+        once = [run for run in taken if run.steps is not None or is_new(run, written)]
         every += once
         say(f"{case.name}: {len(once)} runs")
         if len(once) < len(taken):
@@ -111,7 +111,7 @@ def all_runs(cases: Sequence[Case], data: Path, say: Callable[[str], None]) -> l
     return every
 
 
-def _is_new(run: PredictedRun, written: set[tuple[str, ...]]) -> bool:
+def is_new(run: PredictedRun, written: set[tuple[str, ...]]) -> bool:
     """Return whether no run before had the same figures on the same GPU, which are then noted in `written`.
 
     Tables have rows twice, under other parallel sizes or under another name of the model. One of them would predict the

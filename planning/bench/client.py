@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -24,10 +24,11 @@ from uuid import uuid4
 import aiohttp
 
 from planning.bench.answer_stream import Answered, Events, refusal
+from planning.bench.connections import Connections, Exchange
 from planning.bench.request import BenchTarget
 from planning.bench.server import Server, meet
 from realengine.offered_workload import SegmentTokens, named_segments, quotes
-from realengine.undisturbed import ctrl_c_heard
+from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.clients import Clients
 from serving.deployments.config import Deployment
 from serving.errors import UserError
@@ -105,6 +106,7 @@ Prompts = TokenPrompts | ChatPrompts
 
 
 _SPIN_NS = 1_500_000  # the event loop sleeps by the millisecond: closer than this it only polls
+_AHEAD_NS = 1_000_000_000  # a connection is made at most this long before its request
 _LONGEST_SLEEP_S = 0.1  # after that, look whether Ctrl-C was pressed
 
 
@@ -172,12 +174,11 @@ async def _send(
     else:
         prompts = TokenPrompts(SegmentTokens(target.vocab_size, target.first_token, salt=prefix), answers)
     headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key.get_secret_value()}"}
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), headers=headers, timeout=aiohttp.ClientTimeout(None)
-    ) as session:
+    async with aiohttp.ClientSession(headers=headers) as session:
         shortest = WorkloadRequest(-1, 0, ((PRIVATE, 1),), 1)
         server = await meet(session, target, model, prompts.body(shortest), say)
-        sender = _Sender(session, server, prompts, target.timeout_s, prefix, progress)
+    with closing(Connections(server.url, headers)) as connections, no_cycle_search():
+        sender = _Sender(connections, server, prompts, target.timeout_s, prefix, progress)
         await sender.run(workload, stopped)
     return sender
 
@@ -192,7 +193,7 @@ class _Sender:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        connections: Connections,
         server: Server,
         prompts: Prompts,
         timeout_s: float,
@@ -204,20 +205,20 @@ class _Sender:
         self.counted = True
         self.unsent = False
         self.origin_ns = 0
-        self._session = session
+        self._connections = connections
         self._prompts = prompts
         self._timeout_s = timeout_s
         self._prefix = prefix
         self._progress = progress
-        self._bodies: dict[int, bytes] = {}
+        self._requests: dict[int, bytes] = {}
 
     def _now(self) -> int:
         return perf_counter_ns() - self.origin_ns
 
     async def run(self, workload: Workload, stopped: Callable[[], bool]) -> None:
         """Send all requests, and wait for all answers."""
-        # The bodies are made before the clock starts, so that no request waits while another's body is made.
-        self._bodies = {request.id: self._body(request) for request in workload.requests if not quotes(request.prompt)}
+        # Requests are made before the clock starts, so that none waits while another's prompt is made.
+        self._requests = {one.id: self._request(one) for one in workload.requests if not quotes(one.prompt)}
         clients, under_way = Clients(workload), set[asyncio.Task[None]]()
         ended = asyncio.Event()
 
@@ -228,12 +229,14 @@ class _Sender:
         self.origin_ns = perf_counter_ns()
         while (under_way or not clients.exhausted) and not stopped():
             while (next_ns := clients.next_ns) is not None and next_ns <= self._now():
-                task = asyncio.create_task(self._visit(clients, clients.pop()))
+                task = self._start(clients, clients.pop())
                 task.add_done_callback(left)
                 under_way.add(task)
             ended.clear()
             wait_ns = _LONGEST_SLEEP_S * 1e9 if next_ns is None else next_ns - self._now() - _SPIN_NS
             if wait_ns > 0:
+                if next_ns is not None and wait_ns < _AHEAD_NS:
+                    self._connections.prepare()
                 await _wait(ended, min(wait_ns / 1e9, _LONGEST_SLEEP_S))
             else:
                 await asyncio.sleep(0)
@@ -242,7 +245,7 @@ class _Sender:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    def _body(self, request: WorkloadRequest) -> bytes:
+    def _request(self, request: WorkloadRequest) -> bytes:
         if request.items:
             remedy = "cannot be sent, because a trace has no pictures; leave them out of the trace"
             raise UserError(f"request {request.id}: items", len(request.items), remedy)
@@ -253,18 +256,32 @@ class _Sender:
             wanted["user"] = request.tenant
         if request.adapter:
             wanted["model"] = request.adapter  # vLLM serves each adapter as a model of its name
-        return json.dumps(wanted, separators=(",", ":")).encode()
+        body = json.dumps(wanted, separators=(",", ":")).encode()
+        return self._connections.request(body, f"{self._prefix}{request.id}")
 
-    async def _visit(self, clients: Clients, request: WorkloadRequest) -> None:
-        """Send one request, wait for its answer, and add its row."""
-        answer, send_ns = Answered(), self._now()
+    def _start(self, clients: Clients, request: WorkloadRequest) -> asyncio.Task[None]:
+        """Send one request, and return the task that waits for its answer."""
+        data = self._requests.pop(request.id, None) or self._request(request)
+        answer, events, send_ns = Answered(), Events(), self._now()
+
+        def take(data: bytes, at_ns: int) -> None:
+            for document in events.push(data):
+                answer.take(document, at_ns - self.origin_ns)
+
+        exchange = self._connections.send(data, take)
+        return asyncio.create_task(self._visit(clients, request, answer, send_ns, exchange))
+
+    async def _visit(
+        self, clients: Clients, request: WorkloadRequest, answer: Answered, send_ns: int, exchange: Exchange
+    ) -> None:
+        """Wait for the answer to a request, and add its row."""
         status, reason = "unfinished", ""
         patience_s = self._timeout_s
         if (leaves_ns := request.leaves_ns) is not None:
             patience_s = min(patience_s, max(leaves_ns - send_ns, 0) / 1e9)
         try:
             async with asyncio.timeout(patience_s):
-                status, reason = await self._ask(request, answer)
+                status, reason = await self._answered(exchange, answer)
         except TimeoutError:
             status, reason = "timed_out", f"no complete answer within {self._timeout_s:g} s"
             if patience_s < self._timeout_s:
@@ -276,25 +293,19 @@ class _Sender:
             clients.ended(request, self._now())
             self._progress(len(self.rows))
 
-    async def _ask(self, request: WorkloadRequest, answer: Answered) -> tuple[str, str]:
+    async def _answered(self, exchange: Exchange, answer: Answered) -> tuple[str, str]:
         """Return the status of the request, and the reason for any status other than `finished`."""
-        body = self._bodies.pop(request.id, None) or self._body(request)
-        headers = {"Content-Type": "application/json", "X-Request-Id": f"{self._prefix}{request.id}"}
-        events = Events()
         try:
-            async with self._session.post(self.server.url, data=body, headers=headers) as response:
-                if not response.ok:
-                    return _refused(response.status), f"{response.status} {refusal(await response.read())}"
-                async for data in response.content.iter_any():
-                    now_ns = self._now()
-                    for document in events.push(data):
-                        answer.take(document, now_ns)
-        except (aiohttp.ClientError, OSError) as error:
+            with closing(exchange):
+                response = await exchange.end()
+        except OSError as error:
             if answer.times_ns:
                 return "cancelled", f"the stream was cut: {error}"
             return "rejected", f"no connection: {error}"
         except ValueError as error:
             return "cancelled", f"the stream cannot be read: {error}"
+        if not response.ok:
+            return _refused(response.status), f"{response.status} {refusal(response.body)}"
         if answer.error:
             return "cancelled", f"the server ended the stream: {answer.error}"
         if not answer.ended:

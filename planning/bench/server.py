@@ -95,9 +95,9 @@ async def _probe(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
     """Return the reason why the server refuses this request; None if the server accepts it."""
     try:
         timeout = aiohttp.ClientTimeout(target.timeout_s)
-        async with session.post(url, json=body, timeout=timeout) as response:
+        async with session.post(url, json=body, timeout=timeout, allow_redirects=False) as response:
             data = await response.read()
-            return None if response.ok else f"{response.status} {refusal(data)}"
+            return None if response.status < HTTPStatus.MULTIPLE_CHOICES else f"{response.status} {refusal(data)}"
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise UserError("url", url, f"does not answer ({_why(error)}); is the server up?") from None
 

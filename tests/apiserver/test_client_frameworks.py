@@ -1,5 +1,6 @@
 """Frameworks that talk to servers of OpenAI's API, each in an environment of its own, against a twin."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.apiserver.served import TWIN, Server, serving
+from tests.vllm.environment import PYTHON, environment, needs_vllm
 
 pytestmark = pytest.mark.deep
 MODEL = "served"
@@ -86,6 +88,32 @@ from smolagents import OpenAIServerModel
 model = OpenAIServerModel(MODEL, api_base=URL, api_key="-", max_tokens=9)
 assert model.generate([{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]).content.strip()
 """,
+    "llm": """
+import os, pathlib
+os.environ["LLM_USER_PATH"] = home = os.environ["HOME"]
+known = f'[{{"model_id": "twin", "model_name": "{MODEL}", "api_base": "{URL}"}}]'
+pathlib.Path(home, "extra-openai-models.yaml").write_text(known)
+import llm
+model = llm.get_model("twin")
+assert model.prompt("Hello", stream=False, key="-", max_tokens=9).text().strip()
+assert "".join(model.prompt("Hello", key="-", max_tokens=9)).strip()
+""",
+    "locust": """
+import gevent
+from locust import HttpUser, task
+from locust.env import Environment
+class Asker(HttpUser):
+    host = URL
+    @task
+    def ask(self):
+        asked = [{"role": "user", "content": "Hello"}]
+        self.client.post("/chat/completions", json={"model": MODEL, "messages": asked, "max_tokens": 9})
+runner = Environment(user_classes=[Asker]).create_local_runner()
+runner.start(4, spawn_rate=4)
+gevent.sleep(5)
+runner.quit()
+assert runner.stats.total.num_requests and not runner.stats.total.num_failures
+""",
     "anthropic": """
 from anthropic import Anthropic
 client = Anthropic(base_url=URL.removesuffix("/v1"), api_key="-")
@@ -98,6 +126,16 @@ with client.messages.stream(**asked, tools=[tool], tool_choice={"type": "tool", 
 assert list(call.input) == ["q"]
 """,
 }
+
+
+# What the command `vllm bench serve` calls; that command itself needs a package of the name `vllm`.
+VLLM_BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +165,21 @@ def test_a_framework_gets_what_it_asks_for(server: Server, package: str, tmp_pat
     quiet = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "OTEL_SDK_DISABLED": "true"}
     ran = subprocess.run([python_with(package), "-c", script], capture_output=True, text=True, env=quiet, timeout=300)
     assert ran.returncode == 0, ran.stderr[-4000:]
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.parametrize(("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")])
+def test_vllms_own_benchmark_completes_every_request(server: Server, backend: str, path: str, tmp_path: Path) -> None:
+    from planning.home import home
+    from realengine.models.smollm2 import fetch
+
+    lengths = ("--random-input-len", 32, "--random-output-len", 8, "--num-prompts", 20)
+    command = [PYTHON, "-c", VLLM_BENCH_SERVE, "--backend", backend, "--endpoint", path]
+    command += ["--base-url", server.url.removesuffix("/v1"), "--model", MODEL, "--tokenizer", fetch(home())]
+    command += ["--dataset-name", "random", *lengths, "--save-result", "--result-dir", tmp_path]
+    quiet = environment() | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, env=quiet)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    (result,) = (json.loads(file.read_text()) for file in tmp_path.glob("*.json"))
+    assert (result["completed"], result["total_output_tokens"]) == (20, 160)

@@ -1,11 +1,11 @@
-"""The container image: its steps run here, without a container, and what they install serves."""
+"""The container image: buildah builds it, if it and the base can be had, and its steps run here without a container."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +14,8 @@ from urllib.request import urlopen
 import pytest
 
 ROOT = Path(__file__).parents[2]
+BUILDAH = shutil.which("buildah")
+MODULES = "import llguidance, tokenizers, serving.compiled_core as core"
 pytestmark = pytest.mark.deep  # it installs all dependencies twice
 
 
@@ -36,17 +38,42 @@ def steps_of(stage: str) -> list[str]:
     return [command for command in commands if not command.startswith(("apt-get", "useradd"))]
 
 
+def clone(folder: Path) -> None:
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", str(folder)], check=True)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(BUILDAH is None, reason="buildah is not installed")
+def test_buildah_makes_an_image_whose_user_has_a_compiled_core(tmp_path: Path) -> None:
+    def buildah(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(BUILDAH), *arguments], capture_output=True, text=True)
+
+    (base,) = set(re.findall(r"^FROM (\S+)", (ROOT / "deploy/Containerfile").read_text(), re.MULTILINE))
+    if (pulled := buildah("pull", "--policy", "missing", base)).returncode:
+        pytest.skip(f"the base image cannot be had: {pulled.stderr.splitlines()[-1]}")
+    clone(tmp_path / "src")
+    image = f"tokentwin-test-{os.getpid()}"
+    built = buildah("bud", "--pull-never", "-f", tmp_path / "src/deploy/Containerfile", "-t", image, tmp_path / "src")
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    container = buildah("from", "--pull-never", image).stdout.strip()
+    try:
+        said = buildah("run", container, "--", "python", "-c", f"{MODULES}; import os; print(core.CORE, os.getuid())")
+        assert said.stdout.split() == ["compiled", "core", "10001"], said.stderr
+    finally:
+        buildah("rm", container)
+        buildah("rmi", image)
+
+
 @pytest.mark.timeout(1200)
 def test_the_steps_of_the_image_make_a_server_with_a_compiled_core(tmp_path: Path) -> None:
     build, final = re.split(r"^FROM .*$", (ROOT / "deploy/Containerfile").read_text(), flags=re.MULTILINE)[1:]
     source, wheel = tmp_path / "src", tmp_path / "wheel"
-    run(f"git clone --quiet --depth 1 file://{shlex.quote(str(ROOT))} {shlex.quote(str(source))}", tmp_path, tmp_path)
+    clone(source)
     for stage, name in ((build, "build"), (final, "final")):
         venv = environment(tmp_path / name)
         for command in steps_of(stage):
             run(command.replace("/wheel", str(wheel)).replace("/src", str(source)), venv, source)
-    modules = "import llguidance, tokenizers, serving.compiled_core as core; print(core.CORE)"
-    assert run(f'python -c "{modules}"', tmp_path / "final", tmp_path).strip() == "compiled core"
+    assert run(f'python -c "{MODULES}; print(core.CORE)"', tmp_path / "final", tmp_path).strip() == "compiled core"
     entry, arguments = (
         json.loads(re.search(rf"^{word} (.*)$", final, re.MULTILINE)[1]) for word in ("ENTRYPOINT", "CMD")
     )

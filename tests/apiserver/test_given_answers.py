@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from apiserver.backends import _tokenizer_folder
 from apiserver.openai_api.given_answers import read_answers
 from serving.errors import UserError
 from tests.apiserver.served import TWIN, serving
@@ -49,3 +50,19 @@ def test_a_file_without_answers_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match="answers"):
         read_answers(str(path))
+
+
+def test_a_tokenizer_comes_from_an_installed_package(tmp_path, monkeypatch):
+    files = ["words-1.dist-info/METADATA", "words-1.dist-info/RECORD", "words/a/tokenizer.json"]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("Name: words\nVersion: 1\n")
+    record = tmp_path / files[1]
+    record.write_text("".join(f"{name},,\n" for name in files))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _tokenizer_folder("words", "") == str(tmp_path / "words" / "a")
+    record.write_text("".join(f"{name},,\n" for name in [*files, "words/b/tokenizer.json"]))
+    with pytest.raises(UserError, match="has several"):
+        _tokenizer_folder("words", "")
+    with pytest.raises(UserError, match="installed package"):
+        _tokenizer_folder("no-such-package", "")

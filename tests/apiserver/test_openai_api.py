@@ -7,17 +7,19 @@ from time import monotonic
 import pytest
 
 from apiserver.messages import Add
+from apiserver.openai_api.refusal import Refusal
+from apiserver.openai_api.response_store import ResponseStore
 from apiserver.twin import AnswerLengths
 from tests.apiserver.served import TWIN, serving
 
 WORDS = [{"role": "user", "content": "Hello"}]
-DETAILS = ("--enable-prompt-tokens-details",)
+MORE = ("--enable-prompt-tokens-details", "--stored-responses", 20)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 100, "--output-tokens", 9, *DETAILS) as server:
+    with serving(tmp_path_factory.mktemp("twin"), *TWIN, "--speed", 100, "--output-tokens", 9, *MORE) as server:
         yield server
 
 
@@ -363,13 +365,44 @@ def test_responses_are_chats_in_another_form(server):
     (call, *_) = server.ask("POST", "/v1/responses", body).document["output"]
     items = [{"role": "user", "content": "Hello"}, call, {**RESULT, "call_id": call["call_id"]}]
     assert server.ask("POST", "/v1/responses", {"input": items, "max_output_tokens": 5}).status == 200
-    refused = server.ask("POST", "/v1/responses", {"input": "a", "previous_response_id": "b"})
-    assert refused.status == 400 and refused.error["param"] == "previous_response_id"
     refused = server.ask("POST", "/v1/responses", {"input": "a", "max_output_tokens": 2**40})
     assert refused.status == 400 and refused.error["param"] == "max_output_tokens"
 
 
 RESULT = {"type": "function_call_output", "output": "rain"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_continued_by_its_id_as_if_the_client_had_sent_it_again(server, stream):
+    first = {"input": "Hello", "instructions": "Be brief.", "max_output_tokens": 5, "stream": stream}
+    answered = server.ask("POST", "/v1/responses", first, X_Request_Id=f"kept-{stream}")
+    assert answered.status == 200
+    stored = server.ask("GET", f"/v1/responses/kept-{stream}").document
+    assert stored["status"] == "incomplete" and (stream or stored == answered.document)
+    asked = {"max_output_tokens": 5, "instructions": "Be long."}
+    again = [{"role": "user", "content": "Hello"}, *stored["output"], {"role": "user", "content": "And?"}]
+    whole = server.ask("POST", "/v1/responses", {**asked, "input": again, "store": False}, X_Request_Id="gone").document
+    short = {**asked, "input": "And?", "previous_response_id": stored["id"]}
+    continued = server.ask("POST", "/v1/responses", short).document
+    assert continued["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert (continued["previous_response_id"], continued["store"], whole["store"]) == (stored["id"], True, False)
+    assert server.ask("POST", f"/v1/responses/{stored['id']}/cancel", {}).status == 400
+    for method, path, body in (
+        ("GET", "/v1/responses/gone", None),
+        ("POST", "/v1/responses", {**short, "previous_response_id": "gone"}),
+        ("POST", "/v1/responses/gone/cancel", {}),
+    ):
+        refused = server.ask(method, path, body)
+        assert refused.status == 404 and refused.error["param"] == "response_id"
+
+
+def test_the_oldest_responses_are_dropped_first():
+    store = ResponseStore(2)
+    for id in ("a", "b", "a", "c"):
+        store.keep([], {"id": id, "output": []})
+    assert store.get("a") and store.get("c")
+    with pytest.raises(Refusal, match="'b'"):
+        store.get("b")
 
 
 @pytest.mark.parametrize(

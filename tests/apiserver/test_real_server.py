@@ -220,9 +220,11 @@ def test_refusals_and_timeouts_are_its_exceptions(real: Real, client: openai.Ope
         stream.close()
     with pytest.raises(openai.RateLimitError):  # of all, when there is not room for each
         client.completions.create(prompt="Hello", n=5, **{**ENDLESS, "temperature": 1})
+    patient = real.client(max_retries=20)
+    patient.completions.create(prompt="Hello", max_tokens=1, **GREEDY)  # until those before are gone
     with real.client(timeout=0.3, max_retries=20) as hurried, pytest.raises(openai.APITimeoutError):
         hurried.with_options(max_retries=0).completions.create(prompt="Hello", **ENDLESS)
-    patient = real.client(max_retries=20)  # nothing of them is left that would take room
+    # nothing of them is left that would take room
     assert patient.completions.create(prompt="Hello", max_tokens=1, **GREEDY).usage.completion_tokens == 1
 
 

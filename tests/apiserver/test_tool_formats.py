@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from apiserver.live_metrics import LiveMetrics
+from apiserver.messages import Asked
 from apiserver.openai_api.tool_formats import CallReader, format_of
+from apiserver.openai_api.tools import ChosenCalls
 
 SCHEMAS = {
     "f": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
@@ -72,6 +75,21 @@ def test_what_is_nested_too_deeply_is_text(name: str, form: str) -> None:
     written = f"<tool_call><function=f><parameter=a>{text}</parameter></function></tool_call>"
     (call,) = CallReader("qwen3_coder", SCHEMAS).push(written, True)[1]
     assert json.loads(call.arguments) == {"a": text}
+
+
+def test_each_text_that_is_read_is_counted_as_vllm_does():
+    counted = []
+    calls = ChosenCalls("hermes", {}, lambda *labels: counted.append((*labels, "responses", 2)))
+    calls.delta(0, "a", False)
+    calls.delta(0, '<tool_call>{"name": "g"}</tool_call>', True)
+    calls.message(1, "b")
+    expected = [("streaming", "no_tool_call"), ("streaming", "tool_call"), ("non_streaming", "no_tool_call")]
+    assert [one[:2] for one in counted] == expected
+    metrics = LiveMetrics("m", 8)
+    for _ in range(2):
+        metrics.asked(Asked([], counted))
+    labels = 'model_name="m",mode="streaming",outcome="tool_call",request_type="responses"'
+    assert f"vllm:tool_call_parser_invocations_total{{{labels}}} 4\n" in metrics.text([], records=False).decode()
 
 
 def test_text_is_passed_on_as_soon_as_it_cannot_be_a_call():

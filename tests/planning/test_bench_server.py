@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from calibration.validation.bands import run_metrics
 from planning.bench.answer_stream import Answered, Events
 from planning.bench.client import ChatPrompts, TokenPrompts, bench
+from planning.bench.http_response import HttpResponse
 from planning.bench.request import BenchTarget
 from realengine.offered_workload import SegmentTokens
 from serving.errors import UserError
@@ -486,6 +487,36 @@ def test_events_come_out_alike_however_the_bytes_are_cut(cuts: list[int]) -> Non
         for document in events.push(data[begin:end]):
             answer.take(document, end)
     assert (answer.text, answer.tokens, len(answer.times_ns), answer.ended) == (" é\n é\n", [5, 5], 2, True)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n3;x=y\r\nab\n\r\n2\r\ncd\r\n0\r\nsum: 1\r\n\r\n"
+RESPONSES = {
+    CHUNKED: (200, b"ab\ncd", True),
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Made\r\nContent-Length: 5\r\n\r\nab\ncd": (201, b"ab\ncd", True),
+    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n": (200, b"", False),
+    b"HTTP/1.1 429 No\r\nContent-Length: 4\r\n\r\nno!!": (429, b"", True),
+}
+
+
+@given(st.sampled_from(sorted(RESPONSES)), st.lists(st.integers(0, 120), max_size=6))
+def test_a_response_is_the_same_however_its_bytes_are_cut(data: bytes, cuts: list[int]) -> None:
+    ends = sorted({*(cut for cut in cuts if 0 < cut < len(data)), len(data)})
+    took: list[bytes] = []
+    response = HttpResponse(lambda piece, at_ns: took.append(piece))
+    ended = [response.push(data[a:b], b) for a, b in zip([0, *ends], ends, strict=False)]
+    assert ended[-1] and (response.status, b"".join(took), response.reusable) == RESPONSES[data]
+    assert response.ok or response.body == b"no!!"
+
+
+def test_a_response_without_a_length_ends_with_its_connection() -> None:
+    took: list[bytes] = []
+    response = HttpResponse(lambda piece, at_ns: took.append(piece))
+    with pytest.raises(ConnectionError):
+        response.push(None, 0)
+    assert not response.push(b"HTTP/1.1 200 OK\r\n\r\nab", 1) and response.push(None, 2)
+    assert took == [b"ab"] and not response.reusable
+    with pytest.raises(ValueError, match="no HTTP response"):
+        HttpResponse(lambda piece, at_ns: None).push(b"SSH-2.0\r\n\r\n", 0)
 
 
 def test_simulations_know_of_no_api_server() -> None:

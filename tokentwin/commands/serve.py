@@ -19,7 +19,10 @@ options = options_of(ServeSettings)
 SECTIONS = {
     "Options": ("twin", "gpu", "model", "replicas", "out"),
     "HTTP": ("host", "port", "api_workers", "allowed_hosts", "api_key_file", "tls_cert", "tls_key"),
-    "OpenAI's API": ("served_model_name", "lora_modules", "tool_call_parser", "enable_prompt_tokens_details"),
+    "OpenAI's API": (
+        *("served_model_name", "lora_modules", "tool_call_parser", "enable_prompt_tokens_details"),
+        "stored_responses",
+    ),
     "Limits": ("max_requests", "request_timeout", "client_timeout", "body_limit"),
     "Recordings and traces": ("force", "otlp_endpoint"),
     "The twin": ("calibration", "router", "speed", "tokenizer", "answers", "output_tokens", "seed", "failures"),

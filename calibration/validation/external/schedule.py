@@ -102,8 +102,11 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
         raise ValueError("only the steps of a closed loop do not depend on how long they take")
     scheduler, drafts = deployment.scheduler, deployment.scheduler.speculative
     each_step = drafts.tokens_per_step if drafts else 1.0
-    sent = tuple((one.prompt_len, round(1 + (one.output_len - 1) / each_step)) for one in workload.requests)
-    longest = max(prompt + outputs for prompt, outputs in sent)
+    sent = tuple(
+        (one.prompt_len, round(1 + (one.output_len - 1) / each_step), one.max_tokens is not None)
+        for one in workload.requests
+    )
+    longest = max(prompt + outputs for prompt, outputs, _ in sent)
     blocks = longest // scheduler.block_size + 2 + scheduler.state_blocks * most_states(scheduler)
     enough = workload.concurrency * blocks + 1  # more KV blocks change nothing
     plain = Deployment(policy=deployment.policy).model_copy(
@@ -119,14 +122,22 @@ def schedule(workload: Workload, deployment: Deployment) -> Schedule:
         }
     )
     alone = _schedule(sent, workload.concurrency, workload.stagger_ns > 0, plain.model_dump_json())
-    return alone.drafting(drafts, sum(prompt for prompt, _ in sent) / len(sent)) if drafts else alone
+    return alone.drafting(drafts, sum(prompt for prompt, _, _ in sent) / len(sent)) if drafts else alone
 
 
 @cache
-def _schedule(sent: tuple[tuple[int, int], ...], concurrency: int, staggered: bool, deployment_json: str) -> Schedule:
-    """Return the schedule for requests of these lengths, cached because many runs differ only by model and GPU."""
+def _schedule(
+    sent: tuple[tuple[int, int, bool], ...], concurrency: int, staggered: bool, deployment_json: str
+) -> Schedule:
+    """Return the schedule for requests of these lengths, cached because many runs differ only by model and GPU.
+
+    `sent` has prompt and output length of each request, and whether its output might have ended before `max_tokens`.
+    """
     deployment = Deployment.model_validate_json(deployment_json)
-    requests = [WorkloadRequest(at, 0, ((PRIVATE, prompt),), outputs) for at, (prompt, outputs) in enumerate(sent)]
+    requests = [
+        WorkloadRequest(at, 0, ((PRIVATE, prompt),), outputs, max_tokens=outputs if limited else None)
+        for at, (prompt, outputs, limited) in enumerate(sent)
+    ]
     workload = Workload(requests, concurrency=concurrency, shares_prefixes=False, stagger_ns=int(staggered))
     noted, table = _counted(deployment, workload, leaps=True)
     finish_ns = table["finish_ns"].drop_null()
