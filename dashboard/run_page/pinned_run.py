@@ -9,6 +9,7 @@ from typing import Any
 
 from dashboard.beside import Shown, Side, pinned, show_beside
 from dashboard.loading import open_run
+from dashboard.palette import CLOCK_NAME
 from dashboard.run_page.header import served, title_of
 from dashboard.run_page.words import LATENCIES, RATES, uncertain
 from serving.answers.figures import NOTHING, shown_number, shown_share, shown_time
@@ -26,7 +27,8 @@ def pinned_run(recording: Recording, metrics: RunMetrics, name: str, recordings:
 
 def _side(name: str, recording: Recording, metrics: RunMetrics) -> Side:
     run = recording.run
-    called = (title_of(name, recording), run["clock"], served(recording), run["workload"], f"seed {run['seed']}")
+    clock = CLOCK_NAME.get(run["clock"], "unknown clock")
+    called = (title_of(name, recording), clock, served(recording), run["workload"], f"seed {run['seed']}")
     return Side(" · ".join(filter(None, called)), _settings(run), dict(_figures(run, metrics)))
 
 
