@@ -11,7 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.kept_inputs import Incomplete
-from dashboard.shown import verbatim
+from dashboard.shown import capitalised, verbatim
 from dashboard.uploads import keep_file, kept_file
 from dashboard.url import fresh_key, keep, named
 from serving.errors import UserError
@@ -20,23 +20,32 @@ FLAG = "--own-policies"
 MOST_KB = 200
 _KEPT = "policy-*/policy.py"
 _FIELD = "policy"
+OWN = "own"  # an option beside the names of policies
+TITLE = "a policy file of your own"
 _CLOSED = (
     f"A policy of your own is code that runs on this server. To allow it, start the dashboard with "
-    f"`tokentwin dashboard RUNS_DIR {FLAG}`. Without it, compare on the command line: "
-    "`tokentwin compare --trace TRACE --gpu H100 --a policy=vllm --b policy=my_policy.py:MyPolicy`."
+    f"`tokentwin dashboard RUNS_DIR {FLAG}`. Without it, use the command line: "
 )
 _HELP = "A Python file with a class, as docs/policies.md describes. `tokentwin policy check FILE.py:Class` checks it."
 
 
-def policy_input(runs: Path, side: str, allowed: bool) -> str | Incomplete:
-    """Draw the upload of side `side`, and return the policy as `path.py:Class`. Raises UserError for no such file."""
-    parameter = f"{side}_own"
+def policies_title(name: str) -> str:
+    """Return the title of an option of a choice of policies."""
+    return TITLE if name == OWN else name
+
+
+def policy_input(runs: Path, parameter: str, what: str, allowed: bool, command: str) -> str | Incomplete:
+    """Draw the upload of `what`, such as `policy file of A`, and return the policy as `path.py:Class`.
+
+    If it is not `allowed`, a sentence says how to allow it, or how to use the command line: by `command`. Raises
+    UserError for no such file.
+    """
     said, _, wanted = (named(parameter) or "").partition(":")
     if not allowed:
         keep(parameter, named(parameter) or "")
-        return Incomplete(_CLOSED)
+        return Incomplete(f"{_CLOSED}{command}.")
     upload = st.file_uploader(
-        f"Policy file of {side.upper()}",
+        capitalised(what),
         ["py"],
         key=fresh_key(f"{parameter}_upload", parameter),
         max_upload_size=1,
@@ -47,13 +56,14 @@ def policy_input(runs: Path, side: str, allowed: bool) -> str | Incomplete:
     path = kept_file(runs, _KEPT, said)
     keep(parameter, named(parameter) or "")
     if path is None:
-        what = f"The policy file of {side.upper()}"
-        return Incomplete(f"{what} of this link is not on this server. Upload it." if said else f"Upload {what[4:]}.")
+        return Incomplete(
+            f"The {what} of this link is not on this server. Upload it." if said else f"Upload the {what}."
+        )
     names = classes(path.read_bytes())
     key = fresh_key(f"{parameter}_class", parameter)
     chosen = st.selectbox("Class", names, names.index(wanted) if wanted in names else len(names) - 1, verbatim, key)
     keep(parameter, f"{said}:{chosen}")
-    return f"{path}:{chosen}"
+    return f"{path.resolve()}:{chosen}"
 
 
 def keep_policy(runs: Path, content: bytes) -> str:

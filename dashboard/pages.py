@@ -30,6 +30,7 @@ _TOP = ("plan", "policy_lab", "run", "live", "sweeps", "trust")  # pages in the 
 _UNLISTED = ("frontier", "glossary")  # the Plan page leads to one; the other is in tooltips, and opens by its link
 _LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims", "your_server", "trust"}  # pages that link to other pages
 _OF_NO_RUNS = {"live", "step", "glossary"}
+_OF_OWN_POLICIES = {"plan", "policy_lab", "sweeps"}
 
 
 def pages(runs: Path, own_policies: bool = False) -> dict[str, list[StreamlitPage]]:
@@ -40,11 +41,9 @@ def pages(runs: Path, own_policies: bool = False) -> dict[str, list[StreamlitPag
     ways: dict[str, StreamlitPage] = {}  # complete when a page is drawn
 
     def page(name: str, **how: Any) -> StreamlitPage:
-        given: tuple[Any, ...] = (runs,)
-        if name in _OF_NO_RUNS:
-            given = ()
-        elif name in _LEAD_ON:
-            given = (runs, ways, own_policies) if name == "policy_lab" else (runs, ways)
+        given: tuple[Any, ...] = () if name in _OF_NO_RUNS else (runs,)
+        given += (ways,) if name in _LEAD_ON else ()
+        given += (own_policies,) if name in _OF_OWN_POLICIES else ()
         title, icon = PAGES[name]
         how = {"url_path": name.replace("_", "-")} | how
         return st.Page(lambda: import_page(name).show(*given), title=title, icon=f":material/{icon}:", **how)

@@ -1,6 +1,6 @@
 """A plan on the pages to which it leads: a strip at the top of the page, and the first values of the page's inputs.
 
-A plan is identified by the name of its job, which is in the links between these pages.
+A plan is identified by the name of its job, a hash of its settings, which is in the address of each of these pages.
 """
 
 from __future__ import annotations
@@ -106,15 +106,21 @@ def keep_link(job: Job, parameters: Mapping[str, Sequence[str]]) -> None:
             write_json(job.directory / _LINK, {name: list(values) for name, values in parameters.items()})
 
 
-def link_to(runs: Path, name: str, show: str = "") -> dict[str, Any] | None:
-    """Return the parameters with which the Plan page shows this plan, in the view `show`; None if not known."""
-    also = {"show": show} if show else {}
+def inputs_of(runs: Path, name: str) -> dict[str, list[str]] | None:
+    """Return the parameters of the Plan page that are the inputs of this plan; None if they are not known."""
     if name == EXAMPLE:
-        return also or {"show": "fleet"}  # without a parameter, the page would show the last inputs again
+        return {}
     kept = read_json(runs / "jobs" / name / _LINK) if _NAME.fullmatch(name) else None
     if not isinstance(kept, dict):
         return None
-    return {str(key): list(map(str, values)) for key, values in kept.items() if isinstance(values, list)} | also
+    return {str(key): list(map(str, values)) for key, values in kept.items() if isinstance(values, list)}
+
+
+def link_to(runs: Path, name: str, show: str = "") -> dict[str, str] | None:
+    """Return the parameters with which the Plan page shows this plan, in the view `show`; None if not known."""
+    if inputs_of(runs, name) is None:
+        return None
+    return {"plan": name} | ({"show": show} if show else {})
 
 
 def plan_named(runs: Path, name: str) -> Planned | None:
@@ -136,8 +142,7 @@ def planned(runs: Path) -> Planned | None:
                 "Open the link of the Plan page instead, which contains the plan's inputs."
             )
         return None
-    if said or name != EXAMPLE:
-        keep("plan", name)
+    keep("plan", name)
     return plan
 
 

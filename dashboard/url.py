@@ -1,8 +1,12 @@
 """Inputs of a page in its URL, so that a shared link shows the same page, and back and forward restore it.
 
 A function decorated with `in_url` draws a page. All parameters are written to the address at once, when the page is
-complete, so one change by a user is one entry of the browser's history. A default is left out. If the address differs
-from what the page last wrote (after a link, back or forward), inputs come from the address; otherwise from the widgets.
+complete, so one change by a user is one entry of the browser's history. A default is left out.
+
+The tab's session holds the inputs. The address is read only when it was changed from outside: at the first drawing,
+after a link, back or forward. With each click the browser sends the address that it has. While a user clicks quickly,
+this is one that the page wrote some clicks ago, and it would undo the clicks since. The page knows what it wrote, and
+ignores it.
 
 Every drawing gives a widget its first value, and the widget gets a new key (`fresh_key`) when the address changes. A
 widget must never be set through `st.session_state`, because Streamlit sends that value to the browser only once. If a
@@ -23,13 +27,14 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from dashboard.shown import verbatim
 from serving.errors import UserError
@@ -49,10 +54,12 @@ _STATED = "url_stated"
 class _Page:
     """The inputs of one page, as this tab knows them; `said` and `now` belong to the current drawing."""
 
-    said: Said = field(default_factory=dict)  # parameters with which the page was opened
+    said: Said = field(default_factory=dict)  # parameters of the page before this drawing, or those to which it goes
     now: Said = field(default_factory=dict)  # values of its widgets; an empty list: left out
     along: Said = field(default_factory=dict)  # parameters that are written only together with others
-    written: Said = field(default_factory=dict)  # parameters of the address when it was last known
+    written: Said = field(default_factory=dict)  # parameters whose values the widgets had last
+    sent: list[Said] = field(default_factory=list)  # addresses that the browser may have, the oldest first
+    new: bool = False  # whether the address was changed from outside, and nobody asked for it yet
     bare: Said = field(default_factory=dict)  # parameters that the address without parameters stands for
     moves: dict[str, int] = field(default_factory=dict)  # number of changes of the address, by parameter
     refused: list[UserError] = field(default_factory=list)  # numbers out of range in this drawing
@@ -85,7 +92,7 @@ def _drawn(draw: Callable[P, T], whole: bool) -> Callable[P, T]:
         finally:
             _drawing.reset(token)
         # A drawing that a user or `st.rerun` interrupts writes nothing, because the next drawing has all the inputs.
-        _write(draw.__module__, page)
+        _write(page)
         return made
 
     return drawn
@@ -177,7 +184,7 @@ def named_all(parameter: str) -> list[str]:
 
 
 def moved(parameter: str) -> bool:
-    """Return True if the address differs from what the page last wrote; widgets then take values from the address."""
+    """Return True if the page goes to another value than its widget had; the widget then starts with that value."""
     return named_all(parameter) != _drawing.get().written.get(parameter, [])
 
 
@@ -193,6 +200,19 @@ def forget(parameter: str) -> None:
     """Remove a parameter from the address, and reset its widget, because it was about another subject."""
     _drawing.get().said.pop(parameter, None)
     _renew(parameter)
+
+
+def opened_with(parameter: str) -> str | None:
+    """Return the value that a new address has for this parameter; None if the address is as the page wrote it."""
+    page = _drawing.get()
+    value, page.new = named(parameter) if page.new else None, False
+    return value
+
+
+def open_kept(inputs: Said, also: Collection[str]) -> None:
+    """Take `inputs` in place of those of the address; parameters in `also` stay."""
+    page = _drawing.get()
+    page.said = inputs | {name: values for name, values in page.said.items() if name in also}
 
 
 def keep(parameter: str, text: str, otherwise: str = "", lasting: bool = True) -> None:
@@ -220,14 +240,17 @@ def choose_many(
     show: Callable[[str], str] = str,
     help: str | None = None,
     more: bool = False,
+    growing: bool = False,
 ) -> list[str]:
     """Draw a choice of any number of options, in the URL as a line of CSV, and return the chosen names.
 
-    Names that are no options are ignored, unless `more` may be typed; the caller must then check them.
+    Names that are no options are ignored, unless `more` may be typed; the caller must then check them. If there will be
+    more options, they are `growing`: a default then grows with them.
     """
     said = named(parameter)
     names = otherwise if said is None else _listed(said)
-    wanted, key = list(dict.fromkeys(name for name in names if more or name in options)), _key(parameter)
+    wanted = list(dict.fromkeys(name for name in names if more or name in options))
+    key = _key(parameter) + (f"_of_{len(options)}" if growing else "")
     unknown = [name for name in names if name not in wanted]
     if unknown and key not in st.session_state:
         _refused(label, _line(unknown), "it is left out")
@@ -351,31 +374,35 @@ def link() -> Said:
 
 
 def _arrive(name: str) -> _Page:
-    """Return the page of this name, with inputs from the address, or from a callback where one has set them."""
+    """Return the page of this name, with inputs from its last drawing, a new address, or a callback that set them."""
     pages: dict[str, _Page] = st.session_state.setdefault(_PAGES, {})
     page = pages.setdefault(name, _Page())
-    address = _address()
-    if not address:
-        if st.session_state.get(_LAST_PAGE) != name:
-            page.bare = dict(page.written)
-        address = page.bare
-    said = address | st.session_state.get(_STATED, {})
+    address, opened = _address(), st.session_state.get(_LAST_PAGE) != name
+    st.session_state[_LAST_PAGE] = name
+    context = get_script_run_ctx()
+    if opened or address not in page.sent or (context and context.is_history_navigation):
+        if opened and not address:
+            page.bare = page.said
+        page.said, page.sent, page.new = address or page.bare, [address], True
+    else:
+        del page.sent[: page.sent.index(address)]
+    said = page.said | st.session_state.pop(_STATED, {})
     page.said = {parameter: values for parameter, values in said.items() if values}
     page.now, page.refused = {}, []
     return page
 
 
-def _write(name: str, page: _Page) -> None:
+def _write(page: _Page) -> None:
     said = {parameter: values for parameter, values in (page.said | page.now).items() if values}
     if said:
-        said |= page.along
+        said = page.along | said | page.along
     else:
         page.bare = {}
-    if said != _address():
+    if said != page.sent[-1]:
+        page.sent.append(said)
+    if len(page.sent) > 1:
         st.query_params.from_dict(said)
-    page.written = said
-    st.session_state[_LAST_PAGE] = name
-    st.session_state.pop(_STATED, None)
+    page.said, page.written = said, dict(said)
 
 
 def _address() -> Said:

@@ -16,6 +16,7 @@ from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
 from planning.traffic import mean_rate
 from serving.deployments.gpu_spec import GpuSpec
+from serving.scheduler import POLICIES
 from serving.workload import Workload
 
 _ROOM = ("KV room (tokens)", "KV room (requests)")  # of one engine
@@ -24,7 +25,13 @@ _FORMATS = {_USER: "%.0f", _RATE: "%.3g", "GPUs": "%d", "$/h": "$%.2f", **dict.f
 
 
 def estimates(request: PlanRequest, workload: Workload) -> tuple[list[dict[str, Any]], list[RuledOut]]:
-    """Return a row for each candidate that fits, the cheapest first, and the candidates that do not fit."""
+    """Return a row for each candidate that fits, the cheapest first, and the candidates that do not fit.
+
+    Policies of users are left out: they are code, which only jobs run.
+    """
+    bundled = tuple(policy for policy in request.policies or () if policy in POLICIES)
+    if bundled != (request.policies or ()):
+        request = request.model_copy(update={"policies": bundled or ("vllm",)})
     candidates = priced_candidates(request, workload)
     mean, rate = MeanRequest.from_requests(list(workload.requests)), mean_rate(workload)
     rate = rate if math.isfinite(rate) else 0.0  # a closed loop, which one replica serves at some rate

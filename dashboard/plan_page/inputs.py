@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from calibration.steps.step_cost import Calibration
 from dashboard.kept_inputs import Incomplete, deployment_input, model_input, trace_input
 from dashboard.library import OWN_CALIBRATION, calibrations
+from dashboard.own_policy import OWN, policies_title, policy_input
 from dashboard.plan_page.slo_form import slo_form
 from dashboard.shapes import TPOT_MS, Shape, shapes
 from dashboard.url import (
@@ -132,6 +133,7 @@ _ENERGY = (
     "Estimates the power and the energy per token of the fleets that the answer shows, from the work of their steps. "
     "To try power limits, type `power_limit_w=400,700` in *Other values to try*."
 )
+_COMMAND = "`tokentwin plan TRACE --gpu H100 --slo 'ttft_ms p99<=1000' --policy vllm,my_policy.py:MyPolicy`"
 _PRICE = re.compile(r"([^:,]+):(\d+(?:\.\d+)?)")
 
 
@@ -147,8 +149,10 @@ def plan_request() -> PlanRequest:
     )
 
 
-def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
+def plan_inputs(runs: Path, own_policies: bool = False) -> PlanRequest | Incomplete:
     """Draw the inputs, and return the request: a `FleetRequest` if the number of replicas is given.
+
+    If `own_policies` is set, a user may upload a policy.
 
     Raises UserError for inputs that can never be planned.
     """
@@ -157,7 +161,7 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
     stated = deployment if isinstance(deployment, dict) else {}
     engine = st.expander("Engine")
     with st.expander("Fleet"):
-        fleet, calibration = _fleet(runs, stated)
+        fleet, calibration, own_policy = _fleet(runs, stated, own_policies)
     own = calibration is not None and (calibration / OWN_CALIBRATION).exists()
     with candidates:
         served = {} if own else _served(runs, stated)
@@ -181,6 +185,8 @@ def plan_inputs(runs: Path) -> PlanRequest | Incomplete:
         return traffic
     if isinstance(deployment, Incomplete):
         return deployment
+    if isinstance(own_policy, Incomplete):
+        return own_policy
     needed = {label: served[name] for name, label in _NEEDED.items() if name in served} | {"SLO": slos}
     for what, there in (needed | {_LABELS[name]: values for name, values in (vary | fleet).items()}).items():
         if not there:
@@ -254,18 +260,27 @@ def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
     return served
 
 
-def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | None]:
-    """Draw the settings of the fleet, and return the changed fields of the request, and the calibration, if any.
+def _fleet(
+    runs: Path, stated: Collection[str], own_policies: bool
+) -> tuple[dict[str, Any], Path | None, str | Incomplete]:
+    """Draw the settings of the fleet, and return the changed fields of the request.
 
-    Fields that the deployment states are left out.
+    Also return the calibration, if any, and the user's own policy, if any. Fields that the deployment states are left
+    out.
     """
     fleet: dict[str, Any] = {}
+    own: str | Incomplete = ""
     measured = calibrations(runs)
     timed = choose("Step times from", [_TABLES, *measured], "calibration", help=_TIMED)
     if timed in measured:
         fleet["calibration"] = str(measured[timed].resolve())
     if "policy" not in stated:
-        policies = choose_many("Policies", list(POLICIES), "policies", ["vllm"], help="The plan tries each policy.")
+        policies = choose_many(
+            "Policies", [*POLICIES, OWN], "policies", ["vllm"], policies_title, "The plan tries each policy."
+        )
+        if OWN in policies:
+            own = policy_input(runs, "own", "policy file", own_policies, _COMMAND)
+            policies = [str(own) if name == OWN else name for name in policies]
         if timed in measured or policies != ["vllm"]:
             fleet["policies"] = policies
     splits = choose_many(
@@ -292,7 +307,7 @@ def _fleet(runs: Path, stated: Collection[str]) -> tuple[dict[str, Any], Path | 
     for name, value in (("router", router), ("max_replicas", most)):
         if value != usual[name].default:
             fleet[name] = value
-    return fleet, measured.get(timed)
+    return fleet, measured.get(timed), own
 
 
 def _model(runs: Path) -> str | Incomplete:

@@ -28,18 +28,18 @@ from dashboard.library import stamp
 from dashboard.plan_page import charts as plan_charts
 from dashboard.plan_page import words
 from dashboard.plan_page.answer import figures, show_others, show_recommended, show_traffic, show_winning_mix
-from dashboard.plan_page.beside import pinned
+from dashboard.plan_page.beside import pinned_plan
 from dashboard.plan_page.estimates import estimates, estimates_table
 from dashboard.plan_page.inputs import plan_inputs
 from dashboard.plan_page.tasks import COARSE, MOST_CLIENTS, PLAN, glance
 from dashboard.plan_page.what_if_line import what_if_line
 from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
-from dashboard.planned import FLEETS, Planned, Ways, go_on, keep_link
+from dashboard.planned import FLEETS, Planned, Ways, go_on, inputs_of, keep_link
 from dashboard.shapes import MOST_REQUESTS
 from dashboard.sheet import show as show_report
-from dashboard.shown import literal, prose, sentence
+from dashboard.shown import literal, prose, sentence, verbatim
 from dashboard.trust_page.results import error_line, readable_external, trust_on
-from dashboard.url import in_url, link, pick
+from dashboard.url import in_url, keep, link, named, open_kept, opened_with, pick
 from planning.jobs.job import Job
 from planning.plan.answer import length_histogram
 from planning.plan.document import Lengths, PlanDocument, clients_in_words, percent, traffic_in_words
@@ -56,7 +56,7 @@ from serving.errors import UserError
 from serving.metrics import defined_in
 
 _VIEWS = {"fleet": "The recommended fleet", FLEETS: "All fleets and the frontier"}
-_VIEW = ("show", "fleet", "pin")  # parameters that are no inputs of the plan
+_VIEW = ("plan", "show", "fleet", "pin")  # parameters that are no inputs of the plan
 _GLANCE = 20_000  # maximum number of requests read for the lengths
 _SIMULATE_SINGLE = "Simulate the best single kind and open its run"
 _NOT_YET = "There is no answer for these inputs yet."
@@ -65,11 +65,15 @@ _FEW = 2000  # maximum number of requests read for an estimate
 
 
 @in_url
-def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
-    """Draw the page; jobs and uploads are kept under `runs`."""
+def show(runs: Path, ways: Ways = MappingProxyType({}), own_policies: bool = False) -> None:
+    """Draw the page; jobs and uploads are kept under `runs`.
+
+    If `own_policies` is set, users may upload policies, which are code.
+    """
+    opened = _opened(runs)
     try:
         with st.sidebar:
-            request = plan_inputs(runs)
+            request = plan_inputs(runs, own_policies)
         if isinstance(request, Incomplete):
             st.title("Which fleet?", anchor=False)
             st.info(request.what)
@@ -78,27 +82,46 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         if isinstance(request, FleetRequest):
             _borne(runs, request)
         else:
-            _planned(runs, request, ways)
+            _planned(runs, request, ways, opened)
     except UserError as error:
         st.title("Which fleet?", anchor=False)
         mistake(error, runs)
 
 
-def _planned(runs: Path, request: PlanRequest, ways: Ways) -> None:
+def _opened(runs: Path) -> str:
+    """Take the inputs of the plan that a new link names, if it is on this server, and return its name."""
+    name = opened_with("plan")
+    keep("plan", "")
+    if not name:
+        return ""
+    if (inputs := inputs_of(runs, name)) is not None:
+        open_kept(inputs, _VIEW)
+        return name
+    if not link().keys() - set(_VIEW):
+        st.info(f"The plan {verbatim(name[:40])} of this link is not on this server. The page shows its first inputs.")
+    return ""
+
+
+def _planned(runs: Path, request: PlanRequest, ways: Ways, opened: str) -> None:
+    """Draw the plan of the inputs, which are those of the plan `opened` if the link names one."""
     settings = request.as_json()
     job = Job(runs / "jobs", PLAN, settings)
     computed = job.result
-    if answer := computed or bundled_answer(settings):
-        st.session_state[LOOKED_AT] = job.id if computed else EXAMPLE
+    answer = computed or bundled_answer(settings)
+    name = EXAMPLE if answer and not computed else job.id
+    keep("plan", name, "" if named("plan") else name, lasting=False)
+    if opened not in ("", EXAMPLE, name):
+        st.info("The plan of this link is of another version of tokentwin, which understood its inputs otherwise.")
+    keep_link(job, {parameter: values for parameter, values in link().items() if parameter not in _VIEW})
+    if answer:
+        st.session_state[LOOKED_AT] = name
         key = f"{job.directory} {stamp(job.directory)}" if computed else EXAMPLE
-        plan = Planned(st.session_state[LOOKED_AT], settings, _read(key, answer))
+        plan = Planned(name, settings, _read(key, answer))
         drawn = _figures(key, plan.answer)
-        if computed:
-            keep_link(job, {name: values for name, values in link().items() if name not in _VIEW})
-        else:
+        if not computed:
             _example(job)
         _answer(plan, drawn, runs, ways)
-        pinned(runs, plan)
+        pinned_plan(runs, plan)
         show_traffic(blocks, plan.answer.traffic, {**drawn, **_clients(request)})
     elif not request.asks_mixed_fleets and (early := _early(job)):
         follow(job, COARSE)

@@ -21,6 +21,7 @@ def show_comparison(to: Sheet, answer: ComparisonDocument) -> None:
     sides = (answer.a, answer.b)
     colours, names = side_colours(*(side.deployment.policy for side in sides)), Sides(*side_names(*sides))
     rated = words.trust(answer)
+    to.table(words.beside(answer))
     to.text(sentence(answer.basis), soft=True)
     show(to, answer.cautions())
     to.text(CANARY if answer.disturbed else "", soft=True)

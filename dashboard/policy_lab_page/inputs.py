@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import streamlit as st
 from dashboard.bundled import DEMO, PAIR, SAMPLES, bundled_pair, bundled_pair_on_vllm
 from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
 from dashboard.library import calibrations, stamp
-from dashboard.own_policy import policy_input
+from dashboard.own_policy import OWN, TITLE, policy_input
 from dashboard.planned import Planned
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.shapes import mixes
@@ -34,7 +34,6 @@ POLICY = {"a": "vllm", "b": "fair"}
 RATE, SECONDS, SEEDS = 36.0, 30.0, 8
 BOUNDS = {"ttft_ms": 1000.0, "tpot_ms": 100.0}
 PASTED = "pasted"
-OWN = "own"
 PLANNED = "plan"  # an option of the traffic
 _SOURCES = ("preset", "trace")
 _PLAN_SEEDS = 5  # the fewest seeds with which intervals compare whole runs
@@ -94,6 +93,13 @@ def simulation_inputs(
     request = parse(CompareRequest, {**inputs, **traffic}, where="lab")
     check_few_enough(request, read=False)
     return request
+
+
+def b_as_a(link: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Return parameters that give side A the settings that side B has in `link`; an empty one is reset."""
+    other = {f"a{name[1:]}": "" for name in link if name.startswith("a_")}
+    mine = {f"a{name[1:]}": values for name, values in link.items() if name.startswith("b_")}
+    return {**other, **mine, "a": link.get("b", POLICY["b"])}
 
 
 def recording_inputs(runs: Path, own: Mapping[str, Path]) -> CompareRecordingsRequest:
@@ -246,7 +252,9 @@ def _side(runs: Path, side: str, fleet: Recommendation | None, own_policies: boo
     if chosen == PASTED:
         pasted = deployment_input(runs, f"{side}_yaml", f"deployment of {side.upper()}")
         return pasted if isinstance(pasted, Incomplete) else Side(deployment=pasted)
-    policy: str | Incomplete = policy_input(runs, side, own_policies) if chosen == OWN else chosen
+    policy: str | Incomplete = chosen
+    if chosen == OWN:
+        policy = policy_input(runs, f"{side}_own", f"policy file of {side.upper()}", own_policies, _COMMAND)
     if isinstance(policy, Incomplete):
         return policy
     settings: dict[str, Any] = {"policy": policy}
@@ -284,7 +292,8 @@ def _deadlines(side: str) -> dict[str, Any]:
     return {"edf_ttft_ms": bounds} if bounds else {}
 
 
-_TITLES = {OWN: "a policy file of your own", PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
+_COMMAND = "`tokentwin compare --trace TRACE --gpu H100 --a policy=vllm --b policy=my_policy.py:MyPolicy`"
+_TITLES = {OWN: TITLE, PASTED: "a deployment in YAML", "vllm": "vllm (as vLLM 0.33)"}
 _DEADLINES = "chat=1000, batch=20000"
 _POLICY = "The policy decides when each request is served. `docs/policies.md` describes all policies."
 _TIMING = "Step times come from measured kernels of a GPU, or from a calibration in the runs directory."

@@ -22,10 +22,10 @@ from dashboard.library import find
 from dashboard.planned import TO_COMPARE, Planned, Ways, planned, strip
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.answer import show_comparison, show_engines
-from dashboard.policy_lab_page.inputs import other_engine_input, recording_inputs, simulation_inputs
+from dashboard.policy_lab_page.inputs import b_as_a, other_engine_input, recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
 from dashboard.shown import capitalised, verbatim
-from dashboard.url import in_url, named, pick
+from dashboard.url import go_to, in_url, link, named, pick
 from planning.compare.document import ComparisonDocument
 from planning.compare.request import CompareRecordingsRequest
 from planning.jobs.job import Job
@@ -34,6 +34,7 @@ from serving.metrics import defined_in
 
 _RUN = "runs.parquet"
 _COMPARE = ("Compare", "compare", "compare_arrows")  # the button
+_PIN = "Side A gets the settings of B. Then choose the policy that you want to see beside it."
 _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
 
 
@@ -70,6 +71,7 @@ def _simulated(runs: Path, plan: Planned | None, own_policies: bool) -> None:
         offer(job, "There is no answer for these inputs yet. The comparison takes seconds to a minute.", *_COMPARE)
         return
     _answer(answer)
+    st.button("Pin B as A", "pin", _PIN, go_to, kwargs=b_as_a(link()), icon=":material/keep:")
 
 
 def _recorded(runs: Path) -> None:

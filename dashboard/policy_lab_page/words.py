@@ -8,8 +8,10 @@ from typing import Any
 from calibration.trust import Trust, noted_trust, weakest
 from dashboard.policy_lab_page.charts import label
 from planning.compare.comparison import ranking as rank
-from planning.compare.document import Compared, ComparisonDocument, Row, Side
-from serving.answers.figures import counted, shown_change
+from planning.compare.document import SHARES, Compared, ComparisonDocument, Row, Side, change_of
+from serving.answers.figures import NOTHING, counted, shown_change, shown_number, shown_share, shown_time
+from serving.answers.report import FIGURE, Column, Table
+from serving.metrics import METRICS
 
 
 def fairness(answer: ComparisonDocument) -> str:
@@ -22,6 +24,40 @@ def fairness(answer: ComparisonDocument) -> str:
         return f"{indices}. The difference has no interval."
     fairer = f"{jain.better} is fairer" if jain.better else "the difference may be chance"
     return f"{indices}. B - A lies between {jain.low:+.3f} and {jain.high:+.3f}, so {fairer}."
+
+
+_MAIN = (
+    ("slo_attainment", "value"),
+    ("finished", "value"),
+    ("ttft_ms", "p99"),
+    ("tpot_ms", "p99"),
+    ("e2e_ms", "p99"),
+    ("output_throughput", "value"),
+)
+
+
+def beside(answer: Compared) -> Table:
+    """Return the main figures of A and B with the difference between them, and whether it may be chance."""
+    names = [f"{key}: {name}" for key, name in zip("AB", side_names(answer.a, answer.b), strict=True)]
+    by_name = {(row.metric, row.stat): row for row in answer.rows}
+    rows = [
+        (label(row), _shown(row.metric, row.a), _claimed(row), _shown(row.metric, row.b))
+        for row in filter(None, map(by_name.get, _MAIN))
+    ]
+    columns = (Column("figure"), Column(names[0], FIGURE), Column("B against A", FIGURE), Column(names[1], FIGURE))
+    return Table(columns, rows)
+
+
+def _shown(name: str, value: float | None) -> str:
+    if name in SHARES:
+        return shown_share(value, 1)
+    return shown_time(value) if name.endswith("_ms") else f"{shown_number(value)} {METRICS[name].unit}"
+
+
+def _claimed(row: Row) -> str:
+    if row.percent is None:
+        return NOTHING
+    return change_of(row.metric, row.percent) + ("" if row.better else ", may be chance")
 
 
 def trust(sides: Compared) -> Trust:

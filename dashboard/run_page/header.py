@@ -44,18 +44,18 @@ def header(recording: Recording, metrics: RunMetrics, name: str, runs: Path) -> 
         badges += " :orange-badge[stable or not is within the error]"
     elif verdict and not (short and verdict == "STABLE"):  # a fleet that sheds requests has no backlog
         badges += f" :{_SATURATION[verdict]}-badge[{verdict.lower()}]"
-    title = _title(name, recording)
+    title = title_of(name, recording)
     st.title(literal(title), anchor=False)
-    served = literal(_served(recording))
+    what = literal(served(recording))
     workload = f"{literal(run['workload'])} · " if run["workload"] else ""
     engines = f"{run['replicas']} replicas" if (run["replicas"] or 1) > 1 else "1 replica"
-    facts = f"{badges} **{served}** · {workload}{outcome.text} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
+    facts = f"{badges} **{what}** · {workload}{outcome.text} · {engines} · {(run['duration_ns'] or 0) / 1e9:,.1f} s"
     st.markdown(facts, help=_backlog(metrics))
     if run["status"] == "complete":
         downloads(RecordedRun(recording, title, runs), name)
 
 
-def _title(name: str, recording: Recording) -> str:
+def title_of(name: str, recording: Recording) -> str:
     """Return the recording's name, or a fleet's short description if its recording is named by a hash."""
     gpu = notes_of(recording.run).get("gpu")
     if not _OF_A_FLEET.fullmatch(name) or not isinstance(gpu, str):
@@ -63,7 +63,7 @@ def _title(name: str, recording: Recording) -> str:
     return f"{recording.run['replicas']} x TP{recorded_deployment(recording).tensor_parallel_size} {gpu}"
 
 
-def _served(recording: Recording) -> str:
+def served(recording: Recording) -> str:
     """Return the model and the device of the run; `an unknown model` if the recording has no readable deployment."""
     try:
         deployment = recorded_deployment(recording)

@@ -22,6 +22,7 @@ from dashboard.planned import Planned, Ways, plan_settings, plan_with, planned, 
 from dashboard.run_page.diagnosis_view import diagnosis_view
 from dashboard.run_page.header import header, headline
 from dashboard.run_page.lifecycles import lifecycle_figures, lifecycles
+from dashboard.run_page.pinned_run import pinned_run
 from dashboard.run_page.request_table import request_table
 from dashboard.run_page.slo_lines import p99_bounds, slo_lines
 from dashboard.run_page.step_time import step_time
@@ -44,7 +45,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
     A recorded fleet of a plan is judged by the SLOs of its own plan, other recordings by those that the reader types.
     """
     top, plan = st.container(), planned(runs)
-    own = find(runs, RECORDING, named("run"))
+    own = find(runs, RECORDING, named("run"), named("pin"))
     recordings = own or bundled_recordings()
     title, chooser = st.columns([2, 1], vertical_alignment="bottom")
     with chooser:
@@ -61,6 +62,8 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         slos = tuple(settings["slos"]) if settings else asked_slos()
         if sum(recording.group_rows("steps")) > _LONG:
             prefetch(partial(over_time, recording), partial(lifecycle_figures, recording, dict(bounds_of(slos))))
+        _head(recording, metrics, slos)
+        pinned_run(recording, metrics, name, recordings)
         _body(recording, metrics, runs, slos)
     except UserError as error:
         mistake(error, runs)
@@ -73,7 +76,8 @@ def _in_order(runs: Path, recordings: Iterable[str], plan: Planned | None) -> li
     return sorted(recordings, key=lambda name: name != first)
 
 
-def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str, ...]) -> None:
+def _head(recording: Recording, metrics: RunMetrics, slos: tuple[str, ...]) -> None:
+    """Draw warnings, the main figures, and how they meet the SLOs."""
     run = recording.run
     if run["status"] == "interrupted":
         blocks.warning("This run was interrupted. The page shows the part before the interruption.")
@@ -81,13 +85,16 @@ def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str
         blocks.warning(disturbed)
     headline(recording, metrics)
     slo_lines(recording, metrics, slos)
+
+
+def _body(recording: Recording, metrics: RunMetrics, runs: Path, slos: tuple[str, ...]) -> None:
     with st.container():
         window = time_window(recording)
     bounds = dict(bounds_of(slos))
     _view(recording, metrics, runs, window, bounds, p99_bounds(slos))
     lifecycles(recording, metrics, bounds)
     with st.expander("How this was run"):
-        show_origin(blocks, run)
+        show_origin(blocks, recording.run)
 
 
 @st.fragment

@@ -49,8 +49,8 @@ def disturbance(recording: Recording) -> str:
     )
 
 
-_LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
-_RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
+LATENCIES = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("tpot_ms", "p99"), ("e2e_ms", "p99"))
+RATES = (("output_throughput", "output (tokens/s)"), ("concurrency", "concurrency (mean)"))
 
 
 def backlog(saturation: Saturation) -> str:
@@ -76,7 +76,8 @@ def capacity_of(run: Mapping[str, Any]) -> Capacity | None:
         return None
 
 
-def _uncertain(run: Mapping[str, Any]) -> tuple[str, ...]:
+def uncertain(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the latencies that nobody can tell, because requests may pile up."""
     capacity = capacity_of(run)
     return capacity.uncertain if capacity else ()
 
@@ -88,18 +89,18 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
     waiting.
     """
     scalars, bands, figures = metrics.scalars(), bands_of(run), list[Fact]()
-    uncertain, capacity = _uncertain(run), capacity_of(run)
+    unknown, capacity = uncertain(run), capacity_of(run)
     if capacity:
         arriving, served = shown_number(capacity.arrival_rate), shown_number(capacity.value)
         figures += [Fact("arrivals/s", arriving), Fact("served at most/s", served, capacity.band, capacity.sentence)]
-    for name, stat in _LATENCIES:
-        if name in uncertain:
+    for name, stat in LATENCIES:
+        if name in unknown:
             continue
         band = bands.get(name, {}).get(stat, ())
         value = getattr(metrics.distribution(name), stat)
         (text, *ends), unit = shown_times(value, *band)
         figures.append(Fact(f"{metric(name).label} {stat} ({unit})", text, "–".join(ends) or None, metric(name).help))
-    for name, label in _RATES:
+    for name, label in RATES:
         band = bands.get(name, {}).get("value", ())
         figures.append(Fact(label, shown_number(scalars[name]), shown_band(*band) if band else None, metric(name).help))
     return figures
@@ -108,7 +109,7 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
 def show_metrics(to: Sheet, run: Mapping[str, Any], metrics: RunMetrics) -> None:
     """Draw every metric of the recording."""
     bands, gpu = bands_of(run), gpus().get(notes_of(run).get("gpu", ""))
-    to.table(distributions(metrics, bands, _uncertain(run)))
+    to.table(distributions(metrics, bands, uncertain(run)))
     to.table(scalars(metrics, {**bands, **energy_bands(metrics, gpu)} if bands and gpu else bands))
 
 

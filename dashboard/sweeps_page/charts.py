@@ -179,10 +179,13 @@ def parameter_title(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a parameter's value as text without commas, because a comma ends a value in the URL."""
+    """Return a parameter's value as text: without commas, which end a value in the URL, and without a file's folder."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "none"
-    return f"{value:.10g}" if isinstance(value, float) else str(value).replace(",", " ")
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    text = str(value).replace(",", " ")
+    return text.rpartition("/")[2] if ".py:" in text else text
 
 
 def opening_view(sweep: SweepResults) -> SweepView:

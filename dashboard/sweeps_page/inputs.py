@@ -10,6 +10,7 @@ import streamlit as st
 
 from dashboard.deployment_text import MOST_KB, parse_text
 from dashboard.kept_inputs import Incomplete, trace_input
+from dashboard.own_policy import OWN, policies_title, policy_input
 from dashboard.shapes import shapes
 from dashboard.uploads import keep_document, kept_document
 from dashboard.url import amount, check_numbers, choose, choose_many, fresh_key, keep, named, number, pick, usual_first
@@ -23,6 +24,7 @@ _FORMS = {"form": "By form", "yaml": "In YAML"}
 _SOURCES = {"preset": "Preset", "trace": "Trace"}
 MODEL = "Llama-3.1-8B"
 _GPUS, _RATES, _POLICIES = ("H100", "L40S"), ("2", "4", "8", "16"), ("vllm", "sarathi")
+_COMMAND = "`tokentwin sweep FILE`, with `deployment.policy: [vllm, my_policy.py:MyPolicy]` under `grid` in the file"
 _LIMITS = "Maximum number of requests in a step; the sweep simulates each. Without a number, vLLM's default."
 _EXAMPLE = """\
 base:
@@ -41,14 +43,18 @@ grid:
 
 
 class NewSweep(NamedTuple):
-    """A sweep as in its file, and the uploaded trace that it names, if any."""
+    """A sweep as in its file, and the uploaded trace and policy that it names, if any."""
 
     data: dict[str, Any]
     trace: Path | None = None
+    policy: str = ""
 
 
-def sweep_inputs(runs: Path) -> NewSweep | Incomplete:
-    """Draw the inputs, and return the sweep. Raises UserError for a value that no sweep can have."""
+def sweep_inputs(runs: Path, own_policies: bool = False) -> NewSweep | Incomplete:
+    """Draw the inputs, and return the sweep. Raises UserError for a value that no sweep can have.
+
+    If `own_policies` is set, a user may upload a policy.
+    """
     narrow, _ = st.columns([1, 2], gap="medium")
     with narrow:
         how = pick("Describe it", list(_FORMS), "how", _FORMS.__getitem__)
@@ -62,7 +68,11 @@ def sweep_inputs(runs: Path) -> NewSweep | Incomplete:
     with middle:
         varied, workload, trace = _traffic(runs)
     with right:
-        policies = choose_many("Policies", list(POLICIES), "policies", _POLICIES)
+        policies = choose_many("Policies", [*POLICIES, OWN], "policies", _POLICIES, policies_title)
+        own: str | Incomplete = ""
+        if OWN in policies:
+            own = policy_input(runs, "own", "policy file", own_policies, _COMMAND)
+            policies = [str(own) if name == OWN else name for name in policies]
         limits = choose_many("max_num_seqs", ["64", "128", "256", "512"], "seqs", [], help=_LIMITS, more=True)
         ttft, tpot = st.columns(2)
         with ttft:
@@ -75,6 +85,8 @@ def sweep_inputs(runs: Path) -> NewSweep | Incomplete:
     check_numbers()
     if isinstance(workload, Incomplete):
         return workload
+    if isinstance(own, Incomplete):
+        return own
     grid: dict[str, list[Any]] = {
         "gpu": names,
         "deployment.tensor_parallel_size": [int(size) for size in sizes],
@@ -95,7 +107,7 @@ def sweep_inputs(runs: Path) -> NewSweep | Incomplete:
     if limits:
         grid["deployment.scheduler.max_num_seqs"] = _whole(limits)
     data = {"base": base, "grid": grid} | ({"seeds": seeds} if seeds else {})
-    return NewSweep(data, trace)
+    return NewSweep(data, trace, own)
 
 
 def _traffic(runs: Path) -> tuple[dict[str, list[Any]], dict[str, Any] | Incomplete, Path | None]:

@@ -23,7 +23,7 @@ from dashboard.palette import SERIES
 from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.sweeps_page.inputs import sweep_inputs
 from dashboard.sweeps_page.query import MOST_MB, ROWS, SECONDS, cut_short, query
-from dashboard.sweeps_page.tasks import DATASET, SWEEP, check_sweep
+from dashboard.sweeps_page.tasks import DATASET, PARTIAL, SWEEP, UNDER_WAY, check_sweep
 from dashboard.url import choose, choose_many, fresh_key, in_url, interval, keep, named, pick, switch
 from planning.exports.sweep import Sweep, SweepView
 from planning.jobs.job import Job
@@ -43,28 +43,38 @@ _ASKED = "sweeps_asked"  # key of `st.session_state`: queries for which somebody
 
 
 @in_url
-def show(runs: Path) -> None:
-    """Draw the page, over the sweeps under `runs` and a bundled one, or over a sweep that is started here."""
+def show(runs: Path, own_policies: bool = False) -> None:
+    """Draw the page, over the sweeps under `runs` and a bundled one, or over a sweep that is started here.
+
+    If `own_policies` is set, users may upload policies, which are code.
+    """
     with titled("Metrics against settings"):
         mode = pick("Sweeps", list(_MODES), "do", _MODES.__getitem__)
     try:
-        name, directory = _started(runs) if mode == "start" else _chosen(runs)
+        name, directory = _started(runs, own_policies) if mode == "start" else _chosen(runs)
         if directory is None:
             return
         results = _load(directory)
     except UserError as error:
         mistake(error, runs)
         return
+    under_way = directory.name == UNDER_WAY
     top = st.container(horizontal=True, vertical_alignment="center")
     with top:
-        st.caption(results.summary, width="content")
+        st.caption(f"{'So far: ' if under_way else ''}{results.summary}", width="content")
+    if under_way and not results.runs.num_rows:
+        st.caption("The first runs are simulated. Their results appear here.")
+        return
     if not results.complete.num_rows or not results.metrics:
         st.warning("No run of this sweep finished. The errors are below.", icon=":material/warning:")
         data_table(results.runs.select(["status", "error", *results.parameters]))
         return
-    kind = pick("View", _kinds(results), "view", str.capitalize)
+    kind = pick("View", _kinds(results, under_way), "view", str.capitalize)
     left, right = st.columns([2, 5], gap="medium")
     with left:
+        if kind == sweep_charts.HEAT_MAP and len(_several_valued(results)) < 2:
+            st.info("A heat map needs two settings with several values each. The runs so far have no two.")
+            return
         view = _axes(results, kind)
         chosen = _filtered(results, view.by, view.values)
     with right:
@@ -72,8 +82,9 @@ def show(runs: Path) -> None:
             _table(results, chosen, view.y, name, height=440)
         else:
             _plot(results, chosen, view)
-    with top:
-        downloads(Sweep(directory, replace(results, runs=chosen), view), name)
+    if not under_way:
+        with top:
+            downloads(Sweep(directory, replace(results, runs=chosen), view), name)
     if kind != _TABLE:
         _table(results, chosen, view.y, name)
     _sql(directory, results, view.y)
@@ -86,19 +97,20 @@ def _chosen(runs: Path) -> tuple[str, Path]:
     return name, sweeps[name]
 
 
-def _started(runs: Path) -> tuple[str, Path | None]:
-    """Draw the inputs of a new sweep, and its job; return its name and, when it is done, its directory."""
-    asked = sweep_inputs(runs)
+def _started(runs: Path, own_policies: bool) -> tuple[str, Path | None]:
+    """Draw the inputs of a new sweep, and its job; return its name and the directory of the runs that have ended."""
+    asked = sweep_inputs(runs, own_policies)
     if isinstance(asked, Incomplete):
         st.info(asked.what)
         return "", None
-    count = check_sweep(asked.data, asked.trace)
+    count = check_sweep(asked.data, asked.trace, asked.policy)
     job = Job(runs / "jobs", SWEEP, {"sweep": asked.data})
     directory = job.directory / DATASET
     if job.result is None:
         why = f"{counted(count, 'run')}, on all processors of this server. You can close the page meanwhile."
-        offer(job, why, "Start the sweep", "start_sweep", "play_arrow")
-        return "", None
+        offer(job, why, "Start the sweep", "start_sweep", "play_arrow", watched=PARTIAL)
+        begun = job.directory / UNDER_WAY
+        return f"jobs/{job.id}", begun if (begun / ABOUT).is_file() else None
     if not directory.is_dir():
         raise UserError("sweep", f"jobs/{job.id}/{DATASET}", "is gone; delete its job and start it again")
     with st.expander("As a file for `tokentwin sweep`"):
@@ -106,11 +118,16 @@ def _started(runs: Path) -> tuple[str, Path | None]:
     return f"jobs/{job.id}/{DATASET}", directory
 
 
-def _kinds(results: SweepResults) -> list[str]:
-    """Return the views that the sweep can have: a heat map needs two parameters with several values."""
-    several = [name for name in results.parameters if 1 < len(results.values(name)) <= sweep_charts.MOST_CELLS]
-    heat = [sweep_charts.HEAT_MAP] if len(several) > 1 else []
+def _kinds(results: SweepResults, under_way: bool) -> list[str]:
+    """Return the views that the sweep can have, or may have when it ends."""
+    heat = [sweep_charts.HEAT_MAP] if under_way or len(_several_valued(results)) > 1 else []
     return [sweep_charts.LINE, sweep_charts.SCATTER, *heat, _TABLE]
+
+
+def _several_valued(results: SweepResults) -> list[str]:
+    """Return the parameters that can be rows or columns of a heat map."""
+    order = sweep_charts.parameters_in_order(results)
+    return [name for name in order if 1 < len(results.values(name)) <= sweep_charts.MOST_CELLS]
 
 
 @st.cache_resource(max_entries=4, show_spinner="Reading the sweep", hash_funcs=BY_FILES)
@@ -145,11 +162,7 @@ def _axes(results: SweepResults, kind: str) -> SweepView:
 
 def _cells(results: SweepResults, y: str) -> SweepView:
     """Draw the parameters of a heat map."""
-    several = [
-        name
-        for name in sweep_charts.parameters_in_order(results)
-        if 1 < len(results.values(name)) <= sweep_charts.MOST_CELLS
-    ]
+    several = _several_valued(results)
     x = choose("Columns", several, "columns", help="A cell is the median over all values of the other parameters.")
     by = choose("Rows", [name for name in several if name != x], "rows")
     return SweepView(y, x, by, results.values(by), False, sweep_charts.HEAT_MAP)
@@ -161,7 +174,8 @@ def _several(
     """Draw a choice of a parameter's values; the default is all, or `most` of them from the first to the last."""
     options = {sweep_charts.shown(value): value for value in results.values(name)}
     otherwise = sweep_charts.some(list(options), most) if most else list(options)
-    return [options[label] for label in choose_many(name, list(options), parameter, otherwise, help=help)]
+    chosen = choose_many(name, list(options), parameter, otherwise, help=help, growing=True)
+    return [options[label] for label in chosen]
 
 
 def _filtered(results: SweepResults, by: str | None, values: Sequence[Any]) -> pa.Table:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dashboard.deployment_text import check_bundled
 from planning.deployments import overridden
+from planning.jobs.files import write_json
 from planning.progress import Tell
 from planning.sweep.executors import find_executor
 from planning.sweep.settings import read_sweep
@@ -24,6 +25,8 @@ from sim.router import ROUTERS
 
 SWEEP = "dashboard.sweeps_page.tasks:sweep"
 DATASET = "sweep"  # folder of the dataset in the job's directory
+UNDER_WAY = f".{DATASET}"  # the same folder until the sweep is complete
+PARTIAL = "partial.json"
 MOST_RUNS = 2000
 MOST_REQUESTS = 5_000_000  # requests of all runs
 RUN_LIMIT_S = 600.0
@@ -33,20 +36,30 @@ _PATHS = ("trace", "path")  # fields of a workload that name a file
 def sweep(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     """Simulate the sweep `settings["sweep"]` into the folder `DATASET` of `out`, and return the numbers of its runs.
 
-    A cancelled sweep is continued where it ended. Its dataset has a hidden name until it is complete.
+    A cancelled sweep is continued where it ended. Its dataset has a hidden name until it is complete; `PARTIAL` says
+    how much of it there is, twenty times in all.
     """
     begun = read_sweep(settings["sweep"])
     limit_s = min(begun.run_limit_s or RUN_LIMIT_S, RUN_LIMIT_S)
-    hidden = out / f".{DATASET}"
-    done = Sweep.from_settings(begun).run(hidden, find_executor("process", None, limit_s), resume=True, tell=tell)
+    hidden = out / UNDER_WAY
+    seen = 0
+
+    def told(stage: str, share: float) -> None:
+        nonlocal seen
+        if int(20 * share) > seen:
+            seen = int(20 * share)
+            write_json(out / PARTIAL, stage)
+        tell(stage, share)
+
+    done = Sweep.from_settings(begun).run(hidden, find_executor("process", None, limit_s), resume=True, tell=told)
     hidden.rename(out / DATASET)
     return {"made": done.made + done.kept, "failed": done.failed}
 
 
-def check_sweep(data: Mapping[str, Any], trace: Path | None = None) -> int:
+def check_sweep(data: Mapping[str, Any], trace: Path | None = None, policy: str = "") -> int:
     """Return the number of runs of a sweep. Raises UserError if it is invalid, too large, or names what is not bundled.
 
-    `trace` is the only file that it may name.
+    `trace` and `policy`, as `path.py:Class`, are the only files that it may name.
     """
     base = data.get("base")
     if isinstance(base, Mapping) and not isinstance(base.get("deployment"), Mapping):
@@ -55,7 +68,7 @@ def check_sweep(data: Mapping[str, Any], trace: Path | None = None) -> int:
     runs, requests = 0, 0.0
     for overrides, _ in islice(settings.variations(), MOST_RUNS + 1):
         config = overridden(settings.base, overrides)
-        _check_run(config, trace)
+        _check_run(config, trace, policy)
         runs += 1
         requests += _requests(config["workload"])
     if runs > MOST_RUNS:
@@ -66,7 +79,7 @@ def check_sweep(data: Mapping[str, Any], trace: Path | None = None) -> int:
     return runs
 
 
-def _check_run(config: Mapping[str, Any], trace: Path | None) -> None:
+def _check_run(config: Mapping[str, Any], trace: Path | None, policy: str) -> None:
     workload = config.get("workload")
     if not isinstance(workload, Mapping):
         raise UserError("sweep.base.workload", workload, "must be a mapping, as for `tokentwin trace synth`")
@@ -82,7 +95,8 @@ def _check_run(config: Mapping[str, Any], trace: Path | None) -> None:
     with suppress(UserError):  # the row of this run then states the error
         deployment = parse(Deployment, config["deployment"], where="sweep.base.deployment")
     if deployment is not None:
-        check_bundled(deployment)
+        own = policy and deployment.policy == policy
+        check_bundled(deployment.model_copy(update={"policy": "vllm"}) if own else deployment)
 
 
 def _check_no_path(where: str, node: Any) -> None:

@@ -144,7 +144,8 @@ class Engine:
         sizes = {short: getattr(self.deployment, field) for field, short in _SIZES.items()}
         shown = [f"{short}{size}" for short, size in sizes.items() if size > 1 or short == "TP"]
         split = [self.split.name] if self.split else []
-        others = [self.deployment.policy] if self.deployment.policy != "vllm" else []
+        policy = self.deployment.policy.rpartition("/")[2]  # of a user's own without its folder
+        others = [policy] if policy != "vllm" else []
         return " ".join([*shown, self.gpu, *split, *others, *self.varied])
 
     def fleet(self, replicas: int, router: str) -> FleetConfig:

@@ -70,8 +70,11 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
 
     Raises UserError if there is none.
     """
+    names: dict[str, str] = {}
     for policy in request.policies or ():
         find_policy(policy)
+        if names.setdefault(name := policy.rpartition("/")[2], policy) != policy:
+            raise UserError("policy", name, "is in two files; give the files or the classes other names")
     calibration = request.calibration
     learnt: Learnt | None = None
     if calibration is not None:

@@ -9,7 +9,7 @@ depend only on its runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
@@ -27,6 +27,7 @@ from traces.schema import COLUMNS_FILE, columns_text, described
 
 ABOUT = "sweep.json"  # file with the data that all rows share
 _FILE = "runs.parquet"
+_JOURNAL = ".journal"
 
 
 class SweepDataset:
@@ -43,7 +44,7 @@ class SweepDataset:
         self.path = path
         self._schema = schema
         self._partition = list(partition)
-        self._journal = path / ".journal"
+        self._journal = path / _JOURNAL
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = DirectoryLock(path, "out")
@@ -125,7 +126,13 @@ class SweepDataset:
         return Path(self.path, "runs", *keys)
 
     def _entries(self) -> Iterable[dict[str, Any]]:
-        for file in sorted(self._journal.glob("*.json")):
+        return journal_rows(self.path)
+
+
+def journal_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the finished runs of the dataset `path` that are not in its partitions yet."""
+    for file in sorted((path / _JOURNAL).glob("*.json")):
+        with suppress(FileNotFoundError):  # merged in the meantime
             yield json.loads(file.read_bytes())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from planning.sweep.dataset import ABOUT
+from planning.sweep.dataset import ABOUT, journal_rows
 from serving.answers.document import Answer
 from serving.answers.figures import counted
 from serving.answers.report import NUMBER, Column, Line, Table
@@ -41,14 +41,17 @@ class SweepResults(Answer):
 
     @classmethod
     def load(cls, directory: Path) -> SweepResults:
-        """Load the dataset that `tokentwin sweep` wrote to `directory`. Raises UserError if it is damaged."""
+        """Load the dataset of a sweep in `directory`; of a sweep under way the runs that have ended.
+
+        Raises UserError if it is damaged.
+        """
         about = _about(directory / ABOUT)
         try:
             paths = {str(name): str(path) for path, name in about["varied"].items()}
             keys = [pa.field(name, _TYPES[about["columns"][name]]) for name in about["partition"]]
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError("sweep", f"{directory.name}/{ABOUT}", f"is damaged: no {error}") from None
-        table = _rows(directory, pa.schema(keys))
+        table = _rows(directory, pa.schema(keys), about["columns"])
         missing = {*paths, "run_id", "status", "config"} - set(table.column_names)
         if missing:
             raise UserError("sweep", directory.name, f"is damaged: its runs have no column {min(missing)}")
@@ -119,7 +122,20 @@ def _about(path: Path) -> dict[str, Any]:
     return about
 
 
-def _rows(directory: Path, keys: pa.Schema) -> pa.Table:
+def _rows(directory: Path, keys: pa.Schema, columns: Mapping[str, str]) -> pa.Table:
+    """Return the rows of the partitions, and those that a sweep under way has in its journal."""
+    rows, has_merged = list(journal_rows(directory)), (directory / "runs").is_dir()
+    if has_merged and not rows:
+        return _merged(directory, keys)
+    new = pa.Table.from_pylist(rows, schema=pa.schema([(name, _TYPES[kind]) for name, kind in columns.items()]))
+    if not has_merged:
+        return new
+    merged = _merged(directory, keys)
+    merged = merged.filter(pc.invert(pc.is_in(merged["run_id"], new["run_id"])))
+    return pa.concat_tables([merged, new.select(merged.column_names)], promote_options="default")
+
+
+def _merged(directory: Path, keys: pa.Schema) -> pa.Table:
     import pyarrow.dataset as ds  # imports slowly
 
     try:

@@ -112,15 +112,15 @@ def test_a_part_of_a_page_that_is_drawn_alone_is_one_step_and_names_the_run(serv
 def test_the_first_page_is_found_by_its_name_as_well_and_is_as_it_was_left(server, page):
     page.goto(f"{server}/plan?rate=33")
     assert rate(page, "33") == "33"
-    page.wait_for_url("**/plan?rate=33")
+    page.wait_for_url("**/plan?*rate=33")
     set_rate(page, "34")
-    page.wait_for_url("**/plan?rate=34")
+    page.wait_for_url("**/plan?*rate=34")
     page.get_by_role("link", name="Plan", exact=True).click()
     assert rate(page, "20") == "20"
     page.wait_for_url(lambda url: url.rstrip("/") == server)
     page.go_back()
     assert rate(page, "34") == "34"
-    page.wait_for_url("**/plan?rate=34")
+    page.wait_for_url("**/plan?*rate=34")
     idle(page)
     page.get_by_text("Evidence", exact=True).first.click()
     page.get_by_text("Step", exact=True).first.click()
@@ -133,17 +133,17 @@ def test_the_first_page_is_found_by_its_name_as_well_and_is_as_it_was_left(serve
 
 
 @pytest.mark.deep
-def test_the_frontier_is_that_of_the_plan_and_its_fleets_can_be_chosen_in_turn(server, page):
-    page.goto(f"{server}/plan")
-    page.get_by_role("link", name="See the frontier").click()
-    page.wait_for_url("**/frontier?plan=example")
+def test_an_old_link_to_the_frontier_is_a_view_of_the_plan_and_its_fleets_can_be_chosen_in_turn(server, page):
+    page.goto(f"{server}/frontier?plan=example")
+    page.wait_for_url("**plan=example**show=fleets**")
     idle(page)
     names = [f"{p['replicas']} x {p['engine']}" for p in plan_example()["answer"]["points"]]
     seen = [address(page)]
     for name in (names[0], names[-1]):
-        page.goto(f"{server}/frontier?plan=example&fleet={quote(name)}")
-        seen.append(address(page))
+        page.goto(f"{server}/?plan=example&show=fleets&fleet={quote(name)}")
         page.locator("p strong", has_text=name.replace(" x ", " \u00d7 ")).wait_for()
+        idle(page)
+        seen.append(address(page))
     page.go_back()
     page.wait_for_url(seen[-2])
     idle(page)

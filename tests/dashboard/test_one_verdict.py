@@ -15,13 +15,15 @@ from dashboard.plan_page import words
 from dashboard.plan_page.inputs import plan_request
 from dashboard.plan_page.tasks import COARSE, PLAN
 from dashboard.planned import Planned
+from dashboard.policy_lab_page.inputs import b_as_a
 from planning.jobs.files import write_json
 from planning.jobs.job import Job, Status
 from planning.plan.document import PlanDocument
-from serving.answers.figures import shown_share
+from serving.answers.figures import shown_change, shown_share, shown_time
 from serving.deployments.gpu_spec import find_gpu
 from tests.dashboard.pages import charts, opened, shown
 from tests.dashboard.samples import plan_example
+from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 
 
@@ -61,6 +63,33 @@ def test_a_pinned_plan_stands_beside_the_next_one(tmp_path: Path) -> None:
     assert "The pinned plan beside this one" not in shown(app)
     app.button(key="pin").click().run()
     assert "This plan is pinned as A" in shown(app)
+
+
+def test_a_pinned_run_stands_beside_the_next_one(samples: Path) -> None:
+    app = opened("run", samples, run="real-1")
+    app.button(key="pin").click().run()
+    assert "This run is pinned as A" in shown(app)
+    app = opened("run", samples, run="real-2", pin="real-1")
+    assert "The pinned run beside this one" in shown(app) and "Different inputs:" in shown(app)
+    table = next(one.value for one in app.dataframe if "B against A" in one.value.columns)
+    assert list(table.columns) == ["figure", "A", "B against A", "B"]
+    a, b = (
+        RunMetrics.from_recording(Recording.load(samples / name)).distribution("ttft_ms").p99
+        for name in ("real-1", "real-2")
+    )
+    (row,) = table[table["figure"] == "TTFT p99"].to_dict("records")
+    assert row["A"] == shown_time(a) and row["B"] == shown_time(b)
+    assert row["B against A"] == ("the same" if a == b else shown_change(100 * (b / a - 1)))
+
+
+def test_a_policy_is_pinned_and_stands_beside_the_next_one(tmp_path: Path) -> None:
+    app = opened("policy_lab", tmp_path)
+    table = next(one.value for one in app.dataframe if "B against A" in one.value.columns)
+    assert list(table.columns) == ["figure", "A: vllm", "B against A", "B: fair"]
+    app.button(key="pin").click().run()
+    assert [app.selectbox(key=key).value for key in ("url_a_1", "url_b")] == ["fair", "fair"]
+    said = {"b": ["edf"], "b_replicas": ["2"], "a_max_num_seqs": ["8"], "rate": ["3"]}
+    assert b_as_a(said) == {"a": ["edf"], "a_replicas": ["2"], "a_max_num_seqs": ""}
 
 
 def test_another_price_is_answered_at_once(tmp_path: Path, started: list[Job]) -> None:

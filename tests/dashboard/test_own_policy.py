@@ -1,5 +1,8 @@
 """A policy file of a user: code that runs only behind a flag, and never in the server."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("streamlit")
@@ -8,8 +11,11 @@ from click.testing import CliRunner
 
 import dashboard.server
 from dashboard.own_policy import classes, keep_policy
+from dashboard.plan_page import tasks as plan_tasks
 from dashboard.policy_lab_page.tasks import simulated
+from dashboard.sweeps_page.tasks import check_sweep
 from planning.compare.document import ComparisonDocument
+from planning.plan.document import PlanDocument
 from planning.progress import quiet
 from serving.errors import UserError
 from tests.dashboard.pages import shown
@@ -26,20 +32,22 @@ class ShortestPrompt(RankedScheduler):
 LINK = {"b": "own", "req_s": "10", "seconds": "4", "seeds": "1"}
 
 
-def lab(folder, allowed, **link):
+def opened_page(page, folder, allowed, **link):
     from streamlit.testing.v1 import AppTest
 
-    def script(folder, allowed):
+    def script(page, folder, allowed):
+        from importlib import import_module
         from pathlib import Path
 
-        from dashboard.policy_lab_page.page import show
+        import_module(f"dashboard.{page}_page.page").show(Path(folder), own_policies=allowed)
 
-        show(Path(folder), {}, allowed)
-
-    app = AppTest.from_function(script, args=(str(folder), allowed), default_timeout=300)
+    app = AppTest.from_function(script, args=(page, str(folder), allowed), default_timeout=300)
     for name, value in link.items():
         app.query_params[name] = value
     return app.run()
+
+
+lab = partial(opened_page, "policy_lab")
 
 
 def test_without_the_flag_the_page_says_what_to_type(tmp_path):
@@ -49,7 +57,7 @@ def test_without_the_flag_the_page_says_what_to_type(tmp_path):
 
 
 def test_an_own_policy_is_compared_by_the_job(tmp_path, started):
-    assert "Upload policy file of B." in shown(lab(tmp_path, True, **LINK))
+    assert "Upload the policy file of B." in shown(lab(tmp_path, True, **LINK))
     app = lab(tmp_path, True, **LINK, b_own=keep_policy(tmp_path, POLICY))
     assert next(box for box in app.selectbox if box.label == "Class").options == ["ShortestPrompt"]
     next(button for button in app.button if button.label == "Compare").click().run()
@@ -58,6 +66,29 @@ def test_an_own_policy_is_compared_by_the_job(tmp_path, started):
     assert policy.startswith(f"{tmp_path}/uploads/policy-") and policy.endswith("policy.py:ShortestPrompt")
     answer = ComparisonDocument.read(simulated(job.settings, tmp_path, quiet))
     assert answer.b.deployment.policy == policy and answer.a.deployment.policy == "vllm"
+
+
+def test_an_own_policy_is_planned_and_swept_by_jobs_and_never_run_by_the_server(tmp_path, started):
+    own = keep_policy(tmp_path, POLICY + b"open(__file__ + '.ran', 'w')\n")
+    path = f"{tmp_path}/uploads/policy-{own}/policy.py"
+    link = {"policies": "vllm,own", "own": own, "requests": "50", "rates": "2", "seeds": "1"}
+    traffic = {"traffic": "shape", "prompt": "200", "output": "8", "rate": "2", "minutes": "1"}
+    for page, typed, button, more in (
+        ("plan", "tokentwin plan TRACE", "find", traffic | {"model": "Llama-3.1-8B", "tp": "1"}),
+        ("sweeps", "tokentwin sweep FILE", "start_sweep", {"do": "start"}),
+    ):
+        link |= {"gpus": "H100"} | more
+        closed = shown(opened_page(page, tmp_path, False, **link))
+        assert "tokentwin dashboard RUNS_DIR --own-policies" in closed and typed in closed
+        opened_page(page, tmp_path, True, **link).button(key=button).click().run()
+    plan_job, sweep_job = started
+    assert plan_job.settings["policies"] == ["vllm", f"{path}:ShortestPrompt"]
+    assert sweep_job.settings["sweep"]["grid"]["deployment.policy"] == ["vllm", f"{path}:ShortestPrompt"]
+    assert not Path(f"{path}.ran").exists()
+    engines = PlanDocument.read(plan_tasks.plan(plan_job.settings, tmp_path, quiet)).candidates
+    assert list(engines) == ["TP1 H100", "TP1 H100 policy.py:ShortestPrompt"] and Path(f"{path}.ran").exists()
+    with pytest.raises(UserError, match="policy"):
+        check_sweep(sweep_job.settings["sweep"])
 
 
 @pytest.mark.parametrize(

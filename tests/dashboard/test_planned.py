@@ -12,7 +12,7 @@ from dashboard.bundled import RUN_SAMPLE
 from dashboard.plan_page.estimates import estimates
 from dashboard.plan_page.inputs import plan_request
 from dashboard.plan_page.tasks import PLAN, glance
-from dashboard.plan_page.words import EXAMPLE
+from dashboard.plan_page.words import EXAMPLE, LOOKED_AT
 from dashboard.planned import TO_COMPARE, Planned, link_to, plan_settings
 from dashboard.run_page.slo_lines import slo_figure
 from dashboard.uploads import keep_trace, trace_name, trace_path
@@ -22,7 +22,7 @@ from planning.jobs.job import Job
 from planning.plan.document import PlanDocument
 from planning.plan.objectives import parse_objectives
 from serving.deployments.config import parse
-from tests.dashboard.pages import opened, shown
+from tests.dashboard.pages import opened, parameter, shown
 from tests.dashboard.samples import plan_example
 from tests.dashboard.test_uploads import CSV
 from traces.metrics.run_metrics import RunMetrics
@@ -130,7 +130,27 @@ def test_the_plan_page_has_all_fleets_and_other_pages_lead_back_to_it(tmp_path, 
     app = opened("plan", tmp_path, **link)
     assert "Choose a fleet in the table" in shown(app)
     assert [figure.key for figure in app.get("plotly_chart")] == ["frontier", "price", "lengths", "over_time"]
-    inputs = {"rate": ["7"], "slo": link["slo"]}
-    assert link_to(tmp_path, job.id) == inputs and link_to(tmp_path, job.id, "fleets") == inputs | {"show": "fleets"}
-    assert link_to(tmp_path, "example", "fleets") == {"show": "fleets"} and link_to(tmp_path, "../../etc") is None
-    assert "Why not" in shown(opened("plan", tmp_path, **link_to(tmp_path, job.id)))
+    assert link_to(tmp_path, job.id) == {"plan": job.id} and link_to(tmp_path, "../../etc") is None
+    assert link_to(tmp_path, "example", "fleets") == {"plan": "example", "show": "fleets"}
+
+
+def test_a_link_of_any_page_opens_the_same_plan_for_a_colleague(tmp_path, started):
+    mine = opened("plan", tmp_path, rate="7", spares="1")
+    mine.button(key="find").click().run()
+    (job,) = started
+    job.directory.mkdir(parents=True)
+    write_json(job.directory / "request.json", {"task": job.task, "settings": job.settings})
+    assert parameter(mine, "plan") == job.id
+    mine.run()  # a plan that was only started has its inputs, too
+    write_json(job.directory / "result.json", plan_example()["answer"])
+    theirs = opened("plan", tmp_path, plan=job.id)
+    assert "Why not" in shown(theirs)
+    said = {name: parameter(theirs, name) for name in ("rate", "spares", "plan")}
+    assert said == {"rate": "7", "spares": "1", "plan": job.id}
+    for page in ("policy_lab", "run", "trust"):
+        after = opened(page, tmp_path, session={LOOKED_AT: job.id})  # from the navigation bar
+        assert parameter(after, "plan") == job.id, page
+    theirs.number_input(key="url_spares_1").set_value(2).run()
+    assert parameter(theirs, "spares") == "2" and parameter(theirs, "plan") != job.id
+    gone = opened("plan", tmp_path, plan="fedcba9876543210")
+    assert "is not on this server" in shown(gone)

@@ -13,7 +13,7 @@ from dashboard.sweeps_page import charts as sweep_charts
 from dashboard.sweeps_page import tasks
 from dashboard.sweeps_page.inputs import sweep_of
 from dashboard.sweeps_page.page import SAMPLE
-from dashboard.sweeps_page.tasks import DATASET, MOST_RUNS, SWEEP, check_sweep, sweep
+from dashboard.sweeps_page.tasks import DATASET, MOST_RUNS, PARTIAL, SWEEP, UNDER_WAY, check_sweep, sweep
 from planning.exports.sweep import SweepView
 from planning.jobs.files import write_json
 from planning.jobs.job import Job
@@ -78,6 +78,27 @@ def test_a_cancelled_sweep_goes_on_where_it_ended(tmp_path, here):
     stages = []
     assert sweep(job.settings, job.directory, lambda stage, share: stages.append(stage)) == {"made": 2, "failed": 0}
     assert stages == ["2 of 2 runs"]
+
+
+def test_a_sweep_under_way_shows_the_runs_that_have_ended(tmp_path, started, here):
+    link = SMALL | {"gpus": "H100,L40S"}
+    app = sweeps(tmp_path, **link)
+    app.button(key="start_sweep").click().run()
+    (job,) = started
+    seen, watching = [], []
+
+    def tell(stage, share):
+        runs = SweepResults.load(job.directory / UNDER_WAY).complete.num_rows
+        assert job.document(PARTIAL) == stage == f"{runs} of 4 runs"
+        app = sweeps(tmp_path, view=("scatter", "heat map", "heat map", "table")[runs - 1], **link)
+        assert f"So far: {runs} run" in shown(app)
+        heat_map = [one["data"][0]["type"] for one in charts(app)] == ["heatmap"]
+        seen.append((len(charts(app)), heat_map, len(app.dataframe[0].value) if len(app.dataframe) else 0))
+        watching.append(watching[-1].run() if watching else sweeps(tmp_path, view="scatter", **link))
+        assert len(watching[-1].dataframe[0].value) == runs, "values that nobody chose among are shown when they come"
+
+    sweep(job.settings, job.directory, tell)
+    assert seen == [(1, False, 1), (0, False, 0), (1, True, 3), (0, False, 4)]
 
 
 @pytest.mark.parametrize(
