@@ -469,7 +469,7 @@ class _Run:
     def _abort(self, given: _Config) -> None:
         rid = f"{given['id']:09}"
         self._scheduler.hung_up.add(rid)
-        self._scheduler.abort_request(AbortReq(rid=rid))
+        scheduler.Scheduler.abort_request(self._scheduler, AbortReq(rid=rid))
 
     def _add(self, given: _Config) -> None:
         if n := given.get("n", 0):
