@@ -57,29 +57,39 @@ class Answered:
         if document is None:
             self.ended = True
             return
-        if not isinstance(document, dict):
-            raise ValueError("an event is no JSON object")
+        try:
+            self._take(document, now_ns)
+        except (AttributeError, TypeError):
+            raise ValueError(f"an event is not in OpenAI's format: {str(document)[:80]}") from None
+
+    def _take(self, document: dict[str, Any], now_ns: int) -> None:
         if error := document.get("error"):
             self.error = message_of(error)
         if usage := document.get("usage"):
-            self.prompt_tokens = usage.get("prompt_tokens")
-            self.output_tokens = usage.get("completion_tokens")
-            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            self.prompt_tokens = _count(usage.get("prompt_tokens"))
+            self.output_tokens = _count(usage.get("completion_tokens"))
+            self.cached_tokens = _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
         for choice in document.get("choices") or ():
-            self._take(choice, now_ns)
+            self._choose(choice, now_ns)
 
-    def _take(self, choice: dict[str, Any], now_ns: int) -> None:
+    def _choose(self, choice: dict[str, Any], now_ns: int) -> None:
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
         tokens = choice.get("token_ids")
         if text:
-            self._texts.append(text)
+            self._texts.append("" + text)
         if tokens is None:
             self.counted = self.counted and not text
         else:
             self.tokens += tokens
         self.times_ns.extend([now_ns] * (bool(text) if tokens is None else len(tokens)))
         self.ended = self.ended or choice.get("finish_reason") is not None
+
+
+def _count(number: Any) -> int | None:
+    if number is not None and not isinstance(number, int):
+        raise TypeError
+    return number
 
 
 def refusal(body: bytes) -> str:

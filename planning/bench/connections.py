@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from planning.bench.http_response import HttpResponse
 from serving.version import __version__
@@ -30,10 +30,14 @@ class Connections:
         self._address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         user, _, host = parts.netloc.rpartition("@")
-        fixed = {"Host": host, "User-Agent": f"tokentwin/{__version__}", "Content-Type": "application/json", **headers}
+        fixed = {
+            **{"Host": host, "User-Agent": f"tokentwin/{__version__}", "Content-Type": "application/json"},
+            **{"Accept": "*/*", "Accept-Encoding": "identity", **headers},
+        }
         if user:
             fixed.setdefault("Authorization", f"Basic {b64encode(unquote(user).encode()).decode()}")
-        lines = [f"POST {parts.path or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in fixed.items())]
+        path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fixed.items())]
         self._head = "".join(f"{line}\r\n" for line in lines)
         self._idle: deque[tuple[int, _Connection]] = deque()  # the longest idle first
         self._making: asyncio.Task[None] | None = None
@@ -101,6 +105,7 @@ class Exchange:
         self._request = request
         self._response = HttpResponse(take)
         self._connection: _Connection | None = None
+        self._answered = False  # True after the first byte of the response
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, connection: _Connection) -> None:
@@ -112,10 +117,19 @@ class Exchange:
     async def end(self) -> HttpResponse:
         """Wait for the end of the response.
 
-        Raises OSError if no connection can be made or it breaks, and ValueError for bad content.
+        A server may close an idle connection just when a request leaves: the request is then sent again, once, on a
+        new one. Raises OSError if no connection can be made or it breaks, and ValueError for bad content.
         """
-        if self._connection is None:
-            self.begin(await self._owner.make())
+        if (idle := self._connection) is not None:
+            try:
+                await self._ended
+                return self._response
+            except ConnectionError:
+                if self._answered:
+                    raise
+                self._owner.release(idle, reusable=False)
+                self._ended = asyncio.get_running_loop().create_future()
+        self.begin(await self._owner.make())
         await self._ended
         return self._response
 
@@ -128,9 +142,10 @@ class Exchange:
         """Take data that came at `now_ns`; None is the end of the connection."""
         if self._ended.done():
             return
+        self._answered = self._answered or data is not None
         try:
             ended = self._response.push(data, now_ns)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever it is, other requests go on
             self._ended.set_exception(error)
             return
         if ended:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_MOST_HEAD = 1 << 16
+_MOST_HEAD = 1 << 16  # also of a line of a chunked body
 _MOST_BODY = 1 << 20  # of a bad response
+_CODINGS = {"transfer-encoding": ("identity", "chunked"), "content-encoding": ("identity",)}
 
 
 class HttpResponse:
@@ -66,10 +67,19 @@ class HttpResponse:
         if code < 200:  # such as 100 Continue; another head follows
             return
         self.status = code
-        self._chunked = fields.get("transfer-encoding", "").endswith("chunked")
+        for name, known in _CODINGS.items():
+            if fields.get(name, "identity") not in known:
+                raise ValueError(f"{name} {fields[name][:80]}")
+        self._chunked = fields.get("transfer-encoding") == "chunked"
         length = fields.get("content-length")
-        self._left = 0 if self._chunked or code in (204, 304) else None if length is None else int(length)
-        self._keeps_open = version == "HTTP/1.1" and fields.get("connection") != "close" and self._left is not None
+        if self._chunked or code in (204, 304):
+            self._left = 0
+        elif length is None:
+            self._left = None
+        else:
+            self._left = _number(length, 10)
+        closes = "close" in fields.get("connection", "")
+        self._keeps_open = version == "HTTP/1.1" and not closes and self._left is not None
 
     def _read_plain(self, now_ns: int) -> bool:
         self._give(now_ns)
@@ -84,12 +94,16 @@ class HttpResponse:
                 self._line = "end"
             line, ended, rest = self._rest.partition(b"\r\n")
             if not ended:
+                if len(line) > _MOST_HEAD:
+                    raise ValueError("a line of the chunked body is too long")
                 return False
             self._rest = rest
             if self._line == "size":
-                self._left = int(line.partition(b";")[0], 16)
+                self._left = _number(line.partition(b";")[0].decode("latin-1").strip(), 16)
                 self._line = "end" if self._left else "trailer"
             elif self._line == "end":
+                if line:
+                    raise ValueError("a chunk is longer than its size")
                 self._line = "size"
             elif not line:
                 return True
@@ -105,3 +119,10 @@ class HttpResponse:
             self._take(piece, now_ns)
         else:
             self.body = (self.body + piece)[:_MOST_BODY]
+
+
+def _number(digits: str, base: int) -> int:
+    """Return a length in bytes. Raises ValueError if it has a sign or anything else but digits."""
+    if not digits.isalnum():
+        raise ValueError(f"a length of {digits[:80]!r}")
+    return int(digits, base)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from planning.request import Request
+from serving.errors import UserError
 
 _FIRST = 1000  # lower token ids are often special
 
@@ -15,8 +16,9 @@ _FIRST = 1000  # lower token ids are often special
 def base_url(url: str) -> str:
     """Return the URL of a server without a final `/v1`, which may be given or not. Raises ValueError if it is none."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+    _ = parts.port  # raises ValueError if it is none
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -37,6 +39,15 @@ class BenchTarget(Request):
     @classmethod
     def _base(cls, url: str) -> str:
         return base_url(url)
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key is not None:
+            if not self.api_key.get_secret_value().isprintable():
+                raise UserError("api_key", None, "must be one line; remove line breaks from it")
+            if "@" in urlsplit(self.url).netloc:
+                raise UserError("api_key", None, "cannot be combined with a user name in the URL; leave one out")
+        return self
 
     @property
     def first_token(self) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -52,7 +54,8 @@ async def meet(
     If `model` is None, the first model that the server lists is used. `say` is called with a line for each field that
     the server refuses. Raises UserError if it does not answer, or refuses even the plain request.
     """
-    about: dict[str, Any] = {"url": target.url}
+    parts = urlsplit(target.url)
+    about: dict[str, Any] = {"url": parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()}  # no password
     version = await _get(session, target, "/version")
     if isinstance(version, dict):
         about["server"] = version.get("version")
@@ -97,12 +100,21 @@ async def _probe(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
         timeout = aiohttp.ClientTimeout(target.timeout_s)
         async with session.post(url, json=body, timeout=timeout, allow_redirects=False) as response:
             data = await response.read()
-            return None if response.status < HTTPStatus.MULTIPLE_CHOICES else f"{response.status} {refusal(data)}"
+            if response.status < HTTPStatus.MULTIPLE_CHOICES:
+                return None
+            moved = f"it is at {response.headers['Location']}" if "Location" in response.headers else response.reason
+            return f"{response.status} {refusal(data) or moved}"
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise UserError("url", url, f"does not answer ({_why(error)}); is the server up?") from None
 
 
 def _why(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        error = error.certificate_error
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        error = error.os_error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, OSError) and error.errno and error.errno > 0 and not isinstance(error, ssl.SSLError):
         return reason(error)
     return " ".join(str(error).split()) or type(error).__name__

@@ -291,9 +291,11 @@ def test_whatever_goes_wrong_becomes_a_row_that_says_so(tmp_path: Path) -> None:
                 request.transport.close()
             case 7:
                 return web.json_response({}, status=504)
+            case 8:
+                return await send(request, {"choices": [5]})
         return await answering(request)
 
-    rows = benched_rows(answer, alone(9), tmp_path / "out", timeout_s=1.0)
+    rows = benched_rows(answer, alone(10), tmp_path / "out", timeout_s=1.0)
     assert [(row["status"], row["reason"].split(":")[0]) for _, row in sorted(rows.items())] == [
         ("rejected", "429 too many requests"),
         ("rejected", "500 <html>broken</html>"),
@@ -303,9 +305,25 @@ def test_whatever_goes_wrong_becomes_a_row_that_says_so(tmp_path: Path) -> None:
         ("cancelled", "the stream cannot be read"),
         ("rejected", "no connection"),
         ("timed_out", "504 {}"),
+        ("cancelled", "the stream cannot be read"),
         ("finished", ""),
     ]
     assert rows[4]["first_token_ns"] is not None and rows[4]["finish_ns"] is None
+
+
+def test_a_request_on_a_connection_that_its_server_closes_is_sent_again(tmp_path: Path) -> None:
+    used: list[asyncio.Transport | None] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if number_of(request) >= 0 and request.transport in used:
+            assert request.transport is not None
+            request.transport.close()
+        used.append(request.transport)
+        return await answering(request)
+
+    rows = benched_rows(answer, Workload(list(alone(4).requests), concurrency=1), tmp_path / "out")
+    assert [row["status"] for row in rows.values()] == ["finished"] * 4
+    assert len(used) > 1 + 4  # the one before the run, and the four that were answered
 
 
 def test_a_client_that_hangs_up_does_so_at_its_time(tmp_path: Path) -> None:
@@ -517,6 +535,28 @@ def test_a_response_without_a_length_ends_with_its_connection() -> None:
     assert took == [b"ab"] and not response.reusable
     with pytest.raises(ValueError, match="no HTTP response"):
         HttpResponse(lambda piece, at_ns: None).push(b"SSH-2.0\r\n\r\n", 0)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/2 200\r\n\r\n",
+        OK + b"Content-Length: -5\r\n\r\n",
+        OK + b"Content-Length: five\r\n\r\n",
+        OK + b"Content-Encoding: gzip\r\n\r\n",
+        OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"1" * 100_000,
+        OK + b"A: " + b"1" * 100_000,
+    ],
+)
+def test_what_cannot_be_read_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        HttpResponse(lambda piece, at_ns: None).push(data, 0)
 
 
 def test_simulations_know_of_no_api_server() -> None:
