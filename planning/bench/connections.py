@@ -31,8 +31,12 @@ class Connections:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         user, _, host = parts.netloc.rpartition("@")
         fixed = {
-            **{"Host": host, "User-Agent": f"tokentwin/{__version__}", "Content-Type": "application/json"},
-            **{"Accept": "*/*", "Accept-Encoding": "identity", **headers},
+            "Host": host,
+            "User-Agent": f"tokentwin/{__version__}",
+            "Content-Type": "application/json",
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",
+            **headers,
         }
         if user:
             fixed.setdefault("Authorization", f"Basic {b64encode(unquote(user).encode()).decode()}")
