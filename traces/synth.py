@@ -107,7 +107,7 @@ class SynthSpec(TerseSettings, allow_inf_nan=False):
     the time in which they send requests, whatever their number, and only requests after the warm-up count.
     """
 
-    seldom_set = ("adapters", "images")
+    seldom_set = ("adapters", "images", "changes_logits", "scores_prompt")
 
     name: str = Field("synthetic", description="name of the workload")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers")

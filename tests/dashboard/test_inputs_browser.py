@@ -104,7 +104,10 @@ CLICK = """async ([kind, label, pause]) => {
     }
     const radio = () => [...document.querySelectorAll('[role=radio]')].find(one => one.innerText.trim() === label)
     const target = () => kind === 'radio' ? radio() : document.querySelector(of[kind])
-    while (!target()) await new Promise(done => setTimeout(done, 20))
+    for (let waited = 0; !target(); waited++) {
+        if (waited === 3000) throw new Error(`no ${kind} ${label} after a minute`)
+        await new Promise(done => setTimeout(done, 20))
+    }
     target().click()
     await new Promise(done => setTimeout(done, pause))
 }"""
