@@ -39,7 +39,7 @@ def check_beams(body: CompletionRequest | ChatRequest) -> None:
     if body.repetition_penalty not in (None, 1):
         wrong.append("repetition_penalty")
     if body.constraint:
-        wrong.append("response_format")
+        wrong.append("tool_choice" if getattr(body, "calls", None) else "response_format")
     if body.drawn > (body.n or 1):
         wrong.append("best_of")
     if body.prompt_alternatives is not None:

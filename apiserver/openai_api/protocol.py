@@ -19,7 +19,10 @@ from pydantic import (
     RootModel,
     StrictBool,
     Tag,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -93,7 +96,17 @@ def neutral(*values: Any) -> Any:
     return Annotated[Any, BeforeValidator(check)]
 
 
-class MetricsByHand(RootModel[dict[Label, Number | dict[Annotated[str, Field(pattern=r"^[0-9]{1,6}$")], Number]]]):
+def _by_engine(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("must be a number, or an object with a number for each engine, by its index") from None
+
+
+_ByEngine = Annotated[Number | dict[Annotated[str, Field(pattern=r"^[0-9]{1,6}$")], Number], WrapValidator(_by_engine)]
+
+
+class MetricsByHand(RootModel[dict[Label, _ByEngine]]):
     """The body of `PUT /admin/metrics`: by metric, its number, or its number for each engine by index."""
 
 

@@ -168,5 +168,7 @@ def test_a_twin_shows_metrics_that_are_set_by_hand(server):
     assert server.ask("GET", "/admin/metrics").document == given
     for wrong in ({"vllm:no": 1}, {"vllm:num_requests_waiting": "1"}, {"vllm:time_to_first_token_seconds": 1}):
         assert server.ask("PUT", "/admin/metrics", wrong).status == 400
+    refused = server.ask("PUT", "/admin/metrics", {"vllm:num_requests_waiting": {"a": 1}}).error
+    assert refused["message"].startswith("vllm:num_requests_waiting must be a number, or an object with")
     assert server.ask("PUT", "/admin/metrics", {}).document == {}
     assert metric(server, "vllm:num_requests_waiting") == 0
