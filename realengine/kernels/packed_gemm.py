@@ -160,7 +160,9 @@ def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None, arri
     grid = (triton.cdiv(outputs, rows), triton.cdiv(tokens, batch), splits)
     out = x.new_empty(tokens, outputs)
     sums = out if splits == 1 else x.new_empty(splits, tokens, outputs, dtype=torch.float32)
-    if arrived is None or grid[0] * grid[1] > len(arrived):
+    if splits == 1:
+        arrived = weight.words  # not used
+    elif arrived is None or grid[0] * grid[1] > len(arrived):
         arrived = torch.zeros(grid[0] * grid[1], dtype=torch.int32, device=x.device)
     zero = weight.words if weight.zero is None else weight.zero
     _packed_gemm[grid](
