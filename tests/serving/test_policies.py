@@ -605,6 +605,7 @@ def test_a_policy_of_ones_own_is_a_score(tmp_path: Path, monkeypatch: pytest.Mon
         ("ageing_s", -1),
         ("fair_output_weight", 0.5),
         ("sarathi_token_budget", -1),
+        ("priority_scheduling_preemption_threshold", 0),  # without priorities
     ],
 )
 def test_settings_that_mean_nothing_are_refused(field: str, value: object) -> None:
@@ -630,6 +631,9 @@ def test_sglang_encodes_images_by_its_outline() -> None:
     scheduler = find_policy("sglang")(deployment.staged_settings, shares_prefixes=False)
     scheduler.add(WorkloadRequest(0, 0, (("", 500),), 4, items=(Item(10, 300, "picture", "image"),)))
     assert scheduler.schedule().encoded == {0: [0]}
+    for more in ({"schedule_policy": "lpm"}, {"policy": "priority", "priority_scheduling_preemption_threshold": 3}):
+        with pytest.raises(UserError, match="known only to SGLang's exact policy"):
+            find_policy("sglang")(deployment.rescheduled(**more).staged_settings, shares_prefixes=False)
 
 
 def test_sglang_keeps_nothing_of_requests_that_have_gone() -> None:
