@@ -54,6 +54,10 @@ class LogitRules:
         return replace(self, min_tokens=0, late=()) != LogitRules()
 
 
+PENALTIES = LogitRules(presence=0.1, frequency=0.1, repetition=1.05)
+"""The rules of requests that change logits in a replay, and in measurements."""
+
+
 class LogitChanges(NamedTuple):
     """The changes to the logits of one sample. A token occurs at most once in a field, except in `banned`.
 

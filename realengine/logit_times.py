@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from realengine.logit_rules import LogitRules, RuledLogits
+from realengine.logit_rules import PENALTIES, RuledLogits
 from realengine.runner import ModelRunner
 
-PENALTIES = LogitRules(presence=0.1, frequency=0.1, repetition=1.05)
 _ROWS = 8
 _TOKENS = 256  # of a prompt, and of the answer whose tokens have penalties
 _REPEATS = 9

@@ -24,7 +24,7 @@ from time import perf_counter_ns, sleep
 from realengine.devices.machine import describe
 from realengine.engine import Engine
 from realengine.grammar import ENDLESS_OBJECTS, json_grammar
-from realengine.logit_times import PENALTIES
+from realengine.logit_rules import PENALTIES
 from realengine.loop import drive
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts, adapters_of, run_columns
 from realengine.run_recorder import RunRecorder

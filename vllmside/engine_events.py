@@ -44,6 +44,8 @@ class Arrived(NamedTuple):
     slo_class: str = ""
     adapter: str = ""
     items: tuple[Item, ...] = ()
+    changes_logits: bool = False
+    scores_prompt: bool = False
 
 
 class AdapterWork(NamedTuple):
@@ -161,6 +163,15 @@ def _items(request: Any) -> tuple[Item, ...]:
     )
 
 
+def _changes_logits(request: Any) -> bool:
+    """Return whether a request has penalties, a bias or other rules for all of its tokens."""
+    stated = getattr(request, "sampling_params", None)
+    if stated is None:
+        return False
+    names = ("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", "min_p")
+    return getattr(stated, "repetition_penalty", 1.0) != 1.0 or any(getattr(stated, name, None) for name in names)
+
+
 class NotRecorded(Exception):
     """An event that a recording cannot represent."""
 
@@ -266,6 +277,8 @@ class EngineEvents:
                 *_labels(request),
                 _adapter(request),
                 _items(request),
+                _changes_logits(request),
+                getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None) is not None,
             )
         )
 

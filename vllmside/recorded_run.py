@@ -111,6 +111,8 @@ class RecordedRun:
             adapter=came.adapter,
             items=tuple(item._replace(content=self._content(item.content)) for item in came.items),
             skip_reading_prefix_cache=came.skips_cache,
+            changes_logits=came.changes_logits,
+            scores_prompt=came.scores_prompt,
         )
         self._open[came.id] = _Progress(came, request)
         self._recording.arrived(request)

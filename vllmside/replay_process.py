@@ -28,6 +28,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from realengine.devices.speed import SpeedProbe, piece_of_work
 from realengine.grammar import ENDLESS_OBJECTS
+from realengine.logit_rules import PENALTIES
 from realengine.offered_workload import OfferedRequests, Replayed, ReplayTexts
 from realengine.parallel.replica_pipe import About, Arrival, End, HangUp, Inbox, Ran, Ready, Report
 from realengine.undisturbed import no_cycle_search
@@ -176,8 +177,7 @@ class VllmReplayer:
         adapter = None
         if request.adapter and self._adapters is not None:
             adapter = self._adapters.asked(request.adapter)
-        params = _sampling(request.output_len, request.structured, _labels(request))
-        return {"params": params, "lora_request": adapter}
+        return {"params": _asked_tokens(request), "lora_request": adapter}
 
     def _watch_adapters(self, recorder: EngineRecorder) -> None:
         if self._adapters is not None:
@@ -382,17 +382,21 @@ def _labels(request: WorkloadRequest) -> dict[str, str]:
     return {name: value for name, value in labels.items() if value}
 
 
-def _sampling(tokens: int, structured: bool = False, labels: dict[str, str] | None = None) -> SamplingParams:
+def _asked_tokens(request: WorkloadRequest) -> SamplingParams:
+    """Return sampling parameters for the tokens that `request` wants."""
+    more: dict[str, Any] = {"extra_args": _labels(request) or None}
+    if request.structured:
+        more["structured_outputs"] = StructuredOutputsParams(json=ENDLESS_OBJECTS)
+    if request.changes_logits:
+        more |= {f"{name}_penalty": getattr(PENALTIES, name) for name in ("presence", "frequency", "repetition")}
+    if request.scores_prompt:
+        more["prompt_logprobs"] = 0
+    return _sampling(request.output_len, **more)
+
+
+def _sampling(tokens: int, **more: Any) -> SamplingParams:
     """Return sampling parameters for exactly `tokens` tokens, without a stop token."""
-    grammar = StructuredOutputsParams(json=ENDLESS_OBJECTS) if structured else None
-    return SamplingParams(
-        temperature=0.0,
-        max_tokens=tokens,
-        ignore_eos=True,
-        detokenize=False,
-        structured_outputs=grammar,
-        extra_args=labels or None,
-    )
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, **more)
 
 
 def main() -> None:

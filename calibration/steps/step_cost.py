@@ -274,7 +274,8 @@ class StepCost:
         """A sentence about the times that rules for logits and log-probabilities of prompts add."""
         if self.calibration.changed_ps is None:
             return (
-                "penalties and log-probabilities of prompts are free, because they were not measured; calibrate again"
+                "penalties and log-probabilities of prompts are free, because the calibration does not know their "
+                "times; calibrate measures them for our own engine on one device"
             )
         row_us, token_us = self._changed_ps / 1e6, self._scored_ps / 1e6
         return f"penalties of one row take {row_us:.3g} us, log-probabilities of a prompt {token_us:.3g} us a token"

@@ -1,8 +1,8 @@
 """How far off published rows of SGLang are, under an outline of its rules and under its exact policy.
 
 `python -m lab.external.sglang_rows --data DIR` prints a line for all rows of one model that were launched in one way.
-Step times are those that other sources taught. Rows with drafts or constant states are left out, because both would use
-the outline, and so are rows that may have had one of two deployments, or look wrong.
+Step times are those that other sources taught. Rows with constant states are left out, because both would use the
+outline, and so are rows with drafts, and those that may have had one of two deployments, or look wrong.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def exact_rows(case: Case, data: Path) -> Iterator[PredictedRun]:
 
 def _is_exact(case: Case, run: MeasuredRun) -> bool:
     deployment, _ = case.deployment_of(run)
-    return "sglang" in deployment.policy and is_exact(deployment.scheduler)
+    scheduler = deployment.scheduler
+    return "sglang" in deployment.policy and scheduler.speculative is None and is_exact(scheduler)
 
 
 def outlined(run: PredictedRun) -> PredictedRun:

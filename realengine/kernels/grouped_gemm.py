@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.launches import F32, I32, I64, U8, Specialisation, compute_dtype, shaped
-from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, packed_sum
+from realengine.kernels.packed_gemm import KernelWeight, compiled_weight, only_few_tokens, packed_sum
 from realengine.models.linear import FP8_BLOCK, Fp8Weight
 
 ExpertWeights = Tensor | Fp8Weight | KernelWeight  # weights of all experts; the first dimension is the expert
@@ -144,7 +144,8 @@ def grouped_mlp(
     experts, rows, topk = len(offsets) - 1, len(choices), shares.shape[1]
     first = _compiled_in(gate_up, True, experts, rows, topk, x.dtype)
     second = _compiled_in(down, False, experts, rows, topk, x.dtype)
-    tiles = min(rows, experts) + rows // first["TOKENS"]  # each expert has at most one tile that is not full
+    # each expert has at most one tile that is not full
+    tiles = min(rows, experts) + rows // min(first["TOKENS"], second["TOKENS"])
     product = x.new_empty(rows, first["OUTPUTS"])
     answers = x.new_zeros(tokens, topk, hidden)
     for compiled, weight, into, out in ((first, gate_up, x, product), (second, down, product, answers)):
@@ -168,6 +169,7 @@ def _compiled_in(
     """Return the arguments of a launch that are compile-time constants of the kernel."""
     few = rows < _FEW * experts
     if isinstance(weight, KernelWeight):
+        few = few or only_few_tokens(weight.words.device)
         outputs = weight.words.shape[-2]
         compiled = {**compiled_weight(weight, dtype), "SHARED": 0, "BLOCK_K": 0}
     else:

@@ -156,11 +156,13 @@ def packed_gemm(x: Tensor, weight: KernelWeight, splits: int | None = None, arri
     """
     tokens, outputs = len(x), weight.words.shape[1]
     splits = splits or _choose_splits(tokens, weight, x.device)
-    batch, rows = _tile(tokens)
+    batch, rows = _tile(tokens, x.device)
     grid = (triton.cdiv(outputs, rows), triton.cdiv(tokens, batch), splits)
     out = x.new_empty(tokens, outputs)
     sums = out if splits == 1 else x.new_empty(splits, tokens, outputs, dtype=torch.float32)
-    if arrived is None or grid[0] * grid[1] > len(arrived):
+    if splits == 1:
+        arrived = weight.words  # not used
+    elif arrived is None or grid[0] * grid[1] > len(arrived):
         arrived = torch.zeros(grid[0] * grid[1], dtype=torch.int32, device=x.device)
     zero = weight.words if weight.zero is None else weight.zero
     _packed_gemm[grid](
@@ -215,9 +217,20 @@ def unpacked(weight: KernelWeight, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _tile(tokens: int) -> tuple[int, int]:
+def only_few_tokens(device: torch.device) -> bool:
+    """Return whether a program must have fewer than 64 tokens.
+
+    On Blackwell (sm_100) each of the eight products of a step has sums of its own in tensor memory. For 64 tokens and
+    128 rows they take more than its 512 columns, and Triton refuses the launch.
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
+
+
+def _tile(tokens: int, device: torch.device) -> tuple[int, int]:
     """Return the numbers of tokens and of weight rows of one program."""
-    sizes = ((16, 64), (32, 64), (64, 128), (128, 128))  # measured on an H200
+    sizes: tuple[tuple[int, int], ...] = ((16, 64), (32, 64), (64, 128), (128, 128))  # measured on an H200
+    if only_few_tokens(device):
+        sizes = sizes[:2]
     return next((size for size in sizes if tokens <= size[0]), sizes[-1])
 
 
@@ -226,7 +239,7 @@ def _choose_splits(tokens: int, weight: KernelWeight, device: torch.device) -> i
     if device.type == "cpu":
         return 1
     steps, outputs, _ = weight.words.shape
-    batch, rows = _tile(tokens)
+    batch, rows = _tile(tokens, device)
     programs = triton.cdiv(outputs, rows) * triton.cdiv(tokens, batch)
     wanted = _RESIDENT_PROGRAMS * _processors(device)
     splits = 1
@@ -273,7 +286,7 @@ def specialisations() -> Iterator[Specialisation]:
         zero = shaped(groups, outputs, dtype=U8) if zeros else None
         weight = KernelWeight(words, shaped(groups, outputs, dtype=dtype), zero, bits, inputs // groups, inputs)
         launch = partial(packed_gemm, shaped(tokens, inputs, dtype=dtype), weight, splits)
-        batch = _tile(tokens)[0]
+        batch = _tile(tokens, words.device)[0]
         kind = f"int{bits}{' with zeros' if zeros else ''} {TRITON_NAME[dtype]}, {batch} tokens, {splits} splits"
         ceiling = 80 if batch < 64 else 208
         yield Specialisation(f"packed_gemm {model} {kind}", _packed_gemm, launch, ceiling, ("wgmma", "cp.async"))

@@ -326,6 +326,12 @@ class SchedulerConfig(TerseSettings):
         return self
 
     @model_validator(mode="after")
+    def _preemption_by_priority_has_priorities(self) -> SchedulerConfig:
+        if self.priority_scheduling_preemption_threshold is not None and self.policy != "priority":
+            raise ValueError("priority_scheduling_preemption_threshold needs policy priority")
+        return self
+
+    @model_validator(mode="after")
     def _sessions_have_blocks_to_keep(self) -> SchedulerConfig:
         if self.kv_eviction == "session" and (self.kv_groups or self.state_blocks or not self.enable_prefix_caching):
             raise ValueError(

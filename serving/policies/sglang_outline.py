@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from serving.deployments.config import SchedulerConfig
+from serving.errors import UserError
 from serving.policies.prefill_first import PrefillFirstScheduler
 from serving.request import Request
 from serving.step_plan import StepPlan
@@ -22,6 +23,11 @@ class SglangOutline(PrefillFirstScheduler):
 
     def __init__(self, config: SchedulerConfig, **engine: Any) -> None:
         super().__init__(config, **engine)
+        usual = {"schedule_policy": "fcfs", "priority_scheduling_preemption_threshold": None}
+        for name, value in usual.items():
+            if (stated := getattr(config, name)) != value:
+                remedy = "is known only to SGLang's exact policy, which this deployment cannot have; leave it out"
+                raise UserError(f"scheduler.{name}", stated, remedy)
         self._unseen: set[int] = set()
         self._decoded = 0  # steps since the policy last looked for requests
 

@@ -38,9 +38,9 @@ class PriorityPreemption:
         """Note an attempt to admit `request`, with `cached` cached tokens, or a step that mixes it with prompts."""
         self._known[request.id], self._cached[request.id] = request.known, cached
 
-    def ended(self, request: Request) -> None:
+    def ended(self, id: int) -> None:
         for numbers in (self._joined, self._known, self._cached):
-            numbers.pop(request.id, None)
+            numbers.pop(id, None)
 
     def victims(self, request: Request, running: Iterable[Request], budget: PrefillBudget) -> list[Request]:
         """Return the requests to preempt for `request`; none if that is not allowed or does not make enough room."""

@@ -128,6 +128,7 @@ class SglangScheduler(Residents):
         request = self.running.get(id)
         if request is None:
             self._queue.drop(id)
+            self._forget(id)
         else:
             self._end(request, Status.ABORTED)
         del self.leaving[id]
@@ -156,11 +157,15 @@ class SglangScheduler(Residents):
             self._pages.drop(request)
         else:
             self.waiting.remove(request)
-        if self._preemption is not None:
-            self._preemption.ended(request)
-        self._allocated.pop(request.id, None)
+        self._forget(request.id)
         request.status = status
         self.requests.pop(request.id, None)
+
+    def _forget(self, id: int) -> None:
+        if self._preemption is not None:
+            self._preemption.ended(id)
+        self._allocated.pop(id, None)
+        self._rank.pop(id, None)
 
     # One step
 
@@ -446,7 +451,7 @@ class SglangScheduler(Residents):
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
         self._full = False
         self._batch = {request.id: request for request in kept}
-        self._rank = dict(self._rank)
+        self._rank = {}  # plans in flight keep the old one
         self._order(kept)
         self._ratio.estimate(kept)
         self._wait_again(plan, retracted)

@@ -97,8 +97,12 @@ def test_tokens_equal_those_of_vllm(
     assert retracted or size == 64 or "speculative" in more
 
 
-def talks() -> Workload:
-    """Return 40 requests: a common beginning, later turns that quote answers, limits above outputs, and hang-ups."""
+def talks(in_turn: bool) -> Workload:
+    """Return 40 requests: a common beginning, later turns that quote answers, limits above outputs, and hang-ups.
+
+    If `in_turn`, four users wait for each answer and think, and their later turns are more urgent. So more urgent
+    requests always come while others run, however slow the machine is.
+    """
     chance = Random(4)
     requests = list[WorkloadRequest]()
     for id in range(40):
@@ -109,7 +113,10 @@ def talks() -> Workload:
         cancel_ns = (id + chance.randint(0, 50)) * MS if id % 7 == 6 else None
         length = chance.randint(1, 40)
         request = WorkloadRequest(id, id * MS, tuple(prompt), length, cancel_ns=cancel_ns, max_tokens=length + 9)
-        requests.append(replace(request, priority=9 - id // 4))  # later ones are more urgent
+        if in_turn:
+            user, turn = id % 4, id // 4
+            request = replace(request, priority=9 - turn, session=f"user {user}", turn=turn, think_ns=4 * MS)
+        requests.append(request)
     return Workload(requests, "talks")
 
 
@@ -130,7 +137,7 @@ def test_a_run_is_reproduced_in_the_simulator(
     size: int, tokens: int, more: dict[str, Any], overlapped: bool, tmp_path: Path
 ) -> None:
     engine = engine_for("sglang", size, tokens, async_scheduling=overlapped, **{**TIGHT, **more})
-    record(talks(), engine, tmp_path / "run")
+    record(talks(in_turn="policy" in more), engine, tmp_path / "run")
     engine.close()
     recording = Recording.load(tmp_path / "run")
     replay = replay_decisions(recording)

@@ -17,13 +17,15 @@ from calibration.validation import decision_replay
 from calibration.validation.decision_replay import replay_decisions
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig, parse
+from serving.deployments.multimodal import MultimodalConfig
 from serving.errors import UserError
 from serving.policies.fair import FairScheduler
+from serving.policies.sglang_scheduler import SglangScheduler
 from serving.policies.sjf import predicted_tokens
 from serving.request import Request
 from serving.scheduler import Scheduler, find_policy
 from serving.step_plan import StepPlan
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Item, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tests.budget import examples
@@ -603,6 +605,7 @@ def test_a_policy_of_ones_own_is_a_score(tmp_path: Path, monkeypatch: pytest.Mon
         ("ageing_s", -1),
         ("fair_output_weight", 0.5),
         ("sarathi_token_budget", -1),
+        ("priority_scheduling_preemption_threshold", 0),  # without priorities
     ],
 )
 def test_settings_that_mean_nothing_are_refused(field: str, value: object) -> None:
@@ -621,6 +624,39 @@ def test_sglang_looks_for_requests_once_in_so_many_steps() -> None:
     assert steps.index([(1, 8)]) == 1 + 5  # the first prompt, then five decodes until the poll
     at_once = config.model_copy(update={"scheduler_recv_interval": 1})
     assert decisions("sglang", at_once, jobs) == decisions("prefill-first", at_once, jobs)
+
+
+def test_sglang_encodes_images_by_its_outline() -> None:
+    deployment = Deployment(model="Qwen2.5-VL-7B", policy="sglang", multimodal=MultimodalConfig())
+    scheduler = find_policy("sglang")(deployment.staged_settings, shares_prefixes=False)
+    scheduler.add(WorkloadRequest(0, 0, (("", 500),), 4, items=(Item(10, 300, "picture", "image"),)))
+    assert scheduler.schedule().encoded == {0: [0]}
+    for more in ({"schedule_policy": "lpm"}, {"policy": "priority", "priority_scheduling_preemption_threshold": 3}):
+        with pytest.raises(UserError, match="known only to SGLang's exact policy"):
+            find_policy("sglang")(deployment.rescheduled(**more).staged_settings, shares_prefixes=False)
+
+
+def test_sglang_keeps_nothing_of_requests_that_have_gone() -> None:
+    """Requests end, and clients hang up while theirs wait, after a preemption as well, and while they run."""
+    limits = {"max_num_seqs": 3, "max_model_len": 128, "num_blocks": 200, "priority_scheduling_preemption_threshold": 0}
+    scheduler: Any = SglangScheduler(SchedulerConfig(policy="priority", **limits))
+    gone = dict.fromkeys(("running", "waiting", "preempted"), 0)
+    preempted: set[int] = set()
+    for step in range(120):
+        if step < 60:
+            scheduler.add(WorkloadRequest(step, step, (("", 20),), 6, priority=step * 37 % 60))
+        if step % 3 == 2 and (request := scheduler.requests.get(step // 2)):
+            waits = "preempted" if request.id in preempted else "waiting"
+            gone["running" if request.id in scheduler.running else waits] += 1
+            scheduler.abort(request.id)
+        plan = scheduler.schedule()
+        preempted.update(request.id for request in plan.preempted)
+        if plan.tokens:
+            scheduler.commit(plan)
+    assert all(gone.values()) and not scheduler.requests
+    kept = scheduler._preemption
+    for left in (scheduler.leaving, scheduler.running, scheduler._rank, kept._joined, kept._known, kept._cached):
+        assert not left
 
 
 def test_trtllm_never_splits_a_prompt_nor_preempts_and_holds_prompts_back() -> None:

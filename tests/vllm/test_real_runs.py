@@ -48,6 +48,8 @@ def traffic(requests: int = 40) -> Workload:
         "prompt": {"kind": "lognormal", "mean": 60, "sigma": 0.8, "max": 200},
         "output": {"kind": "lognormal", "mean": 12, "sigma": 0.8, "max": 60},
         "system_prompts": {"count": 3, "tokens": {"kind": "fixed", "tokens": 64}},
+        "changes_logits": 0.3,
+        "scores_prompt": 0.1,
     }
     return synthesise(parse_spec(spec, where="x"))
 
@@ -79,6 +81,11 @@ def test_a_workload_is_replayed_and_decided_again(
     assert recorded_deployment(recording).policy == policy
     assert recorded_deployment(recording).engine == "vllm 0.32.0"
     assert sum(recording.steps["preempted"].to_pylist()) > 0
+    marks = [
+        [(one.changes_logits, one.scores_prompt) for one in workload.requests]
+        for workload in (traffic(), recording.workload())
+    ]
+    assert marks[0] == marks[1] and len({*marks[0]}) >= 3
 
 
 def test_adapters_are_loaded_timed_and_decided_again(deployed: Callable[..., Deployment], tmp_path: Path) -> None:
