@@ -248,9 +248,10 @@ def test_a_grammar_is_waited_for(engine: Engine) -> None:
 
 
 def test_penalties_and_scored_prompts_are_marked(engine: Engine) -> None:
-    plain = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0}
+    plain: dict[str, Any] = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0}
     plain |= dict.fromkeys(("logit_bias", "bad_words", "allowed_token_ids", "prompt_logprobs"))
-    for number, more in enumerate([{}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}}, {"prompt_logprobs": 0}]):
+    marks: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}}, {"prompt_logprobs": 0}]
+    for number, more in enumerate(marks):
         engine.add(str(number), 3, 2, sampling_params=SimpleNamespace(**{**plain, **more}))
     marked = [(one.changes_logits, one.scores_prompt) for one in engine.recording().workload().requests]
     assert marked == [(False, False), (True, False), (True, False), (False, True)]
