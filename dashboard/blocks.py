@@ -173,7 +173,7 @@ def data_table(
         field.name: st.column_config.TextColumn(width=_LETTER_PX * longest + _MARGIN_PX, help=said.get(field.name))
         for field in rows.schema
         if pa.types.is_string(field.type)
-        and max(len(field.name), len(rows[field.name][0].as_py() or "")) < (longest := _longest(rows[field.name]))
+        and max(len(field.name), _longest(rows[field.name].slice(0, 1))) < (longest := _longest(rows[field.name]))
         if longest <= _LONGEST
     }
     config = {**wide, **numbers, **(columns or {})}

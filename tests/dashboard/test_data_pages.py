@@ -61,7 +61,7 @@ def test_the_sample_is_there_when_nothing_else_is(tmp_path):
     assert figure["layout"]["xaxis"]["title"]["text"] == "rate (requests/s)"
     assert figure["layout"]["yaxis"]["title"]["text"] == "SLO attainment (fraction)"
     (badge,) = badges(app)
-    assert badge.level == "interpolated" and "some kernels were measured at smaller and larger sizes" in badge.reason
+    assert badge.level == "interpolated" and "Some kernels were measured at smaller and larger sizes" in badge.reason
 
 
 def test_the_badge_is_of_the_runs_that_are_shown(tmp_path):

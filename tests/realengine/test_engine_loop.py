@@ -387,7 +387,10 @@ def test_ctrl_c_ends_a_run_on_two_ranks_with_a_recording(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("deployment", "says"),
     [
-        ({"attention": "flash"}, r"attention.*must be auto, torch, unfused, triton, hybrid, or your own"),
+        (
+            {"attention": "flash"},
+            r"attention.*must be auto, torch, .*, flashinfer, or your own",
+        ),
         ({"attention": "triton"}, r"attention.*needs device cuda"),
         ({"attention": "hybrid", "batch_invariant": True}, r"batch_invariant.*triton or torch"),
         ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size: 2: works only in the simulator"),
