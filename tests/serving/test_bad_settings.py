@@ -114,8 +114,8 @@ def test_a_file_that_is_not_yaml_is_one_line(tmp_path: Path, arguments: tuple[st
     [
         (
             ("--attention", "foo"),
-            "attention: 'foo': must be auto, torch, unfused, triton, hybrid, varlen, flash-attn, flashinfer, or your own "
-            "path/to/file.py:Class or package.module:Class",
+            "attention: 'foo': must be auto, torch, unfused, triton, hybrid, varlen, flash-attn, flashinfer, or your "
+            "own path/to/file.py:Class or package.module:Class",
         ),
         (("--attention", "triton"), "attention: 'triton': works only on the real engine; leave it out with --gpu"),
         (("--device", "cpu"), "device: 'cpu': works only on the real engine; leave it out with --gpu"),
