@@ -65,9 +65,9 @@ class EngineProcess:
             self._turn(poller, woken)
         for peer in self._exchange.peers:
             self._exchange.send(peer, Drain())
-        for id in self._sleep.held:
+        for id in self._sleep.waiting:
             self._exchange.end(id, "refused", "the server is about to end")
-        self._sleep.held.clear()
+        self._sleep.waiting.clear()
         self._exchange.flush(0)
         while self._stops == 1 and self._ledger.under_way:
             self._turn(poller, woken)
@@ -113,13 +113,13 @@ class EngineProcess:
                     status, why = refusal
                     exchange.end(id, "refused", why, status)
                     exchange.flush(0)
-                elif self._stops or self._ledger.under_way + len(self._sleep.held) >= self._most:
+                elif self._stops or self._ledger.under_way + len(self._sleep.waiting) >= self._most:
                     why = "the server is about to end" if self._stops else f"{self._most} requests are under way"
                     self._metrics.refused()
                     exchange.end(id, "refused", why)
                     exchange.flush(0)
                 elif self._sleep.level is not None:
-                    self._sleep.held[id] = message
+                    self._sleep.waiting[id] = message
                 else:
                     self._add(id, message)
             case Abort() if (known := exchange.known(peer, message.id)) is not None:
@@ -157,7 +157,7 @@ class EngineProcess:
             self._sleep.begin(order.level, done)
             if order.aborts:
                 for id in self._exchange.ids:
-                    if id not in self._sleep.held:
+                    if id not in self._sleep.waiting:
                         self._backend.abort(id, "the server goes to sleep")
         self._sleep.turn(self._ledger.under_way)
         self._metrics.sleeps(self._sleep.level)
@@ -171,7 +171,7 @@ class EngineProcess:
 
     def _abort(self, id: int, why: str) -> None:
         """Abort request `id`, whose client or API process is gone."""
-        if self._sleep.held.pop(id, None) is not None:
+        if self._sleep.waiting.pop(id, None) is not None:
             self._exchange.forget(id)
             return
         self._backend.abort(id, why)

@@ -17,14 +17,14 @@ Done = Callable[[], None]
 
 
 class Sleep:
-    """The sleep of a server; `level` is None while it is awake, or wakes up with its requests in its queue.
+    """Let a server sleep; `level` is None while it is awake, or wakes up with its requests in its queue.
 
-    `add` takes a request that has waited. `held` are the requests that wait, by id.
+    `add` takes a request that has waited. `waiting` are the requests that wait, by id.
     """
 
     def __init__(self, backend: Backend, add: Callable[[int, Add], None], now: Callable[[], float] = monotonic) -> None:
         self.level: int | None = None
-        self.held: dict[int, Add] = {}
+        self.waiting: dict[int, Add] = {}
         self._backend = backend
         self._add = add
         self._now = now
@@ -57,8 +57,8 @@ class Sleep:
             self._until_s = inf
             if self._wakes:
                 self.level, self._wakes = None, False
-                held, self.held = self.held, {}
-                for id, asked in held.items():
+                waiting, self.waiting = self.waiting, {}
+                for id, asked in waiting.items():
                     self._add(id, asked)
         moves = self._until_s < inf
         if not (self._falls or moves):

@@ -148,8 +148,8 @@ def defined_in(text: str) -> str | None:
 
     Labels that are everyday words, such as `running`, do not count. None if the text names none.
     """
-    found = dict.fromkeys(_WORDS[word.lower()] for word in _NAMED.findall(text))
-    return "\n\n".join(found) or None
+    definitions = dict.fromkeys(_WORDS[word.lower()] for word in _NAMED.findall(text))
+    return "\n\n".join(definitions) or None
 
 
 def _is_term(label: str) -> bool:

@@ -112,15 +112,15 @@ async def at_intervals(
 
     The last may have fewer, and with `first_at_once` the first, as with vLLM's `stream_interval`.
     """
-    held: Output | None = None
+    gathered: Output | None = None
     async for output in outputs:
-        if held is None:
-            held = output
+        if gathered is None:
+            gathered = output
         else:
-            held.add(output)
-        if held.finish or len(held.tokens) >= tokens or (first_at_once and held.tokens):
-            yield held
-            held, first_at_once = None, False
+            gathered.add(output)
+        if gathered.finish or len(gathered.tokens) >= tokens or (first_at_once and gathered.tokens):
+            yield gathered
+            gathered, first_at_once = None, False
 
 
 def _certain(token: int, alternatives: int) -> PromptLogprob:

@@ -207,9 +207,9 @@ def histogram(values: NDArray[Any], name: str, colour: str, bounds: Bounds = NO_
         figure.add_vline(x=at, line={"color": NEUTRAL, "dash": dash, "width": 1.5})
         label = {"text": statistic, "xanchor": side, "yanchor": "bottom", "showarrow": False}
         figure.add_annotation(x=at, y=1, yref="paper", **label)  # above the plot, where no bar is, and on either side
-    for of in (name,) if name != "itl_ms" else (name, "tpot_ms"):
-        for ms in bounds.get(of, {}):
-            slo_line(figure, ms, f"{metric(of).label} SLO")
+    for bounded in (name,) if name != "itl_ms" else (name, "tpot_ms"):
+        for ms in bounds.get(bounded, {}):
+            slo_line(figure, ms, f"{metric(bounded).label} SLO")
     beyond_note = f", {beyond:,} are longer" if beyond else ""
     figure.update_xaxes(title_text=f"{metric(name).axis}{beyond_note}")
     figure.update_yaxes(title_text="share (%)")

@@ -44,14 +44,14 @@ def sweep(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     hidden = out / UNDER_WAY
     seen = 0
 
-    def told(stage: str, share: float) -> None:
+    def tell_part(stage: str, share: float) -> None:
         nonlocal seen
         if int(20 * share) > seen:
             seen = int(20 * share)
             write_json(out / PARTIAL, stage)
         tell(stage, share)
 
-    done = Sweep.from_settings(begun).run(hidden, find_executor("process", None, limit_s), resume=True, tell=told)
+    done = Sweep.from_settings(begun).run(hidden, find_executor("process", None, limit_s), resume=True, tell=tell_part)
     hidden.rename(out / DATASET)
     return {"made": done.made + done.kept, "failed": done.failed}
 

@@ -153,19 +153,19 @@ class FlashAttention(_FlashRows):
 
     def __init__(self, spec: ModelSpec, deployment: Deployment, device: Device) -> None:
         super().__init__(spec, deployment, device)
-        found = installed("flash_attn_interface")
-        if found is not None:
-            self._call = self._third(found.flash_attn_with_kvcache, 1 if deployment.batch_invariant else 0)
+        library = installed("flash_attn_interface")
+        if library is not None:
+            self._call = self._third(library.flash_attn_with_kvcache, 1 if deployment.batch_invariant else 0)
             return
-        found = installed("flash_attn")
-        if found is None:
+        library = installed("flash_attn")
+        if library is None:
             raise UserError("attention", self.name, "is not installed: pip install flash-attn (or build its hopper/)")
         if self._block_size % _FA2_BLOCK:
             remedy = f"must be a multiple of {_FA2_BLOCK} for FlashAttention 2; FlashAttention 3 takes any"
             raise UserError("scheduler.block_size", self._block_size, remedy)
         if deployment.batch_invariant:
             raise UserError("batch_invariant", True, "does not work with FlashAttention 2; use attention triton")
-        self._call = self._second(found.flash_attn_varlen_func)
+        self._call = self._second(library.flash_attn_varlen_func)
 
     def _third(self, function: Callable[..., Tensor], splits: int) -> _Call:
         """Return the call of FlashAttention 3, which divides KV into `splits`; 0 lets it choose."""
