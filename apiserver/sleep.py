@@ -31,19 +31,19 @@ class Sleep:
         self._falls = False  # True while requests are still under way
         self._until_s = inf  # end of the move of the weights
         self._wakes = False
-        self._waiting: list[Done] = []
+        self._callbacks: list[Done] = []
 
     def begin(self, level: int, done: Done) -> None:
         """Hold further requests. Sleep when none is under way, then call `done`; a server that sleeps stays so."""
         if self.level is not None and not self._wakes:
-            self._waiting.append(done)
+            self._callbacks.append(done)
             return
         self.level, self._falls, self._wakes, self._until_s = level, True, False, inf
-        self._waiting.append(done)
+        self._callbacks.append(done)
 
     def end(self, done: Done) -> None:
         """Wake up, then call `done`."""
-        self._waiting.append(done)
+        self._callbacks.append(done)
         if self.level is not None and not self._wakes:
             self._falls, self._wakes = False, True
             self._until_s = self._now() + self._backend.moves_s(self.level)
@@ -57,12 +57,12 @@ class Sleep:
             self._until_s = inf
             if self._wakes:
                 self.level, self._wakes = None, False
-                waiting, self.waiting = self.waiting, {}
-                for id, asked in waiting.items():
+                requests, self.waiting = self.waiting, {}
+                for id, asked in requests.items():
                     self._add(id, asked)
         moves = self._until_s < inf
         if not (self._falls or moves):
-            waiting, self._waiting = self._waiting, []
-            for done in waiting:
+            callbacks, self._callbacks = self._callbacks, []
+            for done in callbacks:
                 done()
         return max(self._until_s - self._now(), 0.0) if moves else None
