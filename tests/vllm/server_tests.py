@@ -1,6 +1,6 @@
 """vLLM's own tests of its server, against the URL of another server.
 
-    python -m tests.vllm.server_tests CHECKOUT chat http://127.0.0.1:8000 --model NAME --tokenizer FOLDER --python PYTHON
+    python -m tests.vllm.server_tests CHECKOUT chat URL --model NAME --tokenizer FOLDER --python PYTHON
 
 CHECKOUT is vLLM's source tree, for example its source distribution from PyPI. PYTHON has vllm, pytest and
 pytest-asyncio. A copy of the test file runs in a temporary folder, where `RemoteOpenAIServer` is a stand-in that starts
