@@ -23,14 +23,7 @@ class Events:
         for line in lines:
             if line.startswith(b"data:"):
                 text = line[5:].strip()
-                yield None if text == b"[DONE]" else _parsed(text)
-
-
-def _parsed(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("an event is nested too deeply") from None
+                yield None if text == b"[DONE]" else json.loads(text)
 
 
 class Answered:
@@ -106,8 +99,8 @@ def _stated(number: Any) -> int | None:
 def refusal(body: bytes) -> str:
     """Return the message in the body of a refusal, in one line."""
     try:
-        return message_of(_parsed(body))
-    except ValueError:
+        return message_of(json.loads(body))
+    except (ValueError, RecursionError):
         return message_of(body.decode(errors="replace"))
 
 

@@ -150,6 +150,9 @@ class Exchange:
         self._answered = self._answered or data is not None
         try:
             ended = self._response.push(data, now_ns)
+        except RecursionError:
+            self._ended.set_exception(ValueError("an event is nested too deeply"))
+            return
         except Exception as error:  # whatever it is, other requests go on
             self._ended.set_exception(error)
             return

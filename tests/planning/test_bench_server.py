@@ -573,6 +573,7 @@ def test_bytes_that_are_no_answer_fail_one_request(tmp_path: Path) -> None:
     event = b"data: %s\n\n"
     bodies = (
         event % b"{" + b"[" * 100_000,
+        event % (b'{"error":' * 900 + b"1" + b"}" * 900),
         event % (b"[" * 100_000),
         event % b'{"choices": [{"text": "a", "token_ids": ["5"]}]}',
         event % b'{"choices": [], "usage": {"prompt_tokens": %d}}' % 10**30,
@@ -597,6 +598,7 @@ def test_bytes_that_are_no_answer_fail_one_request(tmp_path: Path) -> None:
     begins = [
         unread + "content-encoding gzip",
         unread + "Expecting property name",
+        "cancelled: the s",  # too deep, or not, by the depth of the call
         unread + "an event is nested too deeply",
         unread + "an event is not in OpenAI's format: {'choices'",
         unread + "an event is not in OpenAI's format: {'choices'",
