@@ -8,7 +8,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from time import monotonic_ns, time
 from typing import Any, TypeVar
@@ -163,6 +163,11 @@ class Api:
             )
             app.add_routes(paths)
         return app
+
+    def load_tokenizer(self) -> None:
+        """Load the tokenizer if an engine serves, so that no request waits for it."""
+        with suppress(Refusal):
+            self._served()
 
     async def _ended(self, app: web.Application) -> None:
         await self._grammars.close()
