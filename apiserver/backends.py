@@ -70,7 +70,7 @@ def make_twin(
     if settings.adapters and any(pool.deployment.lora is None for pool in scenario.all_pools):
         raise UserError("lora_modules", settings.lora_modules, "needs slots; add the section lora to the deployment")
     model = _known_model(first.model)
-    vocab_size, folder = model.vocab_size if model else _VOCABULARY, _tokenizer_folder(settings.tokenizer, first.model)
+    vocab_size, folder = model.vocab_size if model else _VOCABULARY, tokenizer_folder(settings.tokenizer, first.model)
     texts = Tokenizer(Path(folder)) if folder else PlainTexts(vocab_size)
     if settings.answers and not folder:
         raise UserError("answers", settings.answers, "needs the model's tokenizer; name one with --tokenizer")
@@ -258,7 +258,7 @@ def _request_spans(settings: ServeSettings, backend: Backend) -> RequestSpans | 
     return RequestSpans(settings.otlp_endpoint, backend.about.model, backend)
 
 
-def _tokenizer_folder(named: str, model: str) -> str:
+def tokenizer_folder(named: str, model: str) -> str:
     """Return the folder of the tokenizer that is `named`, or else of the model's; empty if the model's is not here.
 
     A tokenizer is named by its folder, by a name in the local hub cache, or by an installed Python package that has

@@ -144,7 +144,7 @@ class EngineProcess:
             case Plant():
                 exchange.send(peer, Reply(message.id, self._backend.plant(message.failures).encode()))
             case Show():
-                exchange.send(peer, Reply(message.id, self._metrics.show(message.metrics)))
+                exchange.send(peer, Reply(message.id, self._metrics.show(message.metrics, self._backend.replicas())))
             case Rest():
                 self._rest(message, lambda: exchange.send(peer, Reply(message.id, self._state())))
 

@@ -104,11 +104,11 @@ class LiveMetrics:
         for state in _SLEEP_STATES:
             engine.set("vllm:engine_sleep_state", int(state == self._sleeps), state)
 
-    def show(self, numbers: str) -> bytes:
+    def show(self, numbers: str, living: Iterable[ReplicaNow]) -> bytes:
         """Show `numbers` (JSON, by metric; empty: keep the present ones) instead of what was counted.
 
-        A metric has one number, or an object with a number for each engine, by its index. Return the present ones as
-        JSON; if a metric cannot be set, return a text that says so.
+        A metric has one number, or an object with a number for each engine that is `living`, by its index. Return the
+        present ones as JSON; if a metric cannot be set, return a text that says so.
         """
         if numbers:
             shown: dict[str, float | dict[str, float]] = json.loads(numbers)
@@ -118,6 +118,11 @@ class LiveMetrics:
             names = {sample: name for name, sample in plain.items()}
             for name in shown.keys() - names.keys():
                 return f"{name} cannot be set; {', '.join(sorted(names))} can".encode()
+            engines = [str(one.number) for one in living]
+            for name, number in shown.items():
+                for given in number if isinstance(number, dict) else ():
+                    if given not in engines:
+                        return f"{name}: there is no engine {given}; give one of {', '.join(engines)}".encode()
             self._by_hand = {names[name]: number for name, number in shown.items()}
             self._shown = numbers
             for index, engine in self._engines.items():

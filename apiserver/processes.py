@@ -90,19 +90,29 @@ def engine_main(engine: Engine, reports: Connection, orders: Connection) -> None
 
 
 def api_main(
-    settings: ServeSettings, address: str, name: str, listening: list[socket.socket], orders: Connection
+    settings: ServeSettings,
+    address: str,
+    name: str,
+    listening: list[socket.socket],
+    serves: Connection,
+    orders: Connection,
 ) -> None:
-    """Run a process that handles HTTP on each socket of `listening`."""
+    """Run a process that handles HTTP on each socket of `listening`; close `serves` when it does."""
     log_to_stderr()
     with suppress(ImportError):
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(_serve_http(settings, address, name, listening, orders))
+    asyncio.run(_serve_http(settings, address, name, listening, serves, orders))
 
 
 async def _serve_http(
-    settings: ServeSettings, address: str, name: str, listening: list[socket.socket], orders: Connection
+    settings: ServeSettings,
+    address: str,
+    name: str,
+    listening: list[socket.socket],
+    serves: Connection,
+    orders: Connection,
 ) -> None:
     from aiohttp import web
 
@@ -132,6 +142,7 @@ async def _serve_http(
     details, stored = settings.enable_prompt_tokens_details, settings.stored_responses
     shown = details, stored, settings.enable_sleep_mode
     api = Api(engine, texts_of, bodies, timeout, keys, settings.hosts, tool_format, answers, *shown)
+    api.load_tokenizer()
     runners, servers = [], []
     for place, port in enumerate(listening):
         app = api.application(place if settings.ports_per_replica else None)
@@ -142,6 +153,7 @@ async def _serve_http(
         runners.append(runner)
     if tls is not None and settings.tls_cert is not None:
         tasks.append(asyncio.create_task(follow_certificate(tls, settings.tls_cert, settings.tls_key)))
+    serves.close()
     gc.freeze()  # the objects made so far are kept
     gc.set_threshold(_YOUNG_OBJECTS)
     asked = asyncio.create_task(stopped.wait())

@@ -104,7 +104,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _accept_connections(listening: list[socket.socket]) -> None:
-    """Accept connections on the ports from now on; before, they are refused. Raises UserError if a port is taken."""
+    """Accept connections on the ports; processes that serve HTTP have begun to. Raises UserError if a port is taken."""
     for port in listening:
         try:
             port.listen(1024)
@@ -133,9 +133,10 @@ class _Supervisor:
         signal.signal(signal.SIGINT, self._stop)
         model = self._await_engine(self._start_engine())
         if model:
+            begun = [self._start_api(f"api-{at}") for at in range(self._engine.settings.api_workers)]
+            while begun and not self._stops:
+                begun = [one for one in begun if not one.poll(_LOOK_S)]
             _accept_connections(self._listening)
-        for at in range(self._engine.settings.api_workers):
-            self._start_api(f"api-{at}")
         return model
 
     def watch(self) -> None:
@@ -205,8 +206,12 @@ class _Supervisor:
             raise UserError(*text)
         return str(text)
 
-    def _start_api(self, name: str) -> None:
-        self._start(name, api_main, self._engine.settings, self._engine.address, name, self._listening)
+    def _start_api(self, name: str) -> Connection:
+        """Start a process that handles HTTP; the connection that is returned ends when it serves, or has ended."""
+        receiver, sender = _SPAWN.Pipe(duplex=False)
+        self._start(name, api_main, self._engine.settings, self._engine.address, name, self._listening, sender)
+        sender.close()
+        return receiver
 
     def _start(self, name: str, main: Callable[..., None], *args: Any) -> None:
         if name in self._orders:

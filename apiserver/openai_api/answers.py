@@ -62,12 +62,11 @@ class Usage:
     def document(self) -> dict[str, Any]:
         """Return the JSON object `usage`."""
         total = self.prompt_tokens + self.completion_tokens
-        shown = self.shows_cached and self.cached_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
-            "prompt_tokens_details": {"cached_tokens": shown} if shown else None,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} if self.shows_cached else None,
         }
 
 

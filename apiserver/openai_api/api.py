@@ -6,8 +6,9 @@ import asyncio
 import json
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from time import monotonic_ns, time
 from typing import Any, TypeVar
@@ -163,6 +164,11 @@ class Api:
             app.add_routes(paths)
         return app
 
+    def load_tokenizer(self) -> None:
+        """Load the tokenizer if an engine serves, so that no request waits for it."""
+        with suppress(Refusal):
+            self._served()
+
     async def _ended(self, app: web.Application) -> None:
         await self._grammars.close()
         self._bodies.close()
@@ -242,6 +248,7 @@ class Api:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Return the token ids of a text, or of a chat after the chat template."""
+        self._check_planted(request)
         async with self._bodies.take(request) as given:
             body = given.parse(TokenizeRequest).root
             about, texts = self._served(body.model)
@@ -257,6 +264,7 @@ class Api:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Return the text of token ids, special tokens included."""
+        self._check_planted(request)
         async with self._bodies.take(request) as given:
             body = given.parse(DetokenizeRequest)
         about, texts = self._served(body.model)
@@ -300,6 +308,7 @@ class Api:
 
     async def sleep(self, request: web.Request) -> web.Response:
         """Answer `POST /sleep` when the server sleeps: requests under way are aborted, or end first."""
+        _check_query(request, "level", "mode")
         about, _ = self._served()
         level, mode = request.query.get("level", "1"), request.query.get("mode", "abort")
         levels = ("0", "1") if about.twin else ("0",)
@@ -313,8 +322,7 @@ class Api:
 
     async def wake_up(self, request: web.Request) -> web.Response:
         """Answer `POST /wake_up` when the server takes requests again."""
-        if tags := request.query.getall("tags", []):
-            raise Refusal(400, f"tags: {tags[0]!r} is not moved alone; leave tags out", "tags")
+        _check_query(request)
         asleep = await self._engine.rest(self._deadline_s)
         return web.json_response({"status": "sleeping" if asleep else "awake", "tags": None})
 
@@ -366,6 +374,7 @@ class Api:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Answer `POST /v1/messages/count_tokens`."""
+        self._check_planted(request)
         async with self._bodies.take(request) as given:
             body = _as_chat(given.parse(CountRequest))
             about, texts = self._served(body.model)
@@ -474,7 +483,7 @@ class Api:
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/embeddings`."""
         received_ns = monotonic_ns()
-        planted_refusal(_plain_header(request, HEADER, 128), self._served()[0].twin)
+        self._check_planted(request)
         asked = []
         async with self._bodies.take(request) as given:
             body = given.parse(EmbeddingRequest)
@@ -522,7 +531,7 @@ class Api:
         completions and chats.
         """
         about, texts = self._served()
-        failure = planted_failure(_plain_header(request, HEADER, 128), about.twin)
+        failure = planted_failure(request.headers.get(HEADER, ""), about.twin)
         given_id = _plain_header(request, "X-Request-Id", 128) or body.request_id
         answer_id = given_id or f"{style.id_prefix}-{uuid4().hex}"
         operation = "chat" if isinstance(body, ChatRequest) else "text_completion"
@@ -582,6 +591,10 @@ class Api:
                     return await write_whole(request, choices, written, usage, handed_on, picks)
             except TimeoutError:
                 raise timed_out() from None
+
+    def _check_planted(self, request: web.Request) -> None:
+        """Raise the Refusal for which the request's header asks, at an endpoint that knows no other failure."""
+        planted_refusal(request.headers.get(HEADER, ""), self._served()[0].twin)
 
     def _served(self, model: str | None = None) -> tuple[About, Texts]:
         """Return the served model and its tokenizer.
@@ -690,6 +703,14 @@ def _as_chat(asked: Any) -> ChatRequest:
         return ChatRequest.model_validate(asked.as_chat())
     except ValidationError as error:
         raise invalid(error, asked.names) from None
+
+
+def _check_query(request: web.Request, *names: str) -> None:
+    """Raise Refusal for a parameter of the URL that the endpoint does not have, or that is there twice."""
+    for name, count in Counter(name for name, _ in request.query.items()).items():
+        if name not in names or count > 1:
+            what = "is there twice" if name in names else "is not supported"
+            raise Refusal(400, f"{name[:40]} {what}; leave it out", name)
 
 
 def _check_vocabulary(tokens: Sequence[int], about: About, field: str) -> None:

@@ -100,10 +100,11 @@ def _by_engine(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         return check(value)
     except ValidationError:
-        raise ValueError("must be a number, or an object with a number for each engine, by its index") from None
+        raise ValueError("must be at least 0, or an object with such a number for each engine, by its index") from None
 
 
-_ByEngine = Annotated[Number | dict[Annotated[str, Field(pattern=r"^[0-9]{1,6}$")], Number], WrapValidator(_by_engine)]
+_Shown = Annotated[Number, Field(ge=0)]
+_ByEngine = Annotated[_Shown | Annotated[dict[Label, _Shown], Field(min_length=1)], WrapValidator(_by_engine)]
 
 
 class MetricsByHand(RootModel[dict[Label, _ByEngine]]):

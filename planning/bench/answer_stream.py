@@ -66,9 +66,9 @@ class Answered:
         if error := document.get("error"):
             self.error = message_of(error)
         if usage := document.get("usage"):
-            self.prompt_tokens = _count(usage.get("prompt_tokens"))
-            self.output_tokens = _count(usage.get("completion_tokens"))
-            self.cached_tokens = _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+            self.prompt_tokens = _stated(usage.get("prompt_tokens"))
+            self.output_tokens = _stated(usage.get("completion_tokens"))
+            self.cached_tokens = _stated((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
         for choice in document.get("choices") or ():
             self._choose(choice, now_ns)
 
@@ -81,22 +81,26 @@ class Answered:
         if tokens is None:
             self.counted = self.counted and not text
         else:
-            self.tokens += tokens
+            self.tokens += map(_count, tokens)
         self.times_ns.extend([now_ns] * (bool(text) if tokens is None else len(tokens)))
         self.ended = self.ended or choice.get("finish_reason") is not None
 
 
-def _count(number: Any) -> int | None:
-    if number is not None and not isinstance(number, int):
+def _count(number: Any) -> int:
+    if not isinstance(number, int) or not 0 <= number < 1 << 31:
         raise TypeError
     return number
+
+
+def _stated(number: Any) -> int | None:
+    return None if number is None else _count(number)
 
 
 def refusal(body: bytes) -> str:
     """Return the message in the body of a refusal, in one line."""
     try:
         return message_of(json.loads(body))
-    except ValueError:
+    except (ValueError, RecursionError):
         return message_of(body.decode(errors="replace"))
 
 
@@ -105,4 +109,5 @@ def message_of(error: Any) -> str:
     if isinstance(error, dict):
         inner = error.get("error")
         error = message_of(inner) if inner else error.get("message") or error.get("detail") or error
-    return " ".join(str(error).split())[:300]
+    text = str(error).encode(errors="replace").decode()  # JSON may have half of a surrogate pair
+    return " ".join(text.split())[:300]

@@ -107,7 +107,7 @@ class Exchange:
     def __init__(self, owner: Connections, request: bytes, take: Callable[[bytes, int], None]) -> None:
         self._owner = owner
         self._request = request
-        self._response = HttpResponse(take)
+        self._take = take
         self._connection: _Connection | None = None
         self._answered = False  # True after the first byte of the response
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -117,6 +117,7 @@ class Exchange:
         self._connection = connection
         connection.exchange = self
         connection.write(self._request)
+        self._response = HttpResponse(self._take)
 
     async def end(self) -> HttpResponse:
         """Wait for the end of the response.
@@ -149,6 +150,9 @@ class Exchange:
         self._answered = self._answered or data is not None
         try:
             ended = self._response.push(data, now_ns)
+        except RecursionError:
+            self._ended.set_exception(ValueError("an event is nested too deeply"))
+            return
         except Exception as error:  # whatever it is, other requests go on
             self._ended.set_exception(error)
             return

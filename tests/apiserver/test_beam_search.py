@@ -134,7 +134,13 @@ def test_requests_wait_while_a_twin_sleeps(server):
     early, woken, status = asyncio.run(answered_meanwhile())
     assert (early, woken, status) == (False, {"status": "awake", "tags": None}, 200)
     assert not asleep() and state() == ["1", "0", "0"]
-    for wrong in ("/sleep?level=2", "/sleep?mode=keep", "/wake_up?tags=weights"):
+    for wrong in (
+        "/sleep?level=2",
+        "/sleep?mode=keep",
+        "/sleep?levle=0",
+        "/sleep?level=0&level=1",
+        "/wake_up?tags=weights",
+    ):
         assert server.ask("POST", wrong).status == 400
 
 
@@ -160,7 +166,7 @@ def test_a_sleep_aborts_what_runs_and_forgets_cached_prompts(server):
 
 
 def test_a_twin_shows_metrics_that_are_set_by_hand(server):
-    given = {"vllm:num_requests_waiting": 30, "vllm:kv_cache_usage_perc": {"0": 0.9, "7": 0.1}}
+    given = {"vllm:num_requests_waiting": 30, "vllm:kv_cache_usage_perc": {"0": 0.9}}
     assert server.ask("PUT", "/admin/metrics", given).document == given
     assert metric(server, "vllm:num_requests_waiting") == 30 and metric(server, "vllm:kv_cache_usage_perc") == 0.9
     server.complete(max_tokens=2)
@@ -169,6 +175,9 @@ def test_a_twin_shows_metrics_that_are_set_by_hand(server):
     for wrong in ({"vllm:no": 1}, {"vllm:num_requests_waiting": "1"}, {"vllm:time_to_first_token_seconds": 1}):
         assert server.ask("PUT", "/admin/metrics", wrong).status == 400
     refused = server.ask("PUT", "/admin/metrics", {"vllm:num_requests_waiting": {"a": 1}}).error
-    assert refused["message"].startswith("vllm:num_requests_waiting must be a number, or an object with")
+    assert refused["message"] == "vllm:num_requests_waiting: there is no engine a; give one of 0"
+    for wrong in (-1, {}, {"00": 1}, {"0": -1}):
+        assert server.ask("PUT", "/admin/metrics", {"vllm:num_requests_waiting": wrong}).status == 400
+    assert server.ask("GET", "/admin/metrics").document == given
     assert server.ask("PUT", "/admin/metrics", {}).document == {}
     assert metric(server, "vllm:num_requests_waiting") == 0

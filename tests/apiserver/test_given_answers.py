@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from apiserver.backends import _tokenizer_folder
+from apiserver.backends import tokenizer_folder
 from apiserver.openai_api.given_answers import read_answers
 from serving.errors import UserError
 from tests.apiserver.served import TWIN, serving
@@ -62,9 +62,9 @@ def test_a_tokenizer_comes_from_an_installed_package(tmp_path, monkeypatch):
     record = tmp_path / files[1]
     record.write_text("".join(f"{name},,\n" for name in files))
     monkeypatch.syspath_prepend(tmp_path)
-    assert _tokenizer_folder("words", "") == str(tmp_path / "words" / "a")
+    assert tokenizer_folder("words", "") == str(tmp_path / "words" / "a")
     record.write_text("".join(f"{name},,\n" for name in [*files, "words/b/tokenizer.json"]))
     with pytest.raises(UserError, match="has several"):
-        _tokenizer_folder("words", "")
+        tokenizer_folder("words", "")
     with pytest.raises(UserError, match="installed package"):
-        _tokenizer_folder("no-such-package", "")
+        tokenizer_folder("no-such-package", "")

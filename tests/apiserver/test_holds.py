@@ -6,6 +6,7 @@ import signal
 import ssl
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -117,6 +118,24 @@ def assert_gone_within_one_step(recording):
             after = [step for step in steps if row["request_id"] in step["row_ids"] and step["plan_ns"] > row["end_ns"]]
             assert not after
     assert steps[-1]["used_blocks"] < max(step["used_blocks"] for step in steps)
+
+
+def test_a_twin_whose_machine_stalls_says_so_and_sends_no_burst(tmp_path):
+    with serving(tmp_path, *TWIN) as server:
+        (engine,) = server.processes()["engine"]
+        with ThreadPoolExecutor() as pool, Stream(server, {**LONG, "max_tokens": 400}) as stream:
+            whole = pool.submit(server.complete, max_tokens=400, ignore_eos=True)
+            stream.words(10)
+            os.kill(engine, signal.SIGSTOP)
+            time.sleep(1)
+            os.kill(engine, signal.SIGCONT)
+            goes_on = time.monotonic()
+            assert b"[DONE]" in list(stream)
+            took_s = time.monotonic() - goes_on
+            stalled_ms = int(whole.result().headers["X-Twin-Stalled-Ms"])
+        assert 900 < stalled_ms < 10_000
+        assert took_s > 2.2  # 390 steps of 6.9 ms; a burst would leave out one second
+        assert "\ntokentwin:stalled_seconds_total" in server.ask("GET", "/metrics").body.decode()
 
 
 def test_keys_and_tls(tmp_path):

@@ -107,7 +107,7 @@ def test_logprobs_of_a_prompt_are_those_of_transformers(real: Real, client: open
         assert all(abs(one["rank"] - rank) <= 1 for one, rank in zip(own, ranks.tolist(), strict=True))
         assert choice.logprobs.token_logprobs[1 : len(prompt)] == pytest.approx(wanted.tolist(), abs=1e-4)
         assert len(choice.logprobs.tokens) == len(prompt) + 3
-        assert answer.usage.prompt_tokens_details is None  # none of it was read from the cache
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
     plain = client.completions.create(**{**asked, "extra_body": {"ignore_eos": True}})
     assert plain.usage.prompt_tokens_details.cached_tokens > 0
 

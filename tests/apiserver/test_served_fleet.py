@@ -8,6 +8,7 @@ from socket import create_connection
 import pytest
 import yaml
 
+from apiserver.backends import tokenizer_folder
 from apiserver.failures import Accidents, CutAnswers, RefusedRequests, ServedFailures
 from apiserver.served_fleet import served_fleet
 from apiserver.settings import ServeSettings
@@ -97,6 +98,19 @@ def test_what_cannot_be_is_refused_in_one_line(options: Sequence[str], message: 
     done = tokentwin("serve", "--twin", "--gpu", "H100", "--model", "Llama-3.1-8B", "--port", "0", *options)
     assert done.returncode == 2
     assert message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_folder_with_only_a_vocabulary_of_tiktoken_is_no_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--maker--Spoken-7B" / "snapshots" / "a"
+    folder.mkdir(parents=True)
+    for name in ("config.json", "tiktoken.model"):
+        (folder / name).touch()
+    with pytest.raises(UserError, match="has no tokenizer"):
+        tokenizer_folder(str(folder), "Llama-3.1-8B")
+    assert tokenizer_folder("", "Spoken-7B") == ""  # four characters count as one token
 
 
 @pytest.mark.parametrize("engine", [("--twin", "--gpu", "H100"), ("--device", "cpu", "--model", "random:llama")])

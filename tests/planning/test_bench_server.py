@@ -507,12 +507,14 @@ def test_events_come_out_alike_however_the_bytes_are_cut(cuts: list[int]) -> Non
     assert (answer.text, answer.tokens, len(answer.times_ns), answer.ended) == (" é\n é\n", [5, 5], 2, True)
 
 
-CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n3;x=y\r\nab\n\r\n2\r\ncd\r\n0\r\nsum: 1\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\n"
+IN_CHUNKS = OK + b"transfer-encoding: Chunked\r\n\r\n"
 RESPONSES = {
-    CHUNKED: (200, b"ab\ncd", True),
+    IN_CHUNKS + b"3;x=y\r\nab\n\r\n2\r\ncd\r\n0\r\nsum: 1\r\n\r\n": (200, b"ab\ncd", True),
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Made\r\nContent-Length: 5\r\n\r\nab\ncd": (201, b"ab\ncd", True),
-    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n": (200, b"", False),
-    b"HTTP/1.1 429 No\r\nContent-Length: 4\r\n\r\nno!!": (429, b"", True),
+    OK + b"Content-Length: 0\r\nConnection: close\r\n\r\n": (200, b"", False),
+    b"HTTP/1.1 200 OK\nContent-Length: 5\n\nab\ncd": (200, b"ab\ncd", True),
+    b"HTTP/1.1 429 No\r\nContent-Encoding: br\r\nContent-Length: 4\r\n\r\nno!!": (429, b"", True),
 }
 
 
@@ -529,34 +531,83 @@ def test_a_response_is_the_same_however_its_bytes_are_cut(data: bytes, cuts: lis
 def test_a_response_without_a_length_ends_with_its_connection() -> None:
     took: list[bytes] = []
     response = HttpResponse(lambda piece, at_ns: took.append(piece))
+    assert not response.push(OK + b"\r\nab", 1) and response.push(None, 2)
+    assert took == [b"ab"] and not response.reusable
+
+
+@pytest.mark.parametrize("data", [b"", OK, OK + b"Content-Length: 5\r\n\r\nab", IN_CHUNKS + b"2\r\nab\r\n"])
+def test_a_response_that_its_server_breaks_off_is_no_answer(data: bytes) -> None:
+    response = HttpResponse(lambda piece, at_ns: None)
+    assert not (data and response.push(data, 0))
     with pytest.raises(ConnectionError):
         response.push(None, 0)
-    assert not response.push(b"HTTP/1.1 200 OK\r\n\r\nab", 1) and response.push(None, 2)
-    assert took == [b"ab"] and not response.reusable
-    with pytest.raises(ValueError, match="no HTTP response"):
-        HttpResponse(lambda piece, at_ns: None).push(b"SSH-2.0\r\n\r\n", 0)
-
-
-OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
     "data",
     [
+        b"SSH-2.0\r\n\r\n",
         b"HTTP/2 200\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/1.1 101 Other\r\n\r\n",
+        OK + b"no colon\r\n\r\n",
         OK + b"Content-Length: -5\r\n\r\n",
         OK + b"Content-Length: five\r\n\r\n",
+        OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
         OK + b"Content-Encoding: gzip\r\n\r\n",
         OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
-        OK + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n",
-        OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n",
-        OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"1" * 100_000,
+        IN_CHUNKS + b"-5\r\n",
+        IN_CHUNKS + b"0x5\r\n",
+        IN_CHUNKS + b"2\r\nabc\r\n",
+        IN_CHUNKS + b"1" * 100_000,
         OK + b"A: " + b"1" * 100_000,
+        OK + b"A: " + b"1" * 100_000 + b"\r\n\r\n",
     ],
 )
 def test_what_cannot_be_read_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         HttpResponse(lambda piece, at_ns: None).push(data, 0)
+
+
+def test_bytes_that_are_no_answer_fail_one_request(tmp_path: Path) -> None:
+    event = b"data: %s\n\n"
+    bodies = (
+        event % b"{" + b"[" * 100_000,
+        event % (b'{"error":' * 900 + b"1" + b"}" * 900),
+        event % (b"[" * 100_000),
+        event % b'{"choices": [{"text": "a", "token_ids": ["5"]}]}',
+        event % b'{"choices": [], "usage": {"prompt_tokens": %d}}' % 10**30,
+        event % b'{"error": {"message": "half of a pair: \\ud800"}}',
+    )
+    finished = event % json.dumps(word("a", "stop")).encode()
+    gzip = b"Content-Encoding: gzip\r\n"
+    sent = [OK + gzip + b"\r\n", *(OK + b"\r\n" + body for body in (*bodies, finished)), b"\0" * 9, OK]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if (number := number_of(request)) < 0:
+            return await answering(request)
+        transport = request.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(sent[number])
+        transport.close()
+        return web.Response()
+
+    rows = benched_rows(answer, alone(len(sent)), tmp_path / "out")
+    said = [f"{row['status']}: {row['reason']}" for _, row in sorted(rows.items())]
+    unread = "cancelled: the stream cannot be read: "
+    begins = [
+        unread + "content-encoding gzip",
+        unread + "Expecting property name",
+        "cancelled: the s",  # too deep, or not, by the depth of the call
+        unread + "an event is nested too deeply",
+        unread + "an event is not in OpenAI's format: {'choices'",
+        unread + "an event is not in OpenAI's format: {'choices'",
+        "cancelled: the server ended the stream: half of a pair: ?",
+        "finished: ",
+        unread + "no HTTP response",
+        "rejected: no connection",
+    ]
+    assert [line[: len(begin)] for line, begin in zip(said, begins, strict=True)] == begins
 
 
 def test_simulations_know_of_no_api_server() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 
 from tests.apiserver.served_command import free_ports
 from tests.vllm.environment import PYTHON, environment
 
+_START_S = 1200  # on two busy cores vLLM took more than 10 minutes to start
 _QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -32,15 +33,15 @@ def vllm_serving(folder: Path, model: Path, *options: str) -> Iterator[tuple[str
 
 
 def _wait_for(address: tuple[str, int], process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(600):
-        assert process.poll() is None, log.read_text()[-4000:]
+    until_s = time.monotonic() + _START_S
+    while time.monotonic() < until_s:
+        assert process.poll() is None, f"vLLM ended with status {process.returncode}:\n{log.read_text()[-4000:]}"
         connection = HTTPConnection(*address, timeout=5)
-        try:
+        with closing(connection), suppress(OSError):
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
                 return
-        except OSError:
-            time.sleep(1)
-        finally:
-            connection.close()
-    raise AssertionError("vLLM does not answer")
+        time.sleep(1)
+    raise AssertionError(
+        f"vLLM does not answer after {_START_S} s, the most that a test waits:\n{log.read_text()[-4000:]}"
+    )

@@ -17,7 +17,7 @@ from tests.vllm.door_cases import CASES, Case
 from tests.vllm.environment import needs_vllm
 from tests.vllm.served_vllm import vllm_serving
 
-pytestmark = [pytest.mark.deep, pytest.mark.engine, pytest.mark.vllm, needs_vllm]
+pytestmark = [pytest.mark.deep, pytest.mark.engine, pytest.mark.vllm, needs_vllm, pytest.mark.timeout(1500)]
 
 
 class Doors(NamedTuple):

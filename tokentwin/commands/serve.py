@@ -71,13 +71,21 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
     deployment = read_deployment(deployment_file, flags, otherwise)
     defaults: tuple[str, ...] = ()
     if twin:
+        from apiserver.backends import tokenizer_folder
         from planning.learn.front_door import learnt_front_door
         from planning.scenario import whole_deployment
 
+        longest = deployment.scheduler.max_model_len
+        stated = "max_model_len" in deployment.scheduler.model_fields_set
         deployment, defaults = whole_deployment(deployment, settings.calibration, settings.gpu)
+        if not stated:
+            defaults = (*defaults, f"max_model_len {longest:,}; engines take the model's maximum; see --max-model-len")
         if (door := learnt_front_door(settings.calibration)) is not None:
             left_out = f"the {door.outside_ms:.1f} ms that a request took outside the learnt engine are not added"
             defaults = (f"{left_out}: this API server has its own times", *defaults)
+        if not tokenizer_folder(settings.tokenizer, deployment.model):
+            about = f"no tokenizer.json of {deployment.model} is here: four characters count as one token"
+            defaults = (*defaults, about)
     replicas = settings.replicas or (sum(pool.replicas for pool in deployment.fleet.pools) if deployment.fleet else 1)
     what = f"the twin of {replicas} x" if twin else "the engine with"
     serve_until_stopped(
