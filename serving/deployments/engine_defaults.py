@@ -1,21 +1,25 @@
 """The defaults of the engines' servers, which replace settings that a command line leaves out.
 
-They are the limits of a step and the kind of loop, and depend on the engine, the GPU and whether the model is for
-pooling. vLLM's defaults are those of its API server (`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of
+They are the limits of a step, the length of a request and the kind of loop, and depend on the engine, the GPU and the
+model. vLLM's defaults are those of its API server (`EngineArgs.get_batch_defaults`, `VllmConfig.__post_init__` of
 release 0.33). Larger GPUs get larger steps and more requests at once, except the A100, whose throughput falls with
 larger steps. SGLang chooses its prompt chunk size by memory, and divides it by the data-parallel ranks (`ServerArgs`),
 and TensorRT-LLM has one token budget (`max_num_tokens`). Both run at least 2,048 requests at once; here they have
-vLLM's limit of requests. With a higher limit, the memory for sampling would reduce the estimated number of KV blocks.
+vLLM's limit of requests. With a higher limit, the memory for sampling would reduce the estimated number of KV blocks. A request may have the
+model's length; where the KV cache is too small for that, as many tokens as fit (vLLM's `--max-model-len auto`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 from serving.deployments.config import Deployment
 from serving.deployments.engines import BLOCK_SIZE, EngineName
 from serving.deployments.gpu_spec import GpuSpec
-from serving.deployments.model_catalogue import pooling_model
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.kv_layout import most_held, with_kv_groups
+from serving.deployments.model_catalogue import find_model, pooling_model
 
 _VLLM = "0.33"  # the release that is assumed if none is stated
 _GIB = 1024**3
@@ -74,12 +78,39 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
     most = scheduler.max_num_batched_tokens if "max_num_batched_tokens" in stated else tokens
     sharing = deployment.decode_context_parallel_size
     blocks = {"block_size": BLOCK_SIZE * sharing} if sharing > 1 else {}  # of all devices that share the tokens
-    return {
+    settings = {
         **blocks,
         "max_num_seqs": min(seqs, most),
         "max_num_batched_tokens": tokens,
         "async_scheduling": overlaps,
     }
+    if "max_model_len" in stated or pooling is not None:
+        return settings
+    unstated = {name: value for name, value in settings.items() if name not in stated}
+    return {"max_model_len": _longest(deployment.rescheduled(**unstated), gpu), **settings}
+
+
+def _longest(deployment: Deployment, gpu: GpuSpec) -> int:
+    """Return the maximum number of tokens of a request: the model's, or those that fit into the KV cache.
+
+    It is not below the default of `SchedulerConfig`, so that a GPU that is too small is refused, nor above it if a
+    prompt or the memory of a request is never split, because steps and reservations would be of that length.
+    """
+    scheduler = deployment.scheduler
+    model, default = find_model(deployment.model), scheduler.max_model_len
+    if not scheduler.enable_chunked_prefill or scheduler.kv_reservation != "paged":
+        return min(default, model.max_positions)
+    blocks = scheduler.num_blocks
+    if "num_blocks" not in scheduler.model_fields_set:
+        blocks = kv_capacity(model, gpu, deployment).num_blocks
+    grouped = with_kv_groups(deployment).scheduler
+
+    def tokens_beyond_room(tokens: int) -> bool:
+        return most_held(grouped.model_copy(update={"max_model_len": tokens}), tokens) >= blocks
+
+    lengths = range(default, model.max_positions + 1)
+    fitting = bisect_left(lengths, True, key=tokens_beyond_room)
+    return lengths[max(fitting - 1, 0)] if lengths else model.max_positions
 
 
 def _sglang_has_three_chunks(engine: EngineName) -> bool:

@@ -75,11 +75,7 @@ def serve(deployment_file: str | None, out: str | None, force: bool, twin: bool,
         from planning.learn.front_door import learnt_front_door
         from planning.scenario import whole_deployment
 
-        longest = deployment.scheduler.max_model_len
-        stated = "max_model_len" in deployment.scheduler.model_fields_set
         deployment, defaults = whole_deployment(deployment, settings.calibration, settings.gpu)
-        if not stated:
-            defaults = (*defaults, f"max_model_len {longest:,}; engines take the model's maximum; see --max-model-len")
         if (door := learnt_front_door(settings.calibration)) is not None:
             left_out = f"the {door.outside_ms:.1f} ms that a request took outside the learnt engine are not added"
             defaults = (f"{left_out}: this API server has its own times", *defaults)
