@@ -29,7 +29,7 @@ _SPELLINGS = {  # other names of a field, as older or rarer architectures write 
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
     "num_key_value_heads": ("num_kv_heads", "multi_query_group_num", "num_attention_groups"),
-    "intermediate_size": ("n_inner", "ffn_hidden_size", "ffn_dim"),
+    "intermediate_size": ("n_inner", "ffn_hidden_size", "ffn_dim", "block_ff_dim"),
     "max_position_embeddings": (
         "n_positions",
         "seq_length",
@@ -187,6 +187,8 @@ def _hybrid(config: dict[str, Any], architecture: str) -> Reading:
 
 def _lightning(config: dict[str, Any]) -> Reading:
     config |= {**lightning(config), "layer_types": layer_kinds(config)}
+    if _is_list(config, "shared_intermediate_size"):
+        config["shared_intermediate_size"] = max(config["shared_intermediate_size"])
     return Reading(
         config, "minimax", "its lightning attention is priced as gated delta networks with states of the same size"
     )

@@ -13,7 +13,7 @@ Config = Mapping[str, Any]
 
 STATE, FULL = "linear_attention", "full_attention"
 BOTH = "hybrid"  # of a layer with attention beside or after a state space
-_KINDS = {"mamba": STATE, "conv": STATE, "attention": FULL, "recurrent": STATE, STATE: STATE, FULL: FULL, BOTH: BOTH}
+_KINDS = {"mamba": STATE, "conv": STATE, "short_conv": STATE, "attention": FULL, "recurrent": STATE, STATE: STATE, FULL: FULL, BOTH: BOTH}
 _CHANNELS = 16  # that share a head where each channel has a state of its own (Mamba 1)
 
 
