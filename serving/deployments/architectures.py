@@ -8,11 +8,13 @@ An architecture without a reader is read by its shapes alone. A config that says
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from serving.deployments.constant_states import (
     BOTH,
     FULL,
+    LAYERS,
     STATE,
     Config,
     layer_kinds,
@@ -59,6 +61,7 @@ _UNGATED = (  # activations of MLPs without a gate
 _OLD = ("bloom", "mpt", "gpt2", "gpt_neo", "gpt_bigcode", "opt", "xglm", "falcon", "RefinedWeb", "RefinedWebModel")
 _OLD_DEFAULTS = {"tie_word_embeddings": True, "max_position_embeddings": 2048}  # where files of these types are silent
 _GATED_GELU = ("Gemma", "Grok")  # how architectures whose MLPs have a gate with GELU begin
+_BOTH_EVERYWHERE = "FalconH1ForCausalLM"  # attention beside a state space in every layer
 _WIDTHS = (  # fields that may be a list with a value for each layer
     "intermediate_size", "moe_intermediate_size", "num_experts", "num_experts_per_tok", "n_shared_experts",
 )  # fmt: skip
@@ -77,29 +80,31 @@ def read(config: Config, architecture: str, name: str) -> Reading:
 
     Raises UserError if the model called `name` is no decoder, has no attention, or has states of unknown size.
     """
-    reader = _READERS.get(architecture)
     plain = {**config, **_respelled(config)}
-    if reader is not None:
-        try:
-            return reader(plain)
-        except KeyError as error:
-            raise UserError(f"{name}.{error.args[0]}", None, "is missing; add it to config.json") from None
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"{name}.architectures", architecture, f"cannot be read ({error}); correct it") from None
+    reader = _READERS.get(architecture) or _reader(plain, architecture, name)
+    try:
+        return reader(plain)
+    except KeyError as error:
+        raise UserError(f"{name}.{error.args[0]}", None, "is missing; add it to config.json") from None
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{name}.architectures", architecture, f"cannot be read ({error}); correct it") from None
+
+
+def _reader(config: Config, architecture: str, name: str) -> Callable[[dict[str, Any]], Reading]:
+    """Return how a config is read whose architecture has no reader of its own. Raises UserError as `read` says."""
     if config.get("is_encoder_decoder"):
-        raise UserError(
-            f"{name}.architectures", architecture, "has an encoder and a decoder; only decoders are modelled"
-        )
+        remedy = "has an encoder and a decoder; only decoders are modelled"
+        raise UserError(f"{name}.architectures", architecture, remedy)
     if str(config.get("model_type")).startswith(_ONLY_STATES):
         remedy = "has no layers with attention; only models that have some are modelled"
         raise UserError(f"{name}.architectures", architecture, remedy)
     with_state = next((key for key in config if key.startswith(_STATES)), None)
-    if with_state and plain.get("mamba_d_state") and plain.get("num_hidden_layers") and _kinds(plain, architecture):
-        return _hybrid(plain, architecture)
-    if with_state:
-        remedy = f"has layers with states ({with_state}), but does not say which layers, or how large their states are"
-        raise UserError(f"{name}.architectures", architecture, remedy)
-    return _by_shapes(plain, architecture)
+    if with_state is None:
+        return partial(_by_shapes, architecture=architecture)
+    if config.get("mamba_d_state") and (architecture == _BOTH_EVERYWHERE or any(map(config.get, LAYERS))):
+        return partial(_hybrid, architecture=architecture)
+    remedy = f"has layers with states ({with_state}), but does not say which layers, or how large their states are"
+    raise UserError(f"{name}.architectures", architecture, remedy)
 
 
 def _respelled(config: Config) -> dict[str, Any]:
@@ -153,17 +158,14 @@ def _seen(kind: object, config: Config) -> str:
     return "sliding_attention" if narrow else FULL
 
 
-def _kinds(config: Config, architecture: str) -> list[str]:
-    return [BOTH] * config["num_hidden_layers"] if architecture == "FalconH1ForCausalLM" else layer_kinds(config)
-
-
 def _hybrid(config: dict[str, Any], architecture: str) -> Reading:
     """Read a model whose layers have attention, a state space (Mamba), or both.
 
     Layers with both become two. MLPs of layers with both become narrower, so that all weights are counted; a shared
     block (Zamba) is counted wherever it is used.
     """
-    kinds = _kinds(config, architecture)
+    both = architecture == _BOTH_EVERYWHERE
+    kinds = [BOTH] * config["num_hidden_layers"] if both else layer_kinds(config)
     twice = kinds.count(BOTH)
     mlps = twice or len(kinds)  # layers with both have the only MLPs
     layers = [one for kind in kinds for one in ((FULL, STATE) if kind == BOTH else (kind,))]

@@ -13,7 +13,9 @@ Config = Mapping[str, Any]
 
 STATE, FULL = "linear_attention", "full_attention"
 BOTH = "hybrid"  # of a layer with attention beside or after a state space
-_KINDS = {"mamba": STATE, "conv": STATE, "short_conv": STATE, "attention": FULL, "recurrent": STATE, STATE: STATE, FULL: FULL, BOTH: BOTH}
+_KINDS = {"mamba": STATE, "conv": STATE, "short_conv": STATE, "attention": FULL, STATE: STATE, FULL: FULL, BOTH: BOTH}
+LAYERS = ("layers_block_type", "layer_types", "attn_layer_indices", "attn_layer_period", "mamba_step")
+"""Fields that say which layers have a state."""
 _CHANNELS = 16  # that share a head where each channel has a state of its own (Mamba 1)
 
 

@@ -138,7 +138,11 @@ def test_cards_tell_of_tiers_drafts_and_replicas(shed):
 @pytest.mark.parametrize(
     ("settings", "items", "says"),
     [
-        ({"model": "Llama-3.1-8B", "lora": {"max_loras": 2, "max_cpu_loras": 3}}, ["--adapters", "3"], "Adapters: 3 loads from disk"),
+        (
+            {"model": "Llama-3.1-8B", "lora": {"max_loras": 2, "max_cpu_loras": 3}},
+            ["--adapters", "3"],
+            "Adapters: 3 loads from disk",
+        ),
         (
             {"model": "Qwen2.5-VL-7B", "multimodal": {}, "fleet": {"pools": [{"role": "encode"}, {"name": "serve"}]}},
             ["--images", "count=1,tokens=400"],
