@@ -42,8 +42,6 @@ def autoscaler_input(side: str) -> dict[str, Any] | None:
         most = number("Most", f"{side}_most", 1, 1000, 4, help="Most replicas.")
     rule = choose("Rule", list(_RULES), f"{side}_rule", _RULES.__getitem__, _about("rule"))
     targets = {"queue": queue, "kv": kv / 100}
-    if not any(targets.values()):
-        raise UserError("Autoscaler", 0, "must have a target for queue or KV; state one")
     scaler: dict[str, Any] = {
         "targets": {metric: target for metric, target in targets.items() if target},
         "min_replicas": least,
@@ -56,6 +54,8 @@ def autoscaler_input(side: str) -> dict[str, Any] | None:
         lowest = 1 if name == "interval_s" else 0
         with (left, right)[at % 2]:
             scaler[name] = amount(label, f"{side}_{name}", lowest, 1e6, usual, 5, help=_about(name))
+    if not any(targets.values()):
+        raise UserError("Autoscaler", 0, "must have a target for queue or KV; state one")
     return {name: value for name, value in scaler.items() if value != AutoscalerConfig.model_fields[name].default}
 
 

@@ -18,7 +18,7 @@ from dashboard.policy_lab_page.autoscaler_input import autoscaler_input
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.shapes import mixes
 from dashboard.shown import literal
-from dashboard.url import amount, check_numbers, choose, named, number, pick, text, usual_first
+from dashboard.url import amount, check_numbers, choose, number, pick, text, usual_first
 from planning.compare.request import CompareRecordingsRequest, CompareRequest, Side
 from planning.deployments import named_value
 from planning.plan.document import Recommendation
@@ -275,14 +275,14 @@ def _side(runs: Path, side: str, fleet: Recommendation | None, own_policies: boo
             settings["speculative"] = drafts
         if planned and planned.fleet:
             return Side(deployment=planned, settings=settings)  # the planned pools of prefill and decode engines stay
+        if scaler := autoscaler_input(side):
+            settings["fleet.autoscaler"] = scaler
+        left, right = st.columns(2)
         with left:
             replicas = number("Replicas", f"{side}_replicas", 1, 1000, fleet.replicas if fleet else 1)
         with right:
             routers = usual_first(PlanRequest.model_fields["router"].default, ROUTERS) if fleet else list(ROUTERS)
-            scaled = named(f"{side}_scaled") == "1"
-            router = choose("Router", routers, f"{side}_router") if replicas > 1 or scaled else ""
-        if scaler := autoscaler_input(side):
-            settings["fleet.autoscaler"] = scaler
+            router = choose("Router", routers, f"{side}_router") if replicas > 1 or scaler else ""
     return Side(deployment=planned, settings=settings, replicas=None if replicas == 1 else replicas, router=router)
 
 
