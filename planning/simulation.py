@@ -16,19 +16,16 @@ from calibration.steps.step_cost import StepCost
 from calibration.steps.step_trust import recorded_beyond
 from calibration.trust import EXTRAPOLATED, Trust
 from calibration.validation.bands import Band, bands
+from planning.adapters_and_encoders import adapters_said, encoder_said
 from planning.capacity import Capacity, capacity
 from planning.energy import energy_bands, energy_note
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.run_report import run_report
 from serving.answers.document import Answer
-from serving.answers.figures import shown_number, shown_share, shown_time
 from serving.answers.report import Line, Table
 from serving.deployments.gpu_spec import gpus
-from sim.adapter_slots import AdapterUse
 from sim.cluster import Simulated, simulate_to
-from sim.encoder import EncoderUse
-from sim.encoder_pools import ApartUse
 from traces.metrics.run_metrics import RunMetrics
 from traces.metrics.saturation import Saturation
 from traces.recording import Recording, notes_of
@@ -173,10 +170,10 @@ class _Judge:
         notes["trust"] = self.trust._asdict()
         if done.adapters is not None:
             notes["adapters"] = done.adapters._asdict()
-            self.adapters = _said(done.adapters)
+            self.adapters = adapters_said(done.adapters)
         if done.encoder is not None:
             notes["encoder"] = done.encoder._asdict()
-            self.encoder = _encoded(done.encoder, done.encoders_apart)
+            self.encoder = encoder_said(done.encoder, done.encoders_apart)
         if done.encoders_apart is not None:
             notes["encoders_apart"] = done.encoders_apart._asdict()
         if scenario.front_door is not None:
@@ -211,26 +208,6 @@ def _of_logits(recording: Recording, scenario: PricedScenario) -> str:
     costs = map(pure, scenario.judged)
     said = dict.fromkeys(cost.logits_said for cost in costs if isinstance(cost, OperationCost | StepCost))
     return "; ".join(said) or "penalties and log-probabilities of prompts have no price here, and take no time"
-
-
-def _said(use: AdapterUse) -> str:
-    return (
-        f"adapters: {use.loads:,} loads from disk and {use.copies:,} copies into slots took "
-        f"{shown_number(use.waiting_ns / 1e9)} s before steps"
-    )
-
-
-def _encoded(use: EncoderUse, apart: ApartUse | None) -> str:
-    seconds = shown_number(use.encoding_ns / 1e9)
-    said = f"encoder: {use.items:,} items with {use.tokens:,} tokens were encoded, which took {seconds} s of steps"
-    if apart is None or not apart.requests:
-        return said
-    waited, sent = (shown_time(ns / apart.requests / 1e6) for ns in (apart.waiting_ns, apart.sending_ns))
-    busy = shown_share(apart.busy_ns / max(apart.ready_ns, 1))
-    return (
-        f"{said} of encoder replicas ({apart.replicas:,}, busy {busy} of the time); on average a request with items "
-        f"waited {waited} until they were encoded, and {sent} until the embeddings had arrived"
-    )
 
 
 def _give_back(steps: int) -> None:

@@ -15,6 +15,7 @@ import streamlit as st
 from pydantic import BaseModel
 
 from calibration.steps.step_cost import Calibration
+from dashboard.drafts_input import drafts_input
 from dashboard.kept_inputs import Incomplete, deployment_input, model_input, trace_input
 from dashboard.library import OWN_CALIBRATION, calibrations
 from dashboard.own_policy import OWN, policies_title, policy_input
@@ -167,6 +168,7 @@ def plan_inputs(runs: Path, own_policies: bool = False) -> PlanRequest | Incompl
         served = {} if own else _served(runs, stated)
     with engine:
         vary, more = _engine()
+        drafts = None if own or "speculative" in (stated.get("scheduler") or {}) else drafts_input()
     above = st.container()
     slos = _slos()
     with above:
@@ -204,6 +206,9 @@ def plan_inputs(runs: Path, own_policies: bool = False) -> PlanRequest | Incompl
         "spares": spares,
     }
     inputs["risk"] = round(1 - hold / 100, 6)
+    if drafts:
+        scheduler = (deployment or {}).get("scheduler") or {}
+        deployment = {**(deployment or {}), "scheduler": {**scheduler, "speculative": drafts}}
     inputs["deployment"] = _reading(deployment, traffic.get("traffic"))
     request = parse(FleetRequest if "replicas" in inputs else PlanRequest, inputs, where="plan")
     if request.combinations > _CANDIDATES:

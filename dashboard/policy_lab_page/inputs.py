@@ -9,10 +9,12 @@ from typing import Any
 import streamlit as st
 
 from dashboard.bundled import DEMO, PAIR, SAMPLES, bundled_pair, bundled_pair_on_vllm
+from dashboard.drafts_input import drafts_input
 from dashboard.kept_inputs import Incomplete, deployment_input, trace_input
 from dashboard.library import calibrations, stamp
 from dashboard.own_policy import OWN, TITLE, policy_input
 from dashboard.planned import Planned
+from dashboard.policy_lab_page.autoscaler_input import autoscaler_input
 from dashboard.policy_lab_page.tasks import check_few_enough
 from dashboard.shapes import mixes
 from dashboard.shown import literal
@@ -269,13 +271,18 @@ def _side(runs: Path, side: str, fleet: Recommendation | None, own_policies: boo
                 settings[name] = value
         if chosen == "edf":
             settings |= _deadlines(side)
+        if drafts := drafts_input(f"{side}_"):
+            settings["speculative"] = drafts
         if planned and planned.fleet:
             return Side(deployment=planned, settings=settings)  # the planned pools of prefill and decode engines stay
+        if scaler := autoscaler_input(side):
+            settings["fleet.autoscaler"] = scaler
+        left, right = st.columns(2)
         with left:
             replicas = number("Replicas", f"{side}_replicas", 1, 1000, fleet.replicas if fleet else 1)
         with right:
             routers = usual_first(PlanRequest.model_fields["router"].default, ROUTERS) if fleet else list(ROUTERS)
-            router = choose("Router", routers, f"{side}_router") if replicas > 1 else ""
+            router = choose("Router", routers, f"{side}_router") if replicas > 1 or scaler else ""
     return Side(deployment=planned, settings=settings, replicas=None if replicas == 1 else replicas, router=router)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -14,7 +13,9 @@ from dashboard.loading import BY_FILES, open_run, token_gaps
 from dashboard.palette import run_colour
 from dashboard.run_page import charts as run_charts
 from dashboard.sheet import Fact
+from dashboard.shown import sentence
 from dashboard.slos import Bounds
+from planning.adapters_and_encoders import adapter_use, adapters_said, recorded_encoding
 from serving.answers.figures import shown_number, shown_share, shown_times
 from serving.metrics import metric
 from traces.metrics.run_metrics import RunMetrics
@@ -40,7 +41,7 @@ def lifecycles(recording: Recording, metrics: RunMetrics, bounds: Bounds) -> Non
     st.subheader("Four lifecycles", anchor=False, help=_HELP)
     trust = trust_in_recording(recording)
     gaps, figures = lifecycle_figures(recording, bounds)
-    cards, notes = list(_cells(metrics, gaps).items()), _notes(recording.run, metrics, gaps)
+    cards, notes = list(_cells(metrics, gaps).items()), _notes(recording, metrics, gaps)
     for pair in (cards[:2], cards[2:]):
         for place, (title, cells) in zip(st.columns(2, gap="small"), pair, strict=True):
             with place.container(border=True, height="stretch"):
@@ -93,9 +94,9 @@ def _fact(cell: Cell) -> Fact:
     return Fact(text, said, None, metric(name).help)
 
 
-def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[str, list[str]]:
-    """Return sentences by card about features that only some runs have: samples, drafts, several replicas, KV tiers."""
-    s = metrics.scalars()
+def _notes(recording: Recording, metrics: RunMetrics, gaps: _Spread) -> dict[str, list[str]]:
+    """Return sentences by card about what only some runs have, such as drafts, KV tiers, adapters and encoders."""
+    s, run = metrics.scalars(), recording.run
     token, memory = [f"The ITL is {gaps.note}."] if gaps.note else [], []
     if s["acceptance_length"] is not None:
         token.append(
@@ -111,7 +112,10 @@ def _notes(run: Mapping[str, Any], metrics: RunMetrics, gaps: _Spread) -> dict[s
     if s["tier_hit_rate"] is not None:
         rates = [f"{shown_share(rate, 1)} from {tier}" for tier, rate in metrics.tier_hit_rates().items()]
         memory.append(f"Prompt tokens that came from KV tiers: {', '.join(rates) or 'none'}.")
-    return {"Token": token, "Memory": memory}
+    if (use := adapter_use(recording)) is not None:
+        memory.append(sentence(adapters_said(use)))
+    encoding = recorded_encoding(recording)
+    return {"Token": token, "Memory": memory, "Compute": [sentence(encoding)] if encoding else []}
 
 
 @st.cache_resource(max_entries=16, show_spinner=False, hash_funcs=BY_FILES)

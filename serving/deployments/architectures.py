@@ -7,29 +7,64 @@ An architecture without a reader is read by its shapes alone. A config that says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+from serving.deployments.constant_states import (
+    BOTH,
+    FULL,
+    LAYERS,
+    STATE,
+    Config,
+    layer_kinds,
+    lightning,
+    short_convolution,
+    state_space,
+    states,
+)
 from serving.errors import UserError
-
-Config = Mapping[str, Any]
 
 _GATED, _PLAIN = 3, 2  # matrices of an MLP with and without a gate
 _SPELLINGS = {  # other names of a field, as older or rarer architectures write it
-    "hidden_size": ("n_embd", "d_model"),
+    "hidden_size": ("n_embd", "d_model", "n_embed"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("num_kv_heads", "multi_query_group_num"),
-    "intermediate_size": ("n_inner", "ffn_hidden_size", "ffn_dim"),
-    "max_position_embeddings": ("n_positions", "seq_length", "max_sequence_length", "max_seq_len", "n_ctx"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
+    "num_key_value_heads": ("num_kv_heads", "multi_query_group_num", "num_attention_groups"),
+    "intermediate_size": ("n_inner", "ffn_hidden_size", "ffn_dim", "block_ff_dim"),
+    "max_position_embeddings": (
+        "n_positions",
+        "seq_length",
+        "max_sequence_length",
+        "max_seq_len",
+        "n_ctx",
+        "model_max_length",
+    ),
     "vocab_size": ("padded_vocab_size",),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("top_k_experts", "moe_k", "num_experts_per_token", "moe_topk"),
-    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
-    "first_k_dense_replace": ("moe_layer_start_index",),
+    "num_experts_per_tok": ("top_k_experts", "moe_k", "num_experts_per_token", "moe_topk", "moe_top_k"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "first_k_dense_replace": ("moe_layer_start_index", "num_dense_layers"),
+    "moe_intermediate_size": ("expert_ffn_hidden_size",),
+    "shared_expert_intermediate_size": ("share_expert_dim", "share_expert_dims"),
+    "n_group": ("num_expert_group",),
+    "linear_num_key_heads": ("linear_num_heads",),
+    "linear_num_value_heads": ("linear_num_heads",),
+    "linear_key_head_dim": ("linear_head_dim",),
+    "linear_value_head_dim": ("linear_head_dim",),
 }
 _STATES = ("mamba", "ssm_", "rwkv", "linear_attn", "attn_type_list")  # how fields of layers with states begin
-_UNGATED = ("relu2", "relu", "gelu", "gelu_new", "gelu_fast", "xielu")  # activations of MLPs without a gate
+_ONLY_STATES = ("mamba", "falcon_mamba", "rwkv", "xlstm")  # how model types without any attention begin
+_UNGATED = (  # activations of MLPs without a gate
+    "relu2", "relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "xielu",
+)  # fmt: skip
+_OLD = ("bloom", "mpt", "gpt2", "gpt_neo", "gpt_bigcode", "opt", "xglm", "falcon", "RefinedWeb", "RefinedWebModel")
+_OLD_DEFAULTS = {"tie_word_embeddings": True, "max_position_embeddings": 2048}  # where files of these types are silent
+_GATED_GELU = ("Gemma", "Grok")  # how architectures whose MLPs have a gate with GELU begin
+_BOTH_EVERYWHERE = "FalconH1ForCausalLM"  # attention beside a state space in every layer
+_WIDTHS = (  # fields that may be a list with a value for each layer
+    "intermediate_size", "moe_intermediate_size", "num_experts", "num_experts_per_tok", "n_shared_experts",
+)  # fmt: skip
 
 
 class Reading(NamedTuple):
@@ -43,21 +78,33 @@ class Reading(NamedTuple):
 def read(config: Config, architecture: str, name: str) -> Reading:
     """Return what the `config.json` of an unknown architecture means in known fields.
 
-    Raises UserError if the model called `name` has layers with states that no reader knows.
+    Raises UserError if the model called `name` is no decoder, has no attention, or has states of unknown size.
     """
-    reader = _READERS.get(architecture)
     plain = {**config, **_respelled(config)}
-    if reader is not None:
-        try:
-            return reader(plain)
-        except KeyError as error:
-            raise UserError(f"{name}.{error.args[0]}", None, "is missing; add it to config.json") from None
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"{name}.architectures", architecture, f"cannot be read ({error}); correct it") from None
-    if states := next((key for key in config if key.startswith(_STATES)), None):
-        remedy = f"has layers with states ({states}), which are read only of {', '.join(_WITH_STATES)}"
+    reader = _READERS.get(architecture) or _reader(plain, architecture, name)
+    try:
+        return reader(plain)
+    except KeyError as error:
+        raise UserError(f"{name}.{error.args[0]}", None, "is missing; add it to config.json") from None
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{name}.architectures", architecture, f"cannot be read ({error}); correct it") from None
+
+
+def _reader(config: Config, architecture: str, name: str) -> Callable[[dict[str, Any]], Reading]:
+    """Return how a config is read whose architecture has no reader of its own. Raises UserError as `read` says."""
+    if config.get("is_encoder_decoder"):
+        remedy = "has an encoder and a decoder; only decoders are modelled"
         raise UserError(f"{name}.architectures", architecture, remedy)
-    return _by_shapes(plain, architecture)
+    if str(config.get("model_type")).startswith(_ONLY_STATES):
+        remedy = "has no layers with attention; only models that have some are modelled"
+        raise UserError(f"{name}.architectures", architecture, remedy)
+    with_state = next((key for key in config if key.startswith(_STATES)), None)
+    if with_state is None:
+        return partial(_by_shapes, architecture=architecture)
+    if config.get("mamba_d_state") and (architecture == _BOTH_EVERYWHERE or any(map(config.get, LAYERS))):
+        return partial(_hybrid, architecture=architecture)
+    remedy = f"has layers with states ({with_state}), but does not say which layers, or how large their states are"
+    raise UserError(f"{name}.architectures", architecture, remedy)
 
 
 def _respelled(config: Config) -> dict[str, Any]:
@@ -77,16 +124,137 @@ def _by_shapes(config: dict[str, Any], architecture: str) -> Reading:
         config |= {"moe_layer_freq": 1, "mlp_only_layers": [at for at, one in enumerate(freq) if not one]}
     windows = config.get("hybrid_layer_pattern") or config.get("layer_types")
     if isinstance(windows, list):
-        narrow = [one == 1 or any(word in str(one) for word in ("sliding", "chunk", "local")) for one in windows]
-        config["layer_types"] = ["sliding_attention" if one else "full_attention" for one in narrow]
-    if config.get("n_embd") and not config.get("intermediate_size"):
-        config["intermediate_size"] = 4 * config["n_embd"]  # where a config of GPT is silent
-    if (config.get("hidden_act") or config.get("activation_function")) in _UNGATED and family != "gemma":
+        seen = [_seen(kind, config) for kind in windows]
+        config["layer_types"] = [FULL if STATE in seen and kind != STATE else kind for kind in seen]
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        config["num_key_value_heads"] = 1
+    old = family in _OLD
+    if old:
+        config = {**_OLD_DEFAULTS, **config}
+    if not config.get("intermediate_size") and (config.get("n_embd") or old):  # where a config of GPT is silent
+        config["intermediate_size"] = 4 * config["hidden_size"]
+    config |= {width: round(sum(config[width]) / len(config[width])) for width in _WIDTHS if _is_list(config, width)}
+    activation = config.get("hidden_act") or config.get("activation_function")
+    if old or (activation in _UNGATED and not architecture.startswith(_GATED_GELU)):
         config |= _as_gated(config)
+    if config.get("residual_moe"):  # Grok: a dense MLP beside the experts
+        config["shared_expert_intermediate_size"] = config["intermediate_size"]
     config["routed_scaling_factor"] = config.get("routed_scaling_factor") or 1.0
     kind = "latent attention" if config.get("kv_lora_rank") else "attention with keys and values"
     experts = "experts" if config.get("num_experts") else "gated MLPs"
     return Reading(config, family, f"{architecture} is priced by its shapes, as {kind} and {experts}")
+
+
+def _is_list(config: Config, width: str) -> bool:
+    values = config.get(width)
+    return isinstance(values, list) and len(values) > 0 and all(isinstance(value, int) for value in values)
+
+
+def _seen(kind: object, config: Config) -> str:
+    """Return what a layer of this kind sees: a window, a constant state of stated size, or all tokens."""
+    if kind == STATE and config.get("linear_key_head_dim"):
+        return STATE
+    narrow = kind == 1 or any(word in str(kind) for word in ("sliding", "chunk", "local"))
+    return "sliding_attention" if narrow else FULL
+
+
+def _hybrid(config: dict[str, Any], architecture: str) -> Reading:
+    """Read a model whose layers have attention, a state space (Mamba), or both.
+
+    Layers with both become two. MLPs of layers with both become narrower, so that all weights are counted; a shared
+    block (Zamba) is counted wherever it is used.
+    """
+    both = architecture == _BOTH_EVERYWHERE
+    kinds = [BOTH] * config["num_hidden_layers"] if both else layer_kinds(config)
+    twice = kinds.count(BOTH)
+    mlps = twice or len(kinds)  # layers with both have the only MLPs
+    layers = [one for kind in kinds for one in ((FULL, STATE) if kind == BOTH else (kind,))]
+    period, experts = config.get("expert_layer_period") or 1, config.get("num_experts") or 0
+    config |= {
+        **state_space(config),
+        "num_hidden_layers": len(layers),
+        "layer_types": layers,
+        "head_dim": config.get("head_dim") or config.get("attention_head_dim"),
+        "intermediate_size": round(config["intermediate_size"] * mlps / len(layers)),
+    }
+    if experts > 1:
+        offset = config.get("expert_layer_offset") or 0
+        dense = [layer for layer in range(len(layers)) if layer % period != offset]
+        config |= {"moe_intermediate_size": config["intermediate_size"], "mlp_only_layers": dense}
+    else:
+        config = {key: value for key, value in config.items() if key not in _EXPERTS}
+    shared = "; its shared blocks count wherever they are used" if "zamba" in architecture.lower() else ""
+    return Reading(config, str(config.get("model_type") or "hybrid"), _STATE_SPACES.replace(" 2", "") + shared)
+
+
+def _lightning(config: dict[str, Any]) -> Reading:
+    config |= {**lightning(config), "layer_types": layer_kinds(config)}
+    if _is_list(config, "shared_intermediate_size"):
+        config["shared_intermediate_size"] = max(config["shared_intermediate_size"])
+    return Reading(
+        config, "minimax", "its lightning attention is priced as gated delta networks with states of the same size"
+    )
+
+
+def _lfm2(config: dict[str, Any]) -> Reading:
+    if config.get("block_auto_adjust_ff_dim", True) and not config.get("num_experts"):
+        wide = int((config.get("block_ffn_dim_multiplier") or 1.0) * int(2 * config["intermediate_size"] / 3))
+        multiple = config.get("block_multiple_of") or 256
+        config["intermediate_size"] = -(-wide // multiple) * multiple
+    config |= {
+        **short_convolution(config),
+        "layer_types": layer_kinds(config),
+        "tie_word_embeddings": config.get("tie_word_embeddings", True),
+    }
+    return Reading(config, "lfm2", "its short convolutions are priced as gated delta networks with small states")
+
+
+def _longcat(config: dict[str, Any]) -> Reading:
+    """Read a model whose layers have two attentions, two dense MLPs, and experts, some of which do nothing."""
+    layers, routed = 2 * config["num_hidden_layers"], config["num_experts"]
+    working = routed / (routed + (config.get("zero_expert_num") or 0))
+    config |= {
+        "num_hidden_layers": layers,
+        "mlp_only_layers": [*range(1, layers, 2)],
+        "shared_expert_intermediate_size": config["intermediate_size"],
+        "num_experts_per_tok": round(config["num_experts_per_tok"] * working),
+    }
+    what = "a layer is priced as two, with the mean number of experts of a token, those that do nothing left out"
+    return Reading(config, "longcat_flash", what)
+
+
+def _nested(config: dict[str, Any]) -> Reading:
+    """Read MPT and DBRX, which state the sizes of attention and MLPs apart."""
+    attention, mlp = config.get("attn_config") or {}, config.get("ffn_config") or {}
+    config |= {
+        "num_key_value_heads": attention.get("kv_n_heads") or config["num_attention_heads"],
+        "rope_theta": attention.get("rope_theta"),
+        "intermediate_size": mlp.get("ffn_hidden_size") or config.get("expansion_ratio", 4) * config["hidden_size"],
+        "num_experts": mlp.get("moe_num_experts"),
+        "num_experts_per_tok": mlp.get("moe_top_k"),
+    }
+    architecture = "DbrxForCausalLM" if config["num_experts"] else "MPTForCausalLM"
+    return _by_shapes({key: value for key, value in config.items() if value is not None}, architecture)
+
+
+def _qwen(config: dict[str, Any]) -> Reading:
+    """Read the first Qwen, whose `intermediate_size` is that of gate and up together."""
+    config |= {"intermediate_size": config["intermediate_size"] // 2, "attention_bias": True}
+    return Reading(config, "qwen", "QWenLMHeadModel is priced as Qwen2")
+
+
+def _arctic(config: dict[str, Any]) -> Reading:
+    """Read Arctic, which has a dense MLP as wide as the hidden state beside its experts."""
+    config |= {"shared_expert_intermediate_size": config["hidden_size"] if config.get("use_residual", True) else None}
+    return _by_shapes(config, "ArcticForCausalLM")
+
+
+def _step3(config: dict[str, Any]) -> Reading:
+    """Read Step3, whose queries pass a narrow projection (arXiv:2507.19427), which is left out."""
+    if experts := config.get("moe_layers_enum"):
+        at = {int(layer) for layer in experts.split(",")} if isinstance(experts, str) else set(experts)
+        config["mlp_only_layers"] = [layer for layer in range(config["num_hidden_layers"]) if layer not in at]
+    return _by_shapes(config, "Step3TextForCausalLM")
 
 
 def _as_gated(config: Config) -> dict[str, Any]:
@@ -126,7 +294,7 @@ def _gemma4(config: dict[str, Any]) -> Reading:
     return Reading(config, "gemma4_moe" if experts else "gemma4", differs)
 
 
-_KINDS = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+_KINDS = {"mamba": "M", STATE: "M", "attention": "*", FULL: "*", "moe": "E", "mlp": "-"}
 
 
 def _nemotron_h(config: dict[str, Any]) -> Reading:
@@ -143,7 +311,7 @@ def _nemotron_h(config: dict[str, Any]) -> Reading:
     hidden, shared = config["hidden_size"], config.get("moe_shared_expert_intermediate_size") or 0
     config |= {
         **_as_gated(config),
-        **_states(config, config["mamba_num_heads"], config["mamba_head_dim"], config["ssm_state_size"]),
+        **states(config, config["mamba_num_heads"], config["mamba_head_dim"], config["ssm_state_size"]),
         "num_hidden_layers": len(mixers),
         "layer_types": layers,
         "head_dim": config.get("head_dim") or config.get("attention_head_dim"),
@@ -214,6 +382,7 @@ def _deci(config: dict[str, Any]) -> Reading:
     return Reading(config, "deci", "its pruned layers are priced as layers of the mean size")
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "num_experts_per_tok")
 _MULTIPLE = 256  # of which MLPs of a pruned model are a multiple
 _STATE_SPACES = "its state spaces (Mamba 2) are priced as gated delta networks with states of the same size"
 
@@ -225,7 +394,7 @@ def _granite_hybrid(config: dict[str, Any]) -> Reading:
         plain = {key: value for key, value in config.items() if not key.startswith("mamba") and key != "layer_types"}
         return Reading(_few_experts(plain), "granite", "")
     config |= {
-        **_states(config, config["mamba_n_heads"], config["mamba_d_head"], config["mamba_d_state"]),
+        **states(config, config["mamba_n_heads"], config["mamba_d_head"], config["mamba_d_state"]),
         "layer_types": layers,
     }
     if config.get("num_local_experts"):
@@ -238,20 +407,8 @@ def _few_experts(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("num_local_experts"):
         return config
     shared = config.pop("shared_intermediate_size", None)
-    without = ("num_experts", "num_local_experts", "num_experts_per_tok")
-    kept = {key: value for key, value in config.items() if key not in without}
+    kept = {key: value for key, value in config.items() if key not in _EXPERTS}
     return {**kept, "intermediate_size": shared or config.get("intermediate_size")}
-
-
-def _states(config: Config, heads: int, size: int, state: int) -> dict[str, Any]:
-    """Return the fields of a gated delta network with the states of Mamba 2 (arXiv:2405.21060)."""
-    return {
-        "linear_num_key_heads": config.get("n_groups") or config.get("mamba_n_groups") or 1,
-        "linear_key_head_dim": state,
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": size,
-        "linear_conv_kernel_dim": config.get("conv_kernel") or config.get("mamba_d_conv") or 4,
-    }
 
 
 def _ungated(family: str) -> Callable[[dict[str, Any]], Reading]:
@@ -328,8 +485,12 @@ _READERS: dict[str, Callable[[dict[str, Any]], Reading]] = {
         ("RobertaModel", "XLMRobertaModel", "XLMRobertaForSequenceClassification"), _encoder("xlm_roberta", 2)
     ),
     "NomicBertModel": _nomic_bert,
+    **dict.fromkeys(("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), _lightning),
+    **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), _lfm2),
+    "LongcatFlashForCausalLM": _longcat,
+    **dict.fromkeys(("MPTForCausalLM", "MptForCausalLM", "DbrxForCausalLM"), _nested),
+    "QWenLMHeadModel": _qwen,
+    "ArcticForCausalLM": _arctic,
+    **dict.fromkeys(("Step3TextForCausalLM", "Step3VLForCausalLM"), _step3),
     "Ernie4_5_MoeForCausalLM": lambda config: Reading(config, "ernie4_5_moe", ""),
 }
-_WITH_STATES: Sequence[str] = (
-    "NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3NextForCausalLM", "KimiLinearForCausalLM",
-)  # fmt: skip

@@ -68,6 +68,7 @@ _LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v4", "glm4_moe_lite", *_SPARS
 _INDEX_SIZES = ("index_n_heads", "index_head_dim", "index_topk")
 _COMPRESSED_SIZES = ("head_dim", "qk_rope_head_dim", "q_lora_rank", "sliding_window", "o_groups", "o_lora_rank")
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY}
+_INDEXED = ("deepseek_sparse_attention", "indexed_attention")  # names of transformers 4 and 5
 _HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _TEXT_OF = {  # architectures with other towers, whose text model is another; those not here have it in their name
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
@@ -262,6 +263,8 @@ def spec_from_hf_config(config: object, name: str = "model") -> ModelSpec:
     pattern = config.get("sliding_window_pattern")
     if isinstance(pattern, str):  # such as LLLG
         config["sliding_window_pattern"] = len(pattern)
+    if config.get("rms_norm_eps", 1) is None:  # where LayerNorm has another field
+        config = {key: value for key, value in config.items() if key != "rms_norm_eps"}
     required = [key for key, field in _HfConfig.model_fields.items() if field.is_required()]
     if not config.get("moe_intermediate_size"):  # an MoE model without dense layers needs no intermediate_size
         required.insert(4, "intermediate_size")
@@ -486,7 +489,7 @@ def _sliding_layers(config: _HfConfig, name: str, family: str) -> Sequence[int]:
     if config.layer_types is not None:
         for kind in config.layer_types:
             other = _LINEAR if _is_hybrid(config, family) else "sliding_attention"
-            known = ("full_attention", "deepseek_sparse_attention" if family in _SPARSE else other)
+            known = ("full_attention", *(_INDEXED if family in _SPARSE else (other,)))
             if kind not in known:
                 remedy = f"has no cost model in a {family} model; only {' and '.join(known)} have one"
                 raise UserError(f"{name}.layer_types", kind, remedy)

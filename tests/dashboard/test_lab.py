@@ -266,6 +266,28 @@ def test_what_is_changed_is_in_the_link_and_a_link_is_the_same_question(tmp_path
     assert started[-1].id == started[-2].id
 
 
+def test_an_autoscaler_and_drafts_can_be_compared(tmp_path: Path, started: list[Job]) -> None:
+    scaled = {
+        "b_scaled": "1",
+        "b_queue": "30",
+        "b_kv": "60",
+        "b_fewest": "0",
+        "b_rule": "hpa",
+        "b_scrape_delay_s": "10",
+    }
+    drafts = {"a_drafts": "ngram", "a_by_size": "1-8: 3"}
+    request = CompareRequest.model_validate(asked(lab(tmp_path, **scaled, **drafts, seeds="2"), started))
+    base = Deployment(model="Llama-3.1-8B", device="cuda")
+    fleet = request.b.deployed(base).fleet
+    assert fleet is not None and fleet.autoscaler is not None
+    (scaler,) = fleet.autoscaler
+    assert (scaler.targets, scaler.min_replicas, scaler.rule) == ({"queue": 30, "kv": 0.6}, 0, "hpa")
+    assert (scaler.scrape_delay_s, scaler.max_replicas) == (10, 4)
+    speculative = request.a.deployed(base).scheduler.speculative
+    assert speculative is not None and speculative.num_speculative_tokens_per_batch_size == ((1, 8, 3),)
+    assert "must have a target" in shown(lab(tmp_path, b_scaled="1", b_queue="0"))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_can_be_asked_for_and_settled(tmp_path: Path, policy: str, started: list[Job]) -> None:
     request = CompareRequest.model_validate(asked(lab(tmp_path, a=policy, seeds="2"), started))

@@ -192,6 +192,16 @@ def test_images_and_adapters_of_a_shape_make_the_engine_serve_them(tmp_path: Pat
     assert "deployment" not in plain and not {"images", "adapters"} & plain["traffic"].keys()
 
 
+def test_drafts_can_depend_on_the_batch_size(tmp_path: Path, started: list[Job]) -> None:
+    url = {"model": "Qwen3-Next-80B-A3B", "drafts": "mtp", "draft_tokens": "2", "accepted": "80"}
+    settings = asked(plan(tmp_path, **url, by_size="1-16: 2, 17-64: 0"), started)
+    drafts = settings["deployment"]["scheduler"]["speculative"]
+    assert drafts["num_speculative_tokens_per_batch_size"] == [[1, 16, 2], [17, 64, 0]]
+    assert (drafts["method"], drafts["num_speculative_tokens"], drafts["acceptance_rate"]) == ("mtp", 2, 0.8)
+    assert one_line(plan(tmp_path, **url, by_size="many"))
+    assert one_line(plan(tmp_path, **url, by_size="1-16: 2, 4-64: 0"))
+
+
 def test_users_and_requests_in_flight_need_no_rate(tmp_path: Path, started: list[Job]) -> None:
     users = {"traffic": "shape", "prompt": "300", "output": "40", "minutes": "2", "arrivals": "users", "users": "30"}
     app = plan(tmp_path, **users, think="5")

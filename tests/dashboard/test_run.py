@@ -37,6 +37,7 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 from tests.dashboard.badges import badges
 from tests.dashboard.pages import charts, opened, parameter, text, worded_alike
+from tokentwin.cli import cli
 from tokentwin.commands.simulate import simulate
 from tokentwin.run_table import print_metrics, print_reasons
 from traces.metrics.run_metrics import RunMetrics
@@ -55,8 +56,6 @@ SPEC = {
 @pytest.fixture(scope="module")
 def timed(samples):
     """Add a run that the kernel tables of an H100 timed, simulated by the command."""
-    from tokentwin.cli import cli
-
     trace = samples.parent / "trace.parquet"
     options = [f"--{name}={value}" for name, value in SPEC.items()]
     made = CliRunner().invoke(cli, ["trace", "synth", str(trace), *options])
@@ -134,6 +133,32 @@ def test_cards_tell_of_tiers_drafts_and_replicas(shed):
     assert any("12.5 % from cpu, 5.0 % from nvme" in text for text in said)
     assert any("2.5 tokens" in text and "50 % of the draft" in text for text in said)
     assert any("of one replica" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "items", "says"),
+    [
+        (
+            {"model": "Llama-3.1-8B", "lora": {"max_loras": 2, "max_cpu_loras": 3}},
+            ["--adapters", "3"],
+            "Adapters: 3 loads from disk",
+        ),
+        (
+            {"model": "Qwen2.5-VL-7B", "multimodal": {}, "fleet": {"pools": [{"role": "encode"}, {"name": "serve"}]}},
+            ["--images", "count=1,tokens=400"],
+            "on average a request with items waited",
+        ),
+    ],
+)
+def test_cards_tell_of_adapters_and_encoders(tmp_path, settings, items, says):
+    file, trace = tmp_path / "deployment.yaml", str(tmp_path / "trace.parquet")
+    file.write_text(json.dumps({"device": "cuda", "gpu_memory_utilization": 0.9, **settings}))
+    made = ["trace", "synth", trace, "--requests", "20", "--arrivals", "poisson:rate=5", "--prompt", "100"]
+    run = ["simulate", trace, "--gpu", "H100", "--no-band", "-d", str(file), "-o", str(tmp_path / "runs" / "one")]
+    for command in ([*made, "--output", "5", *items], run):
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, done.output
+    assert any(says in caption.value for caption in page(tmp_path / "runs", run="one").caption)
 
 
 def test_the_command_line_says_what_came_to_nothing_by_how_it_ended(shed, capsys):

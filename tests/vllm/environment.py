@@ -8,6 +8,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 _PYTHON = Path(os.environ.get("TOKENTWIN_VLLM", ROOT / ".venv-vllm"), "bin", "python")
 PYTHON = _PYTHON if _PYTHON.exists() else None
+SEES = PYTHON is not None and any(PYTHON.parents[1].glob("lib/*/site-packages/torchvision"))
+"""Whether it has torchvision, without which no model sees; `make vllm` before 2026-11-28 left it out."""
 needs_vllm = pytest.mark.skipif(PYTHON is None, reason="needs vLLM in .venv-vllm: `make vllm` (4 GB)")
 
 

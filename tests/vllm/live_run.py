@@ -4,7 +4,7 @@ Needs an environment with vLLM (`make vllm`). A scenario has `out` (the recordin
 tiny model's `config.json`, with random weights), `settings` (arguments of vLLM's `LLM`), and `requests`: a list of
 rounds, each of which begins when the one before has ended. A request has `prompt` (token ids, or `[of, more]`: the
 whole sequence of request number `of`, and ids after it), `max_tokens`, `at_step` of its round, and maybe `priority`,
-`stop` (token ids), `abort_after` (steps), `adapter` (a number) and `sounds` (numbers of sounds, one for each
+`stop` (token ids), `abort_after` (steps), `adapter` (a number) and `sounds` or `pictures` (their numbers, one for each
 placeholder in its own part of the prompt). A request without `max_tokens` wants an embedding.
 """
 
@@ -21,6 +21,8 @@ from typing import Any
 from tests.vllm.tiny_adapters import save_adapters
 from tests.vllm.tiny_audio import save_processor, save_tokenizer, sound
 from tests.vllm.tiny_model import TINY
+from tests.vllm.tiny_pictures import picture
+from tests.vllm.tiny_pictures import save_processor as save_processor_of_pictures
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -37,6 +39,7 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+_ITEMS = {"audio": ("sounds", sound), "image": ("pictures", picture)}  # by vLLM's names
 SCHEDULER = "vllmside.recording_scheduler.RecordingScheduler"
 
 
@@ -68,6 +71,8 @@ def run(scenario: dict[str, Any]) -> None:
         (Path(folder) / "config.json").write_text(json.dumps({**TINY, **scenario.get("model", {})}))
         if "audio_config" in scenario.get("model", {}):
             save_processor(Path(folder))
+        elif "vision_config" in scenario.get("model", {}):
+            save_processor_of_pictures(Path(folder))
         elif not scenario.get("settings", {}).get("skip_tokenizer_init", True):
             save_tokenizer(Path(folder))
         save_adapters(Path(folder), scenario.get("adapters", 0))
@@ -88,7 +93,7 @@ def run(scenario: dict[str, Any]) -> None:
 class _Driver:
     def __init__(self, llm: LLM, folder: str) -> None:
         self._folder = folder
-        self._sounds: dict[int, list[int]] = {}
+        self._items: dict[int, dict[str, list[int]]] = {}
         self._engine = llm.llm_engine
         self._said: dict[int, list[int]] = {}
         self._number = 0
@@ -111,11 +116,12 @@ class _Driver:
 
     def _add(self, asked: dict[str, Any], aborts: dict[str, int], step: int) -> None:
         number, self._number = self._number, self._number + 1
-        prompt, sounds = asked["prompt"], asked.get("sounds", [])
+        prompt = asked["prompt"]
+        items = {kind: asked.get(name, []) for kind, (name, _) in _ITEMS.items()}
         if prompt and isinstance(prompt[-1], list):
-            sounds = self._sounds[prompt[0]] + sounds
+            items = {kind: numbers + items[kind] for kind, numbers in self._items[prompt[0]].items()}
             prompt = self._said[prompt[0]] + prompt[1]
-        self._said[number], self._sounds[number] = list(prompt), sounds
+        self._said[number], self._items[number] = list(prompt), items
         params: Any = PoolingParams(task="embed")
         if "max_tokens" in asked:
             params = SamplingParams(
@@ -126,8 +132,9 @@ class _Driver:
                 detokenize=False,
             )
         given = TokensPrompt(prompt_token_ids=prompt)
-        if sounds:
-            given["multi_modal_data"] = {"audio": list(map(sound, sounds))}
+        if any(items.values()):
+            made = {kind: [_ITEMS[kind][1](item) for item in numbers] for kind, numbers in items.items() if numbers}
+            given["multi_modal_data"] = made
         adapter = None
         if asked.get("adapter") is not None:
             adapter = LoRARequest(name := f"adapter{asked['adapter']}", 1 + asked["adapter"], f"{self._folder}/{name}")

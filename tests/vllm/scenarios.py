@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.vllm.tiny_audio import AUDIO, SOUND_TOKEN
 from tests.vllm.tiny_model import BERT
+from tests.vllm.tiny_pictures import PICTURE, PICTURES
 
 Scenario = dict[str, Any]
 
@@ -53,15 +54,18 @@ def _embeddings(chance: Random) -> list[list[dict[str, Any]]]:
     return [[{"prompt": one["prompt"], "at_step": one["at_step"] // 12} for one in asked]]
 
 
-def _with_sounds(chance: Random, count: int = 20) -> list[list[dict[str, Any]]]:
-    """Return two rounds with up to two of eight sounds in each prompt; half of the second goes on from the first."""
+def _with_items(chance: Random, kind: str, placeholder: list[int], count: int = 20) -> list[list[dict[str, Any]]]:
+    """Return two rounds with up to two of eight items in each prompt; half of the second goes on from the first."""
     first, second = requests(chance, count), requests(chance, count)
     for asked in first + second:
-        asked["sounds"] = [chance.randrange(8) for _ in range(chance.choice([0, 1, 1, 2]))]
-        for _ in asked["sounds"]:
-            asked["prompt"].insert(chance.randint(0, len(asked["prompt"])), SOUND_TOKEN)
+        asked[kind] = [chance.randrange(8) for _ in range(chance.choice([0, 1, 1, 2]))]
+        for _ in asked[kind]:
+            at = chance.randint(0, len(asked["prompt"]))
+            while at and asked["prompt"][at - 1] in placeholder[:-1]:  # not within another one
+                at -= 1
+            asked["prompt"][at:at] = placeholder
     for before, asked in zip(first[::2], second[::2], strict=True):
-        asked |= {"prompt": before["prompt"] + asked["prompt"], "sounds": before["sounds"] + asked["sounds"]}
+        asked |= {"prompt": before["prompt"] + asked["prompt"], kind: before[kind] + asked[kind]}
     return [first, second]
 
 
@@ -71,6 +75,8 @@ SOUNDS = {
     "num_gpu_blocks_override": 160, "max_model_len": 3072, "max_num_batched_tokens": 512,
     "skip_tokenizer_init": False, "limit_mm_per_prompt": {"audio": 8},
 }  # fmt: skip
+LOOKS = {**SOUNDS, "max_num_batched_tokens": 256, "limit_mm_per_prompt": {"image": 8, "video": 0}}
+OF_SOUNDS, OF_PICTURES = ("sounds", [SOUND_TOKEN]), ("pictures", PICTURE)
 WINDOWS = {
     "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70,
 }  # fmt: skip
@@ -114,11 +120,17 @@ def scenarios(seed: int = 0) -> dict[str, Scenario]:
             "settings": {**TIGHT, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 3},
             "adapters": 6,
         },
-        "sounds": {"requests": _with_sounds(chance()), "model": AUDIO, "settings": SOUNDS},
+        "sounds": {"requests": _with_items(chance(), *OF_SOUNDS), "model": AUDIO, "settings": SOUNDS},
         "whole sounds": {
-            "requests": _with_sounds(chance()),
+            "requests": _with_items(chance(), *OF_SOUNDS),
             "model": AUDIO,
             "settings": {**SOUNDS, "disable_chunked_mm_input": True, "max_num_batched_tokens": 768},
+        },
+        "pictures": {"requests": _with_items(chance(), *OF_PICTURES), "model": PICTURES, "settings": LOOKS},
+        "whole pictures": {
+            "requests": _with_items(chance(), *OF_PICTURES),
+            "model": PICTURES,
+            "settings": {**LOOKS, "disable_chunked_mm_input": True, "max_num_batched_tokens": 300},
         },
         "windows": {"requests": _rounds(chance(), rounds=1), "model": WINDOWS, "settings": TIGHT},
     }

@@ -10,13 +10,13 @@ import pytest
 
 from calibration.validation.decision_replay import replay_decisions
 from serving.deployments.config import load_deployment
-from tests.vllm.environment import PYTHON, ROOT, environment, needs_vllm
+from tests.vllm.environment import PYTHON, ROOT, SEES, environment, needs_vllm
 from tests.vllm.scenarios import scenarios
 from traces.recording import Recording
 
 pytestmark = [pytest.mark.deep, pytest.mark.vllm, needs_vllm]
 
-ALL = scenarios()
+ALL = {name: one for name, one in scenarios().items() if SEES or "pictures" not in name}
 
 
 @pytest.fixture(scope="module")

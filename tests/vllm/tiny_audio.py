@@ -1,7 +1,4 @@
-"""A tiny model that hears, Qwen2-Audio, with the files of its processor; a sound of 0.2 to 16 s has 5 to 400 tokens.
-
-It stands for models that see, too: their processors need torchvision, which the build of vLLM for CPUs lacks.
-"""
+"""A tiny model that hears, Qwen2-Audio, with the files of its processor; a sound of 0.2 to 16 s has 5 to 400 tokens."""
 
 import json
 from pathlib import Path
@@ -29,8 +26,8 @@ _EXTRACTOR = {
     "sampling_rate": _RATE, "hop_length": 160, "chunk_length": _SECONDS, "n_fft": 400, "padding_value": 0.0,
 }  # fmt: skip
 _TOKENIZER = {
-    "tokenizer_class": "PreTrainedTokenizerFast", "processor_class": "Qwen2AudioProcessor", "unk_token": "w0",
-    "pad_token": "w0", "bos_token": "w1", "eos_token": "w2",
+    "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "pad_token": "w0", "bos_token": "w1",
+    "eos_token": "w2",
 }  # fmt: skip
 
 
@@ -40,15 +37,15 @@ def save_processor(folder: Path) -> None:
     save_tokenizer(folder)
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Write the files of a tokenizer with a word for each token."""
+def save_tokenizer(folder: Path, names: dict[int, str] = _NAMES, processor: str = "Qwen2AudioProcessor") -> None:
+    """Write the files of a tokenizer with a word for each token; `names` are those of special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER))
-    words = {_NAMES.get(number, f"w{number}"): number for number in range(TINY["vocab_size"])}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**_TOKENIZER, "processor_class": processor}))
+    words = {names.get(number, f"w{number}"): number for number in range(TINY["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(list(_NAMES.values()))
+    tokenizer.add_special_tokens(list(names.values()))
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
