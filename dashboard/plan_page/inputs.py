@@ -540,7 +540,9 @@ def _spot(chosen: list[str]) -> dict[str, Any]:
     """Draw the prices of spot GPUs and their interruptions, and return the fields of the request."""
     usual = PlanRequest.model_fields
     with st.expander("Spot GPUs"):
-        prices = {name: amount(f"{name} ($/h)", f"spot_{name}", 0, _DEAREST, 0, 0.1, help=_SPOT) for name in chosen}
+        prices = {
+            name: amount(f"{name} spot ($/h)", f"spot_{name}", 0, _DEAREST, 0, 0.1, help=_SPOT) for name in chosen
+        }
         if not any(prices.values()):
             return {}
         help = "Mean number of interruptions of one spot replica in an hour."
