@@ -11,7 +11,7 @@ from dashboard.palette import MARKS, NEUTRAL, SERIES, dots, empty, finish, line,
 from planning.plan.document import EngineCurve, RatePoint, Recommendation
 from serving.answers.figures import shown_number
 
-STAR = "the recommended fleet at the planned traffic"
+STAR = "the recommended fleet"
 _HEIGHT = 440
 _APART = 0.06, 0.04  # minimum distance of two numbers, as shares of the axes, on a telephone
 _PLOT_PX, _NAME_PX = 350, 16  # height between the axes, and height of a name, about
@@ -25,7 +25,7 @@ def frontier(curves: Sequence[EngineCurve], recommended: Recommendation | None) 
 
 def price(curves: Sequence[EngineCurve], recommended: Recommendation | None) -> go.Figure:
     """Return dollars per million output tokens against tokens/s per user, over the same rates."""
-    return _curves(curves, recommended, "usd_per_mtok_out", "$ per million output tokens")
+    return _curves(curves, recommended, "usd_per_mtok_out", "$ per Mtok output")
 
 
 def _curves(curves: Sequence[EngineCurve], recommended: Recommendation | None, y: str, title: str) -> go.Figure:
@@ -95,7 +95,7 @@ def _curves(curves: Sequence[EngineCurve], recommended: Recommendation | None, y
         star = {"symbol": symbols([at.level], "star")}
         place = [at.tok_s_user], [getattr(at, y)]
         dots(figure, *place, STAR, colours[curve.gpu], "%{customdata}<extra></extra>", 17, star, customdata=[label])
-    figure.update_xaxes(title_text="output tokens/s of the median user", rangemode="tozero")
+    figure.update_xaxes(title_text="tokens/s of the median user", rangemode="tozero")
     figure.update_yaxes(title_text=title, range=[0, top])
     return finish(figure, _HEIGHT)
 

@@ -63,7 +63,7 @@ def over_time(history: Sequence[Snapshot]) -> go.Figure:
     )
     plot.update_yaxes(rangemode="tozero")
     plot.update_yaxes(range=[0, 100], ticksuffix=" %", row=2, col=1)
-    plot.update_xaxes(title="s since the page was opened, of the last half hour", row=2)
+    plot.update_xaxes(title="time on this page (s)", row=2)
     return finish(plot, 480, legend=len(replicas) > 1)
 
 
@@ -96,7 +96,7 @@ def latencies(history: Sequence[Snapshot], bounds: Bounds) -> go.Figure | None:
             slo_line(plot, ms, label, "y", **where)
         plot.update_yaxes(title_text=f"{LATENCIES[name]} (ms)", rangemode="tozero", **where)
     legend_once(plot)
-    plot.update_xaxes(title="s since the page was opened", row=-(-len(shown) // 2))
+    plot.update_xaxes(title="time on this page (s)", row=-(-len(shown) // 2))
     return finish(plot, 60 + 180 * -(-len(shown) // 2))
 
 

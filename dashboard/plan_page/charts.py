@@ -114,7 +114,7 @@ def prices(points: Sequence[Point], spares: int = 0) -> go.Figure:
     text = {"text": [shown_usd(usd) for usd in x], "textposition": "outside", "cliponaxis": False}
     bars(figure, x, y, "", colours, hover, orientation="h", customdata=costs, **text)
     most = max(p.usd_per_mtok_out or 0 for p in ordered)
-    figure.update_xaxes(title_text="$ per million output tokens", range=[0, 1.3 * most or 1])
+    figure.update_xaxes(title_text="$ per Mtok output", range=[0, 1.3 * most or 1])
     return finish(figure, 90 + 38 * max(len(points), 2), legend=False)
 
 

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import streamlit as st
 from pydantic import BaseModel
+from streamlit.delta_generator import DeltaGenerator
 
 from calibration.steps.step_cost import Calibration
 from dashboard.drafts_input import drafts_input
@@ -157,12 +158,12 @@ def plan_inputs(runs: Path, own_policies: bool = False) -> PlanRequest | Incompl
 
     Raises UserError for inputs that can never be planned.
     """
-    candidates = st.container()
+    candidates, scheduling = st.container(), st.container()
     deployment = _deployment(runs)
     stated = deployment if isinstance(deployment, dict) else {}
     engine = st.expander("Engine")
     with st.expander("Fleet"):
-        fleet, calibration, own_policy = _fleet(runs, stated, own_policies)
+        fleet, calibration, own_policy = _fleet(runs, stated, own_policies, scheduling)
     own = calibration is not None and (calibration / OWN_CALIBRATION).exists()
     with candidates:
         served = {} if own else _served(runs, stated)
@@ -266,9 +267,9 @@ def _served(runs: Path, stated: Collection[str]) -> dict[str, Any]:
 
 
 def _fleet(
-    runs: Path, stated: Collection[str], own_policies: bool
+    runs: Path, stated: Collection[str], own_policies: bool, scheduling: DeltaGenerator
 ) -> tuple[dict[str, Any], Path | None, str | Incomplete]:
-    """Draw the settings of the fleet, and return the changed fields of the request.
+    """Draw the settings of the fleet, its policies in `scheduling`, and return the changed fields of the request.
 
     Also return the calibration, if any, and the user's own policy, if any. Fields that the deployment states are left
     out.
@@ -280,12 +281,13 @@ def _fleet(
     if timed in measured:
         fleet["calibration"] = str(measured[timed].resolve())
     if "policy" not in stated:
-        policies = choose_many(
-            "Policies", [*POLICIES, OWN], "policies", ["vllm"], policies_title, "The plan tries each policy."
-        )
-        if OWN in policies:
-            own = policy_input(runs, "own", "policy file", own_policies, _COMMAND)
-            policies = [str(own) if name == OWN else name for name in policies]
+        with scheduling:
+            policies = choose_many(
+                "Policies", [*POLICIES, OWN], "policies", ["vllm"], policies_title, "The plan tries each policy."
+            )
+            if OWN in policies:
+                own = policy_input(runs, "own", "policy file", own_policies, _COMMAND)
+                policies = [str(own) if name == OWN else name for name in policies]
         if timed in measured or policies != ["vllm"]:
             fleet["policies"] = policies
     splits = choose_many(
@@ -543,7 +545,9 @@ def _spot(chosen: list[str]) -> dict[str, Any]:
     """Draw the prices of spot GPUs and their interruptions, and return the fields of the request."""
     usual = PlanRequest.model_fields
     with st.expander("Spot GPUs"):
-        prices = {name: amount(f"{name} ($/h)", f"spot_{name}", 0, _DEAREST, 0, 0.1, help=_SPOT) for name in chosen}
+        prices = {
+            name: amount(f"{name} spot ($/h)", f"spot_{name}", 0, _DEAREST, 0, 0.1, help=_SPOT) for name in chosen
+        }
         if not any(prices.values()):
             return {}
         help = "Mean number of interruptions of one spot replica in an hour."

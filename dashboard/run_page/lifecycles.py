@@ -79,7 +79,7 @@ def _cells(metrics: RunMetrics, gaps: _Spread) -> dict[str, list[Cell]]:
             ("queue p50", queue.p50, "queue_ms"),
             ("queue p99", queue.p99, "queue_ms"),
             ("requests/s", s["request_throughput"], "request_throughput"),
-            ("most at once", s["concurrency_peak"], "concurrency"),
+            ("peak concurrency", s["concurrency_peak"], "concurrency"),
         ],
     }
 

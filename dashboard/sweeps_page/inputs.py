@@ -139,7 +139,7 @@ def _from_text(runs: Path) -> NewSweep | Incomplete:
         max_chars=MOST_KB * 1000,
         key=fresh_key("sweep_text", "file"),
         placeholder=_EXAMPLE,
-        help="As for `tokentwin sweep FILE`, without files and code of your own. docs/sweeps.md describes it.",
+        help="As for `tokentwin sweep FILE`. It names no files: choose a trace or a policy file of your own by form.",
     )
     if text.strip():
         said = keep_document(runs, _KEPT, sweep_of(text))

@@ -92,7 +92,7 @@ def test_shape_and_preset_in_quick_turns(server, page):
             page.get_by_role("radio", name="Shape").first.click()
             idle(page)
     shown = dict(pair for pair in inputs(page) if isinstance(pair, list))
-    asked = ("Prompt (tokens)", "Output (tokens)", "Shared prefix (tokens)", "Peak req/s", "H100")
+    asked = ("Prompt (tokens)", "Output (tokens)", "Shared prefix (tokens)", "Peak req/s", "H100 ($/h)")
     assert [shown[name] for name in asked] == ["1000", "250", "0", "20", "2.69"]
 
 
@@ -183,7 +183,7 @@ def test_a_bad_upload_and_a_good_one_leave_the_numbers_as_they_were(server, page
     idle(page)
     drawn_again(page)
     shown = dict(pair for pair in inputs(page) if isinstance(pair, list))
-    assert [shown[name] for name in ("Spare replicas", "H100", "Busiest period (s)")] == ["2", "2.69", "300"]
+    assert [shown[name] for name in ("Spare replicas", "H100 ($/h)", "Busiest period (s)")] == ["2", "2.69", "300"]
     said = page.evaluate("Object.fromEntries(new URLSearchParams(location.search))")
     assert (
         said.pop("trace")

@@ -33,7 +33,7 @@ def test_text_has_enough_contrast_in_both_themes(server, page):
             )
             nodes = [node for fault in checked["violations"] for node in fault["nodes"]]
             faults += [(name, scheme, node["html"][:120], node["failureSummary"]) for node in nodes]
-    assert faults == []
+    assert not faults, faults
 
 
 def test_a_number_out_of_its_range_stops_the_button(server, page):
