@@ -5,8 +5,9 @@ model. vLLM's defaults are those of its API server (`EngineArgs.get_batch_defaul
 release 0.33). Larger GPUs get larger steps and more requests at once, except the A100, whose throughput falls with
 larger steps. SGLang chooses its prompt chunk size by memory, and divides it by the data-parallel ranks (`ServerArgs`),
 and TensorRT-LLM has one token budget (`max_num_tokens`). Both run at least 2,048 requests at once; here they have
-vLLM's limit of requests. With a higher limit, the memory for sampling would reduce the estimated number of KV blocks. A request may have the
-model's length; where the KV cache is too small for that, as many tokens as fit (vLLM's `--max-model-len auto`).
+vLLM's limit of requests. With a higher limit, the memory for sampling would reduce the estimated number of KV blocks. A
+request may have the model's length; where the KV cache is too small for that, as many tokens as fit (vLLM's `--max-
+model-len auto`).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
     if "max_model_len" in stated or pooling is not None:
         return settings
     unstated = {name: value for name, value in settings.items() if name not in stated}
-    return {"max_model_len": _longest(deployment.rescheduled(**unstated), gpu), **settings}
+    return {**settings, "max_model_len": _longest(deployment.rescheduled(**unstated), gpu)}
 
 
 def _longest(deployment: Deployment, gpu: GpuSpec) -> int:

@@ -9,6 +9,9 @@ import pytest
 from serving.deployments.config import Deployment, parse
 from serving.deployments.engine_defaults import defaults_taken, engine_defaults, with_engine_defaults
 from serving.deployments.gpu_spec import find_gpu
+from serving.deployments.kv_capacity import kv_capacity
+from serving.deployments.kv_layout import most_held
+from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
 
 NAMES = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling")
@@ -63,10 +66,40 @@ def test_what_is_stated_stays_and_the_rest_is_told() -> None:
     stated = deployment(scheduler={"max_num_seqs": 64})
     made = with_engine_defaults(stated, find_gpu("H100"))
     assert [getattr(made.scheduler, name) for name in NAMES] == [64, 8192, True]
-    taken = "defaults of vllm 0.33 on H100: max_num_batched_tokens 8,192, async_scheduling true"
+    taken = "defaults of vllm 0.33 on H100: max_num_batched_tokens 8,192, async_scheduling true, max_model_len 131,072"
     assert defaults_taken(stated, find_gpu("H100")) == taken
     assert defaults_taken(made, find_gpu("H100")) == ""
     assert with_engine_defaults(made, find_gpu("L4")) == made
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "longest"),
+    [
+        ("H100", "Llama-3.1-8B", 131_072),  # the model's
+        ("L4", "Llama-3.1-8B", 28_704),  # as much as the KV cache holds
+        ("T4", "Qwen3-8B", 8192),  # has no room at all, and is refused with the usual length
+        ("H100", "Llama-2-7b", 4096),
+    ],
+)
+def test_a_request_may_have_the_models_length_or_what_the_kv_cache_holds(gpu: str, model: str, longest: int) -> None:
+    spec, stated = find_gpu(gpu), deployment(model=model)
+    made = with_engine_defaults(stated, spec)
+    assert made.scheduler.max_model_len == longest
+    if gpu == "L4":
+        room = kv_capacity(find_model(model), spec, made).num_blocks
+        assert most_held(made.scheduler, longest) < room == most_held(made.scheduler, longest + 1)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192},
+        {"kv_reservation": "max_model_len", "enable_prefix_caching": False},
+    ],
+)
+def test_what_is_never_split_keeps_the_usual_length(scheduler: dict[str, Any]) -> None:
+    made = with_engine_defaults(deployment(scheduler=scheduler), find_gpu("H100"))
+    assert made.scheduler.max_model_len == 8192
 
 
 def test_without_chunks_a_step_has_room_for_the_longest_prompt_unless_it_is_stated_to_have_less() -> None:
