@@ -1,10 +1,10 @@
-"""Ahead-of-time compilation of every kernel for sm_90 in the form in which it is launched; no GPU is needed.
+"""Ahead-of-time compilation of every kernel for sm_90 or sm_100 in the form in which it is launched; no GPU is needed.
 
 The compiler reports registers, shared memory, stack and spills. This report, and whether the PTX has the intended
 instructions, decide much of a kernel's speed, so they are tested. `python -m lab.gpu_suite.aot` prints the table and
-fails if a kernel is not within its limits. `--write docs/kernels.md` puts the table between that page's markers, and
-`--check docs/kernels.md` fails if it is not there. The command must run without TRITON_INTERPRET, because the
-interpreter compiles nothing.
+fails if a kernel is not within its limits. `--arch 100` compiles for Blackwell, whose tensor memory is limited, too.
+`--write docs/kernels.md` puts the table between that page's markers, and `--check docs/kernels.md` fails if it is not
+there. The command must run without TRITON_INTERPRET, because the interpreter compiles nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
-from realengine.kernels.launches import Specialisation
+from realengine.kernels.launches import COMPILED_FOR, Specialisation
 from serving.answers.markdown import markdown_table
 
 MODULES = (
@@ -38,18 +38,21 @@ MODULES = (
     "router",
     "sampling",
 )
-TARGET = GPUTarget("cuda", 90, 32)
+ARCHITECTURES = (90, 100)
+TENSOR_COLUMNS = 512  # columns of tensor memory of a multiprocessor of sm_100
 _BEGIN = "<!-- begin: made by python -m lab.gpu_suite.aot --write -->"
 _END = "<!-- end -->"
 _COUNTED = ("wgmma", "cp.async")
+_ON_BLACKWELL = {"wgmma": "tcgen05"}  # tensor-core instructions of sm_90, and those of sm_100
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Resources(NamedTuple):
-    """The resources of a compiled kernel: warps, pipeline stages, registers and stack of a thread, shared memory.
+    """The resources of a compiled kernel: warps, pipeline stages, registers and stack of a thread, and memory.
 
     Registers that did not fit are spilled to the stack: `spill_bytes` is the number of bytes of the resulting loads and
-    stores. `counts` has the number of occurrences of each expected string, "wgmma" and "cp.async" in the PTX.
+    stores. `tensor_columns` is the number of columns of tensor memory. `counts` has the number of occurrences of each
+    expected string, "wgmma" and "cp.async" in the PTX; on sm_100 "wgmma" stands for "tcgen05".
     """
 
     warps: int
@@ -59,10 +62,11 @@ class Resources(NamedTuple):
     spill_bytes: int
     shared_bytes: int
     counts: dict[str, int]
+    tensor_columns: int = 0
 
 
 def compile_report(spec: Specialisation) -> Resources:
-    """Compile `spec` for `TARGET` and return its resources from the machine code. Call `compile_only` first."""
+    """Compile `spec` for `COMPILED_FOR`, and return its resources from the machine code."""
     made: list[tuple[JITFunction, Any]] = []
 
     def compiling(kernel: JITFunction, grid: object) -> Callable[..., None]:
@@ -82,15 +86,25 @@ def compile_report(spec: Specialisation) -> Resources:
         stack_bytes=stack,
         spill_bytes=_spill_bytes(ptx) if stack else 0,
         shared_bytes=compiled.metadata.shared,
-        counts={text: ptx.count(text) for text in dict.fromkeys((*spec.expects, *_COUNTED))},
+        counts={text: ptx.count(_in_ptx(text)) for text in dict.fromkeys((*spec.expects, *_COUNTED))},
+        tensor_columns=compiled.metadata.tmem_size,
     )
 
 
+def _in_ptx(expected: str) -> str:
+    return expected if _arch() == ARCHITECTURES[0] else _ON_BLACKWELL.get(expected, expected)
+
+
+def _arch() -> int:
+    major, minor = COMPILED_FOR.get()
+    return 10 * major + minor
+
+
 class _CompileOnly:
-    """The part of a Triton driver that the JIT needs to compile for `TARGET`, without using a GPU."""
+    """The part of a Triton driver that the JIT needs to compile for `COMPILED_FOR`, without using a GPU."""
 
     def get_current_target(self) -> GPUTarget:
-        return TARGET
+        return GPUTarget("cuda", _arch(), 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -121,6 +135,8 @@ def faults(spec: Specialisation, used: Resources) -> list[str]:
         broken.append(f"{used.registers} registers, at most {spec.register_ceiling} are allowed")
     if used.stack_bytes > spec.stack_ceiling:
         broken.append(f"{used.stack_bytes} bytes of stack, {used.spill_bytes} bytes of spills")
+    if used.tensor_columns > TENSOR_COLUMNS:
+        broken.append(f"{used.tensor_columns} columns of tensor memory, at most {TENSOR_COLUMNS} are allowed")
     broken += [f"no {text} in its PTX" for text in spec.expects if not used.counts[text]]
     return [f"{spec.name}: {fault}" for fault in broken]
 
@@ -139,16 +155,18 @@ def table(reports: list[tuple[Specialisation, Resources]]) -> str:
         ]
         spans = (" to ".join(map(str, sorted({min(column), max(column)}))) for column in zip(*rows, strict=True))
         lines.append((name, str(len(rows)), *spans))
-    header = ("kernel", "forms", "registers", "ceiling", "shared", "wgmma", "cp.async")
+    header = ("kernel", "forms", "registers", "ceiling", "shared", *map(_in_ptx, _COUNTED))
     made = markdown_table(header, lines, [False] + [True] * 6)
-    return f"Triton {triton.__version__}, sm_{TARGET.arch}.\n\n{made}"
+    return f"Triton {triton.__version__}, sm_{_arch()}.\n\n{made}"
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.gpu_suite.aot", description="Compile every kernel.")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table between the markers of this page")
     parser.add_argument("--check", type=Path, metavar="PAGE", help="fail if the table in this page is out of date")
+    parser.add_argument("--arch", type=int, choices=ARCHITECTURES, default=90, help="90: H100, H200; 100: B200, GB200")
     options = parser.parse_args(arguments)
+    COMPILED_FOR.set(divmod(options.arch, 10))
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set: the interpreter compiles nothing; unset it")
     reports = [(spec, compile_report(spec)) for spec in specialisations()]
@@ -177,7 +195,8 @@ def _parts(page: Path) -> tuple[str, str, str]:
 
 
 def _spill_bytes(ptx: str) -> int:
-    report = _tool("ptxas", "-v", "-arch=sm_90a", "-o", "/dev/null", contents=ptx.encode())
+    assembler = "ptxas" if _arch() == ARCHITECTURES[0] else "ptxas-blackwell"
+    report = _tool(assembler, "-v", f"-arch=sm_{_arch()}a", "-o", "/dev/null", contents=ptx.encode())
     return sum(int(number) for number in re.findall(r"(\d+) bytes spill", report))
 
 

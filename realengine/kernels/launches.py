@@ -12,6 +12,7 @@ models with each head dimension and group size, and for one of these models with
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ INTERPRETING: bool = triton.knobs.runtime.interpret
 _COMPUTE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _HAS = "launch_pdl" in CUDAOptions.__dataclass_fields__ and hasattr(tl.extra.cuda, "gdc_wait") and not INTERPRETING
 _FIRST_CAPABILITY = (9, 0)
+COMPILED_FOR: ContextVar[tuple[int, int]] = ContextVar("COMPILED_FOR", default=(9, 0))  # ahead of time: H100 and H200
 TRITON_NAME = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv"}
 I32, U8, I64, F32 = torch.int32, torch.uint8, torch.int64, torch.float32
 
@@ -39,16 +41,20 @@ def compute_dtype(dtype: torch.dtype) -> tl.dtype:
 def dependent_launch(device: torch.device) -> dict[str, Any]:
     """Return the arguments of a launch on `device` that switch PDL on or off, in the kernel and in Triton.
 
-    Without a GPU, kernels are only compiled, for an H100 or H200, with PDL. Triton's interpreter, which runs kernels on
-    the CPU, gets no PDL.
+    Triton's interpreter, which runs kernels on the CPU, gets no PDL.
     """
-    if _HAS and (device.type != "cuda" or _capability(device.index) >= _FIRST_CAPABILITY):
+    if _HAS and capability(device) >= _FIRST_CAPABILITY:
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a GPU; of another device, that for which kernels are compiled ahead of time."""
+    return _of_gpu(device.index) if device.type == "cuda" else COMPILED_FOR.get()
+
+
 @cache
-def _capability(index: int | None) -> tuple[int, int]:
+def _of_gpu(index: int | None) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from realengine.kernels.kv_splits import is_last_part
-from realengine.kernels.launches import I32, TRITON_NAME, U8, Specialisation, compute_dtype, shaped
+from realengine.kernels.launches import I32, TRITON_NAME, U8, Specialisation, capability, compute_dtype, shaped
 from realengine.models.linear import PackedWeight
 
 _STEP = 16  # words of a row that a step reads: 64 bytes, or 128 inputs of 4 bits
@@ -223,7 +223,7 @@ def only_few_tokens(device: torch.device) -> bool:
     On Blackwell (sm_100) each of the eight products of a step has sums of its own in tensor memory. For 64 tokens and
     128 rows they take more than its 512 columns, and Triton refuses the launch.
     """
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
+    return capability(device)[0] == 10
 
 
 def _tile(tokens: int, device: torch.device) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Every kernel compiled for sm_90 as it is launched, on a machine without a GPU; the page that says what came out."""
+"""Every kernel compiled for sm_90 and sm_100 as it is launched, without a GPU; the page that says what came out."""
 
 import os
 import subprocess
@@ -25,7 +25,10 @@ def compiled(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 # The first specialisation of each kernel.
 ONE_EACH = """
+import sys
 from lab.gpu_suite import aot
+from realengine.kernels.launches import COMPILED_FOR
+COMPILED_FOR.set(divmod(int(sys.argv[1]), 10))
 first = {spec.kernel: spec for spec in reversed(aot.specialisations())}.values()
 reports = [(spec, aot.compile_report(spec)) for spec in first]
 assert not [fault for spec, used in reports for fault in aot.faults(spec, used)]
@@ -34,9 +37,10 @@ print(len(reports))
 
 
 @pytest.mark.aot
-def test_a_kernel_of_each_sort_is_within_its_limits() -> None:
+@pytest.mark.parametrize("arch", aot.ARCHITECTURES)
+def test_a_kernel_of_each_sort_is_within_its_limits(arch: int) -> None:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", ONE_EACH]
+    command = [sys.executable, "-c", ONE_EACH, str(arch)]
     done = subprocess.run(command, cwd=REPOSITORY, env=kept, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > len(aot.MODULES)
@@ -50,6 +54,13 @@ def test_every_kernel_is_within_its_limits_and_as_the_page_says() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.aot
+@pytest.mark.deep
+def test_every_kernel_is_within_its_limits_on_blackwell() -> None:
+    done = compiled("--arch", "100")
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_module_that_names_specialisations_is_compiled() -> None:
     modules = (REPOSITORY / "realengine" / "kernels").glob("*.py")
     named = {path.stem for path in modules if "\ndef specialisations()" in path.read_text()}
@@ -60,6 +71,7 @@ def test_every_module_that_names_specialisations_is_compiled() -> None:
     ("used", "fault"),
     [
         (USED._replace(registers=65), "65 registers, at most 64 are allowed"),
+        (USED._replace(tensor_columns=520), "520 columns of tensor memory, at most 512 are allowed"),
         (USED._replace(stack_bytes=8, spill_bytes=16), "8 bytes of stack, 16 bytes of spills"),
         (USED._replace(counts={**USED.counts, "ld.global.v4.b32": 0}), "no ld.global.v4.b32 in its PTX"),
     ],

@@ -34,7 +34,7 @@ def test_a_tile_holds_whole_groups_and_more_tokens_in_long_steps(heads, kv_heads
 @pytest.mark.skipif(launches.INTERPRETING, reason="the interpreter has no dependent launches")
 @pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((9, 0), True), ((10, 3), True)])
 def test_launches_overlap_from_sm_90_on(capability, has, monkeypatch):
-    monkeypatch.setattr(launches, "_capability", lambda index: capability)
+    monkeypatch.setattr(launches, "_of_gpu", lambda index: capability)
     arguments = launches.dependent_launch(torch.device("cuda", 0))
     assert arguments == ({"PDL": True, "launch_pdl": True} if has else {"PDL": False})
     assert launches.dependent_launch(torch.device("meta"))["PDL"]  # as what is compiled ahead
