@@ -13,7 +13,7 @@ from planning.bench.client import bench
 from planning.bench.request import BenchTarget
 from planning.learn.answers import Answer, Counted
 from planning.learn.questions import Question
-from planning.learn.reported import counted, read_page, sglang_blocks, sglang_settings, vllm_settings
+from planning.learn.reported import counted, read_page, running, sglang_blocks, sglang_settings, vllm_settings
 from planning.learn.server import TimeIsUp
 from serving.errors import UserError
 from serving.workload import Workload
@@ -60,6 +60,8 @@ class HttpServer:
             raise TimeIsUp
         began = monotonic()
         before = self._get("/metrics") if self.counts else ""
+        if others := running(before):
+            self.say(f"{others} {'request' if others == 1 else 'requests'} of others running: they disturb the answer")
         status = bench(question.workload, self.target, place, model=self.model, overwrite=True)
         if status != "complete":
             raise Interrupted

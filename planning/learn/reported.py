@@ -93,5 +93,11 @@ def counted(before: str, after: str) -> Counted | None:
     return Counted(round(last[0] - first[0]), round((last[1] or 0) - (first[1] or 0)))
 
 
+def running(metrics: str) -> int:
+    """Return the number of requests that run while vLLM's or SGLang's metrics are read; 0 if these do not say."""
+    seen = (total_of(name, metrics) for name in ("vllm:num_requests_running", "sglang:num_running_reqs"))
+    return round(next((count for count in seen if count is not None), 0))
+
+
 def _counts(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -55,6 +55,17 @@ def test_another_question_of_the_same_name_is_asked(server: HttpServer) -> None:
     assert len(server.ask(ask.burst(Bounds(4, 2048))).tokens_ns) == 4
 
 
+def test_requests_of_others_are_noticed(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    server.say, server.counts = said.append, True
+    server.ask(ask.plateau(2, 32, BOUNDS))
+    server.ask(ask.plateau(3, 32, BOUNDS))
+    assert not [line for line in said if "of others" in line]
+    monkeypatch.setattr(server, "_get", lambda path: "vllm:num_requests_running 4\n")
+    server.ask(ask.plateau(4, 32, BOUNDS))
+    assert "4 requests of others running: they disturb the answer" in said
+
+
 def test_what_the_server_reports_is_read(server: HttpServer) -> None:
     assert server.reported() == {"num_blocks": 2000, "block_size": 16, "enable_prefix_caching": True}
     assert server.longest() == 2048

@@ -14,7 +14,7 @@ from planning.learn.engines import engines_of
 from planning.learn.proof import made_up_traffic
 from planning.learn.questions import Bounds
 from planning.learn.recorded_steps import recorded_settings, recorded_steps
-from planning.learn.reported import counted, sglang_blocks, sglang_settings, vllm_settings
+from planning.learn.reported import counted, running, sglang_blocks, sglang_settings, vllm_settings
 from planning.learn.seen_steps import seen_steps
 from planning.learn.session import OwnTraffic
 from planning.learn.step_times import CorrectedKernels
@@ -123,6 +123,12 @@ def test_what_vllm_reports_is_read() -> None:
     later = VLLM.replace("100.0", "140.0").replace("3.0", "4.0")
     assert counted(VLLM, later) == (40, 1)
     assert counted("", "") is None
+
+
+@pytest.mark.parametrize("gauge", ["vllm:num_requests_running", "sglang:num_running_reqs"])
+def test_running_requests_are_read(gauge: str) -> None:
+    assert running(f'{gauge}{{engine="0"}} 2.0\n{gauge}{{engine="1"}} 1.0\n') == 3
+    assert running(VLLM) == 0
 
 
 def test_what_sglang_reports_is_read() -> None:
