@@ -42,7 +42,9 @@ def test_the_attainment_of_a_fleet_is_one_number_with_its_band_on_plan_and_front
     best = answer.recommendation
     assert best is not None and best.choices is not None
     one = words.attainment_of(answer, best)
-    assert one.startswith(shown_share(best.attainment, 1)) and one == words.attainment(best.choices.recommended)
+    assert one.startswith(shown_share(best.attainment, 1)) and one == best.choices.recommended.attained
+    below = next(choice for choice in best.choices.existing if choice.replicas == best.replicas - 1)
+    assert answer.why_not_fewer and answer.why_not_fewer.endswith(f"attainment {below.attained}")
     for page in ("plan", "frontier"):
         assert f"{one} of the requests" in shown(opened(page, tmp_path, plan="example"))
 

@@ -147,6 +147,10 @@ def test_one_fewer_breaks_an_objective_and_says_by_how_much(plan: Plan) -> None:
     broken = [value for value, bound in zip(figures.observed, (400, 45), strict=True) if value > bound]
     assert broken
     assert f"{broken[0]:,.4g} ms" in why_not_fewer(plan, best)
+    assert best.fewer_point is not None and best.fewer_point.replicas == best.fewer.replicas
+    assert why_not_fewer(plan, best).endswith(f"attainment {best.fewer_point.attained}")
+    for replicas, (card, _) in best.choices.items():
+        assert replicas != best.fewer.replicas or card == best.fewer_point
 
 
 def test_headroom_ends_where_an_objective_breaks(plan: Plan) -> None:
