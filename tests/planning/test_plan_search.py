@@ -350,3 +350,19 @@ def test_attainment_names_the_bounds_that_cost_it() -> None:
     found = planned(question("ttft_ms<=400", "tpot_ms<=10", "attainment>=0.99"), [engine()])
     assert "% break tpot_ms<=10" in found.failures[0].reason
     assert "ttft_ms" not in found.failures[0].reason.removeprefix("attainment>=0.99")
+
+
+def test_about_as_many_simulations_are_left_as_the_plan_says() -> None:
+    told: list[tuple[float, float]] = []  # simulations done, and simulations left
+    done = 0.0
+
+    def marked(requests: float) -> None:
+        nonlocal done
+        done += requests / query.requests
+
+    query = replace(question(*SLOS), draws=tuple(traffic(seed=seed) for seed in (20, 40)))
+    with Planners(query, 1, marked) as workers:
+        make_plan(workers, [engine()], [], Limits(most=16), lambda left: told.append((done, left)))
+    assert len(told) > 3
+    for before, left in told:
+        assert left / 2 <= done - before <= 1.5 * left
