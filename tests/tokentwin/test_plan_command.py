@@ -125,7 +125,7 @@ def test_traffic_that_is_no_specification_is_refused(tmp_path: Path, content: st
 
 
 def test_candidates_are_every_combination_and_what_does_not_fit_says_why() -> None:
-    large = LLAMA.model_copy(update={"model": "Llama-3.1-70B"})
+    large = LLAMA.model_copy(update={"model": "Llama-3.1-70B"}).rescheduled(max_model_len=8192)  # as `long_enough` does
     gpus = {name: find_gpu(name) for name in ("H100", "H200")}
     fitting, ruled_out = candidate_engines(large, gpus, [1, 2, 3, 4], ["vllm", "sjf"], {"H200": 1.0})
     assert [e.name for e in fitting if e.deployment.policy == "vllm"] == ["TP4 H100", "TP2 H200", "TP4 H200"]

@@ -121,7 +121,7 @@ def inspect(
     check_edition(name, settings["quantization"])
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     given = {limit: value for limit, value in limits.items() if value is not None}
-    stated = parse(Deployment, {**settings, "scheduler": {"block_size": block_size, **given}}, "options")
+    stated = parse(Deployment, {**settings, "model": name, "scheduler": {"block_size": block_size, **given}}, "options")
     deployment = with_states(spec, with_engine_defaults(stated, device))
     capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
     click.echo(_described(spec))
