@@ -137,7 +137,7 @@ def table(table: Table, **how: Any) -> None:
         return
     cells, formats = {}, {}
     for at, (title, column) in enumerate(zip(table.titles, table.columns, strict=True)):
-        cells[title] = [row[at] for row in (table.rows if column.printf else texts)]
+        cells[title] = [column.number(row[at]) for row in table.rows] if column.printf else [row[at] for row in texts]
         if column.right:
             formats[title] = column.printf or "right"
     helps = dict(zip(table.titles, (column.help or defined_in(column.name) for column in table.columns), strict=True))

@@ -260,7 +260,7 @@ def _choices(answer: PlanDocument) -> None:
             )
             st.caption(
                 f"\\{shown_usd(choice.usd_per_hour)}/h. The SLOs hold in {holds} of cases. "
-                f"The SLOs are kept by {literal(words.attainment(choice))} of the requests.{broken}"
+                f"The SLOs are kept by {literal(choice.attained)} of the requests.{broken}"
             )
 
 

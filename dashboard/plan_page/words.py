@@ -61,22 +61,13 @@ def headline(best: Recommendation) -> dict[str, str]:
     return figures
 
 
-def attainment(point: FleetPoint) -> str:
-    """Return the attainment of a fleet with its 90 % band: `99.3 % (58.0 to 100 %)`."""
-    return f"{shown_share(point.attainment, 1)} ({_attainment_band(point)})"
-
-
-def _attainment_band(point: FleetPoint) -> str:
-    return " to ".join(shown_share(end, 1) for end in (point.if_slow, point.if_fast))
-
-
 def attainment_of(answer: PlanDocument, fleet: Point) -> str:
     """Return the attainment of any fleet of a plan, with its band if both ends of its step times were simulated."""
     best = answer.recommendation
     choices = best.choices.existing if best and best.choices else ()
     for known in (*choices, *answer.by_replicas):
         if best and (best.engine, known.replicas) == (fleet.engine, fleet.replicas):
-            return attainment(known)
+            return known.attained
     return shown_share(fleet.attainment, 1)
 
 
@@ -97,7 +88,7 @@ def headline_bands(answer: PlanDocument) -> dict[str, str]:
         return {}
     mine = best.choices.recommended
     users = (mine.tok_s_user_if_slow, mine.tok_s_user_if_fast)
-    bands = {"attainment": _attainment_band(mine)}
+    bands = {"attainment": mine.band}
     if all(users):
         bands["tok/s per user"] = shown_band(*users)
     if best.energy:

@@ -15,7 +15,7 @@ from dashboard.cdf_panels import Line, cdf_panels
 from dashboard.palette import run_colour
 from dashboard.shown import literal
 from planning.plan.objectives import Objective, Objectives, parse_objectives
-from serving.answers.figures import shown_share
+from serving.answers.figures import shown_share, shown_time
 from traces.metrics.run_metrics import RunMetrics
 from traces.recording import Recording
 from traces.tables import ecdf
@@ -56,7 +56,10 @@ def slo_figure(metrics: RunMetrics, objectives: Objectives, colour: str) -> go.F
 
 
 def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:
-    """Return a text for each objective: whether it held, and its observed value."""
+    """Return a text for each objective: whether it held, and its observed value.
+
+    The main figures are of the finished requests; the percentile among these is stated, too, if it is another.
+    """
     verdicts = []
     for objective in objectives.slos:
         observed = objective.observed(metrics)
@@ -67,6 +70,9 @@ def _verdicts(metrics: RunMetrics, objectives: Objectives) -> list[str]:
         else:
             verdict = "holds"
         seen = objectives.seen(objective, observed, objectives.broken(metrics))
+        finished = objective.observed(metrics, math.nan)
+        if finished != observed and not math.isnan(finished):
+            seen += f", as unfinished requests count; {shown_time(finished, 4)} among finished ones"
         verdicts.append(f"{objective.text} {verdict} ({seen})")
     return verdicts
 

@@ -98,7 +98,8 @@ def headline_figures(run: Mapping[str, Any], metrics: RunMetrics) -> list[Fact]:
             continue
         band = bands.get(name, {}).get(stat, ())
         value = getattr(metrics.distribution(name), stat)
-        (text, *ends), unit = shown_times(value, *band)
+        (text,), unit = shown_times(value, digits=4)  # as in the verdict on an SLO
+        ends = shown_times(value, *band)[0][1:]
         figures.append(Fact(f"{metric(name).label} {stat} ({unit})", text, "–".join(ends) or None, metric(name).help))
     for name, label in RATES:
         band = bands.get(name, {}).get("value", ())

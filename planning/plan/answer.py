@@ -158,7 +158,7 @@ def length_histogram(tokens: Sequence[int]) -> Histogram:
 
 def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
     objectives, figures = plan.question.objectives, best.offer.trial.figures
-    fewer = best.fewer.decisive.figures if best.fewer else None
+    fewer, beside = best.fewer.decisive.figures if best.fewer else None, best.fewer_point
     gpus, spares = best.offer.engine.gpus, plan.limits.spares
     assert figures is not None
     seen = zip(objectives.slos, figures.observed, strict=True)
@@ -168,7 +168,7 @@ def _recommendation(plan: Plan, best: Recommended) -> Recommendation:
         **_offered(best.offer, objectives.slos),
         deployment=_deployment(plan, best.offer).model_dump(mode="json"),
         vllm_serve=vllm_command_of(best.offer.engine),
-        one_fewer=Fewer(**_seen(fewer, objectives.slos), attainment=fewer.attainment) if fewer else None,
+        one_fewer=Fewer(**_seen(fewer, objectives.slos), attainment=beside.attainment) if fewer and beside else None,
         choices=_choices(plan, best),
         headroom_percent=best.knee.headroom_percent,
         headroom_band=best.headroom,

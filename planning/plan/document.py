@@ -50,9 +50,9 @@ class Offered(Observed, Point):
 
 
 class Fewer(Observed):
-    """The figures of one replica fewer than recommended, simulated to the end."""
+    """One replica fewer than recommended; observed figures are those with slow steps if only slow steps break SLOs."""
 
-    attainment: float = fact("share of the requests within every bound", "fraction")
+    attainment: float = fact("share of the requests within every bound if steps are as predicted", "fraction")
 
 
 class FleetPoint(Part):
@@ -69,6 +69,16 @@ class FleetPoint(Part):
     tok_s_user_if_fast: Number = fact("the same at the fast end", "tokens/s", default=None)
     level: str = fact("trust in the fleet's step times", default="")
     reason: str = fact("reason of the level", default="")
+
+    @property
+    def band(self) -> str:
+        """The 90 % band of the attainment: `58.0 % to 100 %`."""
+        return " to ".join(shown_share(end, 1) for end in (self.if_slow, self.if_fast))
+
+    @property
+    def attained(self) -> str:
+        """The attainment with its band: `99.3 % (58.0 % to 100 %)`."""
+        return f"{shown_share(self.attainment, 1)} ({self.band})"
 
 
 class Choice(FleetPoint):
@@ -559,15 +569,14 @@ _OF_OUTPUTS = (
     Column("tok/s\na GPU", Form(shown_number, "%.0f")),
     Column("$/Mtok\noutput", USD),
 )
-_OPTIONAL = Form(lambda share: NOTHING if share is None else shown_share(share, 1), "percent")
 _OF_MIXES = (
     Column("against\nsingle", FIGURE),
     Column("SLOs\nhold", FIGURE),
     Column("attain-\nment", SHARE),
 )
 _OF_SPOT = (
-    Column("one in-\nterrupted", _OPTIONAL, "attainment with one interruption half way through the traffic", spare=1),
-    Column("all spot\ngone", _OPTIONAL, "attainment if all spot GPUs are gone", spare=1),
+    Column("one in-\nterrupted", SHARE, "attainment with one interruption half way through the traffic", spare=1),
+    Column("all spot\ngone", SHARE, "attainment if all spot GPUs are gone", spare=1),
 )
 _ENERGY = {
     "power_w": Column("W", Form(shown_number, "%.0f"), "estimated mean power of all GPUs in steady operation", spare=4),

@@ -66,13 +66,16 @@ class Objective:
             values, unfinished = values[mine], unfinished[mine]
         return int((unfinished | (values > bound)).sum()), int((unfinished | (values == values)).sum())
 
-    def observed(self, metrics: RunMetrics) -> float:
-        """Return the attainment, or the percentile in ms, which is infinite if it falls on an unfinished request."""
+    def observed(self, metrics: RunMetrics, unfinished_ms: float = math.inf) -> float:
+        """Return the attainment, or the percentile in ms, which is infinite if it falls on an unfinished request.
+
+        With NaN as `unfinished_ms`, the percentile is of the finished requests, as in a run's report.
+        """
         if self.attainment:
             misses, counted = self.misses(metrics)
             return 1.0 - misses / counted
         values = metrics.values(self.bounds[0][0])
-        values = np.where(metrics.finished, values, np.inf)
+        values = np.where(metrics.finished, values, unfinished_ms)
         if self.slo_class:
             values = values[metrics.of_class(self.slo_class)]
         ordered = np.sort(values[~np.isnan(values)])

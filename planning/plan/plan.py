@@ -18,8 +18,9 @@ from planning.plan.worth import Probabilities, most_worth, probabilities_of
 from planning.workers import Task, Workers
 
 RUNNERS_UP = 3
-# Approximate numbers of simulations for the answer, for the fleets around it, and for the other choices on all draws.
-_KNEE, _HEADROOM, _ENDS, _NEAR, _CHOICES = 4, 6, 3, 2, 5
+# Approximate numbers of simulations for the worth of the offers, for the answer, for the fleets around it, and for one
+# other choice on all draws, counted for an hour of the Azure trace.
+_WORTH, _KNEE, _HEADROOM, _ENDS, _NEAR, _CHOICE = 7, 4, 6, 3, 2, 8
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Recommendation:
     Attributes:
         probabilities: probabilities that it meets all objectives
         fewer: a trial of one replica fewer, run to the end; None if no replica would be left
+        fewer_point: its attainment as predicted, with the band; None if `fewer` is None
         fast, slow: fewest replicas that meet the objectives at the fast and the slow end of the 90 % interval of step
             times; `slow` is None if no number does
         likely: fewest replicas that meet the objectives if steps are as predicted
@@ -63,6 +65,7 @@ class Recommendation:
     offer: Offer
     probabilities: Probabilities
     fewer: Trial | None
+    fewer_point: FleetPoint | None
     fast: int
     likely: int
     slow: int | None
@@ -110,7 +113,7 @@ def make_plan(
     with higher attainment. It has enough replicas to meet the SLOs with that risk on other draws of the traffic, too.
     """
     question = workers.common
-    after = _KNEE + _HEADROOM + _ENDS + _NEAR + _CHOICES
+    after = _WORTH + _KNEE + _HEADROOM + _ENDS + 2 * _NEAR + _CHOICE
     searched = search(
         workers,
         engines,
@@ -245,25 +248,21 @@ def _recommended(
         partial(knee, engine=engine, replicas=replicas),
         partial(replicas_at, engine=engine, replicas=replicas, most=limits.most),
     ]
-    progress(_KNEE + _HEADROOM + _ENDS + len(around) + _CHOICES)
+    progress(_KNEE + _HEADROOM + _ENDS + len(around) + _NEAR + _CHOICE)
     headroom, *trials, growth, (fast, likely, slow) = workers.run(tasks)
-    progress(_CHOICES)
+    others = [number for number in dict.fromkeys((likely, slow)) if number and number != replicas]
     more = [(engine, trial) for trial in trials]
     own = (trial for other, trial in (*more, *known) if other is engine)
     fewer = next((trial for trial in own if trial.replicas == replicas - 1 and trial.decisive.figures), None)
-    choices = _choices(workers, engine, {replicas: probabilities}, [n for n in (likely, slow) if n])
-    return Recommendation(best, probabilities, fewer, fast, likely, slow, growth, headroom, choices), more
-
-
-def _choices(
-    workers: Workers[Question], engine: Engine, known: Mapping[int, Probabilities], others: Sequence[int]
-) -> dict[int, tuple[FleetPoint, Probabilities]]:
-    """Return the points and probabilities of the `known` fleets and of the `others`, by number of replicas."""
-    more = [number for number in dict.fromkeys(others) if number not in known]
-    simulated = probabilities_of(workers, [(engine, number) for number in more])
-    by_replicas = {**known, **dict(zip(more, simulated, strict=True))}
-    points = workers.run([partial(fleet_point, engine=engine, replicas=number) for number in by_replicas])
-    return {number: (point, by_replicas[number]) for number, point in zip(by_replicas, points, strict=True)}
+    progress(_CHOICE * len(others) + (_NEAR if fewer else 0))
+    simulated = probabilities_of(workers, [(engine, number) for number in others])
+    holds = {replicas: probabilities, **dict(zip(others, simulated, strict=True))}
+    numbers = list(dict.fromkeys([*holds, replicas - 1] if fewer else holds))
+    drawn = workers.run([partial(fleet_point, engine=engine, replicas=number) for number in numbers])
+    points = dict(zip(numbers, drawn, strict=True))
+    choices = {number: (points[number], holds[number]) for number in holds}
+    beside = points.get(replicas - 1) if fewer else None
+    return Recommendation(best, probabilities, fewer, beside, fast, likely, slow, growth, headroom, choices), more
 
 
 def _failure(question: Question, entry: Searched, nearly: bool, most: int) -> tuple[float, Infeasible]:

@@ -115,7 +115,7 @@ def _none(plan: Plan) -> str:
 def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     """Return the objectives that break with one replica fewer, and their observed values."""
     figures = best.fewer.decisive.figures if best.fewer else None
-    if best.fewer is None or figures is None:
+    if best.fewer is None or best.fewer_point is None or figures is None:
         return "a fleet has at least one replica"
     if best.fewer.met:
         fewer = counted(best.fewer.replicas, "replica")
@@ -123,9 +123,9 @@ def why_not_fewer(plan: Plan, best: Recommendation) -> str:
     broken = plan.question.objectives.seen_broken(figures.observed, figures.broken)
     if not figures.steady.keeps_up:
         broken.append(f"{KEEPING_UP} ({shown_number(figures.steady.piling_up_per_s)} more requests wait every second)")
-    attained = f"attainment {shown_share(figures.attainment, 1)}"
     late = f" in {shown_share(plan.question.risk)} of cases or more" if best.fewer.late else ""
-    return f"{counted(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}{late}; {attained}"
+    breaks = f"{counted(best.fewer.replicas, 'replica')} would break {' and '.join(broken)}{late}"
+    return f"{breaks}; attainment {best.fewer_point.attained}"
 
 
 def too_short(plan: Plan) -> str | None:

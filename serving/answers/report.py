@@ -27,12 +27,13 @@ class Form(NamedTuple):
     """The format of the cells of a column.
 
     `shown` returns a value as text. On a page, `named` replaces `shown` if it is set, and `printf` is the format of
-    numbers, which a page can sort.
+    numbers, which a page can sort; `scaled` gives these numbers.
     """
 
     shown: Callable[[Any], str]
     printf: str = ""
     named: Callable[[Any], str] | None = None
+    scaled: Callable[[Any], Any] = lambda value: value
 
 
 def _name_and_unit(name: str) -> str:
@@ -50,7 +51,16 @@ NUMBER = Form(partial(shown_number, digits=4), "%.5g")
 COUNT = Form(lambda count: NOTHING if count is None else f"{count:,}", "localized")
 PERCENT = Form(shown_percent, "%.1f %%")
 CHANGE = Form(shown_change, "%+.1f %%")
-SHARE = Form(partial(shown_share, decimals=1), "percent")
+
+
+def _in_percent(share: float | None) -> float | None:
+    """Return a share in percent; as in `shown_share`, only exactly 0 is shown as 0, and only exactly 1 as 100."""
+    if share is None or not 0 < share < 1:
+        return None if share is None else 100 * share
+    return min(max(100 * share, 0.1), 99.9)
+
+
+SHARE = Form(partial(shown_share, decimals=1), "%.1f %%", scaled=_in_percent)
 USD = Form(shown_usd, "dollar")
 BAND = Form(lambda ends: shown_band(ends[0], ends[1], 4))
 FIGURE = Form(lambda figure: figure)  # a figure that is text already
@@ -79,6 +89,10 @@ class Column(NamedTuple):
     def printf(self) -> str:
         """The format in which a page shows the column's numbers; empty for texts."""
         return self.form.printf if self.form else ""
+
+    def number(self, value: Any) -> Any:
+        """Return the number that `printf` formats."""
+        return self.form.scaled(value) if self.form else value
 
     def text(self, value: Any, page: bool = False) -> str:
         """Return a cell as text."""

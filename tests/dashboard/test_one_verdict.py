@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("streamlit")
@@ -16,9 +17,11 @@ from dashboard.plan_page.inputs import plan_request
 from dashboard.plan_page.tasks import COARSE, PLAN
 from dashboard.planned import Planned
 from dashboard.policy_lab_page.inputs import b_as_a
+from dashboard.run_page.slo_lines import _verdicts
 from planning.jobs.files import write_json
 from planning.jobs.job import Job, Status
 from planning.plan.document import PlanDocument
+from planning.plan.objectives import parse_objectives
 from serving.answers.figures import shown_change, shown_share, shown_time
 from serving.deployments.gpu_spec import find_gpu
 from tests.dashboard.pages import charts, opened, shown
@@ -42,9 +45,22 @@ def test_the_attainment_of_a_fleet_is_one_number_with_its_band_on_plan_and_front
     best = answer.recommendation
     assert best is not None and best.choices is not None
     one = words.attainment_of(answer, best)
-    assert one.startswith(shown_share(best.attainment, 1)) and one == words.attainment(best.choices.recommended)
+    assert one.startswith(shown_share(best.attainment, 1)) and one == best.choices.recommended.attained
+    below = next(choice for choice in best.choices.existing if choice.replicas == best.replicas - 1)
+    assert answer.why_not_fewer and answer.why_not_fewer.endswith(f"attainment {below.attained}")
     for page in ("plan", "frontier"):
         assert f"{one} of the requests" in shown(opened(page, tmp_path, plan="example"))
+
+
+def test_the_verdict_on_an_slo_names_the_main_figure_if_unfinished_requests_make_another() -> None:
+    objectives = parse_objectives(["ttft_ms p99<=1000"])
+    for last in ("finished", "rejected"):
+        columns = {"status": ["finished"] * 298 + [last] * 2, "arrival_ns": [0] * 300}
+        metrics = RunMetrics(pa.table({**columns, "first_token_ns": [10**6 * ms for ms in range(301, 601)]}))
+        main = shown_time(metrics.distribution("ttft_ms").p99, 4)
+        (verdict,) = _verdicts(metrics, objectives)
+        assert verdict.startswith("ttft_ms p99<=1000 holds (597 ms") and main in verdict
+        assert ("among finished" in verdict) == (last != "finished") == (main == "596 ms")
 
 
 def answered(runs: Path, **changes: object) -> Job:

@@ -1,12 +1,15 @@
 """Colours of one figure can be told apart, also under deuteranopia and protanopia."""
 
+import tomllib
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("plotly")
 
+import dashboard
 from dashboard.palette import ALARM, NEUTRAL, POLICY, REAL, SERIES, SIMULATED
 
 # What is left of linear sRGB without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
@@ -70,3 +73,21 @@ def test_colours_of_one_figure_differ(colours: tuple[str, ...], sight: str) -> N
     for one, other in combinations(colours, 2):
         if {one, other} != {REAL, NEUTRAL}:
             assert delta_e(lab(one, sight), lab(other, sight)) >= 12, (one, other)
+
+
+def test_captions_of_the_light_theme_have_enough_contrast() -> None:
+    """Streamlit draws captions with 60 % of the text's colour (WCAG 2.2, 1.4.3: at least 4.5)."""
+    theme = tomllib.loads((Path(dashboard.__file__).parent / ".streamlit" / "config.toml").read_text())["theme"][
+        "light"
+    ]
+
+    def rgb(colour: str) -> np.ndarray:
+        return np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+
+    def luminance(srgb: np.ndarray) -> float:
+        return float(XYZ[1] @ np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4))
+
+    for name in ("backgroundColor", "secondaryBackgroundColor"):
+        back = rgb(theme[name])
+        caption = 0.6 * rgb(theme["textColor"]) + 0.4 * back
+        assert (luminance(back) + 0.05) / (luminance(caption) + 0.05) >= 4.5, name

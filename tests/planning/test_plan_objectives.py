@@ -126,6 +126,14 @@ def test_a_request_that_is_turned_away_breaks_every_bound(metrics: RunMetrics) -
     assert found.slos[0].misses(metrics) == (1, len(metrics.finished))
 
 
+@pytest.mark.parametrize("name", ["ttft_ms", "tpot_ms", "e2e_ms"])
+def test_among_finished_requests_an_objective_sees_the_percentile_of_a_report(metrics: RunMetrics, name: str) -> None:
+    objective = parse_objectives([f"{name} p99<=1"]).slos[0]
+    fleet = run_metrics(traffic(), engine().deployment, Steps(1.0), 2)  # a plan's fleet, which finishes all requests
+    assert objective.observed(metrics, math.nan) == metrics.distribution(name).p99
+    assert fleet.finished.all() and objective.observed(fleet) == fleet.distribution(name).p99
+
+
 def test_an_objective_of_a_class_is_about_its_requests_only() -> None:
     requests = [replace(request, slo_class=("Chat", "batch", "")[request.id % 3]) for request in traffic().requests]
     workload = replace(traffic(), requests=requests)

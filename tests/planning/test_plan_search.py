@@ -147,6 +147,10 @@ def test_one_fewer_breaks_an_objective_and_says_by_how_much(plan: Plan) -> None:
     broken = [value for value, bound in zip(figures.observed, (400, 45), strict=True) if value > bound]
     assert broken
     assert f"{broken[0]:,.4g} ms" in why_not_fewer(plan, best)
+    assert best.fewer_point is not None and best.fewer_point.replicas == best.fewer.replicas
+    assert why_not_fewer(plan, best).endswith(f"attainment {best.fewer_point.attained}")
+    for replicas, (card, _) in best.choices.items():
+        assert replicas != best.fewer.replicas or card == best.fewer_point
 
 
 def test_headroom_ends_where_an_objective_breaks(plan: Plan) -> None:
@@ -346,3 +350,19 @@ def test_attainment_names_the_bounds_that_cost_it() -> None:
     found = planned(question("ttft_ms<=400", "tpot_ms<=10", "attainment>=0.99"), [engine()])
     assert "% break tpot_ms<=10" in found.failures[0].reason
     assert "ttft_ms" not in found.failures[0].reason.removeprefix("attainment>=0.99")
+
+
+def test_about_as_many_simulations_are_left_as_the_plan_says() -> None:
+    told: list[tuple[float, float]] = []  # simulations done, and simulations left
+    done = 0.0
+
+    def marked(requests: float) -> None:
+        nonlocal done
+        done += requests / query.requests
+
+    query = replace(question(*SLOS), draws=tuple(traffic(seed=seed) for seed in (20, 40)))
+    with Planners(query, 1, marked) as workers:
+        make_plan(workers, [engine()], [], Limits(most=16), lambda left: told.append((done, left)))
+    assert len(told) > 3
+    for before, left in told:
+        assert left / 2 <= done - before <= 1.5 * left
