@@ -11,7 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.kept_inputs import Incomplete
-from dashboard.shown import capitalised, verbatim
+from dashboard.shown import capitalised
 from dashboard.uploads import keep_file, kept_file
 from dashboard.url import fresh_key, keep, named
 from serving.errors import UserError
@@ -61,7 +61,7 @@ def policy_input(runs: Path, parameter: str, what: str, allowed: bool, command: 
         )
     names = classes(path.read_bytes())
     key = fresh_key(f"{parameter}_class", parameter)
-    chosen = st.selectbox("Class", names, names.index(wanted) if wanted in names else len(names) - 1, verbatim, key)
+    chosen = st.selectbox("Class", names, names.index(wanted) if wanted in names else len(names) - 1, key=key)
     keep(parameter, f"{said}:{chosen}")
     return f"{path.resolve()}:{chosen}"
 

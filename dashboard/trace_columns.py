@@ -73,7 +73,7 @@ def stated_columns(content: bytes, parameter: str) -> dict[str, str] | None:
     for field, label in _REQUIRED.items():
         at = header.index(likely[field]) if field in likely else None
         key = fresh_key(f"{parameter}_{field}", parameter)
-        chosen = st.selectbox(label, header, at, verbatim, key, placeholder="choose a column")
+        chosen = st.selectbox(label, header, at, key=key, placeholder="choose a column")
         if field == "timestamp":
             key = fresh_key(f"{parameter}_unit_{chosen}", parameter)
             units = list(_UNITS)
@@ -85,7 +85,7 @@ def stated_columns(content: bytes, parameter: str) -> dict[str, str] | None:
     for field, label in _OPTIONAL.items():
         options = [_NOTHING, *header]
         key = fresh_key(f"{parameter}_{field}", parameter)
-        chosen = st.selectbox(label, options, options.index(likely.get(field, _NOTHING)), verbatim, key)
+        chosen = st.selectbox(label, options, options.index(likely.get(field, _NOTHING)), key=key)
         if chosen != _NOTHING:
             columns[field] = chosen
     if len(set(columns.values())) < len(columns):

@@ -121,12 +121,14 @@ def choose(
     show: Callable[[str], str] = str,
     help: str | None = None,
     lasting: bool = True,
+    growing: bool = False,
 ) -> str:
     """Draw a select box bound to the query parameter `parameter`, and return the choice, by default the first option.
 
-    A message says if the link names no option. `lasting` is passed to `keep`.
+    A message says if the link names no option. `lasting` is passed to `keep`. If there will be more options, they are
+    `growing`: a choice that nobody made then stays the first option.
     """
-    said, key = named(parameter), _key(parameter)
+    said, key = named(parameter), _key(parameter) + (f"_from_{options[0]}" if growing else "")
     if said is not None and said not in options and key not in st.session_state:
         st.info(
             f"{label}: {verbatim(repr(said[:80]))} of the link is not available here. The page shows another choice."

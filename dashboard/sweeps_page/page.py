@@ -152,8 +152,9 @@ def _axes(results: SweepResults, kind: str) -> SweepView:
             likely,
             "x",
             help="The line is the median over all values of the other parameters; the band is the range.",
+            growing=True,
         )
-    by = choose("Colours by", [*sweep_charts.others_in_order(results, x), _NONE], "by")
+    by = choose("Colours by", [*sweep_charts.others_in_order(results, x), _NONE], "by", growing=True)
     if by == _NONE:
         return SweepView(y, x, None, [None], switch("Log metric", "log"), kind)
     values = _several(by, results, f"of_{by}", f"At most {_MOST} are shown.", most=sweep_charts.SERIES_AT_FIRST)

@@ -101,6 +101,20 @@ def test_a_sweep_under_way_shows_the_runs_that_have_ended(tmp_path, started, her
     assert seen == [(1, False, 1), (0, False, 0), (1, True, 3), (0, False, 4)]
 
 
+def test_the_axis_of_a_sweep_under_way_is_at_last_that_of_the_whole_sweep(tmp_path, started, here):
+    link = SMALL | {"rates": "1,2,4", "seeds": "2"}
+    sweeps(tmp_path, **link).button(key="start_sweep").click().run()
+    (job,) = started
+    watching = []
+
+    def tell(stage, share):
+        if stage != "1 of 6 runs":  # from the second run on, the runs differ in their seeds only
+            watching.append(watching[-1].run() if watching else sweeps(tmp_path, **link))
+
+    sweep(job.settings, job.directory, tell)
+    assert next(box.value for box in watching[-1].selectbox if box.label == "Against") == "rate"
+
+
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
