@@ -97,5 +97,6 @@ def weakest(trusts: Iterable[Trust], things: str) -> Trust:
         return worst
     counts = Counter(trust.level for trust in trusts)
     counted = ", ".join(f"{counts[level]:,} {level}" for level in reversed(LEVELS) if counts[level])
-    said = f"of {len(trusts):,} {things} {counted}" if len(counts) > 1 else f"all {len(trusts):,} {things}"
+    alike = f"both {things}" if len(trusts) == 2 else f"all {len(trusts):,} {things}"
+    said = f"of {len(trusts):,} {things} {counted}" if len(counts) > 1 else alike
     return Trust(worst.level, f"{said}; for example: {worst.reason}")
