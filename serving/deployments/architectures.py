@@ -86,7 +86,7 @@ def read(config: Config, architecture: str, name: str) -> Reading:
         return reader(plain)
     except KeyError as error:
         raise UserError(f"{name}.{error.args[0]}", None, "is missing; add it to config.json") from None
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(f"{name}.architectures", architecture, f"cannot be read ({error}); correct it") from None
 
 

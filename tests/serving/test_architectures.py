@@ -197,6 +197,11 @@ def test_the_text_model_of_a_wrapper_is_read(wrapper: str, text: dict[str, Any])
         ("JambaForCausalLM", {"mamba_d_state": 16}, "has layers with states (mamba_d_state), but does not say which"),
         ("JambaForCausalLM", {"attn_layer_period": 2, "mamba_expand": 2}, "has layers with states (mamba_expand)"),
         ("JambaForCausalLM", {"attn_layer_period": "two", "mamba_d_state": 16}, "cannot be read"),
+        (
+            "JambaForCausalLM",
+            {"attn_layer_period": 2, "mamba_d_state": 16, "intermediate_size": float("inf")},
+            "cannot be read",
+        ),
         ("Mamba2ForCausalLM", {"model_type": "mamba2"}, "has no layers with attention"),
         ("BartForCausalLM", {"is_encoder_decoder": True}, "has an encoder and a decoder"),
         ("NewForCausalLM", {"hidden_size": None}, "model.hidden_size: is missing"),
