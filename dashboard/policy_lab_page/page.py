@@ -22,7 +22,7 @@ from dashboard.library import find
 from dashboard.planned import TO_COMPARE, Planned, Ways, planned, strip
 from dashboard.policy_lab_page import words
 from dashboard.policy_lab_page.answer import show_comparison, show_engines
-from dashboard.policy_lab_page.inputs import b_as_a, other_engine_input, recording_inputs, simulation_inputs
+from dashboard.policy_lab_page.inputs import PLANNED, b_as_a, other_engine_input, recording_inputs, simulation_inputs
 from dashboard.policy_lab_page.tasks import RECORDED, SIMULATED
 from dashboard.shown import capitalised, verbatim
 from dashboard.url import go_to, in_url, link, named, pick
@@ -36,6 +36,9 @@ _RUN = "runs.parquet"
 _COMPARE = ("Compare", "compare", "compare_arrows")  # the button
 _PIN = "Side A gets the settings of B. Then choose the policy that you want to see beside it."
 _KINDS = {"simulate": "Simulate", "recordings": "Recordings"}
+_OTHER_TRAFFIC = (
+    "The comparison below is not of this plan. To compare policies on it, choose *Simulate* and the traffic *Plan*."
+)
 
 
 @in_url
@@ -46,6 +49,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({}), own_policies: bool = Fal
     """
     plan = planned(runs)
     strip(runs, plan, ways, "Policy lab")
+    beneath = st.empty()
     with titled("Is B better than A?", (3, 2)):
         what = pick("Compare", list(_KINDS), "compare", show=_KINDS.__getitem__)
     try:
@@ -55,6 +59,8 @@ def show(runs: Path, ways: Ways = MappingProxyType({}), own_policies: bool = Fal
             _simulated(runs, plan, own_policies)
     except UserError as error:
         mistake(error, runs)
+    if plan is not None and plan.answer.recommendation and (what == "recordings" or named("offered") != PLANNED):
+        beneath.caption(_OTHER_TRAFFIC)
 
 
 def _simulated(runs: Path, plan: Planned | None, own_policies: bool) -> None:

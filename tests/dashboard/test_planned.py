@@ -51,6 +51,14 @@ def test_policies_are_compared_on_the_planned_fleet_and_traffic_at_once(tmp_path
     assert len(started) == 1 and again.button[-1].label == "Compare"  # a link alone starts nothing
 
 
+@pytest.mark.parametrize(
+    ("inputs", "said"), [({"offered": "plan"}, False), ({}, True), ({"offered": "plan", "compare": "recordings"}, True)]
+)
+def test_a_comparison_of_other_traffic_says_so_beside_the_plan(tmp_path, started, inputs, said):
+    app = opened("policy_lab", tmp_path, plan=EXAMPLE, **inputs)
+    assert ("The comparison below is not of this plan" in shown(app)) == said
+
+
 def test_a_claim_takes_the_planned_model_and_gpu(tmp_path: Path, plan: Planned) -> None:
     app = opened("claims", tmp_path, plan=EXAMPLE)
     (button,) = [button for button in app.button if button.label.startswith("Use the model")]
