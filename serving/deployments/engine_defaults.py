@@ -92,7 +92,7 @@ def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:
 
 
 def _longest(deployment: Deployment, gpu: GpuSpec) -> int:
-    """Return the maximum number of tokens of a request: the model's, or those that fit into the KV cache.
+    """Return the maximum length of a request in tokens: the model's, or as much as fits into the KV cache.
 
     It is not below the default of `SchedulerConfig`, so that a GPU that is too small is refused, nor above it if a
     prompt or the memory of a request is never split, because steps and reservations would be of that length.
