@@ -48,7 +48,13 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         st.switch_page(ways["Plan"], query_params=inputs | ({"fleet": fleet} if fleet else {}))
     top = st.container()
     with titled("All fleets of a plan", (1, 1)):
-        name = choose("Plan", list(by_name), "plan", show=lambda name: plan_name(*by_name[name][1:]), lasting=False)
+        name = choose(
+            "Plan",
+            list(by_name),
+            "plan",
+            show=lambda name: plan_name(by_name[name].settings, by_name[name].answer),
+            lasting=False,
+        )
         keep("plan", name)  # always, because the first plan of another server or tab is another plan
     planned = by_name[name]
     with top:
@@ -108,7 +114,7 @@ def _fleet(runs: Path, planned: Planned, point: Point, ways: Ways, key: str) -> 
     rated = trust(point)
     with st.container(border=True):
         text, button = st.columns([4, 1], vertical_alignment="center")
-        verdict = f":{'blue' if point.met else 'gray'}-badge[SLOs {slos_of(point)}]"
+        verdict = f":{'blue' if point.met else 'gray'}-badge[SLOs {slos_of(planned.answer, point)}]"
         with text.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.markdown(f"**{literal(point.called(planned.answer.spares))}** {verdict}", width="content")
         price = "" if point.usd_per_mtok_out is None else f", \\{shown_usd(point.usd_per_mtok_out)} per Mtok output"

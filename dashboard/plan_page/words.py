@@ -10,7 +10,7 @@ from typing import Any
 from calibration.trust import Trust, noted_trust, weakest
 from dashboard.shown import prose
 from dashboard.uploads import trace_name
-from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection
+from planning.plan.document import Choice, FleetPoint, LoadPoint, PlanDocument, Recommendation, TrustSection, percent
 from planning.plan.frontier import Fleet, Point, per_dollar, per_gpu, unbeaten
 from planning.plan.mixed_fleet import MixedFleet
 from serving.answers.figures import counted, shown_band, shown_number, shown_share, shown_usd
@@ -165,18 +165,21 @@ def every_fleet(answer: PlanDocument, recommended: int | None) -> Table:
     points = answer.points
     order, frontier = ranked(points, recommended), {*unbeaten(points, per_gpu), *unbeaten(points, per_dollar)}
     more: list[tuple[Column, Sequence[Any]]] = [
-        (Column("SLOs"), [slos_of(points[at]) for at in order]),
+        (Column("SLOs"), [slos_of(answer, points[at]) for at in order]),
         (Column("on a frontier"), [at in frontier for at in order]),
         (Column("trust"), [trust(points[at]).level for at in order]),
     ]
     return answer.fleets([points[at] for at in order], more)
 
 
-def slos_of(point: Point) -> str:
-    """Return whether a fleet meets the SLOs."""
-    if point.met:
-        return "met"
-    return "broken if steps are slow" if point.met_as_predicted else "broken"
+def slos_of(answer: PlanDocument, point: Point) -> str:
+    """Return in how many cases a fleet keeps the SLOs: its probability, or at least on which side of the plan's."""
+    holds = answer.hold_probabilities.get((point.engine, point.replicas))
+    if holds is not None:
+        return f"hold in {percent(holds)} of cases"
+    if not point.met_as_predicted:
+        return "broken"
+    return f"hold in {'at least' if point.met else 'less than'} {shown_share(1 - answer.risk)} of cases"
 
 
 def ranked(points: Sequence[Point], recommended: int | None) -> list[int]:

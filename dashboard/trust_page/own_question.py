@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -60,6 +61,12 @@ class Verdict(NamedTuple):
     why: str
     figures: dict[str, str]
 
+    @property
+    def sentence(self) -> str:
+        """The answer and its figures, or without figures the reason, for pages beside Trust."""
+        figures = ", ".join(f"{name} {value}" for name, value in self.figures.items())
+        return f"Trust: {self.answer}. {f'The nearest published runs: {figures}.' if figures else self.why}"
+
 
 class _Run(NamedTuple):
     source: Source
@@ -67,26 +74,38 @@ class _Run(NamedTuple):
     rows: list[Figure]
 
 
-def question_of(plan: PlanDocument) -> Question | None:
-    """Return the question of the recommended fleet; None without one. Requests at a time follow from Little's law."""
-    best = plan.recommendation
+def questions(plan: PlanDocument) -> Iterable[Question]:
+    """Yield the question of the fleet that is the answer, or of each kind of engine in it.
+
+    Requests at a time follow from Little's law; in a mixed fleet they are unknown.
+    """
+    best, mix = plan.recommendation, plan.winning_mix
+    if mix is not None:
+        for engine in dict.fromkeys(pool.engine for pool in mix.pools if pool.engine in plan.candidates):
+            yield _question(plan, plan.candidates[engine].gpu, plan.candidates[engine].deployment, None)
+        return
     if best is None:
-        return None
+        return
     at_a_time = None
     if plan.requests_per_s and plan.mean_output_tokens and best.tok_s_user:
         at_a_time = plan.requests_per_s / best.replicas * plan.mean_output_tokens / best.tok_s_user
     elif plan.clients:
         at_a_time = plan.clients / best.replicas
-    model, shards = model_name(str(best.deployment["model"])), int(best.deployment["tensor_parallel_size"])
-    figures = tuple(figure for slo in parse_objectives(plan.objectives).slos for figure in _bounded(slo))
-    weights, kv_cache = _precisions(best.deployment)
+    yield _question(plan, plan.gpu_of(best), best.deployment, at_a_time)
+
+
+def _question(plan: PlanDocument, gpu: str, deployment: Mapping[str, Any], at_a_time: float | None) -> Question:
+    weights, kv_cache = _precisions(deployment)
+    slos: Iterable[Objective] = ()
+    with suppress(UserError):  # a saved answer may hold any text
+        slos = parse_objectives(plan.objectives).slos
     return Question(
-        gpu=plan.gpu_of(best),
-        model=model,
+        gpu=gpu,
+        model=model_name(str(deployment["model"])),
         at_a_time=at_a_time,
         weights=weights,
-        shards=shards,
-        figures=figures,
+        shards=int(deployment["tensor_parallel_size"]),
+        figures=tuple(figure for slo in slos for figure in _bounded(slo)),
         kv_cache=kv_cache,
         closed=plan.clients is not None,
     )

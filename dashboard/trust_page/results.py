@@ -189,28 +189,6 @@ def trust_on(external: External | None, gpu: str, predicted: Trust) -> Trust:
     return least_certain((predicted, Trust(EXTRAPOLATED, f"no published run on {gpu} was compared with predictions")))
 
 
-def error_line(external: External, gpu: str) -> str:
-    """Return a sentence with the median errors of blind predictions, and the share of values in the 90 % band.
-
-    It is about the published runs on `gpu`, or about all if there are none on it; empty if no run has such a figure.
-    """
-    nearest = external.on_gpu(gpu)
-    where = f"on {gpu}" if nearest else f"on other GPUs (there is none on {gpu})"
-    kept = nearest or external
-    medians = {name: median_error_pct(kept, name) for name in ("ttft_ms", "tpot_ms")}
-    errors = [
-        f"{error:.1f}\N{NO-BREAK SPACE}% for {LATENCIES[name]}" for name, error in medians.items() if error is not None
-    ]
-    if not errors:
-        return ""
-    runs = sum(len({row.run for row in case.rows}) for case in kept.cases)
-    return (
-        f"The simulator was compared with {runs:,} published runs {where}, which were not used for the "
-        f"predictions. Its median error is {' and '.join(errors)}. Its 90 % bands contain "
-        f"{100 * covered(kept) / len(kept.rows):.0f}\N{NO-BREAK SPACE}% of the measured values."
-    )
-
-
 class ClientFigure(Result):
     """One statistic as clients saw it, and as simulated; errors are in percent of what clients saw."""
 

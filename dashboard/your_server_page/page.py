@@ -45,7 +45,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         code(_COMMAND.format(runs=runs))
     device = answer.gpu or "an unnamed device"
     st.caption(f"{literal(answer.url)}: {literal(answer.model)} on {literal(device)}, learnt on {answer.created}")
-    st.subheader(literal(answer.headline()), anchor=False)
+    st.header(literal(answer.headline()), anchor=False)
     if folder is not None and (seen := read_look(folder)) is not None:
         say = st.warning if seen.drifted else st.success
         say(f"{literal(seen.headline())} ({seen.at}).")

@@ -420,7 +420,8 @@ class PlanDocument(Document):
             return {}
         choices = best.choices.existing if best.choices else ()
         of_choices = {(best.engine, choice.replicas): choice.holds for choice in choices}
-        return of_choices | {(best.engine, best.replicas): best.holds}
+        offered = {(offer.engine, offer.replicas): offer.holds for offer in (*self.runners_up, best)}
+        return of_choices | offered
 
     def report(self) -> Iterator[Line | Table]:
         best = self.recommendation

@@ -38,7 +38,7 @@ def _plots(blocks):
 def _at(blocks):
     for block in reversed(blocks):
         leaves = list(_leaves(block))
-        helps = [getattr(leaf.proto, "help", "") for leaf in leaves if leaf.type in ("markdown", "subheader")]
+        helps = [getattr(leaf.proto, "help", "") for leaf in leaves if leaf.type in ("markdown", "header")]
         matches = [match for help in helps if (match := _BADGE.search(help.split("\n\n")[-1]))]
         if matches:
             plots = sum(leaf.type == "plotly_chart" for leaf in leaves)

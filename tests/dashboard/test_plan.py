@@ -499,7 +499,7 @@ def test_the_frontier_opens_on_the_bundled_plan(tmp_path: Path) -> None:
     app = opened("frontier", tmp_path)
     text, best = shown(app), plan_example()["answer"]["recommendation"]
     assert f"{len(plan_example()['answer']['points'])} fleets, each simulated" in text
-    assert f"**{best['replicas']} × {best['engine']}** :blue-badge[SLOs met]" in text
+    assert f"**{best['replicas']} × {best['engine']}** :blue-badge[SLOs hold in 97 % of cases]" in text
     assert parameter(app, "plan") == "example", "the first plan of another server is another plan"
     assert len(app.get("plotly_chart")) == 2
 

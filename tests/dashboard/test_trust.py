@@ -207,7 +207,7 @@ def test_both_verdicts_stand_side_by_side(tmp_path, samples):
     shown, count = text(app), len(content["rungs"]["run"]["rows"])
     assert f"within the noise of real runs blind, {count} of {count} with the machine's speed known" in shown
     assert all(figure in shown for figure in ("**4.0 %** or less blind, 0.7 %", "took 43 % of the engine's time"))
-    headings = [heading.value for heading in app.subheader]
+    headings = [heading.value for heading in app.header]
     assert headings.index("Error of the blind prediction") + 1 == headings.index("Error with the machine's speed known")
 
 
@@ -485,6 +485,7 @@ def test_trust_opens_on_the_question_of_the_plan_and_folds_the_ladder(samples):
     app = trust(samples)
     shown = text(app)
     question = "Partly, for Llama-3.1-70B on H100"  # published runs have weights in FP8, and state only means
-    assert question in shown and shown.index(question) < shown.index("TTFT p50 -3.1 % (floor 2.4 %)")
+    assert question in app.header[0].value and "TTFT p50 -3.1 % (floor 2.4 %)" in shown
+    assert "The simulator against a real run" in [heading.value for heading in app.header[1:]]
     ladder = next(expander for expander in app.expander if expander.label.startswith("Seven checks"))
     assert not ladder.proto.expanded and "called a rung" in ladder.caption[0].value
