@@ -28,9 +28,9 @@ PAGES = {  # title and icon of each page by the name of its folder
     "frontier": ("Frontier", "scatter_plot"),
 }
 _TOP = ("plan", "policy_lab", "run", "live", "sweeps", "trust")  # pages in the bar
-_UNLISTED = ("frontier", "glossary")  # the Plan page leads to one; the other is in tooltips, and opens by its link
+_UNLISTED = ("frontier", "glossary")  # they open by their links
 _LEAD_ON = {"plan", "frontier", "policy_lab", "run", "claims", "your_server", "trust"}  # pages that link to other pages
-_OF_NO_RUNS = {"live", "step", "glossary"}
+_OF_NO_RUNS = {"frontier", "live", "step", "glossary"}
 _OF_OWN_POLICIES = {"plan", "policy_lab", "sweeps"}
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
-from dashboard.blocks import mistake
 from dashboard.bundled import bundled_answer
 from dashboard.plan_page.inputs import plan_request
 from dashboard.plan_page.tasks import COARSE, FLEET, PLAN
@@ -23,7 +22,7 @@ from dashboard.plan_page.words import EXAMPLE, LOOKED_AT, fleet_name, model_name
 from dashboard.shown import literal, verbatim
 from dashboard.url import keep, named
 from planning.jobs.files import read_json, write_json
-from planning.jobs.job import Job, finished, started
+from planning.jobs.job import Job, started
 from planning.plan.document import PlanDocument
 from planning.plan.frontier import Fleet
 from planning.plan.objectives import parse_objectives
@@ -68,21 +67,6 @@ class Planned(NamedTuple):
         """Return the job that records one of the plan's fleets."""
         settings = {"plan": self.settings, "engine": point.engine, "replicas": point.replicas}
         return Job(runs / "jobs", FLEET, settings)
-
-
-def plans(runs: Path) -> dict[str, Planned]:
-    """Return the answered plans by the name of their job, the newest first, then the bundled plan.
-
-    A damaged plan shows an error in one line.
-    """
-    by_id: dict[str, Planned] = {}
-    for job in finished(runs / "jobs", PLAN):
-        try:
-            by_id[job.id] = Planned(job.id, job.settings, PlanDocument.read(job.result))
-        except UserError:
-            mistake(UserError("plan", f"jobs/{job.id}/result.json", "is damaged; delete the file and plan again"))
-    by_id[EXAMPLE] = _bundled()
-    return by_id
 
 
 @cache
@@ -205,11 +189,9 @@ def strip(runs: Path, plan: Planned | None, ways: Ways, here: str) -> None:
 
 def _back(runs: Path, plan: Planned, ways: Ways) -> None:
     """Draw links to the plan and to all of its fleets."""
-    if (inputs := link_to(runs, plan.name)) is not None:
-        st.page_link(ways["Plan"], label="Back to the plan", icon=":material/dns:", query_params=inputs)
-    if "Frontier" in ways:  # which leads on to the Plan page, if its inputs are known
-        query = {"plan": plan.name}
-        st.page_link(ways["Frontier"], label="All its fleets", icon=":material/scatter_plot:", query_params=query)
+    for label, icon, view in (("Back to the plan", "dns", ""), ("All its fleets", "scatter_plot", FLEETS)):
+        if (inputs := link_to(runs, plan.name, view)) is not None:
+            st.page_link(ways["Plan"], label=label, icon=f":material/{icon}:", query_params=inputs)
 
 
 def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
@@ -217,7 +199,7 @@ def go_on(runs: Path, plan: Planned, ways: Ways, here: str) -> None:
     best, query = plan.answer.recommendation, {"plan": plan.name}
     if best is None:
         return
-    if here not in ("Plan", "Frontier") and "Plan" in ways:
+    if here != "Plan" and "Plan" in ways:
         _back(runs, plan, ways)
     lab = ways.get("Policy lab") if here != "Policy lab" else None
     if lab and st.button("Compare policies on this plan", icon=":material/compare_arrows:", type="tertiary"):

@@ -238,7 +238,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     show_winning_mix(blocks, answer, best)
     _choices(answer)
     if pick("Show", list(_VIEWS), "show", _VIEWS.__getitem__) == FLEETS:
-        show_fleets(runs, plan, ways, on_plan=True)
+        show_fleets(runs, plan, ways)
         return
     show_recommended(blocks, answer, best, drawn)
     show_others(blocks, answer)

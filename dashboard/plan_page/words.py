@@ -45,11 +45,7 @@ def trusted_part(answer: PlanDocument, best: Recommendation) -> tuple[list[str],
 
 def headline(best: Recommendation) -> dict[str, str]:
     """Return the main figures of the recommended fleet by name."""
-    figures = {
-        "GPUs": f"{best.gpus:,}",
-        "$ per hour": shown_usd(best.usd_per_hour),
-        "attainment": shown_share(best.attainment, 1),
-        "tok/s per user": shown_number(best.tok_s_user),
+    figures = mixed_headline(best) | {
         "headroom": best.headroom,
         "$ per Mtok output": shown_usd(best.usd_per_mtok_out),
     }
@@ -71,13 +67,13 @@ def attainment_of(answer: PlanDocument, fleet: Point) -> str:
     return shown_share(fleet.attainment, 1)
 
 
-def mixed_headline(mix: MixedFleet) -> dict[str, str]:
-    """Return the main figures of a mixed fleet by name."""
+def mixed_headline(fleet: MixedFleet | Recommendation) -> dict[str, str]:
+    """Return the main figures by name that a mixed fleet has, too."""
     return {
-        "GPUs": f"{mix.gpus:,}",
-        "$ per hour": shown_usd(mix.usd_per_hour),
-        "attainment": shown_share(mix.attainment, 1),
-        "tok/s per user": shown_number(mix.tok_s_user),
+        "GPUs": f"{fleet.gpus:,}",
+        "$ per hour": shown_usd(fleet.usd_per_hour),
+        "attainment": shown_share(fleet.attainment, 1),
+        "tok/s per user": shown_number(fleet.tok_s_user),
     }
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from statistics import median
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from calibration.validation.external.served import precisions
 from dashboard.plan_page.words import model_name
-from dashboard.trust_page.results import LATENCIES, External, Figure, Served, Source
+from dashboard.trust_page.results import External, Figure, Served, Source, covered, median_errors_pct
 from planning.plan.document import PlanDocument
 from planning.plan.objectives import Objective, parse_objectives
 from serving.answers.figures import shown_percent, shown_share
@@ -137,16 +136,16 @@ def judged(question: Question, external: External) -> Verdict:
     stated = {row.figure for row in rows}
     if unstated := [_named(figure) for figure in question.figures if figure not in stated]:
         lacking.append(f"states {' or '.join(unstated)}")
-    covered, worst = sum(row.covered for row in rows) / len(rows), max(_errors(rows).values(), default=math.inf)
-    figures = {f"{label} error": shown_percent(error, 0) for label, error in _errors(rows).items()}
-    figures |= {"in their 90 % band": shown_share(covered), "measured runs": f"{len(kept):,}"}
+    errors, inside = median_errors_pct(rows), covered(rows) / len(rows)
+    figures = {f"{label} error": shown_percent(error, 0) for label, error in errors.items()}
+    figures |= {"in their 90 % band": shown_share(inside), "measured runs": f"{len(kept):,}"}
     runs = "1 measured run is" if len(kept) == 1 else f"{len(kept):,} measured runs are"
     why = f"{runs} {', '.join([f'on {question.gpu}', *alike])}"
     why += f", but {', '.join(f'none {what}' for what in lacking)}." if lacking else "."
     why += f" The nearest run is {_called(min(kept, key=lambda run: _apart(run, question)))}."
-    if covered >= _COVERED and worst <= _FAR_PCT:
+    if inside >= _COVERED and max(errors.values(), default=math.inf) <= _FAR_PCT:
         return Verdict("Partly" if lacking else "Yes", why, figures)
-    answer = "Partly" if lacking or covered >= _COVERED else "No"
+    answer = "Partly" if lacking or inside >= _COVERED else "No"
     return Verdict(answer, f"{why} The predictions of these runs have large errors.", figures)
 
 
@@ -193,15 +192,6 @@ def _runs(cases: Iterable[Source]) -> Iterable[_Run]:
         for name in dict.fromkeys(row.run for row in case.rows):
             served = case.served.get(name, _UNSTATED)
             yield _Run(case, served, [row for row in case.rows if row.run == name])
-
-
-def _errors(rows: list[Figure]) -> dict[str, float]:
-    """Return the median absolute errors of blind predictions in percent, by latency."""
-    by_label = {
-        label: [abs(row.blind_error_pct) for row in rows if row.figure.startswith(name)]
-        for name, label in LATENCIES.items()
-    }
-    return {label: median(errors) for label, errors in by_label.items() if errors}
 
 
 def _apart(run: _Run, question: Question) -> float:

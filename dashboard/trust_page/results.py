@@ -113,17 +113,19 @@ class External(Result):
         return self.model_copy(update={"cases": cases}) if cases else None
 
 
-def covered(runs: External | Source) -> int:
+def covered(rows: Iterable[Figure]) -> int:
     """Return the number of figures that lie in their 90 % interval."""
-    return sum(row.covered for row in runs.rows)
+    return sum(row.covered for row in rows)
 
 
-def median_error_pct(runs: External | Source, family: str, column: Column = "blind") -> float | None:
-    """Return the median absolute error of the figures that begin with `family`."""
-    rows = runs.rows
-    errors = [row.error_pct(column) for row in rows if row.figure.startswith(family)]
-    known = [abs(error) for error in errors if error is not None]
-    return median(known) if known else None
+def median_errors_pct(rows: Iterable[Figure], column: Column = "blind") -> dict[str, float]:
+    """Return the median absolute error in percent of each latency (`TTFT`, `TPOT`, `E2E`) that has one."""
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        label, error = LATENCIES.get(row.figure.partition(".")[0]), row.error_pct(column)
+        if label is not None and error is not None:
+            errors.setdefault(label, []).append(abs(error))
+    return {label: median(errors[label]) for label in LATENCIES.values() if label in errors}
 
 
 def trust(cases: Iterable[Source]) -> Trust:
@@ -136,8 +138,9 @@ def source_row(case: Source, column: Column) -> dict[str, object]:
     """Return a row about a source: what was run, and how far its predictions are off."""
     return {
         "run": case.name,
-        **{label: median_error_pct(case, family, column) for family, label in LATENCIES.items()},
-        "in 90 % band": 100 * covered(case) / len(case.rows) if case.rows else None,
+        **dict.fromkeys(LATENCIES.values()),
+        **median_errors_pct(case.rows, column),
+        "in 90 % band": 100 * covered(case.rows) / len(case.rows) if case.rows else None,
         "targets met": f"{sum(target.met for target in case.targets)} of {len(case.targets)}",
         "trust": case.trust,
         "engine": f"{case.engine} on {case.gpu}",

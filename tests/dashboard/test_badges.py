@@ -37,7 +37,7 @@ from traces.recording import Recording
 
 PAGES = {
     "plan": ("plan", {}, 6),
-    "frontier": ("frontier", {}, 2),
+    "frontier": ("plan", {"show": "fleets"}, 2),
     "policy lab": ("policy_lab", {}, 4),
     "recordings": ("policy_lab", {"compare": "recordings"}, 4),
     "requests": ("run", {}, 6),

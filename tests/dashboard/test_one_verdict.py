@@ -51,8 +51,8 @@ def test_the_attainment_of_a_fleet_is_one_number_with_its_band_on_plan_and_front
     assert one.startswith(shown_share(best.attainment, 1)) and one == best.choices.recommended.attained
     below = next(choice for choice in best.choices.existing if choice.replicas == best.replicas - 1)
     assert answer.why_not_fewer and answer.why_not_fewer.endswith(f"attainment {below.attained}")
-    for page in ("plan", "frontier"):
-        assert f"{one} of the requests" in shown(opened(page, tmp_path, plan="example"))
+    for view in ("fleet", "fleets"):
+        assert f"{one} of the requests" in shown(opened("plan", tmp_path, plan="example", show=view))
 
 
 def test_the_verdict_on_an_slo_names_the_main_figure_if_unfinished_requests_make_another() -> None:
