@@ -175,7 +175,7 @@ def slos_of(answer: PlanDocument, point: Point) -> str:
         return f"hold in {percent(holds)} of cases"
     if not point.met_as_predicted:
         return "broken"
-    return f"hold in {'at least' if point.met else 'less than'} {shown_share(1 - answer.risk)} of cases"
+    return f"hold in {'≥' if point.met else '<'} {shown_share(1 - answer.risk)} of cases"
 
 
 def ranked(points: Sequence[Point], recommended: int | None) -> list[int]:

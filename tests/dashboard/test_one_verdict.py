@@ -199,8 +199,8 @@ def test_a_fleet_keeps_the_slos_in_as_many_cases_wherever_it_is_named(tmp_path: 
         table = next(one.value for one in app.dataframe if "SLOs" in one.value.columns)
         assert f"SLOs {said}" in shown(app) and f"The SLOs {said}" in shown(app) and said in set(table["SLOs"])
     unknown = next(p for p in answer.points if p.met and (p.engine, p.replicas) not in answer.hold_probabilities)
-    assert words.slos_of(answer, unknown) == "hold in at least 90 % of cases"
-    assert words.slos_of(answer, unknown.model_copy(update={"met": False})) == "hold in less than 90 % of cases"
+    assert words.slos_of(answer, unknown) == "hold in ≥ 90 % of cases"
+    assert words.slos_of(answer, unknown.model_copy(update={"met": False})) == "hold in < 90 % of cases"
     never = unknown.model_copy(update={"met": False, "met_as_predicted": False})
     assert words.slos_of(answer, never) == "broken"
 
