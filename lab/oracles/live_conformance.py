@@ -5,7 +5,7 @@ Scenarios are small workloads with configurations that give them little room. A 
 their own families. This file has those of vLLM; `sglang_scenarios.py` has SGLang's.
 
 The engine runs in a process of its own Python, which does not import our packages. It reads scenarios from JSON files
-and writes recordings beside them (`vllmside/virtual_clock.py`, `sglangside/virtual_clock.py`). Only its scheduler runs,
+and writes recordings beside them (`vllm_clock.py`, `sglang_clock.py`). Only its scheduler runs,
 without a model or a GPU. `live_engines.py` finds it.
 """
 
