@@ -362,7 +362,7 @@ def conform_live(live: LiveEngine, scenarios: int, seed: int = 0, policy: str | 
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-            raise UserError("live", str(live.folder or live.python), f"{engine.title} cannot be run there: {last}")
+            raise UserError("engine", str(live.folder or live.python), f"{engine.title} cannot be run there: {last}")
         version = _answer(paths[engine.families[0]][0])[engine.name]
         results = [_family(engine, family, of_family, policy, version) for family, of_family in paths.items()]
         return LiveConformance(engine, version, results)

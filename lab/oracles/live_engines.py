@@ -53,7 +53,7 @@ def find_engine(name: str, python: str | None) -> LiveEngine:
         "is no environment or unpacked wheel of vLLM or SGLang, and no release that is installed in .venv-vllm or "
         f".venv-sglang; get one with `pip download --no-deps vllm=={name}` (or sglang), unpack it, and give its folder"
     )
-    raise UserError("live", name, remedy)
+    raise UserError("engine", name, remedy)
 
 
 def _installed(python: Path, engine: EngineOracle) -> str:

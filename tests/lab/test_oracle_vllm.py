@@ -73,9 +73,9 @@ def test_one_difference_is_the_exit_status(tmp_path: Path) -> None:
 
 def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     engine = find_engine(stand_in(tmp_path, "fails"), None)
-    with pytest.raises(UserError, match=r"^live: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
+    with pytest.raises(UserError, match=r"^engine: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
         conform_live(engine, 1)
-    with pytest.raises(UserError, match=r"^live: '0\.0\.1': is no environment or unpacked wheel"):
+    with pytest.raises(UserError, match=r"^engine: '0\.0\.1': is no environment or unpacked wheel"):
         find_engine("0.0.1", None)
 
 
