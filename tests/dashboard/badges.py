@@ -26,6 +26,11 @@ def badges(app):
     return [_at(blocks) for blocks in _plots([app.main])]
 
 
+def heading_levels(app):
+    """Return the level of each heading of a page, in order."""
+    return [int(leaf.tag[1:]) for leaf in _leaves(app.main) if leaf.type in ("title", "header", "subheader")]
+
+
 def _plots(blocks):
     """Return the blocks around each plot, the outermost first."""
     for child in blocks[-1].children.values():
