@@ -61,7 +61,7 @@ def _entry(known: Metric) -> None:
     with st.container(border=True):
         left, right = st.columns([3, 2], gap="medium")
         with left:
-            st.header(known.label, anchor=known.name)
+            st.subheader(known.label, anchor=known.name)
             unit = f" · {verbatim(known.unit)}" if known.unit else ""
             st.markdown(f"`{known.name}`{unit} {_BETTER.get(known.better or '', '')}")
             st.markdown(verbatim(sentence(known.definition)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from calibration.validation.report import Regime, RunRow, ValidationReport
-from dashboard.trust_page.results import Clients, Decisions, External, Source, covered, median_errors_pct
+from dashboard.trust_page.results import Clients, Decisions, External, covered, median_errors_pct
 from serving.answers.figures import shown_band, shown_change, shown_percent, shown_share
 from serving.metrics import label_of
 
@@ -107,15 +107,15 @@ def _others(external: External | None) -> Rung:
     met = sum(target.met for target in targets)
     sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
     furthest = max(external.cases, key=lambda case: max(median_errors_pct(case.rows).values(), default=0.0))
+    errors, largest = (_together(median_errors_pct(runs.rows)) for runs in (external, furthest))
     why = (
-        f"Median errors for runs that were not used for the predictions: {_together(external)}. "
-        f"Largest: {furthest.title}, {_together(furthest)}."
+        f"Median errors for runs that were not used for the predictions: {errors}. "
+        f"Largest: {furthest.title}, {largest}."
     )
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 
 
-def _together(runs: External | Source) -> str:
-    errors = median_errors_pct(runs.rows)
+def _together(errors: Mapping[str, float]) -> str:
     return ", ".join(f"{label} {shown_percent(error)}" for label, error in errors.items()) or "unknown"
 
 

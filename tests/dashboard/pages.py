@@ -29,7 +29,7 @@ def opened(page: str, *folders: Path, session: dict[str, Any] | None = None, **l
 
 
 def text(app: AppTest) -> str:
-    kinds = ("title", "markdown", "caption", "header")
+    kinds = ("title", "markdown", "caption", "subheader", "header")
     return "\n".join(str(element.value) for kind in kinds for element in app.get(kind))
 
 

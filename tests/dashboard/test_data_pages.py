@@ -242,14 +242,14 @@ def test_every_page_of_answers_has_the_same_menu(tmp_path, page, labels):
 def test_the_glossary_holds_every_metric_with_an_anchor():
     app = opened("glossary")
     assert not app.exception
-    assert {e.proto.anchor for e in app.get("header")} == set(METRICS)
-    assert {e.value for e in app.get("header")} == {m.label for m in METRICS.values()}
+    assert {e.proto.anchor for e in app.get("subheader")} == set(METRICS)
+    assert {e.value for e in app.get("subheader")} == {m.label for m in METRICS.values()}
     assert "`vllm:time_to_first_token_seconds`" in text(app)
 
 
 def test_a_search_finds_names_of_other_tools_and_says_when_there_is_none():
     app = opened("glossary", q="num_requests_waiting")
-    assert [e.value for e in app.get("header")] == ["waiting"]
+    assert [e.value for e in app.get("subheader")] == ["waiting"]
     app.text_input[0].set_value("no such *thing*").run()
     assert not app.exception and "No metric" in app.info[0].value and parameter(app, "q") == "no such *thing*"
     assert [name for name, m in METRICS.items() if matches(m, "JAIN tenants")] == ["jain_fairness"]
