@@ -42,7 +42,7 @@ def show(runs: Path, ways: Ways = MappingProxyType({})) -> None:
         return
     if folder is None:
         st.info("This is an example: a server with simulated steps on a loopback port. To learn your own server, run:")
-        code(_COMMAND.format(runs=runs))
+        code(_COMMAND.format(runs=runs.resolve().name))
     device = answer.gpu or "an unnamed device"
     st.caption(f"{literal(answer.url)}: {literal(answer.model)} on {literal(device)}, learnt on {answer.created}")
     st.header(literal(answer.headline()), anchor=False)
