@@ -230,8 +230,8 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
         go_on(runs, plan, ways, "Plan")
     if plan.complete:
         run_of(runs, plan, best, ways, run, "Simulate it and open its run" if mix is None else _SIMULATE_SINGLE)
-    for question in questions(answer) if published else ():
-        st.caption(f"{literal(judged(question, published).sentence)} [See Trust](trust?plan={plan.name})")
+    for verdict in [judged(question, published) for question in questions(answer)] if published else []:
+        st.caption(f"{literal(verdict.sentence)} [See Trust](trust?plan={plan.name})")
     if answer.too_short:
         most = f" This page simulates at most {MOST_REQUESTS:,} requests; `tokentwin plan` has no such limit."
         blocks.warning(sentence(answer.too_short) + (most if answer.requests == MOST_REQUESTS else ""))
