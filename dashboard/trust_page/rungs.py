@@ -107,8 +107,8 @@ def _others(external: External | None) -> Rung:
     met = sum(target.met for target in targets)
     sources = "1 source" if len(external.cases) == 1 else f"{len(external.cases)} sources"
     furthest = max(external.cases, key=lambda case: max(median_errors_pct(case.rows).values(), default=0.0))
-    errors, largest = (_together(median_errors_pct(runs.rows)) for runs in (external, furthest))
-    why = f"Median errors for runs that were not used for the predictions: {errors}. Largest: {furthest.title}, {largest}."
+    errors, most = (_together(median_errors_pct(runs.rows)) for runs in (external, furthest))
+    why = f"Median errors for runs that were not used for the predictions: {errors}. Largest: {furthest.title}, {most}."
     return Rung(title, f"**{met} of {len(targets)}** targets met, {sources}", why, symbol="public")
 
 
