@@ -246,7 +246,8 @@ class Output(msgspec.Struct, array_like=True):
     def add(self, more: Output) -> None:
         """Append the next output of the same request."""
         self.tokens += more.tokens
-        self.logprobs = None if self.logprobs is None else self.logprobs + (more.logprobs or [])
+        if self.logprobs is not None:
+            self.logprobs += more.logprobs or []
         self.finish, self.reason, self.status = more.finish, more.reason, more.status
         self.pooled = self.pooled or more.pooled
         self.cached = self.cached or more.cached

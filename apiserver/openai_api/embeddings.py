@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field, StrictBool
 
 from apiserver.engine_client import Answer
-from apiserver.openai_api.delivery import Cut, refusal_for
+from apiserver.openai_api.delivery import Cut, refusal_for, write_json
+from apiserver.openai_api.json_pieces import json_pieces
 from apiserver.openai_api.limited import Limited
 from apiserver.openai_api.protocol import Prompt, neutral
 from apiserver.openai_api.refusal import Refusal
@@ -63,17 +64,16 @@ async def write_embeddings(
     style: Format,
     model: str,
     prompt_tokens: int,
-) -> web.Response:
+) -> web.StreamResponse:
     """Send the vectors of `states`, in order, as one document."""
     made_ns = monotonic_ns()
-    data = [
+    data = (
         {"object": "embedding", "index": index, "embedding": _encoded(_normalised(state), style)}
         for index, state in enumerate(states)
-    ]
+    )
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    response = web.json_response({"object": "list", "data": data, "model": model, "usage": usage})
-    await response.prepare(request)
-    await response.write_eof()
+    document = {"object": "list", "data": data, "model": model, "usage": usage}
+    response = await write_json(request, json_pieces(document))
     for answer in answers:
         answer.delivered(made_ns, monotonic_ns(), made_ns)
     return response

@@ -36,14 +36,11 @@ from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 MOST_LOGPROBS = 20  # maximum number of alternatives returned with a token: OpenAI's limit, and vLLM's default
-_MOST_CHOICES = 128
 _MOST_BIASED = 1024
 _MOST_ALLOWED = 4096  # token ids in `allowed_token_ids`
-_MOST_DETOKENISED = 1 << 18
 _MOST_METADATA = 16  # OpenAI's limit
 MOST_MESSAGES = 1 << 14  # also parts of a message
 MOST_TOOLS = 1024
-_MOST_PROMPTS = 4096
 
 Token = Annotated[int, Field(strict=True, ge=0, le=_INT32)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -73,8 +70,8 @@ _Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("as text")]
     | Annotated[_Tokens, Tag("as tokens")]
-    | Annotated[list[str], Field(max_length=_MOST_PROMPTS, fail_fast=True), Tag("as texts")]
-    | Annotated[list[_Tokens], Field(max_length=_MOST_PROMPTS, fail_fast=True), Tag("as lists of tokens")],
+    | Annotated[list[str], Field(fail_fast=True), Tag("as texts")]
+    | Annotated[list[_Tokens], Field(fail_fast=True), Tag("as lists of tokens")],
     Discriminator(_kind_of, "prompt_type", "must be a string or a list"),
 ]
 
@@ -128,7 +125,7 @@ class Generation(Limited):
     """The fields that both endpoints have, with OpenAI's and vLLM's names."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
-    n: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     max_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] | None = None
     min_tokens: Annotated[int, Field(strict=True, ge=0, le=_INT32)] = 0
     stream: StrictBool | None = False
@@ -237,6 +234,11 @@ class Generation(Limited):
         """The number of answers to generate to each prompt; `n` of them are returned."""
         return self.n or 1
 
+    @property
+    def drawn_by(self) -> str:
+        """The name of the field that states `drawn`."""
+        return "best_of" if self.drawn > (self.n or 1) else "n"
+
     def drop_input(self) -> None:
         """Drop the fields that can be long, and that only the prompt and the constraint needed."""
         for name in _INPUT & type(self).model_fields.keys():
@@ -251,7 +253,7 @@ class CompletionRequest(Generation):
     logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
     add_special_tokens: StrictBool = True
 
-    best_of: Annotated[int, Field(strict=True, ge=1, le=_MOST_CHOICES)] | None = None
+    best_of: Annotated[int, Field(strict=True, ge=1, le=_INT32)] | None = None
     prompt_embeds: neutral(None) = None  # type: ignore[valid-type]
     suffix: neutral(None) = None  # type: ignore[valid-type]
 
@@ -455,4 +457,4 @@ class DetokenizeRequest(Limited):
     """The body of `POST /detokenize`."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
-    tokens: Annotated[list[Token], Field(max_length=_MOST_DETOKENISED, fail_fast=True)]
+    tokens: Annotated[list[Token], Field(fail_fast=True)]
