@@ -55,7 +55,7 @@ def serve_engine(
         served = _adapters(engine, adapters)
         events = None if kv_events is None else _followed(engine, kv_events, begun_again)
         with suppress(UserError):
-            engine.grammars  # noqa: B018 - made now, because it takes a second in which nothing else can run
+            engine.grammars  # noqa: B018 - begun now, because reading the tokenizer takes a second
         engine.watch_speed()
         requests = Requests(engine, events, inbox, pipe.send, origin_ns)
         requests.serve(_about(engine, name, served))

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from realengine.grammar import Bits, Grammar
+from realengine.grammar import Bits
+from realengine.grammar_compiler import AnswerGrammar
 from realengine.logit_rules import LogitChanges, LogitRules, Logprob, PromptLogprob, RuledLogits
 from realengine.sampling import SamplingParams, UniformNumbers
 from serving.request import Request
@@ -68,7 +69,7 @@ class TokenSequence:
         self.score_top = score_top
         self._on_scored = on_scored
         self._ruled = None if rules is None else RuledLogits(rules, prompt)
-        self.grammar: Grammar | None = None
+        self.grammar: AnswerGrammar | None = None
         self.is_plain = logprobs is score_top is rules is None and not request.pools
         self._uniform = UniformNumbers(self.sampling.seed or 0)
         self.greedy = self.sampling.greedy
