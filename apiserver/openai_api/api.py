@@ -26,7 +26,7 @@ from apiserver.log import LOG
 from apiserver.messages import About, Add, Output
 from apiserver.openai_api.answers import AnswerDocuments, ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
 from apiserver.openai_api.anthropic_messages import CountRequest, MessageDocuments, MessagesRequest, error_document
-from apiserver.openai_api.api_keys import check_host, check_key
+from apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name
 from apiserver.openai_api.beam_search import beam_search, check_beams
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
@@ -73,6 +73,7 @@ from serving.version import __version__
 
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
 _OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key, and no name of the host
+_OF_OPERATORS = ("/admin/", "/sleep", "/wake_up")  # paths that need a key, or a client on this machine
 _MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a prompt of the model is not longer
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
@@ -178,10 +179,14 @@ class Api:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in _OPEN:
-            if self._hosts:
-                check_host(request.host, self._hosts)
+            operates = request.path.startswith(_OF_OPERATORS)
+            if self._hosts or operates:
+                allowed = self._hosts or (host_name(request.host) or "",)
+                check_host(request.host, request.headers.get("Origin"), allowed)
             if self._keys:
                 check_key(request.headers.get("Authorization", request.headers.get("X-Api-Key", "")), self._keys)
+            elif operates:
+                check_operator(request.path, request.remote, request.headers)
         return await handler(request)
 
     @web.middleware

@@ -145,7 +145,7 @@ class Bodies:
 
     async def _read(self, request: web.Request, mine: _Unfinished) -> bytearray:
         body: bytearray = request.get(_READ, bytearray())
-        if not body and "Expect" in request.headers:  # only a client that may send a body is asked for it
+        if not body and request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if len(body) >= _LONG:
             self._count(mine, len(body))
