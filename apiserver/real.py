@@ -67,7 +67,10 @@ def _followed(engine: Engine, settings: KvEventSettings, begun_again: bool) -> K
     def tokens(request: Request, begin: int, end: int) -> list[int]:
         return engine.sequences[request.id].tokens[begin:end]
 
-    events = KvEvents(settings, engine.deployment.scheduler.block_size, tokens)
+    def salt(request: Request) -> str:
+        return engine.sequences[request.id].salt
+
+    events = KvEvents(settings, engine.deployment.scheduler.block_size, tokens, salt)
     observe(engine.scheduler.pool, events, settings)
     if begun_again:
         events.cleared()
@@ -222,6 +225,7 @@ class Requests:
             on_token=take,
             logprobs=asked.logprobs,
             rules=asked.rules,
+            salt=asked.cache_salt,
         )
         self._recorder.arrived(request, arrived.arrival_ns, came_ns, self._now())
         if request.status is Status.REJECTED:

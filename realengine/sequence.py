@@ -29,6 +29,7 @@ class TokenSequence:
         logprobs: number of alternatives in each logprob; None for no logprobs
         score_top: number of alternatives in each logprob of the prompt; None for no such logprobs
         rules: changes to the request's logits
+        salt: text that requests must share to share KV
         is_plain: True if a step needs no more than tokens and draws of this request, unless it has a grammar
         grammar: grammar of the answer, once it is compiled; it reads the sampled tokens, even if other tokens are
             forced
@@ -51,8 +52,10 @@ class TokenSequence:
         on_failed: Callable[[], None] | None = None,
         score_top: int | None = None,
         on_scored: Callable[[int, list[PromptLogprob]], None] | None = None,
+        salt: str = "",
     ) -> None:
         self.request = request
+        self.salt = salt
         self.tokens = list(prompt)
         self.sampling = sampling or SamplingParams()
         if self.sampling.seed is None:

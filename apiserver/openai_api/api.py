@@ -66,6 +66,7 @@ from apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
 from apiserver.openai_api.tool_formats import format_of
 from apiserver.openai_api.tools import ChosenCalls, parameters_of
 from apiserver.openai_api.work import check_vectors, check_work
+from realengine.grammar import ANY_OBJECT
 from realengine.logit_rules import LogitRules
 from realengine.tokenizer import Detokenizer
 from serving.errors import UserError
@@ -473,6 +474,8 @@ class Api:
         for one in asked:
             one.rules = rules
         constraint = as_text(body.constraint)
+        if about.twin and constraint == as_text({"json": ANY_OBJECT}):
+            constraint = as_text({"json": body.schema_in_prompt() or ANY_OBJECT})
         body.drop_input()
         return constraint
 
@@ -493,6 +496,9 @@ class Api:
         async with self._bodies.take(request) as given:
             body = given.parse(EmbeddingRequest)
             about, texts = self._served(body.model)
+            if body.dimensions is not None and body.dimensions > about.embedding_size:
+                what = f"dimensions: {body.dimensions} is more than the model's {about.embedding_size}"
+                raise Refusal(400, f"{what}; leave it out, or ask for fewer", "dimensions")
             length = PromptLength(about.max_model_len)
             for text in body.prompts:
                 if isinstance(text, str):
@@ -516,7 +522,7 @@ class Api:
                 answers.append(opened.enter_context(self._engine.open(one)))
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    states = [await pooled(answer) for answer in answers]
+                    states = [(await pooled(answer))[: body.dimensions] for answer in answers]
             except TimeoutError:
                 raise timed_out() from None
             tokens = sum(len(one.prompt) for one in asked)
@@ -822,6 +828,7 @@ def _asked(
         priority=body.priority,
         tenant=body.user or "",
         adapter=body.model if body.model in about.adapters else "",
+        cache_salt=body.cache_salt or "",
     )
 
 

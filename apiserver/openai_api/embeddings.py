@@ -19,7 +19,7 @@ from apiserver.engine_client import Answer
 from apiserver.openai_api.delivery import Cut, refusal_for, write_json
 from apiserver.openai_api.json_pieces import json_pieces
 from apiserver.openai_api.limited import Limited
-from apiserver.openai_api.protocol import Prompt, neutral
+from apiserver.openai_api.protocol import Prompt
 from apiserver.openai_api.refusal import Refusal
 
 Format = Literal["float", "base64"]
@@ -31,7 +31,7 @@ class EmbeddingRequest(Limited):
     model: str | None = Field(None, max_length=256)
     input: Prompt
     encoding_format: Format = "float"
-    dimensions: neutral(None) = None  # type: ignore[valid-type]
+    dimensions: int | None = Field(None, strict=True, ge=1)
     user: str | None = Field(None, max_length=256)
     priority: int = Field(0, strict=True, gt=-(2**31), lt=2**31)
     add_special_tokens: StrictBool = True

@@ -30,7 +30,7 @@ from pydantic import (
 from apiserver.openai_api.grammar_writer import Constraint
 from apiserver.openai_api.kv_transfer import KvTransferParams
 from apiserver.openai_api.limited import Limited, at_most
-from apiserver.openai_api.structured import ResponseFormat, StructuredOutputs
+from apiserver.openai_api.structured import ResponseFormat, StructuredOutputs, schema_in
 from apiserver.openai_api.tools import Calls, NamedTool, ToolChoice, call_schema, parameters_of
 
 _INT32 = 2**31 - 1
@@ -117,8 +117,9 @@ class StreamOptions(Limited):
 
 _INPUT = {
     *("prompt", "messages", "tools", "documents", "chat_template_kwargs", "metadata", "logit_bias", "bad_words"),
-    *("allowed_token_ids", "response_format", "structured_outputs"),
+    *("allowed_token_ids", "response_format", "structured_outputs", "vllm_xargs", "mm_processor_kwargs"),
 }
+_GUIDED = ("json", "regex", "choice", "grammar")
 
 
 class Generation(Limited):
@@ -135,6 +136,7 @@ class Generation(Limited):
     request_id: Annotated[str, Field(pattern=r"^[ -~]{0,128}$")] = ""
     priority: Annotated[int, Field(strict=True, ge=-_INT32, le=_INT32)] = 0
     kv_transfer_params: KvTransferParams | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
     # Sampling
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
@@ -172,20 +174,37 @@ class Generation(Limited):
 
     # Fields without effect here
     session_id: Label | None = None
-    return_token_offsets: StrictBool | None = False  # vLLM ignores it at these endpoints, too
     spaces_between_special_tokens: StrictBool = True
+    return_token_offsets: StrictBool | None = False  # vLLM ignores this and the next at these endpoints, too
+    detokenize: StrictBool | None = None
+    include_reasoning: StrictBool | None = None
+    vllm_xargs: dict[str, Any] | None = None  # for plugins
+    mm_processor_kwargs: dict[str, Any] | None = None  # for images and sounds
+    guided_decoding_backend: Label | None = None
+    guided_whitespace_pattern: Label | None = None
 
     # Fields that are not supported
     logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
-    cache_salt: neutral(None) = None  # type: ignore[valid-type]
     ec_transfer_params: neutral(None, {}) = None  # type: ignore[valid-type]
     mm_payload: neutral("tensors") = "tensors"  # type: ignore[valid-type]
     repetition_detection: neutral(None) = None  # type: ignore[valid-type]
     return_mm_kwargs: neutral(None, False) = None  # type: ignore[valid-type]
     routed_experts_prompt_start: neutral(0) = 0  # type: ignore[valid-type]
     thinking_token_budget: neutral(None) = None  # type: ignore[valid-type]
-    vllm_xargs: neutral(None, {}) = None  # type: ignore[valid-type]
     watermarking: neutral(None, False) = None  # type: ignore[valid-type]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _guided(cls, given: Any) -> Any:
+        """Read the names that vLLM's structured outputs had before 0.12."""
+        names = {f"guided_{name}": name for name in _GUIDED}
+        if not isinstance(given, dict) or given.keys().isdisjoint(names):
+            return given
+        guided = {names[name]: given[name] for name in names if given.get(name) is not None}
+        if guided and given.get("structured_outputs"):
+            raise ValueError(f"give either structured_outputs or guided_{next(iter(guided))}")
+        others = {name: value for name, value in given.items() if name not in names}
+        return {**others, **({"structured_outputs": guided} if guided else {})}
 
     @field_validator("stream_options")
     @classmethod
@@ -213,6 +232,10 @@ class Generation(Limited):
         if self.structured_outputs is not None:
             return self.structured_outputs.constraint
         return {} if self.response_format is None else self.response_format.constraint
+
+    def schema_in_prompt(self) -> dict[str, Any] | None:
+        """Return the JSON schema that the prompt describes to the model; None if it has none."""
+        raise NotImplementedError
 
     @property
     def limit(self) -> int | None:
@@ -273,6 +296,10 @@ class CompletionRequest(Generation):
         prompt = self.prompt if self.prompt is not None else []
         several = isinstance(prompt, list) and not isinstance(next(iter(prompt), None), int)
         return prompt if several else [prompt]  # type: ignore[return-value]
+
+    def schema_in_prompt(self) -> dict[str, Any] | None:
+        texts = [prompt for prompt in self.prompts if isinstance(prompt, str)]
+        return schema_in("\n".join(texts))
 
     @property
     def alternatives(self) -> int | None:
@@ -335,7 +362,6 @@ class _Chat(Limited):
     reasoning_effort: Label | None = None
     chat_template: neutral(None) = None  # type: ignore[valid-type]
     media_io_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
-    mm_processor_kwargs: neutral(None, {}) = None  # type: ignore[valid-type]
 
     @field_validator("continue_final_message")
     @classmethod
@@ -366,7 +392,6 @@ class ChatRequest(_Chat, Generation):
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
 
     parallel_tool_calls: StrictBool | None = True
-    include_reasoning: StrictBool = True
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
     store: StrictBool | None = None
     service_tier: Label | None = None
@@ -409,6 +434,9 @@ class ChatRequest(_Chat, Generation):
             known = parameters_of(self.tools or [])
             return {"json": call_schema(known, calls.name, self.parallel_tool_calls is False)}
         return super().constraint
+
+    def schema_in_prompt(self) -> dict[str, Any] | None:
+        return schema_in("\n".join(message.for_template()["content"] for message in self.messages))
 
     @property
     def role(self) -> str:
