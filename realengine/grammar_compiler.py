@@ -151,7 +151,7 @@ class GrammarCompiler:
 
         A grammar that took too much work has failed.
         """
-        done = []
+        done: list[tuple[Request, AnswerGrammar]] = []
         for request, grammars, written in list(self._under_way.values()):
             process = self._process(grammars, written)
             if process is not None and process.poll(wait and not done):

@@ -196,7 +196,7 @@ class Generation(Limited):
     @model_validator(mode="before")
     @classmethod
     def _guided(cls, given: Any) -> Any:
-        """Read the names that vLLM's structured outputs had before 0.12."""
+        """Read the names that vLLM's structured outputs had in older releases."""
         names = {f"guided_{name}": name for name in _GUIDED}
         if not isinstance(given, dict) or given.keys().isdisjoint(names):
             return given

@@ -309,7 +309,7 @@ def test_the_best_answers_of_several(server):
     assert [choice["index"] for choice in answered["choices"]] == [0, 1]
     assert answered["usage"]["completion_tokens"] == 12 and answered["choices"][0]["logprobs"] is None
     greedy = server.complete(best_of=2, temperature=0)
-    many = server.complete(best_of=128, prompt=["a"] * 40)
+    many = server.complete(best_of=128, prompt=["a"] * 90)
     for refused in (server.complete(best_of=1, n=2), server.complete(best_of=2, stream=True), greedy, many):
         assert refused.status == 400 and refused.error["param"] == "best_of"
 
@@ -549,13 +549,9 @@ def test_embeddings_that_cannot_be_made_are_refused_by_field(server, body, param
     assert server.ask("POST", "/v1/embeddings", body).error["param"] == param
 
 
-def test_fewer_dimensions_are_the_first_with_length_1(server):
-    whole, short = (
-        server.ask("POST", "/v1/embeddings", {"input": "a", **more}).document["data"][0]["embedding"]
-        for more in ({}, {"dimensions": 8})
-    )
-    scale = sum(number * number for number in whole[:8]) ** 0.5
-    assert short == pytest.approx([number / scale for number in whole[:8]])
+def test_fewer_dimensions_have_length_1_too(server):
+    (one,) = server.ask("POST", "/v1/embeddings", {"input": "a", "dimensions": 8}).document["data"]
+    assert len(one["embedding"]) == 8 and sum(number * number for number in one["embedding"]) == pytest.approx(1)
 
 
 IGNORED = ({"detokenize": False}, {"include_reasoning": False}, {"vllm_xargs": {"a": 1}}, {"mm_processor_kwargs": {}})
