@@ -150,8 +150,10 @@ class CompletionStyle:
             tokens, of_prompt = [*prompt, *tokens], ([None], scored)
 
         def alternatives(token: int, one: Logprob | PromptLogprob | None) -> dict[str, float] | None:
-            own = one and {word(token): max(one.logprob, _LEAST)}
-            return own and own | {word(other): max(logprob, _LEAST) for other, logprob in one.top}
+            if one is None:
+                return None
+            others = {word(other): max(logprob, _LEAST) for other, logprob in one.top}
+            return {word(token): max(one.logprob, _LEAST)} | others
 
         return {
             "tokens": map(word, tokens),

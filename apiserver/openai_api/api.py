@@ -826,7 +826,7 @@ def _asked(
         logprobs=0 if body.alternatives is None and body.drawn > (body.n or 1) else body.alternatives,
         prompt_logprobs=body.prompt_alternatives,
         priority=body.priority,
-        tenant=body.user or "",
+        tenant=body.user or str((body.vllm_xargs or {}).get("tenant", ""))[:256],
         adapter=body.model if body.model in about.adapters else "",
         cache_salt=body.cache_salt or "",
     )

@@ -178,7 +178,7 @@ class Generation(Limited):
     return_token_offsets: StrictBool | None = False  # vLLM ignores this and the next at these endpoints, too
     detokenize: StrictBool | None = None
     include_reasoning: StrictBool | None = None
-    vllm_xargs: dict[str, Any] | None = None  # for plugins
+    vllm_xargs: dict[str, Any] | None = None  # for plugins; ours, the policies inside vLLM, read a tenant
     mm_processor_kwargs: dict[str, Any] | None = None  # for images and sounds
     guided_decoding_backend: Label | None = None
     guided_whitespace_pattern: Label | None = None
