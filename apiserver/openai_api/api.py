@@ -65,7 +65,7 @@ from apiserver.openai_api.response_store import ResponseStore
 from apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
 from apiserver.openai_api.tool_formats import format_of
 from apiserver.openai_api.tools import ChosenCalls, parameters_of
-from apiserver.openai_api.work import check_vectors, check_work
+from apiserver.openai_api.work import check_answers, check_vectors, check_work
 from realengine.grammar import ANY_OBJECT
 from realengine.logit_rules import LogitRules
 from realengine.tokenizer import Detokenizer
@@ -399,6 +399,7 @@ class Api:
             body = given.parse(CompletionRequest)
             check_beams(body)
             about, texts = self._served(body.model)
+            check_answers(len(body.prompts), body.drawn, body.drawn_by if body.drawn > 1 else "prompt")
             length = _length(body, about)
             for prompt in body.prompts:
                 if isinstance(prompt, str):
@@ -499,6 +500,7 @@ class Api:
             if body.dimensions is not None and body.dimensions > about.embedding_size:
                 what = f"dimensions: {body.dimensions} is more than the model's {about.embedding_size}"
                 raise Refusal(400, f"{what}; leave it out, or ask for fewer", "dimensions")
+            check_answers(len(body.prompts), 1, "input")
             length = PromptLength(about.max_model_len)
             for text in body.prompts:
                 if isinstance(text, str):

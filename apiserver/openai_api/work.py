@@ -18,6 +18,13 @@ _LOGPROB = 8  # what a logprob costs: it is written with the text and the rank o
 _NUMBERS = 4  # numbers of an embedding that cost as much as a token
 
 
+def check_answers(prompts: int, drawn: int, field: str) -> None:
+    """Raise Refusal if `drawn` answers to each of the prompts are too many, before the prompts are tokenised."""
+    if _ANSWER * prompts * drawn > BUDGET:
+        what = f"{prompts * drawn} answers are more than {BUDGET // _ANSWER} and too much for one request"
+        raise Refusal(400, f"{field}: {what}; send several requests", field)
+
+
 def check_work(body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> None:
     """Raise Refusal if `asked`, the messages for the prompts of `body`, imply more work than one request may.
 

@@ -68,6 +68,7 @@ ONE: dict[str, Any] = {"tokens": LONG, "prompts": 1, "max_tokens": 1}
 @example({**ONE, "tokens": 1, "prompts": 32, "n": 128})
 @example({**ONE, "tokens": 1, "prompts": 4096})
 @example({**ONE, "tokens": 1, "prompts": 4096, "n": 128})
+@example({**ONE, "tokens": 1, "prompts": 500_000})
 @examples(0.2)
 def test_health_answers_beside_any_product_of_factors(server: Server, factors: dict[str, Any]) -> None:
     tokens, prompts = factors["tokens"], factors["prompts"]
