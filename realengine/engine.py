@@ -17,7 +17,7 @@ from typing import Any
 from realengine.adapters import Adapters
 from realengine.devices.memory import KvBudget
 from realengine.drafters import Drafter, find_drafter, propose
-from realengine.grammar import GrammarCompiler, Grammars
+from realengine.grammar_compiler import GrammarCompiler, Grammars
 from realengine.host_tier import HostTier
 from realengine.models.adapter_files import AdapterFiles
 from realengine.models.weights import ModelFiles
@@ -194,6 +194,8 @@ class Engine:
         self._unusable = _CLOSED
         self._in_flight.clear()
         self._compiler.close()
+        if (grammars := self.__dict__.pop("grammars", None)) is not None:
+            grammars.close()
         for runner in reversed(self._runners):
             runner.close()
 
