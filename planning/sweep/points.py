@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from calibration.steps.external_calibration import LEARNT_FILES
-from calibration.steps.step_cost import Calibration
 from planning.deployments import found_at, overridden
 from planning.learn.front_door import learnt_front_door
 from planning.scenario import Scenario
 from planning.sweep.settings import SweepSettings, is_seed
-from serving.deployments.config import merged, parse
+from serving.deployments.config import parse
 from serving.errors import UserError
 from serving.front_door import FILE as FRONT_DOOR
 from serving.user_code.own_cost import names_own_cost, source_file
@@ -70,10 +69,9 @@ def points(settings: SweepSettings) -> list[Point]:
         error, defaults = "", tuple[str, ...]()
         try:
             config = _sized(config, overrides)
-            scenario, defaults = parse(Scenario, _on_calibrated(config), where="base", typed=True).whole()
-            full = scenario.model_dump(mode="json")
-            if full["deployment"]["gpu_memory_utilization"] is not None:
-                del full["deployment"]["scheduler"]["num_blocks"]  # if stated, it would override the memory
+            scenario, defaults = parse(Scenario, config, where="base", typed=True).resolved()
+            assert scenario.deployment is not None
+            full = scenario.model_dump(mode="json") | {"deployment": scenario.deployment.model_dump(mode="json")}
             for name in ("pue", "grid_gco2_per_kwh"):
                 if full[name] is None:
                     del full[name]  # runs without them keep the ids that they had before these settings existed
@@ -135,17 +133,6 @@ def _digest(path: Path) -> str:
     except OSError as error:
         raise UserError("input", str(path), f"cannot be read: {error.strerror}") from None
     return digest.hexdigest()
-
-
-def _on_calibrated(config: dict[str, Any]) -> dict[str, Any]:
-    """Return `config`, its deployment completed by that of its calibration, if this is one of our own engine."""
-    directory = config.get("calibration")
-    if not isinstance(directory, str) or not (Path(directory) / "calibration.json").is_file():
-        return config
-    stated = config.get("deployment") or {}
-    if not isinstance(stated, dict):
-        return config
-    return {**config, "deployment": merged(json.loads(Calibration.load(directory).deployment), stated)}
 
 
 def _sized(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -294,7 +294,7 @@ class SchedulerConfig(TerseSettings):
 
         vLLM does the same. Raises ValueError if a stated budget is too small.
         """
-        if not self.enable_chunked_prefill and "max_num_batched_tokens" not in self.model_fields_set:
+        if not self.enable_chunked_prefill and not self.states("max_num_batched_tokens"):
             object.__setattr__(self, "max_num_batched_tokens", max(self.max_num_batched_tokens, self.max_model_len))
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError("max_num_batched_tokens must be at least max_model_len when enable_chunked_prefill is off")
@@ -570,7 +570,7 @@ class Deployment(TerseSettings):
             if pcp > 1 and getattr(self, other) > 1:
                 remedy = f"cannot be combined with {other}; leave one of them out"
                 raise UserError("prefill_context_parallel_size", pcp, remedy)
-        if "block_size" in self.scheduler.model_fields_set and self.scheduler.block_size % dcp:
+        if self.scheduler.states("block_size") and self.scheduler.block_size % dcp:
             remedy = (
                 f"must be a multiple of decode_context_parallel_size {dcp}, because it counts the tokens of all ranks"
             )
@@ -704,7 +704,7 @@ def load_deployment(path: str | Path) -> Deployment:
 
 def with_stated_blocks(deployment: Deployment) -> Deployment:
     """Return `deployment` without gpu_memory_utilization if it states num_blocks, which takes precedence as in vLLM."""
-    if deployment.gpu_memory_utilization is None or "num_blocks" not in deployment.scheduler.model_fields_set:
+    if deployment.gpu_memory_utilization is None or not deployment.scheduler.states("num_blocks"):
         return deployment
     return deployment.model_copy(update={"gpu_memory_utilization": None})
 
@@ -725,9 +725,20 @@ def _own_deployment(deployment: Deployment, pool: PoolConfig, where: str) -> Dep
     if "fleet" in pool.deployment:
         remedy = "a pool cannot have a fleet of its own; leave it out"
         raise UserError(f"{where}.fleet", pool.deployment["fleet"], remedy)
-    own = parse(Deployment, merged(alone.model_dump(exclude_unset=True), pool.deployment), where=where)
-    scheduler = pool.deployment.get("scheduler")
-    return with_stated_blocks(own) if isinstance(scheduler, dict) and "num_blocks" in scheduler else own
+    return parse(Deployment, over(alone.as_stated(), pool.deployment), where=where)
+
+
+def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a deployment updated with `changes`.
+
+    Stated KV blocks take the place of the share of memory from which they would follow, and a share that of blocks.
+    """
+    data, scheduler = merged(base, changes), changes.get("scheduler")
+    if isinstance(scheduler, dict) and "num_blocks" in scheduler:
+        data["gpu_memory_utilization"] = None
+    elif changes.get("gpu_memory_utilization") is not None and isinstance(data.get("scheduler"), dict):
+        data["scheduler"] = {name: value for name, value in data["scheduler"].items() if name != "num_blocks"}
+    return data
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

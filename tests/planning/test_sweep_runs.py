@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from calibration.validation.bands import run_metrics
-from planning.costs import base_deployment, priced
+from planning.costs import priced
+from planning.resolution import base_deployment
 from planning.sweep.executors import Executor, find_executor, in_processes
 from planning.sweep.one_run import DIED, OVERDUE, Measure, RunResult, failed
 from planning.sweep.points import Point, points

@@ -54,7 +54,7 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from calibration.steps.explanation import token_life
     from calibration.steps.external_calibration import predicted_cost
     from calibration.steps.step_cost import Calibration
-    from planning.costs import calibration_in
+    from planning.resolution import calibration_in
     from serving.deployments.config import Deployment
     from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu

@@ -50,10 +50,11 @@ def front_door(
 
     CLIENTS are recordings of `tokentwin bench --url`. Repeated recordings of one run give the noise floor.
     """
-    from planning.costs import base_deployment, check_timed
+    from planning.costs import check_timed
     from planning.deployments import read_deployment
     from planning.measure.front_door import clients_table, hold_against_clients
     from planning.priced_scenario import with_fleet
+    from planning.resolution import base_deployment
     from serving.answers.terminal import print_report
     from serving.front_door import FrontDoor
     from tokentwin.commands.validate_external import write_results
