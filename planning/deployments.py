@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def with_room(deployment: Deployment, workload: Workload) -> Deployment:
     return deployment if deployment.scheduler.states("max_model_len") else long_enough(deployment, workload)
 
 
+@cache
 def served() -> Deployment:
     """Return the default deployment on a GPU."""
     return Deployment(model="Llama-3.1-8B", device="cuda", gpu_memory_utilization=0.9)

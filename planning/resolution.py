@@ -19,7 +19,7 @@ from calibration.steps.step_cost import Calibration
 from planning.deployments import served
 from planning.learn.watched import drift
 from serving.deployments.config import Deployment, SchedulerConfig, merged, pool_deployment
-from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from serving.deployments.engine_defaults import with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import UTILIZATION, check_encoder, kv_capacity
 from serving.deployments.kv_layout import with_kv_groups
@@ -49,10 +49,9 @@ def resolved(deployment: Deployment, gpu: GpuSpec | None, encodes: bool = False)
         return Resolved(with_kv_groups(deployment))
     if not deployment.states("gpu_memory_utilization") and not deployment.scheduler.states("num_blocks"):
         memory = UTILIZATION
-    defaults = defaults_taken(deployment, gpu)
     sized = deployment.model_copy(update={"gpu_memory_utilization": memory})
-    sized = with_kv_groups(with_engine_defaults(sized, gpu))
-    model = find_model(sized.model)
+    sized, defaults = with_engine_defaults(sized, gpu)
+    sized, model = with_kv_groups(sized), find_model(sized.model)
     if encodes:
         check_encoder(model, gpu, sized)
         return Resolved(sized.model_copy(update={"gpu_memory_utilization": None}))

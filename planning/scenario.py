@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from planning.deployments import described, with_room
+from planning.made_up import NAME
 from planning.request import GridCarbon, Pue, Request, StatedDeployment, TimedBy
 from serving.deployments.config import Deployment, parse
 from serving.deployments.fleet import RouterConfig
@@ -113,14 +114,13 @@ class Scenario(Request):
 
         Raises UserError for settings that do not go together.
         """
-        from planning.made_up import assumed
         from planning.resolution import base_deployment
-        from traces.synth import synthesise
+        from traces.synth import parse_spec, synthesise
 
         if self.stated is not None and self.deployment is not None:
             return self.deployment
-        made, spec = described(self.deployment, base_deployment(self.calibration)), self.synthetic
-        return with_room(made, synthesise(spec)) if spec is not None and assumed(spec) else made
+        made = described(self.deployment, base_deployment(self.calibration))
+        return with_room(made, synthesise(parse_spec(self.room))) if self.room else made
 
     def resolved(self) -> tuple[Scenario, tuple[str, ...]]:
         """Return this scenario with all settings decided, and a line with the defaults of each engine.
@@ -132,6 +132,11 @@ class Scenario(Request):
         deployment, defaults = resolved_fleet(self.described(), self.calibration, self.gpu)
         stated = self.deployment.as_stated() if self.deployment else {}
         return self.model_copy(update={"deployment": deployment, "stated": stated}), defaults
+
+    @property
+    def room(self) -> dict[str, Any] | None:
+        """The workload, if it is made up, so that a deployment has room for its longest request; otherwise None."""
+        return self.workload if self.workload.get("name") == NAME else None
 
     @property
     def synthetic(self) -> SynthSpec | None:

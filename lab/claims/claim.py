@@ -74,7 +74,7 @@ class Experiment(Request):
     @property
     def serves(self) -> Any:
         """The deployment, described by the defaults for a GPU and by its engine's defaults."""
-        return with_engine_defaults(described(self.deployment, served()), find_gpu(self.gpu))
+        return with_engine_defaults(described(self.deployment, served()), find_gpu(self.gpu))[0]
 
 
 class Expected(Request):

@@ -44,8 +44,8 @@ _ORIGIN = (
     _field("trust_reason", _TEXT, "", "why"),
     _field("version", _TEXT, "", "version of tokentwin"),
     _field("gpus", _COUNT, "", "GPUs of the fleet as it starts"),
-    _field("num_blocks", _COUNT, "blocks", "KV blocks of one replica, without the null block; null if they differ"),
-    _field("requests", _COUNT, "", "requests offered"),
+    _field("kv_blocks", _COUNT, "blocks", "KV blocks of one replica, without the null block; null if they differ"),
+    _field("requests_offered", _COUNT, "", "requests offered"),
     *(_field(f"requests_{status}", _COUNT, "", f"requests that ended {status}") for status in STATUSES),
 )
 
@@ -100,7 +100,7 @@ def metric_values(metrics: RunMetrics) -> dict[str, Any]:
         values |= {f"{name}_{statistic}": value for statistic, value in summary.items()}
     statuses = metrics.statuses()
     values |= {f"requests_{status}": statuses.get(status, 0) for status in STATUSES}
-    values["requests"] = sum(statuses.values())
+    values["requests_offered"] = sum(statuses.values())
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 

@@ -79,7 +79,7 @@ class Measure:
             "trust": trust.level,
             "trust_reason": trust.reason,
             "gpus": priced.gpus,
-            "num_blocks": priced.num_blocks,
+            "kv_blocks": priced.num_blocks,
         }
         if self.bands:
             (_, fast), (_, slow) = (end.measured(scenario.slo) for end in priced.ends())

@@ -27,7 +27,7 @@ class Point:
     """A run to be made.
 
     Attributes:
-        config: the `Scenario` as JSON values, with all defaults; only the stated part if `error` is set
+        config: the resolved `Scenario` as JSON values; only the stated part if `error` is set
         parameters: value of each path that the sweep varies, and `seed` if the sweep has seeds
         error: the reason why the run cannot be made; otherwise empty
         defaults: a line for each set of settings that the run leaves to its engines, with their values
@@ -45,7 +45,8 @@ class Point:
         A run that cannot be made has no full configuration, and its seed is not filled in, so its hash also covers the
         parameters.
         """
-        identity = [self.config, self.parameters] if self.error else self.config
+        config = {name: value for name, value in self.config.items() if name != "stated"}
+        identity = [config, self.parameters] if self.error else config
         return "r" + sha256(canonical(identity).encode()).hexdigest()[:15]
 
 
@@ -63,15 +64,19 @@ def points(settings: SweepSettings) -> list[Point]:
     variations = list(settings.variations())
     paths = dict.fromkeys(path for overrides, _ in variations for path in overrides)
     made: dict[str, Point] = {}
+    whole: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
     first_error: UserError | None = None
     for overrides, seed in variations:
         config = overridden(settings.base, overrides)
         error, defaults = "", tuple[str, ...]()
         try:
             config = _sized(config, overrides)
-            scenario, defaults = parse(Scenario, config, where="base", typed=True).resolved()
-            assert scenario.deployment is not None
-            full = scenario.model_dump(mode="json") | {"deployment": scenario.deployment.model_dump(mode="json")}
+            scenario = parse(Scenario, config, where="base", typed=True)
+            key = canonical([config.get("deployment"), scenario.calibration, scenario.gpu, scenario.room])
+            if key not in whole:
+                whole[key] = _resolved(scenario)
+            deployment, defaults = whole[key]
+            full = scenario.model_dump(mode="json") | deployment
             for name in ("pue", "grid_gco2_per_kwh"):
                 if full[name] is None:
                     del full[name]  # runs without them keep the ids that they had before these settings existed
@@ -87,6 +92,13 @@ def points(settings: SweepSettings) -> list[Point]:
     if first_error and all(point.error for point in made.values()):
         raise first_error
     return list(made.values())
+
+
+def _resolved(scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the resolved deployment with what was stated, as in a point's `config`, and a line for each engine."""
+    made, defaults = scenario.resolved()
+    assert made.deployment is not None
+    return {"deployment": made.deployment.model_dump(mode="json"), "stated": made.stated}, defaults
 
 
 def input_digests(runs: list[Point]) -> dict[str, str]:

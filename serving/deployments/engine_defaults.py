@@ -34,17 +34,17 @@ _SGLANG_LARGEST_CHUNK = 16384
 _TRTLLM_TOKENS = 8192
 
 
-def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> Deployment:
-    """Return `deployment` with its engine's defaults on `gpu` for all scheduler settings that it does not state."""
-    return deployment.rescheduled(**_open(deployment, engine_defaults(deployment, gpu)))
+def with_engine_defaults(deployment: Deployment, gpu: GpuSpec) -> tuple[Deployment, str]:
+    """Return `deployment` with its engine's defaults on `gpu` for all scheduler settings that it does not state.
 
-
-def defaults_taken(deployment: Deployment, gpu: GpuSpec) -> str:
-    """Return a list, as text, of the engine's defaults that `deployment` uses on `gpu`; empty if it uses none."""
-    left = [f"{name} {_shown(value)}" for name, value in _open(deployment, engine_defaults(deployment, gpu)).items()]
-    engine = deployment.engine_name
+    The text lists these settings with their values; it is empty if there are none.
+    """
+    taken = _open(deployment, engine_defaults(deployment, gpu))
+    if not taken:
+        return deployment, ""
+    engine, listed = deployment.engine_name, ", ".join(f"{name} {_shown(value)}" for name, value in taken.items())
     release = str(engine) if engine.version or engine.name != "vllm" else f"vllm {_VLLM}"
-    return f"defaults of {release} on {gpu.name}: {', '.join(left)}" if left else ""
+    return deployment.rescheduled(**taken), f"defaults of {release} on {gpu.name}: {listed}"
 
 
 def engine_defaults(deployment: Deployment, gpu: GpuSpec) -> dict[str, Any]:

@@ -33,7 +33,7 @@ BLOCKS, MEMORY = "deployment.scheduler.num_blocks", "deployment.gpu_memory_utili
 
 def swept(deployment: dict[str, Any], out: Path, **grid: Any) -> list[int]:
     settings = {"base": {"deployment": deployment, "gpu": "H100", "workload": TRAFFIC}, "grid": grid}
-    return sorted(tokentwin.sweep(settings, out, jobs=1).runs["num_blocks"].to_pylist())
+    return sorted(tokentwin.sweep(settings, out, jobs=1).runs["kv_blocks"].to_pylist())
 
 
 def test_in_python_and_in_a_file(tmp_path: Path) -> None:

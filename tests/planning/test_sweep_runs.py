@@ -81,7 +81,7 @@ def test_a_row_says_what_was_run_and_what_came_out(done: tuple[Path, Path], fold
         metrics = run_metrics(workload, known.deployment, known.cost)
         assert row["ttft_ms_p99"] == metrics.distribution("ttft_ms").p99
         assert row["request_throughput"] == metrics.scalars()["request_throughput"]
-        assert (row["requests"], row["requests_finished"], row["num_blocks"], row["gpus"]) == (30, 30, 399, 1)
+        assert (row["requests_offered"], row["requests_finished"], row["kv_blocks"], row["gpus"]) == (30, 30, 399, 1)
         assert row["itl_ms_count"] == 30 * 19
         assert 0 < row["kv_usage"] <= row["kv_usage_peak"] <= 1
 
@@ -229,7 +229,7 @@ def test_a_fleet_is_priced_pool_by_pool(folder: Path, tmp_path: Path) -> None:
         outcome = Measure()(point)
         assert outcome.values["status"] == "complete", outcome
         assert outcome.values["gpus"] == point.parameters["deployment.fleet.pools.0.replicas"] + 1
-        assert outcome.values["num_blocks"] is None
+        assert outcome.values["kv_blocks"] is None
     wrong = sweep_file(tmp_path / "w.yaml", run, grid={"replicas": [2]})
     with pytest.raises(UserError, match="leave replicas and router out"):
         points(load_sweep(wrong))
