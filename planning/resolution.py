@@ -25,6 +25,7 @@ from serving.deployments.kv_capacity import UTILIZATION, check_encoder, kv_capac
 from serving.deployments.kv_layout import with_kv_groups
 from serving.deployments.model_catalogue import find_model
 from serving.errors import UserError
+from serving.scheduler import check_own_setting
 from serving.user_code.own_cost import names_own_cost
 
 
@@ -41,6 +42,7 @@ def resolved(deployment: Deployment, gpu: GpuSpec | None, encodes: bool = False)
     An engine that only `encodes` images needs no memory for the language model and its KV. Raises UserError for
     settings that do not go together, or that do not fit into the memory.
     """
+    check_own_setting(deployment.policy, deployment.scheduler)
     memory = deployment.gpu_memory_utilization
     if gpu is None:
         if memory is not None:

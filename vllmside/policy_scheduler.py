@@ -27,7 +27,7 @@ from serving.contract import Contract
 from serving.errors import UserError
 from serving.kv.grouped_pool import block_tables
 from serving.request import Request, Status
-from serving.scheduler import Hold, find_policy
+from serving.scheduler import Hold, check_own_setting, find_policy
 from serving.step_plan import StepPlan
 from serving.user_code.own_contract import contract_with
 from serving.workload import PRIVATE, WorkloadRequest
@@ -76,6 +76,7 @@ class PolicyScheduler(Scheduler):
 
     def _begin_anew(self) -> None:
         content = SaltedContent(self._known, self.settings.block_size)
+        check_own_setting(self.policy_name, self.settings)
         self.ours = find_policy(self.policy_name)(self.settings, content=content)
         self._contract: Contract = contract_with(self.policy_name, self.ours, self.settings)
         self._rows = StepRows(block_tables(self.ours.pool))

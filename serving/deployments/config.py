@@ -181,9 +181,10 @@ class SchedulerConfig(TerseSettings):
     )
     speculative: SpeculativeConfig | None = Field(None, description="speculative decoding (docs/speculative.md)")
     sarathi_token_budget: int = Field(
-        0,
+        512,
         ge=0,
-        description="sarathi: number of tokens up to which prefill chunks fill a step; 0: max_num_batched_tokens",
+        description="sarathi: number of tokens up to which prefill chunks fill a step (default: Sarathi-Serve's); "
+        "0: max_num_batched_tokens",
     )
     sjf_error: float = Field(
         0.0,

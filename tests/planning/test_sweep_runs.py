@@ -34,7 +34,7 @@ from traces.schema import arrow_schema
 from traces.synth import parse_spec, synthesise
 
 RATE = "workload.arrivals.rate"
-GRID = {"deployment.policy": ["vllm", "edf"], RATE: [10, 40]}
+GRID = {"deployment.policy": ["vllm", "fair"], RATE: [10, 40]}
 ROOT = Path(__file__).parents[2]
 
 
@@ -89,9 +89,9 @@ def test_a_row_says_what_was_run_and_what_came_out(done: tuple[Path, Path], fold
 def test_others_read_it_as_it_is(done: tuple[Path, Path]) -> None:
     out = done[1]
     counts = duckdb.sql(f"select policy, count(*) from '{out}/runs/*/*.parquet' group by policy order by policy")
-    assert counts.fetchall() == [("edf", 4), ("vllm", 4)]
-    assert pl.scan_parquet(out / "runs").filter(pl.col("policy") == "edf").collect().height == 4
-    assert len(pd.read_parquet(out / "runs", filters=[("policy", "==", "edf")])) == 4
+    assert counts.fetchall() == [("fair", 4), ("vllm", 4)]
+    assert pl.scan_parquet(out / "runs").filter(pl.col("policy") == "fair").collect().height == 4
+    assert len(pd.read_parquet(out / "runs", filters=[("policy", "==", "fair")])) == 4
     joined = duckdb.sql(
         f"""select r.run_id, count(*) as n, max(r.requests) as requests
         from '{out}/requests/*/*.parquet' q join '{out}/runs/*/*.parquet' r using (run_id) group by all"""

@@ -1,0 +1,167 @@
+"""One description of a deployment resolves to the same settings and KV blocks, whichever way it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.steps import external_calibration
+from dashboard.deployment_text import keep_deployment, kept_deployment
+from planning.compare.request import Side
+from planning.compare.runs import side_scenarios
+from planning.deployments import read_deployment
+from planning.plan.pricing import priced_candidates
+from planning.plan.request import PlanRequest
+from planning.priced_scenario import price_scenario
+from planning.resolution import base_deployment, resolved, resolved_fleet
+from planning.scenario import Scenario
+from planning.sweep.settings import read_sweep
+from planning.sweep.sweep import Sweep
+from serving.deployments.config import Deployment, parse
+from serving.deployments.gpu_spec import find_gpu, gpus
+from serving.deployments.model_catalogue import models
+from serving.errors import UserError
+from serving.workload import Workload
+from tests.budget import examples
+
+TRAFFIC: dict[str, Any] = {
+    "requests": 3,
+    "arrivals": {"kind": "poisson", "rate": 5},
+    "prompt": {"kind": "fixed", "tokens": 50},
+    "output": {"kind": "fixed", "tokens": 5},
+}
+SLOS = ["ttft_ms p99<=500"]
+Described = tuple[dict[str, Any], str]
+
+
+class NoTime:
+    """A cost model that is never asked for the time of a step."""
+
+    def with_shared_prefix(self, tokens: int) -> NoTime:
+        return self
+
+
+@st.composite
+def descriptions(draw: st.DrawFn, names: tuple[str, ...]) -> Described:
+    """Draw the stated settings of a deployment, and a GPU."""
+    scheduler = {
+        "max_num_seqs": st.integers(1, 2000),
+        "max_num_batched_tokens": st.integers(256, 20_000),
+        "max_model_len": st.integers(512, 8192),
+        "num_blocks": st.integers(600, 60_000),
+        "block_size": st.sampled_from([16, 32]),
+        "enable_prefix_caching": st.booleans(),
+        "async_scheduling": st.booleans(),
+    }
+    settings = {
+        "model": st.sampled_from(names),
+        "device": st.just("cuda"),
+        "tensor_parallel_size": st.sampled_from([1, 2, 4]),
+        "gpu_memory_utilization": st.floats(0.5, 0.95),
+        "quantization": st.sampled_from(["none", "fp8"]),
+        "policy": st.sampled_from(["vllm", "sglang", "sarathi", "fair"]),
+        "scheduler": st.fixed_dictionaries({}, optional=scheduler),
+    }
+    return draw(st.fixed_dictionaries({}, optional=settings)), draw(st.sampled_from(sorted(gpus())))
+
+
+def of_python(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+    return parse(Scenario, {"deployment": stated, "gpu": gpu, "workload": TRAFFIC}, "simulate").priced().deployment
+
+
+def of_a_file(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+    (folder / "deployment.yaml").write_text(yaml.safe_dump(stated))
+    made = read_deployment(str(folder / "deployment.yaml"), {}, base_deployment(None))
+    return of_python(made.as_stated(), gpu, folder)
+
+
+def of_flags(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+    flags = stated | stated.get("scheduler", {})
+    rest = {"scheduler": {n: v for n, v in stated.get("scheduler", {}).items() if n == "enable_prefix_caching"}}
+    (folder / "rest.yaml").write_text(yaml.safe_dump(rest))
+    if flags.keys() >= {"num_blocks", "gpu_memory_utilization"}:  # flags refuse both; in a file, blocks count
+        del flags["gpu_memory_utilization"]
+    return of_python(read_deployment(str(folder / "rest.yaml"), flags, base_deployment(None)).as_stated(), gpu, folder)
+
+
+def of_a_twin(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+    (folder / "twin.yaml").write_text(yaml.safe_dump(stated))
+    made, _ = resolved_fleet(read_deployment(str(folder / "twin.yaml"), {}, base_deployment(None)), None, gpu)
+    return price_scenario(Workload(()), None, gpu, made).deployment
+
+
+def of_compare(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+    side = parse(Side, {"deployment": stated}, "a")
+    again = parse(Side, json.loads(json.dumps(side.as_json())), "a")
+    return side_scenarios([Workload(())], None, gpu, again.deployed(base_deployment(None)))[0].deployment
+
+
+def of_a_sweep(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+    (point,) = Sweep.from_settings(read_sweep({"base": {"deployment": stated, "gpu": gpu, "workload": TRAFFIC}})).points
+    return Scenario.model_validate(json.loads(json.dumps(point.config))).priced().deployment
+
+
+def of_the_page(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+    kept = kept_deployment(folder, keep_deployment(folder, yaml.safe_dump(stated)))
+    assert kept is not None
+    return of_compare(kept, gpu, folder)
+
+
+def of_a_plan(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+    """A plan makes room for its longest request, so only a stated length can be the same."""
+    asked = {"traffic": TRAFFIC, "slos": SLOS, "gpus": [gpu], "deployment": stated}
+    (engine,) = priced_candidates(parse(PlanRequest, asked, "plan"), Workload(())).engines or [None]
+    if engine is None:
+        raise UserError("gpu", gpu, "rules it out")
+    return engine.deployment.model_copy(update={"gpu_memory_utilization": None})
+
+
+WAYS: tuple[Callable[[dict[str, Any], str, Path], Deployment], ...] = (
+    of_a_file,
+    of_flags,
+    of_a_twin,
+    of_compare,
+    of_a_sweep,
+    of_the_page,
+    of_a_plan,
+)
+
+
+@examples(2)
+@given(descriptions(("Llama-3.1-8B", "gpt-oss-20b", "Qwen3-Next-80B-A3B", "Llama-3.1-70B")))
+def test_every_way_gives_the_same_deployment(described: Described) -> None:
+    stated, gpu = described
+    ways = WAYS if "max_model_len" in stated.get("scheduler", {}) else WAYS[:-1]
+    with TemporaryDirectory() as name, patch.object(external_calibration, "predicted_cost", lambda *_: NoTime()):
+        try:
+            expected = of_python(stated, gpu, Path(name))
+        except UserError:
+            for way in ways:
+                with pytest.raises(UserError):
+                    way(stated, gpu, Path(name))
+            return
+        for way in ways:
+            made = way(stated, gpu, Path(name)).model_copy(update={"fleet": expected.fleet})
+            assert made == expected, way.__name__
+
+
+@examples(5)
+@given(descriptions(tuple(models())))
+def test_a_resolved_deployment_resolves_to_itself(described: Described) -> None:
+    """Also after it was written as JSON, as the configuration of a sweep's run is."""
+    stated, gpu = described
+    try:
+        made = resolved(parse(Deployment, stated, "deployment"), find_gpu(gpu)).deployment
+    except UserError:
+        return
+    again = parse(Deployment, json.loads(made.model_dump_json()), "deployment")
+    assert resolved(again, find_gpu(gpu)) == (made, "")
