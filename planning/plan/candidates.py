@@ -16,7 +16,6 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from planning.deployments import with_settings
-from planning.resolution import resolved
 from serving.deployments.config import Deployment
 from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
@@ -185,6 +184,8 @@ def candidate_engines(
     GPU that no candidate has, and if no combination of settings is valid. Too little memory raises no error: such a
     combination does not fit.
     """
+    from planning.resolution import resolved  # loads calibrations
+
     for name in prices:
         if name not in gpus:
             raise UserError("price", name, f"is not the GPU of any candidate; choose from {', '.join(gpus)}")

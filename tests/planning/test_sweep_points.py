@@ -175,6 +175,7 @@ def test_columns_are_named_shortly_typed_and_explained(folder: Path) -> None:
         "workload.requests": [5],
         "workload.output": [5, {"kind": "uniform", "low": 1, "high": 9}],
         "deployment.scheduler.enable_prefix_caching": [True],
+        "deployment.scheduler.num_blocks": [300],
     }
     runs = made(folder, grid=grid, seeds=1)
     schema = run_schema(runs)
@@ -183,7 +184,8 @@ def test_columns_are_named_shortly_typed_and_explained(folder: Path) -> None:
         RATE: ("rate", pa.float64()),
         "deployment.policy": ("deployment_policy", pa.string()),
         "deployment.scheduler.policy": ("scheduler_policy", pa.string()),
-        "workload.requests": ("workload_requests", pa.int64()),
+        "workload.requests": ("requests", pa.int64()),
+        "deployment.scheduler.num_blocks": ("num_blocks", pa.int64()),
         "workload.output": ("output", pa.string()),
         "deployment.scheduler.enable_prefix_caching": ("enable_prefix_caching", pa.bool_()),
         "seed": ("seed", pa.int64()),

@@ -93,7 +93,7 @@ def test_others_read_it_as_it_is(done: tuple[Path, Path]) -> None:
     assert pl.scan_parquet(out / "runs").filter(pl.col("policy") == "fair").collect().height == 4
     assert len(pd.read_parquet(out / "runs", filters=[("policy", "==", "fair")])) == 4
     joined = duckdb.sql(
-        f"""select r.run_id, count(*) as n, max(r.requests) as requests
+        f"""select r.run_id, count(*) as n, max(r.requests_offered) as requests
         from '{out}/requests/*/*.parquet' q join '{out}/runs/*/*.parquet' r using (run_id) group by all"""
     )
     assert joined.df()["n"].tolist() == [30] * 8
@@ -299,7 +299,10 @@ def test_the_command_says_how_it_went(folder: Path, tmp_path: Path) -> None:
     grid = {"deployment.scheduler.max_num_seqs": [0, 8]}
     file = sweep_file(tmp_path / "s.yaml", base(folder), grid=grid)
     counted = tokentwin("sweep", file, "-o", tmp_path / "out", "--dry-run")
-    assert (counted.stdout, (tmp_path / "out").exists()) == ("2 runs\n", False)
+    assert not (tmp_path / "out").exists()
+    first, second = counted.stdout.splitlines()
+    assert first.startswith("2 runs, about ")
+    assert second.startswith("1 of 2 checked runs cannot be made; the first: base.deployment.scheduler.max_num_seqs: 0:")
     made = tokentwin("sweep", file, "-o", tmp_path / "out")
     assert made.returncode == 1
     assert made.stdout == f"2 runs made, 0 kept, 1 failed; the dataset is {tmp_path / 'out' / 'runs'}\n"
