@@ -34,6 +34,7 @@ FLAGS = (
 ENGINES = ("tokentwin", "vllm")  # engines that can make a real run
 _OF_THE_REAL_ENGINE = ("device", "threads", "attention")
 _ROUND = 1024  # the length of the longest request is rounded up to a multiple of this number of tokens
+_MEMORY, _BLOCKS = "deployment.gpu_memory_utilization", "deployment.scheduler.num_blocks"
 _NOT_BOTH = "cannot be combined with gpu_memory_utilization; give one of them"
 
 
@@ -135,32 +136,25 @@ def named_values(option: str, pairs: Sequence[str], many: bool = False) -> dict[
 
 def with_settings(base: Deployment, settings: Mapping[str, Any]) -> Deployment:
     """Return `base` with all settings applied. Raises a UserError that names a setting that is wrong or set twice."""
-    data = base.as_stated()  # the engine's defaults fill in the other settings
-    whole, known = base.model_dump(mode="json"), dict[tuple[str, ...], str]()
+    paths = dict[str, str]()
     for path, value in settings.items():
         bare = path in SchedulerConfig.model_fields and path not in Deployment.model_fields
-        *way, last = ("scheduler", path) if bare else path.split(".")
-        if (other := known.setdefault((*way, last), path)) != path:
+        if (other := paths.setdefault(f"deployment.{'scheduler.' * bare}{path}", path)) != path:
             raise UserError(path, value, f"is set twice, also as {other}; leave one of them out")
-        node, known_there = data, whole
-        for name in way:
-            there = known_there.get(name) or {}
-            if not isinstance(there, dict):
-                raise UserError(path, value, f"cannot be set, because {name} is a single value")
-            node[name] = {} if node.get(name) is None else node[name]
-            node, known_there = node[name], there
-        node[last] = value
-    if ("scheduler", "num_blocks") in known:
-        if data.get("gpu_memory_utilization") is not None and ("gpu_memory_utilization",) in known:
-            raise UserError(known["scheduler", "num_blocks"], data["scheduler"]["num_blocks"], _NOT_BOTH)
-        data["gpu_memory_utilization"] = None  # the blocks are stated, so they do not follow from memory
-    elif data.get("gpu_memory_utilization") is not None and ("gpu_memory_utilization",) in known:
-        data.get("scheduler", {}).pop("num_blocks", None)
+    changes = {whole: settings[path] for whole, path in paths.items()}
+    try:
+        data = overridden({"deployment": base.as_stated()}, changes)["deployment"]
+    except UserError as error:
+        raise UserError(paths[error.field], error.value, error.remedy) from None
     return parse(Deployment, data, where="deployment")
 
 
 def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `base` with each value set at its path; missing mappings along the path are created."""
+    """Return a copy of `base` with each value set at its path; missing mappings along the path are created.
+
+    The deployment's KV blocks and its share of memory replace each other. Raises UserError for both, and for a wrong
+    path.
+    """
     config = deepcopy(base)
     for path, value in overrides.items():
         *way, last = path.split(".")
@@ -176,6 +170,12 @@ def overridden(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
             node[last] = deepcopy(value)
         else:
             raise UserError(path, node, "is a single value in base; make it a mapping there, or vary the whole of it")
+    if overrides.get(_MEMORY) is not None:
+        if overrides.get(_BLOCKS) is not None:
+            raise UserError(_BLOCKS, overrides[_BLOCKS], _NOT_BOTH)
+        found_at(config, "deployment.scheduler", {}).pop("num_blocks", None)
+    elif overrides.get(_BLOCKS) is not None:
+        config["deployment"]["gpu_memory_utilization"] = None
     return config
 
 

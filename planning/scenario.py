@@ -51,9 +51,6 @@ class Scenario(Request):
     deployment: StatedDeployment | None = Field(
         None, description="the deployment, as in a deployment's YAML file; by default the calibration's or a GPU's"
     )
-    stated: dict[str, Any] | None = Field(
-        None, description="settings of the deployment that were stated, if the others have been resolved since"
-    )
     gpu: str | None = Field(None, description="GPU to simulate; step times come from measured times of its kernels")
     calibration: TimedBy = None
     workload: dict[str, Any] = Field(description="a trace, or the specification of a synthetic workload")
@@ -117,21 +114,8 @@ class Scenario(Request):
         from planning.resolution import base_deployment
         from traces.synth import parse_spec, synthesise
 
-        if self.stated is not None and self.deployment is not None:
-            return self.deployment
         made = described(self.deployment, base_deployment(self.calibration))
         return with_room(made, synthesise(parse_spec(self.room))) if self.room else made
-
-    def resolved(self) -> tuple[Scenario, tuple[str, ...]]:
-        """Return this scenario with all settings decided, and a line with the defaults of each engine.
-
-        Raises UserError for settings that do not go together, or that do not fit into the memory.
-        """
-        from planning.resolution import resolved_fleet
-
-        deployment, defaults = resolved_fleet(self.described(), self.calibration, self.gpu)
-        stated = self.deployment.as_stated() if self.deployment else {}
-        return self.model_copy(update={"deployment": deployment, "stated": stated}), defaults
 
     @property
     def room(self) -> dict[str, Any] | None:
@@ -161,13 +145,16 @@ class Scenario(Request):
             workload = spread_ticks(workload)
         return reshaped(workload, limit=source.limit, rate_scale=source.rate_scale, warm_up_s=source.warm_up_s)
 
-    def priced(self) -> PricedScenario:
-        """Return the scenario ready to be simulated. Raises UserError if its settings do not go together."""
+    def priced(self, whole: Deployment | None = None) -> PricedScenario:
+        """Return the scenario ready to be simulated; `whole` is its deployment, if that was resolved before.
+
+        Raises UserError if settings do not go together.
+        """
         from planning.pooling import check_pooling
         from planning.priced_scenario import price_scenario, with_fleet
         from sim.router import find_router
 
-        deployment = with_fleet(self.described(), self.replicas, self.router)
+        deployment = with_fleet(whole or self.described(), self.replicas, self.router)
         priced = price_scenario(Workload(()), self.calibration, self.gpu, deployment, prices=self.prices)
         for pool in priced.all_pools:
             find_policy(pool.deployment.policy)

@@ -58,18 +58,15 @@ def _requests(settings: SweepSettings, overrides: Overrides) -> float | None:
     if (spec := scenario.synthetic) is not None:
         return spec.expected_requests
     limit: int | None = scenario.workload["limit"]
-    return limit or _length(Path(scenario.workload["trace"]))
+    return limit or _length(scenario.workload["trace"])
 
 
 @cache
-def _length(trace: Path) -> float | None:
+def _length(trace: str) -> float | None:
     """Return the number of requests of a trace or a specification; None for a long trace."""
-    from planning.traffic import is_specification
-    from traces.formats.trace_file import read_workload
-    from traces.synth import read_spec
+    from planning.traffic import Offered
 
-    if is_specification(trace):
-        return read_spec(trace).expected_requests
-    if trace.is_file() and trace.stat().st_size > _MOST_BYTES:
+    if Path(trace).is_file() and Path(trace).stat().st_size > _MOST_BYTES:
         return None
-    return len(list(read_workload(trace).requests))
+    offered = Offered(traffic=trace)
+    return offered.expected_requests or len(list(offered.workload().requests))

@@ -64,9 +64,9 @@ class Measure:
             return failed(point, f"{type(error).__name__}: {error}")
 
     def _simulated(self, point: Point) -> RunResult:
-        scenario = Scenario.model_validate(point.config)
+        scenario = Scenario.model_validate(point.scenario)
         try:
-            priced = scenario.priced()
+            priced = scenario.priced(whole=scenario.deployment)
             priced.check_site(steps=self.full)
         except UserError as error:
             return failed(point, str(error), refused=error)

@@ -12,6 +12,7 @@ from typing import Any
 from calibration.steps.external_calibration import LEARNT_FILES
 from planning.deployments import found_at, overridden
 from planning.learn.front_door import learnt_front_door
+from planning.resolution import resolved_fleet
 from planning.scenario import Scenario
 from planning.sweep.settings import SweepSettings, is_seed
 from serving.deployments.config import parse
@@ -27,7 +28,8 @@ class Point:
     """A run to be made.
 
     Attributes:
-        config: the resolved `Scenario` as JSON values; only the stated part if `error` is set
+        config: the `Scenario` as JSON values, its deployment resolved, and what was `stated` of the deployment; only
+            the stated part if `error` is set
         parameters: value of each path that the sweep varies, and `seed` if the sweep has seeds
         error: the reason why the run cannot be made; otherwise empty
         defaults: a line for each set of settings that the run leaves to its engines, with their values
@@ -39,14 +41,18 @@ class Point:
     defaults: tuple[str, ...] = ()
 
     @property
+    def scenario(self) -> dict[str, Any]:
+        """The fields of the `Scenario` in `config`."""
+        return {name: value for name, value in self.config.items() if name != "stated"}
+
+    @property
     def id(self) -> str:
         """Hash of the configuration. It begins with a letter, so that no program reads it as a number.
 
         A run that cannot be made has no full configuration, and its seed is not filled in, so its hash also covers the
         parameters.
         """
-        config = {name: value for name, value in self.config.items() if name != "stated"}
-        identity = [config, self.parameters] if self.error else config
+        identity = [self.scenario, self.parameters] if self.error else self.scenario
         return "r" + sha256(canonical(identity).encode()).hexdigest()[:15]
 
 
@@ -70,7 +76,6 @@ def points(settings: SweepSettings) -> list[Point]:
         config = overridden(settings.base, overrides)
         error, defaults = "", tuple[str, ...]()
         try:
-            config = _sized(config, overrides)
             scenario = parse(Scenario, config, where="base", typed=True)
             key = canonical([config.get("deployment"), scenario.calibration, scenario.gpu, scenario.room])
             if key not in whole:
@@ -96,9 +101,9 @@ def points(settings: SweepSettings) -> list[Point]:
 
 def _resolved(scenario: Scenario) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the resolved deployment with what was stated, as in a point's `config`, and a line for each engine."""
-    made, defaults = scenario.resolved()
-    assert made.deployment is not None
-    return {"deployment": made.deployment.model_dump(mode="json"), "stated": made.stated}, defaults
+    made, defaults = resolved_fleet(scenario.described(), scenario.calibration, scenario.gpu)
+    stated = scenario.deployment.as_stated() if scenario.deployment else {}
+    return {"deployment": made.model_dump(mode="json"), "stated": stated}, defaults
 
 
 def input_digests(runs: list[Point]) -> dict[str, str]:
@@ -145,20 +150,6 @@ def _digest(path: Path) -> str:
     except OSError as error:
         raise UserError("input", str(path), f"cannot be read: {error.strerror}") from None
     return digest.hexdigest()
-
-
-def _sized(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return `config` without the num_blocks of base if gpu_memory_utilization varies; num_blocks would override it."""
-    memory, blocks = "deployment.gpu_memory_utilization", "deployment.scheduler.num_blocks"
-    if overrides.get(memory) is None:
-        return config
-    if overrides.get(blocks) is not None:
-        remedy = "cannot be combined with gpu_memory_utilization, which it overrides; vary one of them"
-        raise UserError(blocks, overrides[blocks], remedy)
-    if found_at(config, blocks) is None:
-        return config
-    scheduler = {name: value for name, value in config["deployment"]["scheduler"].items() if name != "num_blocks"}
-    return {**config, "deployment": {**config["deployment"], "scheduler": scheduler}}
 
 
 def _seeded(node: Any, seed: int) -> Any:

@@ -107,7 +107,8 @@ class SweepResults(Answer):
             return ""
         columns = [name for name, path in self.paths.items() if path == _BLOCKS]
         rows = self.complete.select(["config", *columns]).to_pylist()
-        old = sum(_sized_by_default(parse_json(row.pop("config"))) for row in rows if not any(row.values()))
+        unstated = [row["config"] for row in rows if not any(row[name] for name in columns)]
+        old = sum(_sized_by_default(parse_json(config)) for config in unstated)
         if not old:
             return ""
         number = "All" if old == len(rows) else f"{old:,} of {len(rows):,}"

@@ -107,7 +107,8 @@ def of_compare(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
 
 def of_a_sweep(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
     (point,) = Sweep.from_settings(read_sweep({"base": {"deployment": stated, "gpu": gpu, "workload": TRAFFIC}})).points
-    return Scenario.model_validate(json.loads(json.dumps(point.config))).priced().deployment
+    scenario = Scenario.model_validate(json.loads(json.dumps(point.scenario)))
+    return scenario.priced(whole=scenario.deployment).deployment
 
 
 def of_the_page(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:

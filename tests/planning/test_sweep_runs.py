@@ -302,7 +302,9 @@ def test_the_command_says_how_it_went(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     first, second = counted.stdout.splitlines()
     assert first.startswith("2 runs, about ")
-    assert second.startswith("1 of 2 checked runs cannot be made; the first: base.deployment.scheduler.max_num_seqs: 0:")
+    assert second.startswith(
+        "1 of 2 checked runs cannot be made; the first: base.deployment.scheduler.max_num_seqs: 0:"
+    )
     made = tokentwin("sweep", file, "-o", tmp_path / "out")
     assert made.returncode == 1
     assert made.stdout == f"2 runs made, 0 kept, 1 failed; the dataset is {tmp_path / 'out' / 'runs'}\n"
