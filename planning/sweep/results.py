@@ -109,12 +109,9 @@ class SweepResults(Answer):
         rows = self.complete.select(["config", *columns]).to_pylist()
         unstated = [row["config"] for row in rows if not any(row[name] for name in columns)]
         old = sum(_sized_by_default(parse_json(config)) for config in unstated)
-        if not old:
-            return ""
         number = "All" if old == len(rows) else f"{old:,} of {len(rows):,}"
-        return (
-            f"{number} runs were made with the old sizing: {_OLD_BLOCKS - 1:,} KV blocks on every GPU; make them again"
-        )
+        sentence = f"{number} runs have the old sizing, {_OLD_BLOCKS - 1:,} KV blocks on every GPU; make them again"
+        return sentence if old else ""
 
     @property
     def complete(self) -> pa.Table:
