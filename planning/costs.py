@@ -86,7 +86,7 @@ def priced(
     if isinstance(learnt, Calibration):
         if gpu is not None:
             raise UserError("gpu", gpu, "cannot be combined with a calibration of our own engine; leave --gpu out")
-        return _of_our_engine(learnt, resolved(deployment, None).deployment)
+        return _of_our_engine(learnt, resolved(deployment, None)[0])
     return _on_gpu(gpu or (learnt.gpu if learnt else ""), learnt, deployment, shared_prefix, encodes)
 
 
@@ -100,7 +100,7 @@ def check_timed(calibration: str | None, gpu: str | None) -> None:
 def _by_own_model(name: str, gpu: str | None, deployment: Deployment) -> Priced:
     if gpu is not None:
         raise UserError("gpu", gpu, "cannot be combined with your own cost model; leave --gpu out")
-    made = resolved(deployment, None).deployment
+    made, _ = resolved(deployment, None)
     return Priced(made, observed(own_cost(name, made)), identity(name))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -29,18 +29,12 @@ from serving.scheduler import check_own_setting
 from serving.user_code.own_cost import names_own_cost
 
 
-class Resolved(NamedTuple):
-    """A deployment with all settings decided, and a line that says which are its engine's defaults; empty if none."""
-
-    deployment: Deployment
-    defaults: str = ""
-
-
-def resolved(deployment: Deployment, gpu: GpuSpec | None, encodes: bool = False) -> Resolved:
+def resolved(deployment: Deployment, gpu: GpuSpec | None, encodes: bool = False) -> tuple[Deployment, str]:
     """Return one engine with all settings decided for `gpu`; None: our own engine, or a user's cost model.
 
-    An engine that only `encodes` images needs no memory for the language model and its KV. Raises UserError for
-    settings that do not go together, or that do not fit into the memory.
+    The text lists its engine's defaults; it is empty if there are none. An engine that only `encodes` images needs no
+    memory for the language model and its KV. Raises UserError for settings that do not go together, or that do not fit
+    into the memory.
     """
     check_own_setting(deployment.policy, deployment.scheduler)
     memory = deployment.gpu_memory_utilization
@@ -48,7 +42,7 @@ def resolved(deployment: Deployment, gpu: GpuSpec | None, encodes: bool = False)
         if memory is not None:
             remedy = "cannot be used here; give scheduler.num_blocks, which the real engine prints when it starts"
             raise UserError("gpu_memory_utilization", memory, remedy)
-        return Resolved(with_kv_groups(deployment))
+        return with_kv_groups(deployment), ""
     if not deployment.states("gpu_memory_utilization") and not deployment.scheduler.states("num_blocks"):
         memory = UTILIZATION
     sized = deployment.model_copy(update={"gpu_memory_utilization": memory})
@@ -56,7 +50,7 @@ def resolved(deployment: Deployment, gpu: GpuSpec | None, encodes: bool = False)
     sized, model = with_kv_groups(sized), find_model(sized.model)
     if encodes:
         check_encoder(model, gpu, sized)
-        return Resolved(sized.model_copy(update={"gpu_memory_utilization": None}))
+        return sized.model_copy(update={"gpu_memory_utilization": None}), ""
     capacity = kv_capacity(model, gpu, sized)
     if memory is None:
         capacity.check_stated(sized.scheduler.num_blocks)
@@ -64,7 +58,7 @@ def resolved(deployment: Deployment, gpu: GpuSpec | None, encodes: bool = False)
         capacity.check(sized)
         fitted = sized.rescheduled(num_blocks=capacity.num_blocks)
         sized = fitted.model_copy(update={"gpu_memory_utilization": None})
-    return Resolved(sized, defaults)
+    return sized, defaults
 
 
 def resolved_fleet(

@@ -383,6 +383,16 @@ class SchedulerConfig(TerseSettings):
         return min(self.max_num_scheduled_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
 
+_APART = {  # sizes above 1, and the settings with which they cannot be combined
+    "pipeline_parallel_size": ("scheduler.speculative", "lora", "multimodal"),
+    "data_parallel_size": ("lora", "multimodal"),
+    "prefill_context_parallel_size": (
+        "scheduler.speculative", "lora", "multimodal", "decode_context_parallel_size", "data_parallel_size",
+    ),
+    "decode_context_parallel_size": ("scheduler.speculative", "lora", "multimodal"),
+}  # fmt: skip
+
+
 class Deployment(TerseSettings):
     """One engine: its model, its device, how it computes, its policy and the settings of its scheduler."""
 
@@ -537,52 +547,25 @@ class Deployment(TerseSettings):
         stagger = self.scheduler.decode_stagger
         if stagger not in (1, self.decode_stagger):
             raise UserError("scheduler.decode_stagger", stagger, "follows from pipeline_parallel_size; leave it out")
-        if self.pipeline_parallel_size > 1 and self.scheduler.speculative is not None:
-            remedy = "cannot be combined with scheduler.speculative; leave one of them out"
-            raise UserError("pipeline_parallel_size", self.pipeline_parallel_size, remedy)
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_run_on_one_stage(self) -> Deployment:
         if self.scheduler.max_loras not in (None, self.lora and self.lora.max_loras):
             remedy = "follows from lora.max_loras; leave it out"
             raise UserError("scheduler.max_loras", self.scheduler.max_loras, remedy)
-        if self.lora is None:
-            return self
-        for name in ("pipeline_parallel_size", "data_parallel_size"):
-            if (size := getattr(self, name)) > 1:
-                raise UserError(name, size, "cannot be combined with lora; leave one of them out")
         return self
 
     @model_validator(mode="after")
-    def _context_is_shared_as_vllm_does(self) -> Deployment:
-        for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
-            if (size := getattr(self, name)) == 1:
-                continue
-            for other, given in (
-                ("scheduler.speculative", self.scheduler.speculative is not None),
-                ("lora", self.lora is not None),
-                ("multimodal", self.multimodal is not None),
-            ):
-                if given:
+    def _devices_are_shared_as_vllm_does(self) -> Deployment:
+        for name, others in _APART.items():
+            for other in others if (size := getattr(self, name)) > 1 else ():
+                section, _, setting = other.rpartition(".")
+                value = getattr(self.scheduler if section else self, setting)
+                if value not in (None, 1):
                     raise UserError(name, size, f"cannot be combined with {other}; leave one of them out")
-        pcp, dcp = self.prefill_context_parallel_size, self.decode_context_parallel_size
-        for other in ("decode_context_parallel_size", "data_parallel_size"):
-            if pcp > 1 and getattr(self, other) > 1:
-                remedy = f"cannot be combined with {other}; leave one of them out"
-                raise UserError("prefill_context_parallel_size", pcp, remedy)
+        dcp = self.decode_context_parallel_size
         if self.scheduler.states("block_size") and self.scheduler.block_size % dcp:
             remedy = (
                 f"must be a multiple of decode_context_parallel_size {dcp}, because it counts the tokens of all ranks"
             )
             raise UserError("scheduler.block_size", self.scheduler.block_size, remedy)
-        return self
-
-    @model_validator(mode="after")
-    def _the_encoder_is_on_one_stage(self) -> Deployment:
-        for name in ("pipeline_parallel_size", "data_parallel_size"):
-            if self.multimodal is not None and (size := getattr(self, name)) > 1:
-                raise UserError(name, size, "cannot be combined with multimodal; leave one of them out")
         return self
 
     @model_validator(mode="after")

@@ -161,7 +161,7 @@ def test_a_resolved_deployment_resolves_to_itself(described: Described) -> None:
     """Also after it was written as JSON, as the configuration of a sweep's run is."""
     stated, gpu = described
     try:
-        made = resolved(parse(Deployment, stated, "deployment"), find_gpu(gpu)).deployment
+        made, _ = resolved(parse(Deployment, stated, "deployment"), find_gpu(gpu))
     except UserError:
         return
     again = parse(Deployment, json.loads(made.model_dump_json()), "deployment")
