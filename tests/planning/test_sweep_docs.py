@@ -31,7 +31,7 @@ def test_the_table(tmp_path: Path) -> None:
         f"{run['tpot_ms_p95']:11.2f} │ {run['usd_per_mtok_out']:16.2f} │"
         for run in runs
     ]
-    assert "\n".join(made) in text
+    assert "\n".join(made[:4]) in text
 
 
 def test_the_estimate() -> None:
