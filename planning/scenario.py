@@ -134,10 +134,10 @@ class Scenario(Request):
         from planning.traffic import is_specification
         from traces.formats.trace_file import read_workload
         from traces.reshape import reshaped, spread_ticks
-        from traces.synth import parse_spec, read_spec, synthesise
+        from traces.synth import read_spec, synthesise
 
-        if "trace" not in self.workload:
-            return synthesise(parse_spec(self.workload, where="workload"))
+        if (spec := self.synthetic) is not None:
+            return synthesise(spec)
         source = TraceWorkload.model_validate(self.workload)
         specified = is_specification(source.trace)
         workload = synthesise(read_spec(source.trace)) if specified else read_workload(source.trace)

@@ -6,6 +6,7 @@ Every field carries a unit and a definition, as in a recording.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -137,32 +138,19 @@ def _metric_fields() -> list[pa.Field]:
     for name in _DISTRIBUTIONS:
         known = METRICS[name]
         for statistic, meaning in STATISTICS.items():
-            counts = statistic == "count"
-            fields.append(
-                _field(
-                    f"{name}_{statistic}",
-                    _COUNT if counts else _NUMBER,
-                    "" if counts else known.unit,
-                    f"{meaning}, of: {known.definition}",
-                )
-            )
+            type_, unit = (_COUNT, "") if statistic == "count" else (_NUMBER, known.unit)
+            fields.append(_field(f"{name}_{statistic}", type_, unit, f"{meaning}, of: {known.definition}"))
     return fields
 
 
 def _short_names(paths: list[str], taken: set[str]) -> dict[str, str]:
     """Return a column name for each path, made of as few of its last parts as distinguish it from other names."""
-    names = {}
-    for path in paths:
-        parts = path.split(".")
-        endings = ["_".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        others = {
-            "_".join(other.split(".")[-count:])
-            for other in paths
-            if other != path
-            for count in range(1, other.count(".") + 2)
-        }
-        names[path] = next((name for name in endings if name not in others | taken), endings[-1])
-    return names
+    endings = {path: ["_".join(path.split(".")[at:]) for at in range(path.count("."), -1, -1)] for path in paths}
+    uses = Counter(name for names in endings.values() for name in names)
+    distinct = {
+        path: [name for name in names if uses[name] == 1 and name not in taken] for path, names in endings.items()
+    }
+    return {path: (distinct[path] or names[-1:])[0] for path, names in endings.items()}
 
 
 def _type(values: list[Any]) -> pa.DataType:
