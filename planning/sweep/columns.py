@@ -147,10 +147,10 @@ def _short_names(paths: list[str], taken: set[str]) -> dict[str, str]:
     """Return a column name for each path, made of as few of its last parts as distinguish it from other names."""
     endings = {path: ["_".join(path.split(".")[at:]) for at in range(path.count("."), -1, -1)] for path in paths}
     uses = Counter(name for names in endings.values() for name in names)
-    distinct = {
-        path: [name for name in names if uses[name] == 1 and name not in taken] for path, names in endings.items()
+    return {
+        path: next((name for name in names if uses[name] == 1 and name not in taken), names[-1])
+        for path, names in endings.items()
     }
-    return {path: (distinct[path] or names[-1:])[0] for path, names in endings.items()}
 
 
 def _type(values: list[Any]) -> pa.DataType:
