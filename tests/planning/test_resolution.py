@@ -32,6 +32,7 @@ from serving.deployments.model_catalogue import models
 from serving.errors import UserError
 from serving.workload import Workload
 from tests.budget import examples
+from tests.planning.sweep_samples import SCHEDULER, calibrated
 
 TRAFFIC: dict[str, Any] = {
     "requests": 3,
@@ -39,8 +40,8 @@ TRAFFIC: dict[str, Any] = {
     "prompt": {"kind": "fixed", "tokens": 50},
     "output": {"kind": "fixed", "tokens": 5},
 }
-SLOS = ["ttft_ms p99<=500"]
 Described = tuple[dict[str, Any], str]
+Timed = dict[str, str]  # the GPU or the calibration that times the steps
 
 
 class NoTime:
@@ -74,59 +75,65 @@ def descriptions(draw: st.DrawFn, names: tuple[str, ...]) -> Described:
     return draw(st.fixed_dictionaries({}, optional=settings)), draw(st.sampled_from(sorted(gpus())))
 
 
-def of_python(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
-    return parse(Scenario, {"deployment": stated, "gpu": gpu, "workload": TRAFFIC}, "simulate").priced().deployment
+def of_python(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
+    return parse(Scenario, {"deployment": stated, "workload": TRAFFIC, **by}, "simulate").priced().deployment
 
 
-def of_a_file(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+def of_a_file(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
     (folder / "deployment.yaml").write_text(yaml.safe_dump(stated))
-    made = read_deployment(str(folder / "deployment.yaml"), {}, base_deployment(None))
-    return of_python(made.as_stated(), gpu, folder)
+    made = read_deployment(str(folder / "deployment.yaml"), {}, base_deployment(by.get("calibration")))
+    return of_python(made.as_stated(), by, folder)
 
 
-def of_flags(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+def of_flags(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
     flags = stated | stated.get("scheduler", {})
-    rest = {"scheduler": {n: v for n, v in stated.get("scheduler", {}).items() if n == "enable_prefix_caching"}}
-    (folder / "rest.yaml").write_text(yaml.safe_dump(rest))
+    rest = {name: value for name, value in stated.get("scheduler", {}).items() if name == "enable_prefix_caching"}
+    (folder / "rest.yaml").write_text(yaml.safe_dump({"scheduler": rest}))
     if flags.keys() >= {"num_blocks", "gpu_memory_utilization"}:  # flags refuse both; in a file, blocks count
         del flags["gpu_memory_utilization"]
-    return of_python(read_deployment(str(folder / "rest.yaml"), flags, base_deployment(None)).as_stated(), gpu, folder)
+    made = read_deployment(str(folder / "rest.yaml"), flags, base_deployment(by.get("calibration")))
+    return of_python(made.as_stated(), by, folder)
 
 
-def of_a_twin(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+def of_a_twin(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
     (folder / "twin.yaml").write_text(yaml.safe_dump(stated))
-    made, _ = resolved_fleet(read_deployment(str(folder / "twin.yaml"), {}, base_deployment(None)), None, gpu)
-    return price_scenario(Workload(()), None, gpu, made).deployment
+    calibration, gpu = by.get("calibration"), by.get("gpu")
+    made = read_deployment(str(folder / "twin.yaml"), {}, base_deployment(calibration))
+    whole, _ = resolved_fleet(made, calibration, gpu)
+    return price_scenario(Workload(()), calibration, gpu, whole).deployment
 
 
-def of_compare(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+def of_compare(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
     side = parse(Side, {"deployment": stated}, "a")
     again = parse(Side, json.loads(json.dumps(side.as_json())), "a")
-    return side_scenarios([Workload(())], None, gpu, again.deployed(base_deployment(None)))[0].deployment
+    calibration, gpu = by.get("calibration"), by.get("gpu")
+    deployed = again.deployed(base_deployment(calibration))
+    return side_scenarios([Workload(())], calibration, gpu, deployed)[0].deployment
 
 
-def of_a_sweep(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
-    (point,) = Sweep.from_settings(read_sweep({"base": {"deployment": stated, "gpu": gpu, "workload": TRAFFIC}})).points
+def of_a_sweep(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
+    (point,) = Sweep.from_settings(read_sweep({"base": {"deployment": stated, "workload": TRAFFIC, **by}})).points
     scenario = Scenario.model_validate(json.loads(json.dumps(point.scenario)))
     return scenario.priced(whole=scenario.deployment).deployment
 
 
-def of_the_page(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+def of_the_page(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
     kept = kept_deployment(folder, keep_deployment(folder, yaml.safe_dump(stated)))
     assert kept is not None
-    return of_compare(kept, gpu, folder)
+    return of_compare(kept, by, folder)
 
 
-def of_a_plan(stated: dict[str, Any], gpu: str, folder: Path) -> Deployment:
+def of_a_plan(stated: dict[str, Any], by: Timed, folder: Path) -> Deployment:
     """A plan makes room for its longest request, so only a stated length can be the same."""
-    asked = {"traffic": TRAFFIC, "slos": SLOS, "gpus": [gpu], "deployment": stated}
+    source = {"calibration": by["calibration"], "prices": {"cpu": 1}} if "calibration" in by else {"gpus": [by["gpu"]]}
+    asked = {"traffic": TRAFFIC, "slos": ["ttft_ms p99<=500"], "deployment": stated, **source}
     (engine,) = priced_candidates(parse(PlanRequest, asked, "plan"), Workload(())).engines or [None]
     if engine is None:
-        raise UserError("gpu", gpu, "rules it out")
+        raise UserError("gpu", by["gpu"], "rules it out")
     return engine.deployment.model_copy(update={"gpu_memory_utilization": None})
 
 
-WAYS: tuple[Callable[[dict[str, Any], str, Path], Deployment], ...] = (
+WAYS: tuple[Callable[[dict[str, Any], Timed, Path], Deployment], ...] = (
     of_a_file,
     of_flags,
     of_a_twin,
@@ -144,15 +151,28 @@ def test_every_way_gives_the_same_deployment(described: Described) -> None:
     ways = WAYS if "max_model_len" in stated.get("scheduler", {}) else WAYS[:-1]
     with TemporaryDirectory() as name, patch.object(external_calibration, "predicted_cost", lambda *_: NoTime()):
         try:
-            expected = of_python(stated, gpu, Path(name))
+            expected = of_python(stated, {"gpu": gpu}, Path(name))
         except UserError:
             for way in ways:
                 with pytest.raises(UserError):
-                    way(stated, gpu, Path(name))
+                    way(stated, {"gpu": gpu}, Path(name))
             return
         for way in ways:
-            made = way(stated, gpu, Path(name)).model_copy(update={"fleet": expected.fleet})
-            assert made == expected, way.__name__
+            assert_same(way(stated, {"gpu": gpu}, Path(name)), expected, way)
+
+
+def assert_same(made: Deployment, expected: Deployment, way: Callable[..., Deployment]) -> None:
+    assert made.model_copy(update={"fleet": expected.fleet}) == expected, way.__name__
+
+
+@pytest.mark.parametrize("stated", [{}, {"policy": "fair", "scheduler": {"max_num_seqs": 8}}])
+def test_a_calibration_supplies_what_is_not_stated(stated: dict[str, Any], tmp_path: Path) -> None:
+    by = {"calibration": str(calibrated(tmp_path))}
+    expected = of_python(stated, by, tmp_path)
+    assert expected.scheduler.num_blocks == SCHEDULER.num_blocks
+    assert expected.scheduler.max_num_seqs == stated.get("scheduler", {}).get("max_num_seqs", SCHEDULER.max_num_seqs)
+    for way in WAYS:
+        assert_same(way(stated, by, tmp_path), expected, way)
 
 
 @examples(5)
