@@ -18,7 +18,7 @@ from calibration.steps.measured_runs import MeasuredRuns
 from calibration.steps.step_cost import Calibration
 from planning.deployments import served
 from planning.learn.watched import drift
-from serving.deployments.config import Deployment, SchedulerConfig, merged, pool_deployment
+from serving.deployments.config import Deployment, SchedulerConfig, merged, over, parse, pool_deployment
 from serving.deployments.engine_defaults import with_engine_defaults
 from serving.deployments.gpu_spec import GpuSpec, find_gpu
 from serving.deployments.kv_capacity import UTILIZATION, check_encoder, kv_capacity
@@ -93,8 +93,11 @@ def _differences(base: SchedulerConfig, own: SchedulerConfig) -> dict[str, Any]:
     return {n: v.model_dump(mode="json") if isinstance(v, BaseModel) else v for n, v in changed.items()}
 
 
-def base_deployment(calibration: str | None) -> Deployment:
-    """Return the deployment that supplies what is not stated: the calibrated one, or without one a GPU's default."""
+def base_deployment(calibration: str | None, *gpus: str | None) -> Deployment:
+    """Return the deployment that supplies what is not stated: the calibrated one, or without one a GPU's default.
+
+    If one of `gpus` is not the GPU that was calibrated, KV blocks follow from its memory.
+    """
     if calibration is None:
         return served()
     if names_own_cost(calibration):
@@ -103,6 +106,9 @@ def base_deployment(calibration: str | None) -> Deployment:
     known = learnt.learnt_as
     if isinstance(learnt, Calibration):  # an engine that was run here, and can run here again
         return known
+    if any(gpu is not None and find_gpu(gpu) != find_gpu(learnt.gpu) for gpu in gpus):
+        memory = {"gpu_memory_utilization": known.gpu_memory_utilization or UTILIZATION}
+        known = parse(Deployment, over(known.as_stated(), memory), where="calibration.deployment")
     unsaid = known.model_copy(update={"engine": None})  # the user has not stated the engine that was calibrated
     return unsaid if unsaid.engine_name.name == known.engine_name.name else known
 

@@ -114,7 +114,7 @@ class Scenario(Request):
         from planning.resolution import base_deployment
         from traces.synth import parse_spec, synthesise
 
-        made = described(self.deployment, base_deployment(self.calibration))
+        made = described(self.deployment, base_deployment(self.calibration, self.gpu))
         return with_room(made, synthesise(parse_spec(self.room))) if self.room else made
 
     @property

@@ -89,14 +89,15 @@ def priced_candidates(request: PlanRequest, workload: Workload) -> Candidates:
                 raise UserError("calibration", calibration, remedy)
             return _of_our_engine(calibration, request)
         learnt = given
-    base = described(request.deployment, base_deployment(calibration).model_copy(update={"fleet": None}))
+    named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
+    if not named:
+        raise UserError("gpu", None, "is missing; give at least one candidate, e.g. --gpu H100,H200")
+    known = base_deployment(calibration, *named).model_copy(update={"fleet": None})
+    base = described(request.deployment, known)
     if request.model:
         base = base.model_copy(update={"model": request.model})
     if request.deployment is None or not request.deployment.scheduler.states("max_model_len"):
         base = long_enough(base, workload)
-    named = request.gpus or ((learnt.gpu,) if learnt is not None else ())
-    if not named:
-        raise UserError("gpu", None, "is missing; give at least one candidate, e.g. --gpu H100,H200")
     engines, ruled_out = candidate_engines(
         base,
         {name: find_gpu(name) for name in named},

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from calibration.steps import external_calibration
 from dashboard.deployment_text import keep_deployment, kept_deployment
+from planning import resolution
 from planning.compare.request import Side
 from planning.compare.runs import side_scenarios
 from planning.deployments import read_deployment
@@ -26,7 +28,7 @@ from planning.resolution import base_deployment, resolved, resolved_fleet
 from planning.scenario import Scenario
 from planning.sweep.settings import read_sweep
 from planning.sweep.sweep import Sweep
-from serving.deployments.config import Deployment, parse
+from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.gpu_spec import find_gpu, gpus
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
@@ -173,6 +175,21 @@ def test_a_calibration_supplies_what_is_not_stated(stated: dict[str, Any], tmp_p
     assert expected.scheduler.max_num_seqs == stated.get("scheduler", {}).get("max_num_seqs", SCHEDULER.max_num_seqs)
     for way in WAYS:
         assert_same(way(stated, by, tmp_path), expected, way)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "blocks"), [((), 9000), (("H100",), 9000), (("L40S",), None), (("H100", "L40S"), None)]
+)
+def test_the_blocks_of_a_calibration_are_those_of_its_gpu(gpus: tuple[str, ...], blocks: int | None) -> None:
+    scheduler = SchedulerConfig(num_blocks=9000, max_num_seqs=7)
+    learnt = SimpleNamespace(gpu="H100", learnt_as=Deployment(model="Llama-3.1-8B", scheduler=scheduler))
+    with patch.object(resolution, "calibration_in", lambda _: learnt):
+        made = base_deployment("of/a/server", *gpus)
+    assert made.scheduler.max_num_seqs == 7
+    if blocks is None:
+        assert made.gpu_memory_utilization == 0.9 and not made.scheduler.states("num_blocks")
+    else:
+        assert made.scheduler.num_blocks == blocks
 
 
 @examples(5)

@@ -60,7 +60,8 @@ def front_door(
     from tokentwin.commands.validate_external import write_results
 
     check_timed(calibration, gpu)
-    deployment = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)
+    stated = read_deployment(deployment_file, flags, base_deployment(calibration, gpu))
+    deployment = with_fleet(stated, replicas, router)
     scenario = {"deployment": deployment, "gpu": gpu, "calibration": calibration}
     door = FrontDoor.load(front_door)
     rows = hold_against_clients(list(map(Path, clients)), scenario, door, list(map(Path, servers)))
