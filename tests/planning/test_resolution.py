@@ -163,6 +163,14 @@ def test_every_way_gives_the_same_deployment(described: Described) -> None:
             assert_same(way(stated, {"gpu": gpu}, Path(name)), expected, way)
 
 
+@pytest.mark.parametrize("way", [of_python, *WAYS])
+def test_edf_needs_its_bounds_on_every_way(
+    way: Callable[[dict[str, Any], Timed, Path], Deployment], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="edf_ttft_ms: is missing; policy edf needs TTFT bounds"):
+        way({"policy": "edf"}, {"gpu": "H100"}, tmp_path)
+
+
 def assert_same(made: Deployment, expected: Deployment, way: Callable[..., Deployment]) -> None:
     assert made.model_copy(update={"fleet": expected.fleet}) == expected, way.__name__
 

@@ -236,6 +236,15 @@ def test_under_sarathi_no_decode_waits_and_chunks_get_the_rest(num_blocks: int, 
     drive(scheduler, traffic(chance, 20), look=look)
 
 
+def test_sarathi_alone_is_not_vllm() -> None:
+    def first_step(policy: str) -> int:
+        scheduler = find_policy(policy)(SchedulerConfig(max_num_batched_tokens=4096), shares_prefixes=False)
+        scheduler.add(WorkloadRequest(0, 0, ((PRIVATE, 3000),), 5))
+        return scheduler.schedule().tokens
+
+    assert (first_step("sarathi"), first_step("vllm")) == (512, 3000)
+
+
 def decodes_lost_to_chunks(policy: str) -> int:
     """Count the steps that preempt a decoding request and compute a chunk of a prompt."""
     config = SchedulerConfig(
