@@ -25,7 +25,7 @@ from serving.policies.sjf import predicted_tokens
 from serving.request import Request
 from serving.scheduler import Scheduler, find_policy
 from serving.step_plan import StepPlan
-from serving.workload import Item, Workload, WorkloadRequest
+from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tests.budget import examples
