@@ -79,17 +79,18 @@ def resolved_fleet(
         timed_by = timing_gpu(pool.calibration or calibration, pool.gpu or shared)
         own, defaults = resolved(pool_deployment(deployment, pool), timed_by, pool.role == "encode")
         lines.append(defaults)
-        changed = _differences(base.scheduler, own.scheduler)
+        stated = pool.deployment.get("scheduler") or {}
+        changed = _changed(base.scheduler, own.scheduler, stated)
         settings = merged(pool.deployment, {"scheduler": changed}) if changed else pool.deployment
         pools.append(pool.model_copy(update={"deployment": settings}))
     fleet = deployment.fleet.model_copy(update={"pools": tuple(pools)})
     return base.model_copy(update={"fleet": fleet}), tuple(dict.fromkeys(filter(None, lines)))
 
 
-def _differences(base: SchedulerConfig, own: SchedulerConfig) -> dict[str, Any]:
-    """Return the settings of `own` that `base` has otherwise, as plain data."""
+def _changed(base: SchedulerConfig, own: SchedulerConfig, stated: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of `own` that `base` has otherwise, or that are `stated`, as plain data."""
     pairs = ((name, getattr(own, name)) for name in SchedulerConfig.model_fields)
-    changed = {name: value for name, value in pairs if value != getattr(base, name)}
+    changed = {name: value for name, value in pairs if name in stated or value != getattr(base, name)}
     return {n: v.model_dump(mode="json") if isinstance(v, BaseModel) else v for n, v in changed.items()}
 
 

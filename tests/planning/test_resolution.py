@@ -23,7 +23,7 @@ from planning.compare.runs import side_scenarios
 from planning.deployments import read_deployment
 from planning.plan.pricing import priced_candidates
 from planning.plan.request import PlanRequest
-from planning.priced_scenario import price_scenario
+from planning.priced_scenario import PricedScenario, price_scenario
 from planning.resolution import base_deployment, resolved, resolved_fleet
 from planning.scenario import Scenario
 from planning.sweep.settings import read_sweep
@@ -42,6 +42,7 @@ TRAFFIC: dict[str, Any] = {
     "prompt": {"kind": "fixed", "tokens": 50},
     "output": {"kind": "fixed", "tokens": 5},
 }
+MODELS = ("Llama-3.1-8B", "gpt-oss-20b", "Qwen3-Next-80B-A3B", "Llama-3.1-70B")
 Described = tuple[dict[str, Any], str]
 Timed = dict[str, str]  # the GPU or the calibration that times the steps
 
@@ -147,7 +148,7 @@ WAYS: tuple[Callable[[dict[str, Any], Timed, Path], Deployment], ...] = (
 
 
 @examples(2)
-@given(descriptions(("Llama-3.1-8B", "gpt-oss-20b", "Qwen3-Next-80B-A3B", "Llama-3.1-70B")))
+@given(descriptions(MODELS))
 def test_every_way_gives_the_same_deployment(described: Described) -> None:
     stated, gpu = described
     ways = WAYS if "max_model_len" in stated.get("scheduler", {}) else WAYS[:-1]
@@ -173,6 +174,30 @@ def test_edf_needs_its_bounds_on_every_way(
 
 def assert_same(made: Deployment, expected: Deployment, way: Callable[..., Deployment]) -> None:
     assert made.model_copy(update={"fleet": expected.fleet}) == expected, way.__name__
+
+
+def outcome(pools: Callable[[], PricedScenario]) -> list[Deployment] | str:
+    """Return the deployment of each pool, or the refusal."""
+    try:
+        return [pool.deployment.model_copy(update={"fleet": None}) for pool in pools().all_pools]
+    except UserError as error:
+        return error.remedy
+
+
+@examples(4)
+@given(descriptions(MODELS), descriptions(MODELS))
+def test_a_sweep_simulates_the_pools_of_a_fleet_as_they_are(described: Described, pool: Described) -> None:
+    (stated, gpu), (own, other) = described, pool
+    pools = [{"name": "a", "replicas": 2}, {"name": "b", "gpu": other, "deployment": own}]
+    run = {"deployment": stated | {"fleet": {"pools": pools}}, "gpu": gpu, "workload": TRAFFIC}
+
+    def swept() -> PricedScenario:
+        (point,) = Sweep.from_settings(read_sweep({"base": run})).points
+        scenario = Scenario.model_validate(json.loads(json.dumps(point.scenario)))
+        return scenario.priced(whole=scenario.deployment)
+
+    with patch.object(external_calibration, "predicted_cost", lambda *_: NoTime()):
+        assert outcome(swept) == outcome(lambda: parse(Scenario, run, "simulate").priced())
 
 
 @pytest.mark.parametrize("stated", [{}, {"policy": "fair", "scheduler": {"max_num_seqs": 8}}])
