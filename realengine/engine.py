@@ -38,7 +38,7 @@ from serving.kv.tiered_blocks import tier_blocks
 from serving.policies.drafts import judge_drafts
 from serving.policies.sglang_scheduler import SglangScheduler
 from serving.request import Request, Status
-from serving.scheduler import Hold, Scheduler, find_policy
+from serving.scheduler import Hold, Scheduler, check_own_setting, find_policy
 from serving.step_plan import StepPlan
 from serving.user_code.own_contract import contract_with
 from serving.workload import WorkloadRequest
@@ -154,6 +154,7 @@ class Engine:
         self._hold = Hold()
         content = TokenContent(self.sequences, self._config.block_size)
         name, settings = self.deployment.policy, self.deployment.staged_settings
+        check_own_setting(name, settings)
         self.scheduler = find_policy(name)(settings, content=content)
         if self.adapters is not None:
             self.adapters.reset()

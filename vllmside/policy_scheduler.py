@@ -28,7 +28,7 @@ from serving.errors import UserError
 from serving.kv.content import TokenContent
 from serving.kv.grouped_pool import block_tables
 from serving.request import Request, Status
-from serving.scheduler import Hold, find_policy
+from serving.scheduler import Hold, check_own_setting, find_policy
 from serving.step_plan import StepPlan
 from serving.user_code.own_contract import contract_with
 from serving.workload import PRIVATE, WorkloadRequest
@@ -77,6 +77,7 @@ class PolicyScheduler(Scheduler):
 
     def _begin_anew(self) -> None:
         content = TokenContent(self._known, self.settings.block_size)
+        check_own_setting(self.policy_name, self.settings)
         self.ours = find_policy(self.policy_name)(self.settings, content=content)
         self._contract: Contract = contract_with(self.policy_name, self.ours, self.settings)
         self._rows = StepRows(block_tables(self.ours.pool))
