@@ -176,7 +176,7 @@ class _ReplayedClients:
     def _ended(self, request: Request, now_ns: int) -> None:
         if (said := self._requests.ended(request.id)) is not None:
             self._texts.said(request.id, said)
-        self._offered.ended(request.arrived, now_ns)
+        self._offered.ended(request.truth, now_ns)
 
     def await_(self, stopped: Callable[[], bool]) -> None:
         arrival_ns = self._offered.next_ns

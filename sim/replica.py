@@ -430,7 +430,7 @@ class Replica:
             self._known_tokens -= plan.sampled_for_nobody()
             self._withdrawals = bool(self._launched) or bool(self._policy.leaving)
         finished = self._policy.commit(plan)
-        if self._launched and (plan.accepted_tokens or any(one.end_len < one.max_len for one in finished)):
+        if self._launched and (plan.accepted_tokens or any(one.true_len < one.max_len for one in finished)):
             self._withdrawals = True  # a step in flight may have been planned beyond the end of a request
         self._known_tokens += plan.sampled_rows + plan.accepted_tokens
         self._log.committed(self.index, plan, now)

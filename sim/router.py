@@ -236,7 +236,8 @@ class OwnRouter:
         _, seen = self._seen.get(id(replicas)) or self._seen.setdefault(
             id(replicas), (replicas, SeenReplicas(replicas))
         )
-        given, came = copy(request), as_it_is(request)
+        view = request.server_view()
+        given, came = copy(view), as_it_is(view)
         try:
             chosen = limited(self._choose, given, seen)
         except Fault as fault:

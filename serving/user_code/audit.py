@@ -37,7 +37,8 @@ class _Account:
     """The account of one request.
 
     Attributes:
-        came: values of the fields of `arrived`, such as the lengths, when the request came
+        came: values of the fields of `truth`, such as the lengths, when the request came
+        view: values of the fields of `arrived` then
         start: number of tokens that were cached or loaded at the last admission
         computed: number of tokens with KV; for a member of the decode set, at the tick `joined`
         most: largest value that `computed` has had
@@ -48,11 +49,12 @@ class _Account:
 
     __slots__ = (
         "admitted", "arrived", "came", "computed", "joined", "last", "max_len", "most", "output_len", "prompt_len",
-        "request", "sampled", "start",
+        "request", "sampled", "start", "truth", "view",
     )  # fmt: skip
 
     def __init__(self, request: Request, came: tuple[Any, ...], outputs: int, limits: SchedulerConfig) -> None:
-        self.request, self.arrived, self.came = request, request.arrived, came
+        self.request, self.arrived, self.truth, self.came = request, request.arrived, request.truth, came
+        self.view = as_it_is(request.arrived)
         self.prompt_len = prompt_len = came[_PROMPT_LEN]
         self.max_len = limits.full_length(prompt_len, max(came[_MAX_TOKENS] or 0, came[_OUTPUT_LEN]))
         self.output_len = limits.full_length(prompt_len, came[_OUTPUT_LEN]) - prompt_len
@@ -89,9 +91,19 @@ class Audit:
 
     # Requests come and go
 
-    def added(self, request: Request, arrived: WorkloadRequest, came: tuple[Any, ...], outputs: int = 0) -> None:
-        """Open the account of `request`, which was made from `arrived`; `came` has the values of its fields then."""
-        if request.arrived is not arrived or request.id != arrived.id:
+    def added(
+        self,
+        request: Request,
+        arrived: WorkloadRequest,
+        came: tuple[Any, ...],
+        view: WorkloadRequest,
+        outputs: int = 0,
+    ) -> None:
+        """Open the account of `request`, which was made from `view`, the part of `arrived` that a server knows.
+
+        `came` has the values of the fields of `arrived` when it arrived.
+        """
+        if request.arrived is not view or request.id != arrived.id:
             self._breach("requests", f"add() returned a request made of another than request {arrived.id}", request)
         account = _Account(request, came, outputs, self._limits)
         self._check_lengths(account)
@@ -123,7 +135,7 @@ class Audit:
             given = outputs if self._drafts else min(outputs, account.sampled)
             if outputs != owed or given != owed:
                 self._breach("requests", f"finishes with {given} output tokens; it has to get {owed}", request)
-            unforeseen = self._drafts or request.id in stopped or request.end_len < request.max_len
+            unforeseen = self._drafts or request.id in stopped or request.true_len < request.max_len
             if account.last > plan and not unforeseen:
                 self._breach("requests", f"finishes before step {account.last} has ended, which computes it", request)
             # `most`: `most` and not `computed`, because a preempted request loses computed tokens
@@ -144,15 +156,16 @@ class Audit:
         for name, is_now, was in (
             ("prompt_len", request.prompt_len, account.prompt_len),
             ("max_len", request.max_len, account.max_len),
-            ("end_len", request.end_len, account.prompt_len + account.output_len),
+            ("true_len", request.true_len, account.prompt_len + account.output_len),
             ("priority", request.priority, account.came[_PRIORITY]),
         ):
             if is_now != was:
                 self._breach("requests", f"has {name} {is_now}; it came with {was}", request)
-        if request.arrived is not account.arrived:
+        if request.arrived is not account.arrived or request.truth is not account.truth:
             self._breach("requests", "has become another: `arrived` was replaced", request)
-        if as_it_is(account.arrived) != account.came:
-            self._breach("requests", what_changed(account.came, account.arrived), request)
+        for came, now in ((account.came, account.truth), (account.view, account.arrived)):
+            if as_it_is(now) != came:
+                self._breach("requests", what_changed(came, now), request)
 
     # Plans
 

@@ -14,6 +14,7 @@ from serving.contract import Contract
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError, shown
 from serving.kv.external import ExternalKv
+from serving.predictions import predicted_tokens
 from serving.request import Request
 from serving.scheduler import POLICIES, Scheduler
 from serving.step_plan import StepPlan
@@ -131,8 +132,8 @@ class OwnContract(Contract):
             rows = len(decodes.members)
             if not 0 < rows <= self._most_tokens or rows != running:
                 self.breach("promises", f"promises {steps} steady steps of {rows} decodes; {running} requests run")
-            if steps > decodes.steps_to_exit():
-                self.breach("promises", f"promises {steps} steady steps; one ends in {decodes.steps_to_exit()}")
+            if steps > decodes.true_steps_to_exit():
+                self.breach("promises", f"promises {steps} steady steps; one ends in {decodes.true_steps_to_exit()}")
             blocks, free = self.scheduler.pool.net_blocks(decodes, steps), self.scheduler.pool.free
             if blocks > free:
                 self.breach("promises", f"promises {steps} steady steps; they take {blocks} KV blocks, {free} are free")
@@ -153,13 +154,19 @@ class OwnContract(Contract):
         return self._add(arrived, self._external.add, outputs)
 
     def _add(self, arrived: WorkloadRequest, call: Callable[..., Any], outputs: int) -> Request:
-        came = as_it_is(arrived)
-        request = self._call(call, arrived, outputs) if outputs else self._call(call, arrived)
+        came, view = as_it_is(arrived), arrived.server_view(self._predicted(arrived))
+        request = self._call(call, view, outputs) if outputs else self._call(call, view)
         if not isinstance(request, Request):
             self.breach("calls", f"add() returned {shown(request)} for request {arrived.id}, which is no Request")
         self._close_accounts()
-        self._audit.added(request, arrived, came, outputs)
+        if view is not arrived and request.arrived is view:
+            request.hide(arrived)
+        self._audit.added(request, arrived, came, view, outputs)
         return request
+
+    def _predicted(self, arrived: WorkloadRequest) -> int | None:
+        error, seed = self.limits.sjf_error, self.limits.sjf_seed
+        return predicted_tokens(arrived.output_len, error, seed, arrived.id) if error else None
 
     def abort(self, id: int) -> Request | None:
         request = super().abort(id)
