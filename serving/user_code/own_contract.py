@@ -154,14 +154,15 @@ class OwnContract(Contract):
         return self._add(arrived, self._external.add, outputs)
 
     def _add(self, arrived: WorkloadRequest, call: Callable[..., Any], outputs: int) -> Request:
-        came, view = as_it_is(arrived), arrived.server_view(self._predicted(arrived))
+        view = arrived.server_view(self._predicted(arrived))
+        came = as_it_is(arrived), as_it_is(view)
         request = self._call(call, view, outputs) if outputs else self._call(call, view)
         if not isinstance(request, Request):
             self.breach("calls", f"add() returned {shown(request)} for request {arrived.id}, which is no Request")
         self._close_accounts()
         if view is not arrived and request.arrived is view:
             request.hide(arrived)
-        self._audit.added(request, arrived, came, view, outputs)
+        self._audit.added(request, arrived, view, came, outputs)
         return request
 
     def _predicted(self, arrived: WorkloadRequest) -> int | None:

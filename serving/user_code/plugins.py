@@ -27,7 +27,9 @@ from threading import Thread
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from serving.errors import OURS, UserError
+from pydantic import BaseModel
+
+from serving.errors import OURS, UserError, shown
 from serving.user_code.call_limit import Fault, limited_longer
 
 _USERS = "user_module_"  # prefix of the names of modules that are loaded from a user's file
@@ -114,11 +116,29 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
 
 
 def make(kind: str, name: str, named: Any, *arguments: Any, **settings: Any) -> Any:
-    """Return an object of `named`, the class called `name`. Raises UserError if its constructor fails or hangs."""
+    """Return an object of `named`, the class called `name`, made with copies of `arguments` that are settings.
+
+    Raises UserError if the constructor fails, hangs, or writes to settings.
+    """
+    copies = [one.model_copy(deep=True) if isinstance(one, BaseModel) else one for one in arguments]
     try:
-        return limited_longer(named, *arguments, **settings)
+        made = limited_longer(named, *copies, **settings)
     except Fault as fault:
         raise UserError(kind, name, f"cannot be made: {fault.what.removeprefix('raised ')}") from fault.__cause__
+    for copy, stated in zip(copies, arguments, strict=True):
+        if isinstance(stated, BaseModel) and (field := _written(copy, stated)):
+            raise UserError(kind, name, f"writes to its settings: {field}; settings are the deployment's to state")
+    return made
+
+
+def _written(copy: BaseModel, stated: BaseModel) -> str:
+    """Return the first field of `copy` that differs from `stated`, with both values; empty if none does."""
+    for name, value in stated:
+        now = getattr(copy, name, None)
+        if now != value:
+            inner = _written(now, value) if isinstance(value, BaseModel) and type(now) is type(value) else ""
+            return f"{name}.{inner}" if inner else f"{name} {shown(now)} instead of {shown(value)}"
+    return ""
 
 
 def _import(place: str) -> ModuleType:
