@@ -228,7 +228,7 @@ def test_equal_steps_take_equally_long_in_the_run_itself(name: str, says: str, l
     steps = cluster.run(Workload(requests, shares_prefixes=False)).steps
     if name == "Mine":
         calls = sys.modules[type(cost.pure._step.__self__).__module__].calls
-        assert steps > 400 and steps <= calls < 1.2 * steps + 32
+        assert steps > 400 and (leaps or steps <= calls < 1.2 * steps + 32)
 
 
 @pytest.mark.parametrize("interval", [(0, 1), (1.1, 1.2), (0.9, float("nan")), "wide", 3])

