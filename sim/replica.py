@@ -137,10 +137,6 @@ class Replica:
             leap_blocks = pool.net_blocks(self.scheduler.decodes, planned)
         return pool.total - pool.free + leap_blocks
 
-    def is_priced_by(self, cost: CostModel) -> bool:
-        """Return whether `cost` is the cost model of its steps, apart from slowdowns."""
-        return self._own_cost is cost and (self._cost is cost or bool(self._slowed))
-
     # Calls from outside
 
     def offer(self, arrived: WorkloadRequest, arrival_ns: int, attempts: int = 1, outputs: int = 0) -> Request:

@@ -134,7 +134,7 @@ SEEN = (
 )  # fmt: skip
 """What a router may read of a replica."""
 
-Rule = Literal["choice", "requests", "calls", "time"]
+Rule = Literal["choice", "requests", "calls"]
 
 
 class RouterBreach(UserError):
@@ -241,7 +241,7 @@ class OwnRouter:
         try:
             chosen = limited(self._choose, given, seen)
         except Fault as fault:
-            raise self._breach(fault.rule, request, fault.what) from fault.__cause__
+            raise self._breach("calls", request, fault.what) from fault.__cause__
         if as_it_is(given) != came:
             raise self._breach("requests", request, f"it {what_changed(came, given)}")
         if (replica := seen._replica(chosen)) is not None:

@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from serving.compiled_core import CORE
 from serving.errors import UserError, reason, shortened
+from serving.user_code.call_limit import end_threads, print_error, watch
 
 VERBS = {
     "bench": "Replay a trace on the real engine, or send it to a server, and record it.",
@@ -105,6 +106,7 @@ def main() -> None:
     log.handlers = [_Paced()]
     log.setLevel(logging.INFO)
     log.propagate = False
+    watch(print_error)
     try:
         _check_text(sys.argv[1:])
         cli.main([argument for argument in sys.argv[1:] if argument != _TRACEBACK], standalone_mode=False)
@@ -129,16 +131,7 @@ def main() -> None:
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
     finally:
-        _end_user_threads()
-
-
-def _end_user_threads() -> None:
-    """End threads of users' code, for which Python would wait after the command has ended."""
-    plugins = sys.modules.get("serving.user_code.plugins")
-    if plugins is not None and not plugins.end_user_threads():
-        sys.stdout.flush()
-        click.echo("tokentwin: a thread that a policy, router or cost model has started does not end", err=True)
-        os._exit(2)
+        end_threads()
 
 
 class _Paced(logging.Handler):

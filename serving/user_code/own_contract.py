@@ -1,8 +1,8 @@
-"""The whole contract, for a user's own policy, which is not trusted.
+"""The whole contract, for a user's own policy, which may have mistakes.
 
 In addition to the limits, it checks three things: every row of a plan belongs to one live request and agrees with that
 request, a separate account of the requests agrees with the policy (`audit.py`), and a promise of steady steps can be
-kept. If the policy raises an exception or does not return, the user gets a one-line error.
+kept. If the policy raises an exception, the user gets a one-line error.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class OwnContract(Contract):
         self._eligible: dict[int, int] = {}  # by request id: first plan that may compute its next token
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of `call`. An exception, or a call that takes too long, is a breach."""
+        """Return the result of `call`. An exception is a breach."""
         try:
             return limited(call, *arguments)
         except Fault as fault:
-            self.breach(fault.rule, fault.what, _request_at_hand(fault.__cause__))
+            self.breach("calls", fault.what, _request_at_hand(fault.__cause__))
 
     # Plans
 

@@ -151,8 +151,7 @@ class OwnCost:
         try:
             return limited(call, *arguments)
         except Fault as fault:
-            what = fault.what.partition("() ")[2] if fault.rule == "time" else fault.what
-            raise self._wrong(method, amounts, what) from fault.__cause__
+            raise self._wrong(method, amounts, fault.what) from fault.__cause__
 
     def _time(self, method: str, ns: Any, amounts: StepAmounts) -> int:
         if type(ns) is not int:
