@@ -28,10 +28,6 @@ _own_code: list[str] = []  # names of what was found in a user's code in this pr
 _calls: dict[int, tuple[Callable[..., Any], float, float]] = {}  # by thread: its present call, its start and its limit
 
 
-class Unfinished(Exception):
-    """The error of a check that did not end; its text says why."""
-
-
 class Fault(Exception):
     """The error of a call that failed or hangs; `__cause__` is the exception that it raised, if any."""
 

@@ -19,20 +19,20 @@ from typing import Any
 
 from serving.errors import UserError
 from serving.python_process import module_command, module_environment
-from serving.user_code.call_limit import GRACE_S, Unfinished, lasting_threads, watch
+from serving.user_code.call_limit import GRACE_S, Fault, lasting_threads, watch
 
 
 def run_apart(task: str, limit_s: float, *arguments: Any) -> Any:
-    """Return what `task` returns. Raises the UserError that it raises, and `Unfinished` if it hangs."""
+    """Return what `task` returns. Raises the UserError that it raises, and `Fault` if it hangs."""
     with TemporaryDirectory(prefix="tokentwin-") as folder:
         answer = Path(folder, "answer")
         command = module_command("sim.checks.apart", str(answer), task, json.dumps(arguments))
         try:
             subprocess.run(command, env=module_environment(), timeout=limit_s, check=False)
         except subprocess.TimeoutExpired:
-            raise Unfinished(f"is under way after {limit_s:g} s, the limit of the whole check") from None
+            raise Fault(f"is under way after {limit_s:g} s, the limit of the whole check") from None
         if not answer.exists():
-            raise Unfinished("ends the process in which it is checked")
+            raise Fault("ends the process in which it is checked")
         result = pickle.loads(answer.read_bytes())
     if isinstance(result, Exception):
         raise result
@@ -45,14 +45,14 @@ def main(answer: Path, task: str, arguments: str) -> None:
     def tell(result: object) -> None:
         answer.write_bytes(pickle.dumps(result))
 
-    watch(lambda error: tell(Unfinished(f"{error.value} {error.remedy}")))
+    watch(lambda error: tell(Fault(f"{error.value} {error.remedy}")))
     module, _, function = task.partition(":")
     try:
         result = getattr(import_module(module), function)(*json.loads(arguments))
         if lasting_threads():
             sleep(GRACE_S)
         threads = lasting_threads()
-        tell(Unfinished(f"starts threads that do not end: {threads}") if threads else result)
+        tell(Fault(f"starts threads that do not end: {threads}") if threads else result)
     except UserError as error:
         tell(error)
     sys.stdout.flush()

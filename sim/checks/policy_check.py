@@ -18,7 +18,7 @@ from serving.deployments.config import Deployment, SchedulerConfig
 from serving.deployments.fleet import AdmissionConfig, FleetConfig, Patience
 from serving.errors import UserError
 from serving.scheduler import POLICIES, find_policy
-from serving.user_code.call_limit import CALL_LIMIT_S, Fault, Unfinished
+from serving.user_code.call_limit import CALL_LIMIT_S, Fault
 from serving.user_code.own_contract import contract_with
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.checks.apart import run_apart
@@ -84,8 +84,8 @@ def check_policy_apart(name: str, limit_s: float) -> PolicyCheck:
     """
     try:
         checked: PolicyCheck = run_apart(f"{__name__}:check_policy", limit_s, name)
-    except Unfinished as error:
-        hangs = Finding("time", dict.fromkeys(LOOPS, str(error)))
+    except Fault as error:
+        hangs = Finding("time", dict.fromkeys(LOOPS, error.what))
         return PolicyCheck(name, (hangs,), _UNKNOWN, _UNKNOWN)
     return checked
 

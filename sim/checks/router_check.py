@@ -15,7 +15,7 @@ from typing import Any
 from serving.cost_model import TokenCost
 from serving.deployments.config import Deployment, SchedulerConfig, parse
 from serving.deployments.fleet import FleetConfig
-from serving.user_code.call_limit import CALL_LIMIT_S, Unfinished
+from serving.user_code.call_limit import CALL_LIMIT_S, Fault
 from serving.workload import Workload, WorkloadRequest, shares_prefixes
 from sim.checks.apart import run_apart
 from sim.checks.requests import MS, requests, talks
@@ -72,8 +72,8 @@ def check_router_apart(name: str, settings: Settings, limit_s: float) -> RouterC
     """
     try:
         checked: RouterCheck = run_apart(f"{__name__}:check_router", limit_s, name, settings)
-    except Unfinished as error:
-        return RouterCheck(name, {"time": str(error)}, _UNKNOWN, None)
+    except Fault as error:
+        return RouterCheck(name, {"time": error.what}, _UNKNOWN, None)
     return checked
 
 
