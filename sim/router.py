@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, Literal, Protocol, cast, overload
+from typing import Any, Literal, Protocol, cast
 
 from serving.errors import UserError, shown
 from serving.user_code.call_limit import Fault, limited
@@ -181,11 +181,7 @@ class SeenReplicas(Sequence[SeenReplica]):
     def __len__(self) -> int:
         return len(self.__replicas)
 
-    @overload
-    def __getitem__(self, at: int) -> SeenReplica: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[SeenReplica]: ...
-    def __getitem__(self, at: int | slice) -> SeenReplica | list[SeenReplica]:
+    def __getitem__(self, at: Any) -> Any:
         return self.__all()[at]
 
     def __iter__(self) -> Iterator[SeenReplica]:

@@ -154,7 +154,9 @@ class OwnContract(Contract):
         return self._add(arrived, self._external.add, outputs)
 
     def _add(self, arrived: WorkloadRequest, call: Callable[..., Any], outputs: int) -> Request:
-        view = arrived.server_view(self._predicted(arrived))
+        error, seed = self.limits.sjf_error, self.limits.sjf_seed
+        predicted = predicted_tokens(arrived.output_len, error, seed, arrived.id) if error else None
+        view = arrived.server_view(predicted)
         came = as_it_is(arrived), as_it_is(view)
         request = self._call(call, view, outputs) if outputs else self._call(call, view)
         if not isinstance(request, Request):
@@ -164,10 +166,6 @@ class OwnContract(Contract):
             request.hide(arrived)
         self._audit.added(request, arrived, view, came, outputs)
         return request
-
-    def _predicted(self, arrived: WorkloadRequest) -> int | None:
-        error, seed = self.limits.sjf_error, self.limits.sjf_seed
-        return predicted_tokens(arrived.output_len, error, seed, arrived.id) if error else None
 
     def abort(self, id: int) -> Request | None:
         request = super().abort(id)

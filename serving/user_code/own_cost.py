@@ -86,7 +86,7 @@ class OwnCost:
 
     def __init__(self, name: str, model: Any) -> None:
         self.name, self._factor = name, 1.0
-        self._priced: deque[tuple[str, Callable[..., Any], StepAmounts, int]] = deque()  # steps to price again
+        self._priced: deque[tuple[str, StepAmounts, int]] = deque()  # steps to price again
         self._step = model.step_ns
         self._cpu = getattr(model, "cpu_ns", None)
         self._run = getattr(model, "decode_run_ns", None)
@@ -99,12 +99,10 @@ class OwnCost:
         return scaled
 
     def cpu_ns(self, plan: StepPlan) -> int:
-        return (
-            0 if self._cpu is None else self._scaled(self._price("cpu_ns", self._cpu, StepAmounts(*amounts_of(plan))))
-        )
+        return 0 if self._cpu is None else self._scaled(self._price("cpu_ns", StepAmounts(*amounts_of(plan))))
 
     def step_ns(self, plan: StepPlan) -> int:
-        return self._scaled(self._price("step_ns", self._step, StepAmounts(*amounts_of(plan))))
+        return self._scaled(self._price("step_ns", StepAmounts(*amounts_of(plan))))
 
     def decode_run_ns(self, rows: int, context: int, squares: int, steps: int) -> Iterable[int]:
         run = self._run
@@ -120,24 +118,25 @@ class OwnCost:
             grown = steps - 1
             end, squared = context + grown * rows, squares + grown * (2 * context + grown * rows)
             last = first._replace(decode_context=end, decode_squares=squared)
-            ns = self._price("step_ns", self._step, last)
-            if self._cpu is not None:
-                ns += self._price("cpu_ns", self._cpu, last)
+            ns = self._price("step_ns", last) + (self._price("cpu_ns", last) if self._cpu else 0)
             self._must_equal("decode_run_ns", last, times[-1], ns, "while cpu_ns and step_ns have")
         return [self._scaled(ns) for ns in times]
 
-    def _price(self, method: str, call: Callable[..., Any], amounts: StepAmounts) -> int:
+    def _price(self, method: str, amounts: StepAmounts) -> int:
         """Return the unscaled time of a step. If it is due, price this step and an earlier one again."""
-        ns = self._time(method, self._answer(method, amounts, call, amounts), amounts)
+        ns = self._priced_once(method, amounts)
         if self._is_due(amounts):
             priced = self._priced
             if len(priced) < _MOST_PRICED:
-                priced.append((method, call, amounts, ns))
-            for named, again, equal, before in ((method, call, amounts, ns), priced[0]):
-                now = self._time(named, self._answer(named, equal, again, equal), equal)
-                self._must_equal(named, equal, before, now, "and later")
+                priced.append((method, amounts, ns))
+            for named, equal, before in ((method, amounts, ns), priced[0]):
+                self._must_equal(named, equal, before, self._priced_once(named, equal), "and later")
             priced.rotate(-1)
         return ns
+
+    def _priced_once(self, method: str, amounts: StepAmounts) -> int:
+        call = self._step if method == "step_ns" else self._cpu
+        return self._time(method, self._answer(method, amounts, call, amounts), amounts)
 
     def _is_due(self, amounts: StepAmounts) -> bool:
         return len(self._priced) < _FIRST or not hash(amounts) % _ONE_IN
