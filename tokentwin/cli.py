@@ -92,7 +92,16 @@ def cli(traceback: bool) -> None:
 
 
 def main(command: click.Command = cli) -> None:
-    """Run the console script, or a command of the lab. Bad input ends in one line on stderr and exit status 2."""
+    """Run the console script, or a command of the lab, in a process that ends even if a user's code does not."""
+    watch(print_error)
+    try:
+        run(command)
+    finally:
+        end_threads()
+
+
+def run(command: click.Command = cli) -> None:
+    """Run a command with the arguments of this process. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # processes that it starts do not import from the working directory
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the lookup would read all installed packages
     # Garbage collection would take a fifth of a command's time. Imports leave no garbage, and the end of the process
@@ -106,7 +115,6 @@ def main(command: click.Command = cli) -> None:
     log.handlers = [_Paced()]
     log.setLevel(logging.INFO)
     log.propagate = False
-    watch(print_error)
     try:
         _check_text(sys.argv[1:])
         command.main([argument for argument in sys.argv[1:] if argument != _TRACEBACK], standalone_mode=False)
@@ -130,8 +138,6 @@ def main(command: click.Command = cli) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
-    finally:
-        end_threads()
 
 
 class _Paced(logging.Handler):

@@ -57,7 +57,7 @@ class Hurries(Later):
         return replicas[0]
 """
 SAYS = {
-    "Raises": "raised IndexError: list index out of range (routers.py, line 9)",
+    "Raises": "raised IndexError: list index out of range (routers.py, line 7)",
     "Exits": "raised SystemExit: 0",
     "Index": "choose() returned 1, which is none of the 2 replicas that it was given",
     "Yes": "choose() returned True, which is none of the 2 replicas",
