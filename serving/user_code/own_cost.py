@@ -87,8 +87,8 @@ class OwnCost:
     def __init__(self, name: str, model: Any) -> None:
         self.name, self._factor = name, 1.0
         self._priced: deque[tuple[str, StepAmounts, int]] = deque()  # steps to price again
-        self._step = model.step_ns
-        self._cpu = getattr(model, "cpu_ns", None)
+        self._step: Callable[..., Any] = model.step_ns
+        self._cpu: Callable[..., Any] | None = getattr(model, "cpu_ns", None)
         self._run = getattr(model, "decode_run_ns", None)
         self.interval = self._checked_interval(getattr(model, "interval", None))
 
@@ -135,7 +135,7 @@ class OwnCost:
         return ns
 
     def _priced_once(self, method: str, amounts: StepAmounts) -> int:
-        call = self._step if method == "step_ns" else self._cpu
+        call = self._cpu if self._cpu is not None and method == "cpu_ns" else self._step
         return self._time(method, self._answer(method, amounts, call, amounts), amounts)
 
     def _is_due(self, amounts: StepAmounts) -> bool:

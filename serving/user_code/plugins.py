@@ -124,7 +124,7 @@ def _written(copy: BaseModel, stated: BaseModel) -> str:
     for name, value in stated:
         now = getattr(copy, name, None)
         if now != value:
-            inner = _written(now, value) if isinstance(value, BaseModel) and type(now) is type(value) else ""
+            inner = _written(now, value) if isinstance(value, BaseModel) and isinstance(now, BaseModel) else ""
             return f"{name}.{inner}" if inner else f"{name} {shown(now)} instead of {shown(value)}"
     return ""
 
