@@ -24,7 +24,7 @@ GRACE_S = 2.0  # time for threads to end after the command
 
 _HANGS = "has not returned after"
 _hung: set[int] = set()  # threads that were interrupted
-_own_code: list[str] = []  # names of what was found in a user's code in this process
+own_code: list[str] = []  # names of what was found in a user's code in this process
 _calls: dict[int, tuple[Callable[..., Any], float, float]] = {}  # by thread: its present call, its start and its limit
 
 
@@ -69,11 +69,6 @@ def _limited(limit_s: float, call: Callable[..., Any], arguments: tuple[Any, ...
         del _calls[thread]
 
 
-def use_own_code(name: str) -> None:
-    """Note that `name`, which is not ours, is used in this process."""
-    _own_code.append(name)
-
-
 def watch(tell: Callable[[UserError], object]) -> None:
     """Watch the calls of this process from now on. When one hangs, `tell` gets the error, and the process ends."""
     Thread(target=_watch, args=(tell,), daemon=True).start()
@@ -106,7 +101,7 @@ def print_error(error: UserError) -> None:
 
 def end_threads() -> None:
     """End this process with status 2, after a while, if threads of a user's code keep it from ending."""
-    if _own_code and lasting_threads():
+    if own_code and lasting_threads():
         sys.stdout.flush()
         Thread(target=_end, daemon=True).start()
 

@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from serving.errors import UserError, shown
-from serving.user_code.call_limit import Fault, limited_longer, use_own_code
+from serving.user_code.call_limit import Fault, limited_longer, own_code
 
 _USERS = "user_module_"  # prefix of the names of modules that are loaded from a user's file
 
@@ -83,7 +83,7 @@ def find_object(kind: str, name: str, known: dict[str, str]) -> Any:
     """Return the object called `name`. Raises UserError if there is no such name, file, module or object."""
     place, _, class_name = check_name(kind, name, known).rpartition(":")
     if name not in known:
-        use_own_code(name)
+        own_code.append(name)
     try:
         module = limited_longer(_import, place)
         there = limited_longer(hasattr, module, class_name)

@@ -49,8 +49,7 @@ def main(answer: Path, task: str, arguments: str) -> None:
     module, _, function = task.partition(":")
     try:
         result = getattr(import_module(module), function)(*json.loads(arguments))
-        if lasting_threads():
-            sleep(GRACE_S)
+        sleep(GRACE_S if lasting_threads() else 0.0)
         threads = lasting_threads()
         tell(Fault(f"starts threads that do not end: {threads}") if threads else result)
     except UserError as error:
