@@ -112,6 +112,12 @@ def test_steps_in_a_row_cost_what_each_costs_alone(example: str) -> None:
     assert (fast.step_ns(PLAN), slow.step_ns(PLAN)) == tuple(round(f * cost.step_ns(PLAN)) for f in (0.9, 1.15))
 
 
+def test_many_leaps_are_priced(example: str) -> None:
+    """More than an observer of other cost models notes at once."""
+    cost = priced(example, None, Deployment()).cost
+    assert {tuple(cost.decode_run_ns(3, 60, 1200, 2)) for _ in range(4200)} == {(5_060_025, 5_060_026)}
+
+
 def answering(**methods: Any) -> Any:
     def always(answer: Any) -> Any:
         def method(self: Any, *arguments: Any) -> Any:
