@@ -33,7 +33,6 @@ from realengine.step import Step
 from realengine.undisturbed import ctrl_c_heard, no_cycle_search
 from serving.canary import canary_rows
 from serving.request import Request, Status
-from serving.user_code.call_limit import watching
 from serving.workload import Workload, WorkloadRequest, with_session_ends
 from traces.recording_writer import RecordingWriter
 
@@ -80,7 +79,7 @@ def record(
         before = canary(engine)
         forces = engine.deployment.scheduler.speculative is None
         texts = ReplayTexts(offered, engine.spec.vocab_size, forces)
-        with watching(), no_cycle_search(), ctrl_c_heard() as stopped:
+        with no_cycle_search(), ctrl_c_heard() as stopped:
             recorder = RunRecorder(writer, perf_counter_ns(), progress, engine.tier_name)
             clients = _ReplayedClients(engine, offered, texts, recorder)
             drive(engine, clients, recorder, stopped)
@@ -176,7 +175,7 @@ class _ReplayedClients:
     def _ended(self, request: Request, now_ns: int) -> None:
         if (said := self._requests.ended(request.id)) is not None:
             self._texts.said(request.id, said)
-        self._offered.ended(request.arrived, now_ns)
+        self._offered.ended(request.truth, now_ns)
 
     def await_(self, stopped: Callable[[], bool]) -> None:
         arrival_ns = self._offered.next_ns

@@ -21,7 +21,7 @@ from serving.scheduler import Scheduler
 from serving.step_plan import StepPlan
 from serving.workload import WorkloadRequest
 
-Rule = Literal["budget", "KV", "rows", "sums", "requests", "progress", "promises", "calls", "time"]
+Rule = Literal["budget", "KV", "rows", "sums", "requests", "progress", "promises", "calls"]
 
 
 class Breach(UserError):

@@ -189,7 +189,8 @@ def check_own_setting(policy: str, config: SchedulerConfig) -> None:
 def find_policy(name: str) -> Callable[..., Scheduler]:
     """Return a function that makes schedulers of the policy `name`: a known name or `package.module:Class`.
 
-    The function takes the arguments of `Scheduler`. It raises UserError if the policy's constructor fails.
+    The function takes the arguments of `Scheduler`. It raises UserError if the constructor of a user's own policy fails
+    or writes to its settings.
     """
     calls = ("add", "schedule", "commit", "abort", "steady_steps", "skip")
     policy: Callable[..., Scheduler] = find("policy", name, POLICIES, calls)

@@ -66,7 +66,8 @@ class WorkloadRequest:
     answers the request, empty for the base model. Requests with different adapters share no KV. `items` are the images,
     videos and audio in the prompt, in order and apart from one another. A request that `changes_logits` has penalties,
     a bias or other rules for its tokens; each of its tokens takes more time. If a request `scores_prompt`,
-    log-probabilities of its prompt are wanted, so logits are computed for each token of the prompt.
+    log-probabilities of its prompt are wanted, so logits are computed for each token of the prompt. `predicted_len` is
+    the number of output tokens that a predictor expects; None if there is none.
     """
 
     id: int
@@ -90,6 +91,7 @@ class WorkloadRequest:
     changes_logits: bool = False
     scores_prompt: bool = False
     ends_session: bool = False
+    predicted_len: int | None = None
     drafted: Mapping[int, tuple[bool, ...]] | None = field(default=None, compare=False, repr=False)
     prompt_len: int = field(init=False)
 
@@ -116,6 +118,13 @@ class WorkloadRequest:
     def output_limit(self) -> int:
         """The maximum number of output tokens. A scheduler or a router knows this number, but not `output_len`."""
         return self.output_len if self.max_tokens is None else max(self.max_tokens, self.output_len)
+
+    def server_view(self, predicted_len: int | None = None) -> WorkloadRequest:
+        """Return what a server knows of the request: `output_len` is its limit, and later events are left out."""
+        limit = 0 if self.pools else self.output_limit
+        if limit == self.output_len and self.leaves_ns is None and predicted_len is None:
+            return self
+        return replace(self, output_len=limit, cancel_ns=None, stop_ns=None, predicted_len=predicted_len)
 
     @property
     def leaves_ns(self) -> int | None:

@@ -163,7 +163,7 @@ class Gateway:
         visit = self._visits[request.id]
         if visit.live is not None and not visit.live.ended and visit.replica is not None:
             visit.replica.withdraw(visit.live)  # its prompt can never fit on a prefill replica
-        self._left(request.arrived)
+        self._left(request.truth)
 
     def prefilled(self, request: Request) -> None:
         """Let a decode replica take `request` over from the prefill replica that has its first token and its KV."""

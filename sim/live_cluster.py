@@ -12,7 +12,6 @@ from serving.deployments.config import Deployment
 from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
 from serving.request import Request
-from serving.user_code.call_limit import watching
 from serving.workload import WorkloadRequest
 from sim.clock import ARRIVAL
 from sim.cluster import Cluster, Simulated
@@ -66,15 +65,14 @@ class LiveCluster(Cluster):
         contract.
         """
         clock = self._clock
-        with watching():
-            self._until(to_ns)
-            if inputs:
-                at_ns = max(to_ns, clock.now_ns + 1)
-                while clock.peek() <= at_ns:
-                    self._until(at_ns)
-                    at_ns += 1
-                clock.start(self._put(inputs, at_ns))
+        self._until(to_ns)
+        if inputs:
+            at_ns = max(to_ns, clock.now_ns + 1)
+            while clock.peek() <= at_ns:
                 self._until(at_ns)
+                at_ns += 1
+            clock.start(self._put(inputs, at_ns))
+            self._until(at_ns)
 
     def offer(self, request: WorkloadRequest) -> None:
         """Take `request`, which arrives now."""

@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from serving.compiled_core import CORE
 from serving.errors import UserError, reason, shortened
+from serving.user_code.call_limit import end_threads, print_error, watch
 
 VERBS = {
     "bench": "Replay a trace on the real engine, or send it to a server, and record it.",
@@ -91,7 +92,16 @@ def cli(traceback: bool) -> None:
 
 
 def main(command: click.Command = cli) -> None:
-    """Run the console script, or a command of the lab. Bad input ends in one line on stderr and exit status 2."""
+    """Run the console script, or a command of the lab, in a process that ends even if a user's code does not."""
+    watch(print_error)
+    try:
+        run(command)
+    finally:
+        end_threads()
+
+
+def run(command: click.Command = cli) -> None:
+    """Run a command with the arguments of this process. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # processes that it starts do not import from the working directory
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the lookup would read all installed packages
     # Garbage collection would take a fifth of a command's time. Imports leave no garbage, and the end of the process
@@ -128,17 +138,6 @@ def main(command: click.Command = cli) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)
-    finally:
-        _end_user_threads()
-
-
-def _end_user_threads() -> None:
-    """End threads of users' code, for which Python would wait after the command has ended."""
-    plugins = sys.modules.get("serving.user_code.plugins")
-    if plugins is not None and not plugins.end_user_threads():
-        sys.stdout.flush()
-        click.echo("tokentwin: a thread that a policy, router or cost model has started does not end", err=True)
-        os._exit(2)
 
 
 class _Paced(logging.Handler):

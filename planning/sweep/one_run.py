@@ -81,7 +81,7 @@ class Measure:
             "gpus": priced.gpus,
             "kv_blocks": priced.num_blocks,
         }
-        if self.bands:
+        if self.bands and priced.has_bands:
             (_, fast), (_, slow) = (end.measured(scenario.slo) for end in priced.ends())
             values |= band_values(metrics, fast, slow)
         return RunResult(point, values, _parquet(requests) if self.requests else None)

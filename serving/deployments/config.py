@@ -190,7 +190,7 @@ class SchedulerConfig(TerseSettings):
         0.0,
         ge=0.0,
         le=10.0,
-        description="sjf: standard deviation of log(predicted output length / actual output length)",
+        description="sjf: standard deviation of log(predicted / true output length); 0: clairvoyant, by true lengths",
     )
     sjf_seed: int = Field(0, description="sjf: seed of the prediction errors")
     ageing_s: float = Field(

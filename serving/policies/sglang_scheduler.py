@@ -102,7 +102,7 @@ class SglangScheduler(Residents):
         limit = request.max_len - request.prompt_len
         if room < limit and self._cuts and room > 0:
             request.max_len = request.prompt_len + room
-            request.end_len = min(request.end_len, request.max_len)
+            request.true_len = min(request.true_len, request.max_len)
         elif room < limit:
             return f"needs {limit} output tokens; SGLang keeps one page free, so there is room for {max(room, 0)}"
         return ""
@@ -472,7 +472,7 @@ class SglangScheduler(Residents):
         for request, _, _, samples, _ in plan.listed:
             arrived = request.arrived
             steady = not (arrived.structured or arrived.changes_logits or request.ended or self._drafts)
-            if samples and steady and request.unscheduled > 0:
+            if samples and steady and request.true_unscheduled > 0:
                 del self._unsteady[request.id]
                 self.decodes.join(request)
 
@@ -542,11 +542,11 @@ class SglangScheduler(Residents):
                 plan.sampled_rows -= samples and not request.pools
                 continue
             accepted = self.drafts.verify(plan, request, drafts) if drafts else 0  # type: ignore[union-attr]
-            beyond = drafts > 0 and accepted >= request.end_len - request.known
+            beyond = drafts > 0 and accepted >= request.true_len - request.known
             request.returned(tokens, samples, drafts, accepted)
             if not samples:
                 continue
-            if request.known == request.end_len or request.id in stopped or self.leaving.get(request.id):
+            if request.known == request.true_len or request.id in stopped or self.leaving.get(request.id):
                 kept = request.known - 1 + int(beyond) if self._drafts else min(request.computed, request.known)
                 self._finish(request, finished, kept)
             elif number < prompts:
@@ -577,7 +577,7 @@ class SglangScheduler(Residents):
             return 0
         if self.leaving or (self._queue.seen and not self._full):
             return 0
-        steps = decodes.steps_to_exit() - len(in_flight)
+        steps = decodes.true_steps_to_exit() - len(in_flight)
         if self._queue.seen and self._preemption is not None:
             steps = min(steps, self._queue.quiet_passes(self._pages) if self._preemption.stuck else 0)
         if self._queue.unseen:
@@ -591,7 +591,7 @@ class SglangScheduler(Residents):
 
     def skip(self, steps: int) -> list[Request]:
         decodes = self.decodes
-        last = steps == decodes.steps_to_exit()
+        last = steps == decodes.true_steps_to_exit()
         quiet = steps - last
         self._pages.take_for(decodes, quiet, lag=len(self._in_flight))
         decodes.skip(quiet)

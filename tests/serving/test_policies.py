@@ -21,7 +21,7 @@ from serving.deployments.multimodal import MultimodalConfig
 from serving.errors import UserError
 from serving.policies.fair import FairScheduler
 from serving.policies.sglang_scheduler import SglangScheduler
-from serving.policies.sjf import predicted_tokens
+from serving.predictions import predicted_tokens
 from serving.request import Request
 from serving.scheduler import Scheduler, find_policy
 from serving.step_plan import StepPlan

@@ -13,6 +13,7 @@ from serving.errors import UserError
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tests.sim.fleet_samples import COST
+from tokentwin.api import simulate, sweep
 from traces.synth import parse_spec, synthesise
 
 GUIDE = Path(__file__).parents[2] / "docs" / "simulator.md"
@@ -62,3 +63,15 @@ def test_what_goes_wrong_in_it_is_one_line(tmp_path, body, says) -> None:
 def test_a_process_that_is_nowhere_is_one_line() -> None:
     with pytest.raises(UserError, match="does not exist"):
         run("nowhere.py:mine")
+
+
+def test_it_runs_once_and_not_again_for_the_bands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text("def mine(clock, fleet):\n    print('begun')\n    yield clock.until(5)\n")
+    fleet = {"processes": [f"{tmp_path}/mine.py:mine"]}
+    deployment = {"model": "Llama-3.1-8B", "device": "cuda", "fleet": fleet}
+    run = simulate(TRAFFIC, deployment, gpu="H100", out=tmp_path / "run")
+    assert capsys.readouterr().out.count("begun") == 1 and run.bands is None
+    assert "without bands, because fleet.processes run once" in run.trust.reason
+    base = {"deployment": deployment, "gpu": "H100", "workload": TRAFFIC}
+    swept = sweep({"base": base, "grid": {"replicas": [None]}, "bands": True}, tmp_path / "swept", jobs=1)
+    assert swept.runs["status"].to_pylist() == ["complete"]
