@@ -67,10 +67,12 @@ def bench(
       tokentwin bench trace.csv --url http://localhost:8000 -o measured
     """
     from serving.errors import UserError
+    from traces.live_recording import recover
 
     request = requested(Offered, {name: given.pop(name) for name in Offered.model_fields})
     target = {name: given.pop(name) for name in BenchTarget.model_fields}
     replay = {name: given.pop(name) for name in _OF_A_REPLAY}
+    recover(Path(out))
     if (Path(out) / "runs.parquet").exists() and not force:
         raise UserError("out", out, "contains a recording; replace it with --force, or choose another directory")
     if target["url"] is None:
