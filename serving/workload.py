@@ -8,11 +8,13 @@ no request shares tokens, the simulator counts blocks instead of identifying the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
+
+from serving.errors import UserError
 
 Segment = tuple[str, int]
 Name = str | bytes | int
@@ -149,6 +151,23 @@ class Workload:
     warm_up_ns: int = 0
     warm_up_requests: int = 0
     until_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values of another kind, because users make workloads, too."""
+        requests = self.requests
+        if not isinstance(requests, Iterable) or isinstance(requests, Iterator):
+            raise UserError("requests", repr(requests), "must be requests that can be passed over again, as in a list")
+        if isinstance(requests, (list, tuple)):
+            other = next((one for one in requests if not isinstance(one, WorkloadRequest)), None)
+            if other is not None:
+                raise UserError("requests", repr(other), "is no WorkloadRequest")
+        if not isinstance(self.name, str):
+            raise UserError("name", repr(self.name), "must be a string")
+        for name in ("concurrency", "stagger_ns", "warm_up_ns", "warm_up_requests", "until_ns"):
+            value, least = getattr(self, name), 1 if name == "concurrency" else 0
+            unset = value is None and name in ("concurrency", "until_ns")
+            if not unset and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UserError(name, repr(value), f"must be a whole number of at least {least}")
 
 
 def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:

@@ -175,6 +175,18 @@ class _Closing(Recording):
         return temporary if temporary.exists() else super()._file(dataset)
 
 
+def check_writable(path: Path, overwrite: bool) -> None:
+    """Raise UserError if a `RecordingWriter` could not begin in `path`; what is there stays."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        _, lock = _claim(path, overwrite)
+        lock.close()
+    finally:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+
+
 def _temporary(directory: Path, name: str) -> Path:
     return directory / f".{name}.partial"
 

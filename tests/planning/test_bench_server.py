@@ -216,6 +216,10 @@ def test_a_front_door_is_learnt_simulated_and_held_against_clients(benched: Benc
     engine = ("--gpu", "H100", "--model", "Llama-3.1-8B", "--front-door", door)
     done = tokentwin("simulate", benched.folder / "client", *engine, "-o", out, "--no-band", "--format", "json")
     assert done.returncode == 0, done.stderr
+    for served, client in ((out, benched.folder / "client"), (benched.folder / "served", out)):
+        refused = tokentwin("calibrate", "--from-served", served, "--client", client, "-o", tmp_path / "none")
+        assert refused.returncode == 2 and f"{out}: was simulated" in refused.stderr
+    assert "was simulated" in tokentwin("validate", "front-door", out, *engine).stderr
     assert set(SERVED_METRICS) <= set(json.loads(done.stdout)["distributions"])
     held = tokentwin("validate", "front-door", benched.folder / "client", *engine, "--format", "json")
     assert held.returncode == 0, held.stderr

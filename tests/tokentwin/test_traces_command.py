@@ -1,6 +1,7 @@
 """`tokentwin trace`, as it is called."""
 
 import json
+import re
 from contextlib import redirect_stderr
 from io import StringIO
 

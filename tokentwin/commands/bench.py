@@ -161,13 +161,14 @@ def _replay(
 
     workload = request.workload()
 
-    from planning.measure.real_engine import fitting, load_engines, record_run, runs_on_vllm
+    from planning.measure.real_engine import check_replays, fitting, load_engines, record_run, runs_on_vllm
     from planning.measure.vllm_engine import VllmEngine
     from serving.errors import UserError
 
     say = partial(click.echo, err=True)
     if time_operations and runs_on_vllm(deployment):
         raise UserError("time-operations", None, "works only with our own engine; leave it out with vLLM")
+    check_replays(workload, deployment, [Path(out)], force)
     with closing(load_engines(deployment, say)) as engine:
         from realengine.offered_workload import at_once
 
