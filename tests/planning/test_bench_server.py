@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -132,6 +133,7 @@ def test_a_killed_client_loses_no_answer(tmp_path: Path) -> None:
         process = subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL)
         while sum(kind == "request" for kind, _ in (entries(out / JOURNAL) if (out / JOURNAL).exists() else ())) < 5:
             assert process.poll() is None
+            time.sleep(0.02)
         process.kill()
         process.wait(60)
     noted = list(entries(out / JOURNAL))
@@ -218,7 +220,7 @@ def test_a_front_door_is_learnt_simulated_and_held_against_clients(benched: Benc
     assert done.returncode == 0, done.stderr
     for served, client in ((out, benched.folder / "client"), (benched.folder / "served", out)):
         refused = tokentwin("calibrate", "--from-served", served, "--client", client, "-o", tmp_path / "none")
-        assert refused.returncode == 2 and f"{out}: was simulated" in refused.stderr
+        assert refused.returncode == 2 and f"{out}': was simulated" in refused.stderr
     assert "was simulated" in tokentwin("validate", "front-door", out, *engine).stderr
     assert set(SERVED_METRICS) <= set(json.loads(done.stdout)["distributions"])
     held = tokentwin("validate", "front-door", benched.folder / "client", *engine, "--format", "json")

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
         ("generate hello --model {0} --top-k -1", "top_k: -1: must be 0 (off)"),
         (
             "generate hello --model {0} --max-tokens 9999",
-            "max-tokens: 9999: and 1 tokens of the prompt exceed max_model_len 2048",
+            "max-tokens: 9999: and 1 tokens of the prompt exceed",
         ),
         ("bench {0}/text.parquet -o {0}", "holds other files; choose another directory"),
         ("bench {0}/text.parquet -o {0}/text.parquet/below", "cannot be made"),
