@@ -8,7 +8,7 @@ no request shares tokens, the simulator counts blocks instead of identifying the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -155,12 +155,10 @@ class Workload:
     def __post_init__(self) -> None:
         """Raise UserError for values of another kind, because users make workloads, too."""
         requests = self.requests
-        if not isinstance(requests, Iterable) or isinstance(requests, Iterator):
-            raise UserError("requests", repr(requests), "must be requests that can be passed over again, as in a list")
-        if isinstance(requests, (list, tuple)):
-            other = next((one for one in requests if not isinstance(one, WorkloadRequest)), None)
-            if other is not None:
-                raise UserError("requests", repr(other), "is no WorkloadRequest")
+        if not isinstance(requests, Iterable) or isinstance(requests, str):
+            raise UserError("requests", repr(requests), "must be a list of WorkloadRequest")
+        if isinstance(requests, (list, tuple)) and not all(isinstance(one, WorkloadRequest) for one in requests):
+            raise UserError("requests", None, "must each be a WorkloadRequest")
         if not isinstance(self.name, str):
             raise UserError("name", repr(self.name), "must be a string")
         for name in ("concurrency", "stagger_ns", "warm_up_ns", "warm_up_requests", "until_ns"):
