@@ -181,8 +181,8 @@ class Twin:
         both = sorted(answer.tokens_ns.keys() & said.tokens_ns.keys() & without.tokens_ns.keys())
         ids = [id for id in both if lengths[id] > max(lengths.values()) / 2]
         seen, own, base = (_logs(_first_ns, one.sent_ns, one.tokens_ns, ids) for one in (answer, said, without))
-        of_length = [seen[[lengths[id] == length for id in ids]] for length in {lengths[id] for id in ids}]
-        noise = float(np.sqrt(np.mean([np.var(logs, ddof=1) for logs in of_length if len(logs) > 1] or [0.0])))
+        of_length = [seen[[lengths[id] == length for id in ids]] for length in sorted({lengths[id] for id in ids})]
+        noise = float(np.sqrt(np.mean([float(np.var(logs, ddof=1)) for logs in of_length if len(logs) > 1] or [0.0])))
         errors = (seen - base - share * (own - base) for share in _SHARES)
         spread = max(_PATTERN, noise)
         return max(float(_densities(error - np.median(error), spread).sum()) for error in errors)
