@@ -220,7 +220,7 @@ def test_a_front_door_is_learnt_simulated_and_held_against_clients(benched: Benc
     assert done.returncode == 0, done.stderr
     for served, client in ((out, benched.folder / "client"), (benched.folder / "served", out)):
         refused = tokentwin("calibrate", "--from-served", served, "--client", client, "-o", tmp_path / "none")
-        assert refused.returncode == 2 and f"{out}': was simulated" in refused.stderr
+        assert refused.returncode == 2 and "simulated': was simulated" in refused.stderr
     assert "was simulated" in tokentwin("validate", "front-door", out, *engine).stderr
     assert set(SERVED_METRICS) <= set(json.loads(done.stdout)["distributions"])
     held = tokentwin("validate", "front-door", benched.folder / "client", *engine, "--format", "json")
