@@ -11,6 +11,7 @@ from apiserver.kv_cache_events.block_hash import DEFAULT_SEED, Algorithm
 from planning.request import Request, TimedBy
 from serving.deployments.fleet import LinksConfig
 from serving.errors import UserError
+from serving.host_name import check_host_name
 from traces.distributions import Lengths
 
 _OF_A_TWIN = (
@@ -173,6 +174,8 @@ class ServeSettings(Request):
 
     @model_validator(mode="after")
     def _goes_together(self) -> ServeSettings:
+        for name in self.hosts:
+            check_host_name("allowed_hosts", name)
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "tls_key" if self.tls_key is None else "tls_cert"
             raise UserError(missing, None, "is missing; give both tls_cert and tls_key")

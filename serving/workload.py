@@ -14,6 +14,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from serving.errors import UserError
+
 Segment = tuple[str, int]
 Name = str | bytes | int
 Span = tuple[Name, int, int]  # (name, first position, end position) in a sequence
@@ -158,6 +160,21 @@ class Workload:
     warm_up_ns: int = 0
     warm_up_requests: int = 0
     until_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values of another kind, because users make workloads, too."""
+        requests = self.requests
+        if not isinstance(requests, Iterable) or isinstance(requests, str):
+            raise UserError("requests", repr(requests), "must be a list of WorkloadRequest")
+        if isinstance(requests, (list, tuple)) and not all(isinstance(one, WorkloadRequest) for one in requests):
+            raise UserError("requests", None, "must each be a WorkloadRequest")
+        if not isinstance(self.name, str):
+            raise UserError("name", repr(self.name), "must be a string")
+        for name in ("concurrency", "stagger_ns", "warm_up_ns", "warm_up_requests", "until_ns"):
+            value, least = getattr(self, name), 1 if name == "concurrency" else 0
+            unset = value is None and name in ("concurrency", "until_ns")
+            if not unset and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UserError(name, repr(value), f"must be a whole number of at least {least}")
 
 
 def what_changed(before: tuple[object, ...], now: WorkloadRequest) -> str:

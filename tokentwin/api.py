@@ -324,6 +324,7 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
     `rate`, `users` and `concurrency` is made up to a specification.
     """
     from planning.made_up import made_up
+    from serving.errors import UserError, reason
     from serving.workload import Workload
 
     if isinstance(traffic, Mapping) and {"rate", "users", "concurrency"} & traffic.keys():
@@ -338,7 +339,11 @@ def _offered(traffic: Traffic | None, as_field: str = "") -> Iterator[Any]:
         if isinstance(traffic, Workload):
             from traces.formats.parquet import write_parquet
 
-            write_parquet(traffic, Path(path))
+            try:
+                write_parquet(traffic, Path(path))
+            except (TypeError, ValueError, AttributeError, OverflowError) as error:
+                remedy = f"has a request with a value of another kind: {reason(error)}"
+                raise UserError("workload", traffic.name, remedy) from None
         yield {as_field: path} if as_field else path
 
 

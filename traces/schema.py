@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from serving.errors import UserError
 from serving.step_plan import AGGREGATES
-from traces.formats.parquet import SCHEMA, arrow_reason
+from traces.formats.parquet import arrow_reason
+from traces.formats.request_table import SCHEMA
 
 COLUMNS_FILE = "columns.json"
 _NAMES_INSIDE = re.compile(r" \('\w+'\)")  # Parquet gives these names to the fields of a map

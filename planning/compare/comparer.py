@@ -26,7 +26,7 @@ from planning.compare.runs import (
 )
 from planning.deployments import with_room
 from planning.made_up import assumed
-from planning.measure.real_engine import fitting, load_engines, record_whole
+from planning.measure.real_engine import check_replays, fitting, load_engines, record_whole
 from planning.pooling import check_pooling
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
@@ -95,6 +95,8 @@ def compare_on_engine(
                 remedy = "is a run of another comparison; choose another directory, or remove the run"
                 raise UserError("out", str(other.parent), remedy)
     sides = _scenarios(request)
+    for name, side in zip("ab", sides, strict=True):
+        check_replays(side[0].workload, _engines(side[0]), places[name], overwrite)
     with closing(load_engines(_engines(sides[0][0]), say)) as engine:
         minutes_of_run = None if minutes is None else minutes / (2 * runs)
         say(f"{2 * runs} real runs, each of them:")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.user_code.plugins import check_name
 from serving.workload import Workload, WorkloadRequest
+from traces.recording_writer import check_writable
 
 if TYPE_CHECKING:
     from planning.measure.engine_fleet import EngineFleet
@@ -70,8 +71,7 @@ def load_engines(deployment: Deployment, say: Callable[[str], None]) -> RealEngi
 
 def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deployment, ModelFiles, ModelFiles | None]:
     """Return the deployment to run, the model's files, and the files of the draft model, if there is one."""
-    if find_spec("torch") is None:
-        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
+    need_torch()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch loads OpenMP
     from realengine.models.weights import load_model_files, model_folder
 
@@ -87,6 +87,21 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     speculative = scheduler.speculative
     draft = load_model_files(speculative.model, home()) if speculative and speculative.model else None
     return deployment, files, draft
+
+
+def need_torch() -> None:
+    """Raise UserError if torch is not installed."""
+    if find_spec("torch") is None:
+        raise UserError("torch", None, "is not installed; pip install 'tokentwin[engine]'")
+
+
+def check_replays(workload: Workload, deployment: Deployment, paths: Iterable[Path], overwrite: bool) -> None:
+    """Raise UserError, before a model is loaded, if `workload` cannot be replayed and recorded in all of `paths`."""
+    from realengine.offered_workload import refuse_items
+
+    refuse_items(workload)
+    for path in paths if not runs_on_vllm(deployment) else ():  # vLLM's recordings may lie beside other files
+        check_writable(path, overwrite)
 
 
 def _in_fast_dtype(deployment: Deployment, say: Callable[[str], None]) -> Deployment:

@@ -11,7 +11,7 @@ from calibration.steps.step_cost import Calibration
 from calibration.validation.covalidation import covalidate
 from calibration.validation.disturbance import calibrated_deployment
 from calibration.validation.report import ValidationReport
-from planning.measure.real_engine import fitting, load_engines, record_whole
+from planning.measure.real_engine import check_replays, fitting, load_engines, record_whole
 from planning.measure.request import ValidateRequest
 
 
@@ -34,7 +34,9 @@ def _recorded(
     """Record the traffic on the calibrated engine, and return the paths of the recordings."""
     workload = request.workload()
     paths = [request.out / f"real-{number}" for number in range(1, request.repeats + 1)]
-    with closing(load_engines(calibrated_deployment(calibration), say)) as engine:
+    deployment = calibrated_deployment(calibration)
+    check_replays(workload, deployment, paths, overwrite)
+    with closing(load_engines(deployment, say)) as engine:
         minutes = None if request.minutes is None else request.minutes / request.repeats
         workload = fitting(workload, engine, minutes, say)
         for number, path in enumerate(paths, start=1):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from serving.errors import UserError
 from serving.workload import WorkloadRequest
-from traces.formats.parquet import SCHEMA, write_parquet
+from traces.formats.parquet import write_parquet
+from traces.formats.request_table import SCHEMA
 from traces.formats.trace_file import READERS, read_workload
 from traces.recording_writer import RecordingWriter
 from traces.reshape import spread_ticks
