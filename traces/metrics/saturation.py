@@ -19,7 +19,7 @@ from traces.tables import Floats
 _BINS = 16
 FEWEST = 20  # minimum number of requests for a verdict
 PILING_UP = 0.1  # a run is overloaded if its backlog grows by at least this fraction of the arrivals
-_GROWING = 0.02  # a backlog counts as growing from this fraction on, because a burst near the end gives a smaller slope
+GROWING = 0.02  # a backlog counts as growing from this fraction on, because a burst near the end gives a smaller slope
 _LEAST_T, _MOST_T = 1.9599, 4.3027  # Student's t at 97.5 %, with infinite degrees of freedom and with two
 
 
@@ -107,7 +107,7 @@ def saturation_of(arrivals: Floats, ends: Floats, waiting_share: Callable[[float
     waiting = waiting_share(_filled(first, last), last)
     if trend.slope >= PILING_UP * rate and trend.rises:
         verdict = "OVERLOADED"
-    elif (trend.slope >= _GROWING * rate and trend.rises) or waiting > 0.5:
+    elif (trend.slope >= GROWING * rate and trend.rises) or waiting > 0.5:
         verdict = "BACKLOGGED"
     else:
         verdict = "STABLE"
