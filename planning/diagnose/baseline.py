@@ -68,7 +68,7 @@ class Baseline:
         self._kept = None if self.sheds else self.requests["request_id"].filter(pa.array(metrics.finished))
         p99s = self._p99s(self.requests, latencies)
         self.p99 = {name: value for name, value in p99s.items() if not math.isnan(value)}
-        self.overload = None if self.sheds else Overload.of(scenario, metrics.saturation)
+        self.overload = None if self.sheds else Overload.of(scenario, metrics.saturation, metrics.outstanding[1])
 
     def against(self, scenario: PricedScenario) -> Bought:
         """Return what another scenario of the same requests gains."""

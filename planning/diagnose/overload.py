@@ -10,19 +10,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from planning.diagnose.fleet_lifts import everyone_admitted, more_replicas
 from planning.priced_scenario import PricedScenario
 from planning.traffic import waits_for_answers
 from traces.metrics.client_view import as_clients_saw
 from traces.metrics.run_metrics import RunMetrics
-from traces.metrics.saturation import GROWING, Saturation
+from traces.metrics.saturation import GROWING, Saturation, served_rate
 from traces.tables import Floats
 
 _AMPLE = 4  # times the replicas that the load needs: none of them has a queue
-_BEGUN, _ENDING = 0.1, 0.9  # shares of the requests between which the engines are full
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,17 @@ class Overload:
     ample: int
 
     @classmethod
-    def of(cls, scenario: PricedScenario, saturation: Saturation | None) -> Overload | None:
-        """Return the overload of a simulated run; None if it keeps up, or is too short to tell."""
+    def of(cls, scenario: PricedScenario, saturation: Saturation | None, ends: Floats) -> Overload | None:
+        """Return the overload of a simulated run; None if it keeps up, or is too short to tell.
+
+        `ends` are the sorted times at which its requests finish, in nanoseconds.
+        """
         if saturation is None or saturation.verdict != "OVERLOADED":
             return None
-        rate = saturation.arrival_rate
-        served = max(rate - saturation.trend.slope, _served_at_once(scenario))
-        short = cls(rate, served, 0.0, 0)
+        served = served_rate(ends)
+        if served is None:
+            return None
+        short = cls(saturation.arrival_rate, served, 0.0, 0)
         count = min(_AMPLE * (_most(scenario) + short.lacking(scenario)), len(scenario.workload.requests))
         wide = more_replicas(scenario, count)
         overload = short
@@ -88,30 +91,13 @@ def drained_ns(scenario: PricedScenario) -> int | None:
 
     No request is rejected. Returns None if arrivals depend on answers.
     """
-    ends = _ends_at_once(scenario)
-    return None if ends is None else int(ends[-1])
-
-
-def _ends_at_once(scenario: PricedScenario) -> Floats | None:
-    """Return the sorted times at which requests end if all arrive at once; None if arrivals depend on answers."""
     if waits_for_answers(scenario.workload):
         return None
     admitted = everyone_admitted(scenario)
     open_to_all = scenario if isinstance(admitted, str) else admitted
     at_once = [replace(request, arrival_ns=0) for request in scenario.workload.requests]
     made = replace(open_to_all, workload=replace(scenario.workload, requests=at_once)).requests()
-    ends = as_clients_saw(made)["finish_ns"].drop_null().to_numpy()
-    return np.sort(ends) if len(ends) else None
-
-
-def _served_at_once(scenario: PricedScenario) -> float:
-    """Return the requests per second that end while the engines are full, if all arrive at once; 0 if not known."""
-    ends = _ends_at_once(scenario)
-    if ends is None:
-        return 0.0
-    first, last = (int(share * (len(ends) - 1)) for share in (_BEGUN, _ENDING))
-    seconds = (ends[last] - ends[first]) / 1e9
-    return (last - first) / seconds if seconds > 0 else 0.0
+    return pc.max(as_clients_saw(made)["finish_ns"]).as_py()
 
 
 def _most(scenario: PricedScenario) -> int:

@@ -35,8 +35,7 @@ def _recorded(
     workload = request.workload()
     paths = [request.out / f"real-{number}" for number in range(1, request.repeats + 1)]
     with closing(load_engines(calibrated_deployment(calibration), say)) as engine:
-        minutes = None if request.minutes is None else request.minutes / request.repeats
-        workload = fitting(workload, engine, minutes, say)
+        workload = fitting(workload, engine, request.minutes, say, request.repeats)
         for number, path in enumerate(paths, start=1):
             say(f"real run {number} of {request.repeats}")
             record_whole(workload, engine, path, overwrite)
