@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tokentwin.options import Finite
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
+    from serving.deployments.config import Deployment
     from serving.deployments.model_spec import ModelSpec
 
 
@@ -104,7 +106,7 @@ def inspect(
     graph_gib: float,
     **settings: Any,
 ) -> None:
-    """Estimate the memory of weights and activations, and the number of KV blocks, of NAME on a GPU.
+    """Estimate the memory of weights, activations and KV blocks of NAME on a GPU, and the GPUs that it needs.
 
     NAME is a known model, a config.json or its folder.
     """
@@ -115,7 +117,6 @@ def inspect(
     from serving.deployments.kv_capacity import kv_capacity
     from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
     from serving.deployments.model_catalogue import find_model
-    from serving.errors import UserError
 
     spec, device = find_model(name), find_gpu(gpu)
     check_edition(name, settings["quantization"])
@@ -124,7 +125,9 @@ def inspect(
     stated = parse(Deployment, {**settings, "model": name, "scheduler": {"block_size": block_size, **given}}, "options")
     deployment = with_states(spec, with_engine_defaults(stated, device))
     capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
-    click.echo(_described(spec))
+    click.echo(_described(name, spec))
+    for line in _needed(spec, stated):
+        click.echo(line)
     if taken := defaults_taken(stated, device):
         click.echo(taken)
     click.echo(f"{deployment.gpus} x {device.name}, GiB on each:")
@@ -133,8 +136,8 @@ def inspect(
     low, high = capacity.interval
     blocks = capacity.num_blocks
     if not high:
-        remedy = f"has no room for KV blocks beside the weights of {spec.name}; use more devices or a larger device"
-        raise UserError("gpu", gpu, remedy)
+        click.echo(f"  {name} does not fit: there is no room for KV blocks")
+        return
     click.echo(f"  {blocks:,} KV blocks of {capacity.block / 1024:,.0f} KiB, plausibly {low:,} to {high:,} blocks")
     groups = kv_groups(spec, deployment)
     longest = min(deployment.scheduler.max_model_len, spec.max_positions)
@@ -157,9 +160,37 @@ def inspect(
     click.echo(f"  a request of {longest:,} tokens holds at most {most_held(config, longest):,} blocks")
 
 
-def _described(spec: ModelSpec) -> str:
+def _needed(spec: ModelSpec, stated: Deployment) -> Iterator[str]:
+    """Yield the memory of the weights and of a token's KV, and the smallest TP on each GPU of the catalogue."""
+    from serving.answers.figures import shown_gib
+    from serving.deployments.gpu_spec import gpus
+    from serving.deployments.kv_capacity import weight_bytes
+    from serving.deployments.kv_layout import kv_bytes_per_token
+    from serving.deployments.smallest_engine import smallest_tensor_parallel_size
+
+    alone = stated.model_copy(update={"tensor_parallel_size": 1, "pipeline_parallel_size": 1})
+    kv = kv_bytes_per_token(stated, None, "kv")
+    yield f"needs {shown_gib(weight_bytes(spec, alone))} for weights, and {kv:,} bytes for the KV of each token"
+    listed = gpus()
+    sizes = {name: smallest_tensor_parallel_size(spec, stated, gpu) for name, gpu in listed.items()}
+    crossing = [name for name, size in sizes.items() if size and size > (listed[name].linked_gpus or size)]
+    for size in sorted(filter(None, set(sizes.values()))):
+        names = (f"{name} *" if name in crossing else name for name, least in sizes.items() if least == size)
+        yield f"  smallest TP {size:<2} on {', '.join(names)}"
+    if none := [name for name, size in sizes.items() if size is None]:
+        yield f"  no TP up to 64 on {', '.join(none)}"
+    if crossing:
+        yield "  * these are more GPUs than one link joins"
+
+
+def _described(name: str, spec: ModelSpec) -> str:
+    from serving.deployments.model_catalogue import PIPE, models
+
+    asked = name.rsplit("/", 1)[-1]
+    own = name == PIPE or Path(name).expanduser().exists() or spec.name not in models()
+    named = spec.name if own or asked.lower() == spec.name.lower() else f"{asked} (the shapes of {spec.name})"
     active = f", {shown_number(spec.active_parameters / 1e9)} B active" if spec.num_experts else ""
     stored = "" if spec.checkpoint_quantization == "none" else f", published in {spec.checkpoint_quantization}"
     kv = f"{spec.kv_bytes_per_token(2):,} KV bytes per token in 16 bits"
-    text = f"{spec.name}: {spec.family}, {shown_number(spec.parameters / 1e9, 4)} B parameters{active}{stored}; {kv}"
+    text = f"{named}: {spec.family}, {shown_number(spec.parameters / 1e9, 4)} B parameters{active}{stored}; {kv}"
     return f"{text}\nextrapolated: {spec.approximated}" if spec.approximated else text
