@@ -207,17 +207,17 @@ def test_the_verb_refuses_in_one_line(arguments: list[str], says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "lines"),
+    ("name", "first", "needs"),
     [
-        ("GLM-4.6", "GLM-4.6 (the shapes of GLM-4.5): ", ["needs 657.2 GiB for weights", "  smallest TP 8  on GB10 *, H200"]),
-        ("qwen3-coder-480b-a35b", "Qwen3-Coder-480B-A35B: ", ["needs 894.4 GiB for weights, and 253,952 bytes for the KV"]),
-        ("meta-llama/Llama-3.1-70B-Instruct", "Llama-3.1-70B-Instruct (the shapes of Llama-3.1-70B): ", ["on B200, B300"]),
+        ("GLM-4.6", "GLM-4.6 (the shapes of GLM-4.5): ", "  smallest TP 8  on GB10 *, H200"),
+        ("qwen3-coder-480b-a35b", "Qwen3-Coder-480B-A35B: ", "needs 894.4 GiB for weights, and 253,952 bytes for"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "Llama-3.1-70B-Instruct (the shapes of Llama-3.1-70B)", "1  on B200"),
     ],
-)  # fmt: skip
-def test_a_model_that_does_not_fit_says_what_it_needs(name: str, first: str, lines: list[str]) -> None:
+)
+def test_a_model_that_does_not_fit_says_what_it_needs(name: str, first: str, needs: str) -> None:
     shown = CliRunner().invoke(model, ["inspect", name])
     assert shown.exit_code == 0 and shown.output.startswith(first), shown.output
-    assert all(line in shown.output for line in lines)
+    assert needs in shown.output
     assert shown.output.endswith(f"{name} does not fit: there is no room for KV blocks\n")
 
 
