@@ -78,8 +78,8 @@ class Lift:
     cause: str
     layer: Layer
     area: str
-    usually: Kind
-    ideal: bool
+    usually: Kind = "capacity"
+    ideal: bool = False
 
     def kind(self, scenario: PricedScenario) -> Kind:
         deployment, scheduler = scenario.deployment, scenario.deployment.scheduler
