@@ -128,7 +128,7 @@ class Side(Part):
     def at_rates(self, rates: tuple[float, float] | None) -> Self:
         """Return the side with its rates of arrivals and of served requests, if it is overloaded."""
         arrival, served = rates or (None, None)
-        return self.model_copy(update={"arrival_rate": arrival, "served_rate": served})
+        return type(self).model_validate({**vars(self), "arrival_rate": arrival, "served_rate": served})
 
 
 class Ranked(Part):
