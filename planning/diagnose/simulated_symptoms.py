@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from planning.diagnose.constraint_lifts import MORE, REPLICA, twice_the_gpus
+from planning.diagnose.constraint_lifts import LIFTS, REPLICA, twice_the_gpus
 from planning.diagnose.document import FINISHED, LEAST, Counterfactual, Finding, Symptom
 from planning.diagnose.fleet_lifts import more_replicas
 from planning.diagnose.overload import drained_ns
@@ -59,8 +59,8 @@ def scaling_efficiency(scenario: PricedScenario) -> float | None:
 
 
 def more_gpus_do_not_help(tried: Sequence[Counterfactual], name: str, scaling: float | None) -> Iterator[Symptom]:
-    """Yield a symptom if more GPUs hardly help: none of `tried` mends the run with them."""
-    if any(lift.name in MORE and lift.mends for lift in tried):
+    """Yield a symptom if more GPUs hardly help; none if a run of `tried` with more of them mends an overload."""
+    if any(lift.mends and lift.cause == LIFTS[REPLICA].cause for lift in tried):
         return
     replica = next(c for c in tried if c.name == REPLICA)
     helps_little = not replica.skipped and -math.inf < replica.gain(name) < LEAST

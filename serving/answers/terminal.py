@@ -79,8 +79,8 @@ class _Column(NamedTuple):
         texts = [without_controls(text) for text in (column.name, *cells)]
         widest = max(cell_len(line) for text in texts for line in text.split("\n"))
         whole = column.right and column.form is not BAND
-        words = [line for text in texts[1:] for line in (text.split("\n") if whole else text.split())]
-        least = max((cell_len(word) for word in (*words, *texts[0].split())), default=0)
+        words = [word for text in texts[1:] for word in (text.split("\n") if whole else _words(text))]
+        least = max((cell_len(word.strip()) for word in (*words, *_words(texts[0]))), default=0)
         roomy = 0 if whole else _SHORT if widest <= _SHORT else _LEAST_TEXT
         return cls(column, texts, widest, min(widest, max(least, roomy)))
 
@@ -129,10 +129,15 @@ def _shared(columns: Sequence[_Column], width: int) -> list[int]:
     return widths
 
 
+def _words(text: str) -> list[str]:
+    """Return the words of `text`, with the spaces before them; a figure and its unit are one word."""
+    return re.findall(r"\s*\S+(?:(?<=\d) (?:%|ms|s)(?!\w))?", text)
+
+
 def _wrapped(text: str, width: int) -> list[str]:
     """Return `text` in lines that end between words; only a word that is wider than `width` makes a line wider."""
     lines = [""]
-    for word in re.findall(r"\s*\S+", text):
+    for word in _words(text):
         if lines[-1] and cell_len(lines[-1] + word) > width:
             lines.append(word.lstrip())
         else:
