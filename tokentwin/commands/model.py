@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from serving.answers.figures import shown_number
-from tokentwin.options import Finite
+from serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.options import Finite, options_of
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from serving.deployments.config import Deployment
     from serving.deployments.model_spec import ModelSpec
+
+options = options_of(SchedulerConfig, Deployment, default_of="a deployment's default", default=None)
 
 
 @click.group()
@@ -56,73 +58,30 @@ def list_models() -> None:
 @model.command()
 @click.argument("name")
 @click.option("--gpu", default="H100", help="Name of a GPU (see `tokentwin gpus`), or a YAML file that describes one.")
-@click.option(
-    "--tp",
-    "tensor_parallel_size",
-    default=1,
-    type=click.IntRange(1, 64),
-    help="Tensor-parallel size: number of GPUs that share each layer.",
+@options(
+    "--tp=tensor_parallel_size --pp=pipeline_parallel_size --dtype --quantization --kv-cache-dtype --block-size "
+    "--utilization=gpu_memory_utilization --max-num-seqs --max-num-batched-tokens --engine"
 )
-@click.option(
-    "--pp",
-    "pipeline_parallel_size",
-    default=1,
-    type=click.IntRange(1, 64),
-    help="Pipeline-parallel size: number of stages.",
-)
-@click.option("--dtype", default="bfloat16", type=click.Choice(["bfloat16", "float16", "float32"]))
-@click.option(
-    "--quantization",
-    default="none",
-    help="Quantization of the weights: fp8, int4, ...; none keeps the checkpoint's format.",
-)
-@click.option("--kv-cache-dtype", default="auto", help="Type of the KV cache: auto (as --dtype) or fp8.")
-@click.option("--block-size", default=16, type=click.IntRange(min=1), help="Tokens in a KV block.")
-@click.option(
-    "--utilization",
-    "gpu_memory_utilization",
-    default=0.9,
-    type=Finite(0, 1, min_open=True),
-    help="vLLM's gpu_memory_utilization.",
-)
-@click.option(
-    "--max-num-seqs",
-    type=click.IntRange(min=1),
-    help="Maximum number of running requests; by default vLLM's default on the GPU.",
-)
-@click.option(
-    "--max-num-batched-tokens",
-    type=click.IntRange(min=1),
-    help="Maximum number of tokens in one step; by default vLLM's default on the GPU.",
-)
-@click.option("--engine", help="Engine and release, e.g. 'vllm 0.9.0': old releases count other memory.")
 @click.option("--graph-gib", default=0.0, type=Finite(0), help="Memory that vLLM reserves for CUDA graphs, in GiB.")
-def inspect(
-    name: str,
-    gpu: str,
-    block_size: int,
-    max_num_seqs: int | None,
-    max_num_batched_tokens: int | None,
-    graph_gib: float,
-    **settings: Any,
-) -> None:
+def inspect(name: str, gpu: str, graph_gib: float, **given: Any) -> None:
     """Estimate the memory of weights, activations and KV blocks of NAME on a GPU, and the GPUs that it needs.
 
     NAME is a known model, a config.json or its folder.
     """
-    from serving.deployments.config import Deployment, parse
+    from serving.deployments.config import parse
     from serving.deployments.editions import check_edition
     from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
-    from serving.deployments.kv_capacity import kv_capacity
+    from serving.deployments.kv_capacity import UTILIZATION, kv_capacity
     from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
     from serving.deployments.model_catalogue import find_model
 
     spec, device = find_model(name), find_gpu(gpu)
-    check_edition(name, settings["quantization"])
-    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    given = {limit: value for limit, value in limits.items() if value is not None}
-    stated = parse(Deployment, {**settings, "model": name, "scheduler": {"block_size": block_size, **given}}, "options")
+    settings = {field: value for field, value in given.items() if value is not None}
+    check_edition(name, settings.get("quantization", "none"))
+    scheduler = {field: settings.pop(field) for field in SchedulerConfig.model_fields if field in settings}
+    own = {"gpu_memory_utilization": UTILIZATION, **settings, "model": name, "scheduler": scheduler}
+    stated = parse(Deployment, own, "options")
     deployment = with_states(spec, with_engine_defaults(stated, device))
     capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
     click.echo(_described(name, spec))
@@ -151,7 +110,7 @@ def inspect(
         click.echo(f"  = {kv_tokens(config):,} tokens, if requests have {longest:,} tokens")
         return
     if not groups:
-        click.echo(f"  = {blocks * block_size:,} tokens")
+        click.echo(f"  = {blocks * deployment.scheduler.block_size:,} tokens")
         return
     config = deployment.scheduler.model_copy(update={"kv_groups": groups, "max_model_len": longest})
     full, window = groups.count(0), max(groups)
