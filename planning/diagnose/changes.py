@@ -92,7 +92,7 @@ class _Case:
 
 def _more_running_requests(case: _Case) -> Iterator[Settings]:
     active: Settings = {} if case.scheduler.max_num_active_seqs is None else {"max_num_active_seqs": None}
-    yield from ({"max_num_seqs": times * case.scheduler.most_running, **active} for times in (2, 8))
+    yield from ({"max_num_seqs": times * case.scheduler.most_running, **active} for times in (2, 8, 64))
 
 
 def _more_adapter_slots(case: _Case) -> Iterator[Settings]:

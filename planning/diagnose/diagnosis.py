@@ -149,9 +149,9 @@ def _changes(
 ) -> list[Counterfactual]:
     """Return settings and purchases that reduce the cause, the best first.
 
-    In an overload or a loss of requests, changes come first that mend it, or gain nearly as much without more GPUs;
-    then those that gain nearly as much as the best. Of these, those with the fewest GPUs come first, and of these those
-    that keep the precision of weights and KV.
+    Changes come first that mend an overload or a loss of requests, or gain nearly as much as the best without more
+    GPUs; if neither is to be mended, those that gain nearly as much as the best. Of these, those with the fewest GPUs
+    come first, and of these those that keep the precision of weights and KV.
     """
     tried = [c for c in known.tried if c.settings]
     replica = next(c for c in known.counterfactuals if c.name == REPLICA)
@@ -169,10 +169,10 @@ def _changes(
     worth = {c.name: worth_of(c, known.metric) for c in tried}
     most = max(worth.values(), default=0.0)
 
-    def rank(c: Counterfactual) -> tuple[bool, bool, int, bool, float]:
+    def rank(c: Counterfactual) -> tuple[bool, int, bool, bool, float]:
         rounds, far = not _ROUNDING.isdisjoint(c.settings), worth[c.name] < _NEARLY * most
-        fails = not c.mends and (far or (c.gpus or 0) > scenario.gpus)
-        return fails, far, c.gpus or 0, rounds, -worth[c.name]
+        fails = not c.mends and (far or (c.mends is False and (c.gpus or 0) > scenario.gpus))
+        return fails, c.gpus or 0, not c.mends, rounds, -worth[c.name]
 
     return sorted(tried, key=rank)
 

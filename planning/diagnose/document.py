@@ -184,7 +184,7 @@ class DiagnosisDocument(Document):
             return ""
         if self.sheds:
             lost = 1 - (best.finished or 0.0)
-            return f"{shown_share(lost, 1)} of the requests would still not finish" if lost else "all requests finish"
+            return f"{shown_share(lost, 1)} of the requests would still not finish" if lost else ""
         left = {name: math.inf if best.p99.get(name) is None else best.p99[name] or 0.0 for name in self.simulated_p99}
         over = [name for name, bound in bounds.items() if left.get(name, 0.0) > bound]
         unknown = [label_of(name) for name in bounds if name not in left]

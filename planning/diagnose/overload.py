@@ -47,7 +47,7 @@ class Overload:
         if saturation is None or saturation.verdict != "OVERLOADED":
             return None
         served = served_rate(ends)
-        if served is None:
+        if served is None or served >= saturation.arrival_rate:
             return None
         short = cls(saturation.arrival_rate, served, 0.0, 0)
         count = min(_AMPLE * (_most(scenario) + short.lacking(scenario)), len(scenario.workload.requests))
