@@ -166,6 +166,15 @@ def _changes(
         bought = made.gpus > scenario.gpus or settings.get("inter_node")
         kind = "capacity" if bought else "policy"
         tried.append(_tried(lift, named(settings), kind, base, made, ideal=False, settings=settings))
+    own = [c for c in tried if c.kind == "policy" and c.gain(known.metric) >= LEAST]
+    if base.overload is not None and own and not any(c.mends for c in own):
+        setting = max(own, key=lambda c: c.gain(known.metric)).settings
+        made = changed(scenario, source, setting)
+        if count := base.replicas_to_add(made):
+            both = {**setting, **replicas_setting(made, count)}
+            name = f"{named(setting)} and {count:,} more replica{'s' * (count > 1)}"
+            wide = more_replicas(made, count)
+            tried.append(_tried(lift, name, "capacity", base, wide, ideal=False, settings=both))
     worth = {c.name: worth_of(c, known.metric) for c in tried}
     most = max(worth.values(), default=0.0)
 

@@ -141,6 +141,23 @@ def test_an_overload_names_the_fewest_replicas_that_keep_up(rate: int, tmp_path:
     assert found.finding({"tpot_ms": 0.1}).endswith(f"still broken: TPOT {shown_time(found.best.p99['tpot_ms'])}")
 
 
+def test_a_setting_that_does_not_mend_an_overload_alone_takes_fewer_replicas_with_it(tmp_path: Path) -> None:
+    """Two requests run at once, where one replica would serve 60 of 120 requests a second with more."""
+    scheduler = SchedulerConfig(**runs.ROOMY | {"max_num_seqs": 2})
+    crowd = requests(arrivals(1200, 120), 20, 20)
+    made = PricedScenario(crowd, Deployment(scheduler=scheduler), TokenCost(10 * MS, 400_000, 0))
+    found = diagnosed(made, tmp_path / "run")
+    best = found.best
+    assert found.cause == "more running requests" and best is not None and best.mends
+    places, more = best.settings["max_num_seqs"], best.settings["replicas"]
+    wide = replace(made, deployment=made.deployment.rescheduled(max_num_seqs=places))
+    assert keeps_up(wide, more) and not keeps_up(wide, more - 1)
+    alone = next(change for change in found.changes if change.settings.keys() == {"replicas"} and change.mends)
+    assert (best.gpus or 0) < (alone.gpus or 0)
+    words = shlex.split(found.command(best))
+    assert f"max_num_seqs={places}" in words and f"replicas={more}" in words
+
+
 def test_a_run_that_ends_before_its_answers_is_no_overload(tmp_path: Path) -> None:
     """The backlog of any fleet grows while requests arrive that take longer than all arrivals."""
     slow = PricedScenario(requests(arrivals(100, 50), 20, 200), runs.overloaded().deployment, TokenCost(50 * MS, 1, 0))
