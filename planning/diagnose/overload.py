@@ -50,7 +50,7 @@ class Overload:
         if served is None or served >= saturation.arrival_rate:
             return None
         short = cls(saturation.arrival_rate, served, 0.0, 0)
-        count = min(_AMPLE * (_most(scenario) + short.lacking(scenario)), len(scenario.workload.requests))
+        count = min(_AMPLE * (_most(scenario) + short.lacking(scenario)), len(list(scenario.workload.requests)))
         wide = more_replicas(scenario, count)
         overload = short
         if not isinstance(wide, str):
