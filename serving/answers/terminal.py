@@ -18,12 +18,14 @@ from rich.text import Text
 
 from serving.answers.report import BAND, Column, Line, Report, Table
 from serving.errors import without_controls
+from serving.metrics import METRICS
 
 _STYLES = {"text": "", "headline": "bold", "title": "italic", "note": "dim", "warning": "yellow", "command": "cyan"}
 _MARKED = "yellow"
 _LEAST_TEXT = 14  # minimum width of a column whose text may wrap, in characters
 _SHORT = 12  # a text of at most this many characters does not wrap
-_GAP = "  "
+_APART = 2  # spaces between columns
+_PARTS = re.compile(r"[^_]+_?")
 _UNLIMITED = 1_000_000  # characters
 
 
@@ -94,23 +96,29 @@ class _Column(NamedTuple):
 
 
 def _grid(table: Table, width: int) -> Text:
-    """Return a table as text; spare columns are left out if there is no room, and then it is wider than `width`."""
+    """Return a table as text.
+
+    If there is no room for it, spare columns are left out, then columns are only one space apart, and then the table is
+    wider than `width`.
+    """
     cells = table.texts()
     columns = [_Column.of(column, [row[at] for row in cells]) for at, column in enumerate(table.columns)]
     kept = list(range(len(columns)))
     for spare in sorted({column.spare for column in table.columns} - {0}, reverse=True):
-        if sum(columns[at].least + len(_GAP) for at in kept) - len(_GAP) > width:
+        if sum(columns[at].least + _APART for at in kept) - _APART > width:
             kept = [at for at in kept if table.columns[at].spare != spare]
-    widths = _shared([columns[at] for at in kept], width)
+    least = sum(columns[at].least for at in kept)
+    gap = " " * (_APART if least + _APART * (len(kept) - 1) <= width else 1)
+    widths = _shared([columns[at] for at in kept], width - len(gap) * (len(kept) - 1))
     apart = table.sentences and any(columns[at].widest > wide for at, wide in zip(kept, widths, strict=True))
-    rule = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
+    rule = "─" * (sum(widths) + len(gap) * (len(widths) - 1))
     grid = Text()
     for row in range(len(cells) + 1):
         grid.append("" if row == 0 else f"{rule}\n" if row == 1 else "\n" * apart)
         for line in zip_longest(*(columns[at].lines(row, wide) for at, wide in zip(kept, widths, strict=True))):
             for at, wide, text in zip(kept, widths, line, strict=True):
                 style = "bold" if row == 0 else _MARKED if (row - 1, at) in table.marked else ""
-                grid.append(_GAP if at != kept[0] else "")
+                grid.append(gap if at != kept[0] else "")
                 grid.append(" " * wide if text is None else text, style)
             grid.append("\n")
     grid.right_crop(1)
@@ -118,9 +126,9 @@ def _grid(table: Table, width: int) -> Text:
 
 
 def _shared(columns: Sequence[_Column], width: int) -> list[int]:
-    """Return the widths of columns: the least, and a fair share of the remaining width for those that need more."""
+    """Return the widths of columns: the least, and a fair share of what remains of `width` for those that need more."""
     widths = [column.least for column in columns]
-    left = width - sum(widths) - len(_GAP) * (len(widths) - 1)
+    left = width - sum(widths)
     wanting = sorted((column.widest - column.least, at) for at, column in enumerate(columns))
     for count, (need, at) in zip(range(len(wanting), 0, -1), wanting, strict=True):
         share = max(min(need, left // count), 0)
@@ -130,8 +138,12 @@ def _shared(columns: Sequence[_Column], width: int) -> list[int]:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of `text`, with the spaces before them; a figure and its unit are one word."""
-    return re.findall(r"\s*\S+(?:(?<=\d) (?:%|ms|s)(?!\w))?", text)
+    """Return the words of `text`, with the spaces before them.
+
+    A figure and its unit are one word. The parts of a metric's name, such as `output_throughput`, are words.
+    """
+    words = re.findall(r"\s*\S+(?:(?<=\d) (?:%|ms|s)(?!\w))?", text)
+    return [part for word in words for part in (_PARTS.findall(word) if word.strip(" ,") in METRICS else [word])]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
