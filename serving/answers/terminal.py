@@ -81,8 +81,8 @@ class _Column(NamedTuple):
         texts = [without_controls(text) for text in (column.name, *cells)]
         widest = max(cell_len(line) for text in texts for line in text.split("\n"))
         whole = column.right and column.form is not BAND
-        words = [word for text in texts[1:] for word in (text.split("\n") if whole else _words(text))]
-        least = max((cell_len(word.strip()) for word in (*words, *_words(texts[0]))), default=0)
+        uncut = [text.split("\n") if whole and at else _unbroken(text) for at, text in enumerate(texts)]
+        least = max((cell_len(part) for parts in uncut for part in parts), default=0)
         roomy = 0 if whole else _SHORT if widest <= _SHORT else _LEAST_TEXT
         return cls(column, texts, widest, min(widest, max(least, roomy)))
 
@@ -135,6 +135,12 @@ def _shared(columns: Sequence[_Column], width: int) -> list[int]:
         widths[at] += share
         left -= share
     return widths
+
+
+def _unbroken(text: str) -> list[str]:
+    """Return the parts of `text` that no line break divides: its words, the first of a line with its indent."""
+    lines = [_words(line) for line in text.split("\n")]
+    return [word.lstrip() if at else word for words in lines for at, word in enumerate(words)]
 
 
 def _words(text: str) -> list[str]:
