@@ -18,7 +18,7 @@ def smallest_tensor_parallel_size(model: ModelSpec, deployment: Deployment, gpu:
     for size in _SIZES:
         wide = deployment.model_copy(update={"tensor_parallel_size": size})
         try:
-            wide = with_kv_groups(with_engine_defaults(wide, gpu))
+            wide = with_kv_groups(with_engine_defaults(wide, gpu)[0])
             kv_capacity(model, gpu, wide).check(wide)
         except UserError:  # there is too little memory, or the model cannot be split so
             continue

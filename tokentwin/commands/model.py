@@ -70,7 +70,7 @@ def inspect(name: str, gpu: str, graph_gib: float, **given: Any) -> None:
     """
     from serving.deployments.config import parse
     from serving.deployments.editions import check_edition
-    from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+    from serving.deployments.engine_defaults import with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import UTILIZATION, kv_capacity
     from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
@@ -82,13 +82,14 @@ def inspect(name: str, gpu: str, graph_gib: float, **given: Any) -> None:
     scheduler = {field: settings.pop(field) for field in SchedulerConfig.model_fields if field in settings}
     own = {"gpu_memory_utilization": UTILIZATION, **settings, "model": name, "scheduler": scheduler}
     stated = parse(Deployment, own, "options")
-    deployment = with_states(spec, with_engine_defaults(stated, device))
+    whole, defaults = with_engine_defaults(stated, device)
+    deployment = with_states(spec, whole)
     capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
     click.echo(_described(name, spec))
     for line in _needed(spec, stated):
         click.echo(line)
-    if taken := defaults_taken(stated, device):
-        click.echo(taken)
+    if defaults:
+        click.echo(defaults)
     click.echo(f"{deployment.gpus} x {device.name}, GiB on each:")
     for what, gib in capacity.explain():
         click.echo(f"  {what:28}{gib:10,.2f}")
