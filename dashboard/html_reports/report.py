@@ -110,7 +110,7 @@ def _comparison(to: Sheet, answer: ComparisonDocument) -> str:
 def _diagnosis(to: Sheet, diagnosis: DiagnosisDocument) -> str:
     _diagnosed(to, diagnosis)
     _again(to, diagnosis.version, diagnosis.inputs, "Run")
-    return sentence(diagnosis.summary or diagnosis.verdict)
+    return sentence(diagnosis.finding())
 
 
 def _diagnosed(to: Sheet, diagnosis: DiagnosisDocument) -> None:
@@ -149,7 +149,7 @@ def _run(to: Sheet, source: RecordedRun) -> str:
         to.warning(str(error))
     if (diagnosis := _diagnosis_of(source)) is not None:
         to.heading("Why it is slow", None)
-        to.text(sentence(diagnosis.verdict))
+        to.text(sentence(diagnosis.finding()))
         _diagnosed(to, diagnosis)
     to.heading("Four lifecycles", None)
     gaps = "itl_ms" if metrics.distribution("itl_ms").count else "tpot_ms"

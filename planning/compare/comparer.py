@@ -81,8 +81,8 @@ def compare_on_engine(
     The sides run in turns (A B, B A, ...), so that a drift of the machine's speed affects both. If the request has
     several seeds, each run has the traffic of another seed; otherwise the same traffic runs `repeats` times. With
     `minutes`, each run sends only its first requests, so many that all runs together fit into this time. `say` is
-    called with a line for each run. Raises UserError for a fleet that only the simulator supports, and for repeats
-    together with several seeds.
+    called with a line for each run. Raises UserError for a fleet that only the simulator supports, for repeats together
+    with several seeds, and before any run if the minutes are too few.
     """
     if request.seeds > 1 and repeats > 1:
         remedy = f"must be 1 with {request.seeds} seeds, because each seed is run once; leave one of the options out"
@@ -98,9 +98,8 @@ def compare_on_engine(
     for name, side in zip("ab", sides, strict=True):
         check_replays(side[0].workload, _engines(side[0]), places[name], overwrite)
     with closing(load_engines(_engines(sides[0][0]), say)) as engine:
-        minutes_of_run = None if minutes is None else minutes / (2 * runs)
         say(f"{2 * runs} real runs, each of them:")
-        offered = [fitting(scenario.workload, engine, minutes_of_run, say) for scenario in sides[0]]
+        offered = [fitting(scenario.workload, engine, minutes, say, 2 * runs) for scenario in sides[0]]
     sides = [[replace(one, workload=workload) for one, workload in zip(side, offered, strict=True)] for side in sides]
     simulated = _simulated(request, sides, tell)
     sides = [side * repeats for side in sides]

@@ -30,7 +30,7 @@ from planning.compare.document import (
 )
 from planning.compare.paired_runs import PairedRuns, SideRequests
 from planning.compare.unit_bootstrap import Difference, Floats, Jain, Percentile, Ratio, Statistic, differences
-from serving.answers.figures import shown_change, shown_share
+from serving.answers.figures import shown_change, shown_number, shown_share
 from serving.metrics import metric
 from traces.tables import PERCENTILES, ecdf
 
@@ -56,8 +56,9 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
     if serial:
         rows.append(_throughput(pairs))
     tallies = tuple(_tallies(pairs, threshold))
+    a, b = (side.at_rates(one.overload) for side, one in ((a, pairs.a), (b, pairs.b)))
     return Compared(
-        verdict=verdict(rows, tallies),
+        verdict="; ".join(filter(None, (overload(a, b), verdict(rows, tallies)))),
         winner=winner(rows),
         difference=any(row.better for row in rows),
         requests=len(pairs.unit),
@@ -71,6 +72,17 @@ def compare(pairs: PairedRuns, a: Side, b: Side, threshold: float = 0.05, seed: 
         a=a,
         b=b,
     )
+
+
+def overload(a: Side, b: Side) -> str:
+    """Return a clause about the sides that are overloaded, and what they can serve; empty if both keep up."""
+    sides = [(name, side) for name, side in (("A", a), ("B", b)) if side.served_rate is not None]
+    if not sides:
+        return ""
+    arrive = shown_number(max(side.arrival_rate or 0.0 for _, side in sides))
+    served = " and ".join(f"{name} serves {shown_number(side.served_rate)}" for name, side in sides)
+    who = "both sides are" if len(sides) > 1 else f"{sides[0][0]} is"
+    return f"{who} overloaded: {arrive} requests/s arrive, {served}"
 
 
 def verdict(rows: Sequence[Row], tallies: Sequence[Tally] = ()) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,6 +19,7 @@ from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.user_code.plugins import check_name
 from serving.workload import Workload, WorkloadRequest
+from traces.metrics.saturation import FEWEST
 from traces.recording_writer import check_writable
 
 if TYPE_CHECKING:
@@ -153,29 +156,32 @@ def pace_of(engine: RealEngines) -> Pace:
     return Pace(decode, max(prefill // size, 1))
 
 
-def fitting(workload: Workload, engine: RealEngines, minutes: float | None, say: Callable[[str], None]) -> Workload:
-    """Return the first requests of `workload` that the engine finishes in `minutes`, or all if it is None.
+def fitting(
+    workload: Workload, engine: RealEngines, minutes: float | None, say: Callable[[str], None], runs: int = 1
+) -> Workload:
+    """Return the first requests of `workload` that the engine finishes `runs` times in `minutes`, or all if it is None.
 
-    `say` is called with the expected time. The engine is modelled as a queue that serves one request after the other;
-    each request takes its share of decode steps at half the batch size. Several engines are modelled as one engine that
-    is faster by their number.
+    `say` is called with the expected time of a run. The engine is modelled as a queue that serves one request after the
+    other; each request takes its share of decode steps at half the batch size. Several engines are modelled as one
+    engine that is faster by their number. Raises UserError, with the minutes needed, for too few requests to judge.
     """
     pace, fleet = pace_of(engine), engine.deployment.fleet
     replicas = 1 if fleet is None else fleet.pools[0].replicas
     rows = min(max(engine.deployment.scheduler.max_num_seqs // 2, 1), -(-(workload.concurrency or 1 << 30) // replicas))
     requests = list(workload.requests)
-    kept: list[WorkloadRequest] = []
-    ended_ns = 0
+    ends_ns: list[int] = []
     for request in requests:
         work_ns = request.prompt_len * pace.prompt_token_ns + request.output_len * pace.decode_step_ns // rows
-        until_ns = max(ended_ns, request.arrival_ns) + work_ns // replicas
-        if minutes is not None and kept and until_ns > minutes * 60e9:
-            break
-        kept.append(request)
-        ended_ns = until_ns
-    cut = "" if len(kept) == len(requests) else f", the first {len(kept):,} of {len(requests):,} requests"
-    say(f"replaying {workload.name} takes about {ended_ns / 1e9:,.0f} s{cut}")
-    return replace(workload, requests=kept)
+        ends_ns.append(max(ends_ns[-1] if ends_ns else 0, request.arrival_ns) + work_ns // replicas)
+    count, fewest = len(requests), min(FEWEST, len(requests))
+    kept = count if minutes is None else bisect_right(ends_ns, minutes / runs * 60e9)
+    if kept < fewest:
+        least, whole = (math.ceil(runs * ends_ns[number - 1] / 6e9) / 10 for number in (fewest, count))
+        remedy = f"are enough for {kept:,} of {count:,} requests; {fewest:,} take about {least:,g} minutes"
+        raise UserError("minutes", minutes, f"{remedy}, and all {whole:,g}; give more minutes, or leave them out")
+    cut = "" if kept == count else f", the first {kept:,} of {count:,} requests"
+    say(f"replaying {workload.name} takes about {(ends_ns[kept - 1] if kept else 0) / 1e9:,.0f} s{cut}")
+    return replace(workload, requests=requests[:kept])
 
 
 def record_run(workload: Workload, engine: RealEngines, out: Path, overwrite: bool, what: str) -> Replayed:

@@ -37,8 +37,7 @@ def _recorded(
     deployment = calibrated_deployment(calibration)
     check_replays(workload, deployment, paths, overwrite)
     with closing(load_engines(deployment, say)) as engine:
-        minutes = None if request.minutes is None else request.minutes / request.repeats
-        workload = fitting(workload, engine, minutes, say)
+        workload = fitting(workload, engine, request.minutes, say, request.repeats)
         for number, path in enumerate(paths, start=1):
             say(f"real run {number} of {request.repeats}")
             record_whole(workload, engine, path, overwrite)

@@ -436,8 +436,10 @@ class PlanDocument(Document):
             points = list(dict.fromkeys(sorted(both, key=lambda point: -(point.tok_s_user or 0.0))))
             frontiers = (("GPU", self.frontier), ("$", self.frontier_by_price))
             best_per = [" ".join(name for name, frontier in frontiers if point in frontier) for point in points]
-            title = "Frontier: fleets within the SLOs that no other beats in tok/s per user and per GPU, or per user "
-            "and per dollar"
+            title = (
+                "Frontier: fleets within the SLOs that no other beats in tok/s per user and per GPU, "
+                "or per user and per dollar"
+            )
             yield self.fleets(points, [(Column("best\nper"), best_per)], title)
         if best is not None and best.vllm_serve:
             yield Line(best.vllm_serve, "command")
