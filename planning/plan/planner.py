@@ -16,7 +16,7 @@ from planning.made_up import assumed
 from planning.plan.answer import plan_document
 from planning.plan.curves import AROUND, LOAD, engines_work
 from planning.plan.document import PlanDocument
-from planning.plan.draws import DRAWS, drawn_again, reordered
+from planning.plan.draws import drawn, drawn_again, reordered
 from planning.plan.energy import Site, check_power_known, energy_section, with_energy
 from planning.plan.first_answer import first_answer
 from planning.plan.mixed_answer import with_mixed_fleets
@@ -154,7 +154,7 @@ def expected_s(requests: float, candidates: int) -> float:
 def other_draws(request: PlanRequest, planned: Workload) -> list[Workload]:
     """Return other draws of the request's traffic; for a trace, the same requests in another order."""
     if (loop := request.loop) is not None:
-        return [looped(loop, number, request.limit) for number in range(1, DRAWS + 1)]
+        return drawn(lambda number: looped(loop, number, request.limit))
     if request.recorded:
         return drawn_again(planned, reordered(planned))
     return drawn_again(planned, lambda number: request.workload(number, at_named_rate=True))

@@ -49,8 +49,10 @@ def risk(by_risk: Choices | None) -> str:
     if by_risk is None or holds is None:
         return "The probability that the SLOs hold is unknown."
     chosen, whole = by_risk.recommended, by_risk.whole_interval
-    broken = f"{chosen.broken_if_slow} would break: " if chosen.broken_if_slow else ""
-    slow = f"If steps are slow, {broken}{shown_share(chosen.if_slow, 1)} of the requests keep the SLOs"
+    effects = [f"{chosen.broken_if_slow} would break"] if chosen.broken_if_slow else []
+    if chosen.if_slow < 1 or not effects:  # a mean may break although no request is beyond a bound of its own
+        effects.append(f"{shown_share(chosen.if_slow, 1)} of the requests keep the SLOs")
+    slow = f"If steps are slow, {': '.join(effects)}"
     if whole is None:
         slow += ", and no number of GPUs holds them"
     elif whole.replicas <= chosen.replicas:

@@ -1,4 +1,4 @@
-"""Plausible questions to the commands that answer, over all models and GPUs of the catalogue. A seed is one question."""
+"""Plausible questions to commands that answer, over all models and GPUs of the catalogue; a seed is one question."""
 
 import random
 import re
