@@ -51,19 +51,32 @@ class AnswerOutput(NamedTuple):
 
     def finish(self, answer: Document) -> None:
         """Print and save `answer`; an answer with the field `inputs` gets the command line."""
-        if "inputs" in type(answer).model_fields:
-            answer = answer.model_copy(update={"inputs": {"command": _command_line()}})
+        self.keep(answer)
+        self.show(answer)
+
+    def keep(self, answer: Document, again: bool = False) -> None:
+        """Save `answer` if it shall be saved, `again` in place of a part of it."""
         if self.save is not None:
-            write_whole(self.save, lambda file: file.write_text(answer.dumps(), encoding="utf-8"), self.force)
+            text = _with_command(answer).dumps()
+            write_whole(self.save, lambda file: file.write_text(text, encoding="utf-8"), self.force or again)
+
+    def show(self, answer: Document) -> None:
+        """Print `answer`."""
         match self.style:
             case "json":
-                click.echo(answer.dumps())
+                click.echo(_with_command(answer).dumps())
             case "markdown":
                 click.echo(markdown(answer.report()), nl=False)
             case _:
                 from serving.answers.terminal import print_report
 
                 print_report(answer.report())
+
+
+def _with_command(answer: Document) -> Document:
+    if "inputs" not in type(answer).model_fields:
+        return answer
+    return answer.model_copy(update={"inputs": {"command": _command_line()}})
 
 
 def answering(command: Callable[..., None]) -> Callable[..., None]:
