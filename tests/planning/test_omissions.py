@@ -1,4 +1,4 @@
-"""Parts around a known answer: one that fails is left out with a line, and one that is interrupted leaves the answer."""
+"""Parts around a known answer: one that fails is left out, and one that is interrupted leaves the answer."""
 
 import json
 from pathlib import Path
