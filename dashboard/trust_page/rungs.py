@@ -163,7 +163,7 @@ def _front_door(clients: Clients | None) -> Rung:
 def _choices(decisions: Decisions | None) -> Rung:
     title = "Rung 7 · Does the simulator choose the right configuration?"
     if decisions is None:
-        return Rung(title, detail="There are no results of tokentwin validate decisions.")
+        return Rung(title, detail="There are no results of python -m lab.decisions.")
     ours = decisions.ours
     headline = (
         f"**{shown_share(ours.utility)}** of the best throughput, {shown_share(ours.broke)} of choices broke their SLO"

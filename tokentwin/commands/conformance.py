@@ -1,40 +1,18 @@
-"""`tokentwin conformance`: our schedulers against vLLM's and SGLang's own, recorded or installed."""
+"""`tokentwin conformance`: our schedulers against recordings of vLLM's and SGLang's own."""
 
 from __future__ import annotations
 
 import click
 
-from serving.errors import UserError
-
 
 @click.command()
-@click.argument("recordings", nargs=-1, type=click.Path())
+@click.argument("recordings", nargs=-1, required=True, type=click.Path())
 @click.option("--policy", help="Policy, by name or as path/to/file.py:Class; by default that of the recorded engine.")
-@click.option("--live", metavar="ENGINE", help="Compare with this vLLM or SGLang on random scenarios: a release, a "
-              "virtual environment that has it, or the folder of an unpacked wheel.")  # fmt: skip
-@click.option("--python", help="With --live: Python interpreter that runs the engine.")
-@click.option("--scenarios", default=20, show_default=True, type=click.IntRange(1, 100_000),
-              help="With --live: number of scenarios of each kind (priorities, drafts, ...).")  # fmt: skip
-@click.option(
-    "--seed", default=0, show_default=True, help="With --live: seed of the first scenario; the others count up."
-)
-def conformance(
-    recordings: tuple[str, ...], policy: str | None, live: str | None, python: str | None, scenarios: int, seed: int
-) -> None:
+def conformance(recordings: tuple[str, ...], policy: str | None) -> None:
     """Replay RECORDINGS of vLLM's or SGLang's scheduler with our own, and compare every decision.
 
-    The command prints one line for each recording or, with --live, for each kind of scenario. The exit status is 1 if
-    any decision differs.
+    The command prints one line for each recording. The exit status is 1 if any decision differs.
     """
-    if bool(recordings) == (live is not None):
-        raise UserError("recordings", None, "must be given without --live, and left out with it")
-    if live is not None:
-        from sim.checks.live_conformance import conform_live, lines
-        from sim.checks.live_engines import find_engine
-
-        outcome = conform_live(find_engine(live, python), scenarios, seed, policy)
-        click.echo("\n".join(lines(outcome)))
-        raise SystemExit(0 if outcome.identical else 1)
     from sim.checks.conformance import conform
 
     different = 0
