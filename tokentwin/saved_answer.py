@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -34,10 +35,11 @@ def _command_line() -> str:
     return shlex.join(words)
 
 
-class AnswerOutput(NamedTuple):
+@dataclass
+class AnswerOutput:
     """The output of an answer: its `style` (`table`, `markdown` or `json`), and the file to save it to.
 
-    `force` replaces a file that exists.
+    `force` replaces a file that exists; what was saved before is replaced anyway.
     """
 
     style: str
@@ -54,11 +56,12 @@ class AnswerOutput(NamedTuple):
         self.keep(answer)
         self.show(answer)
 
-    def keep(self, answer: Document, again: bool = False) -> None:
-        """Save `answer` if it shall be saved, `again` in place of a part of it."""
+    def keep(self, answer: Document) -> None:
+        """Save `answer` if it shall be saved, in place of what was known before."""
         if self.save is not None:
             text = _with_command(answer).dumps()
-            write_whole(self.save, lambda file: file.write_text(text, encoding="utf-8"), self.force or again)
+            write_whole(self.save, lambda file: file.write_text(text, encoding="utf-8"), self.force)
+            self.force = True
 
     def show(self, answer: Document) -> None:
         """Print `answer`."""

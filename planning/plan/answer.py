@@ -31,7 +31,6 @@ from planning.plan.plan import Recommendation as Recommended
 from planning.plan.sentences import answer, choices, near_ties, span_s, too_short, why_not_fewer
 from planning.plan.trial import Figures
 from planning.plan.vllm_command import vllm_command_of
-from planning.progress import Tell, quiet
 from planning.traffic import clients_of, mean_rate
 from planning.workers import Workers
 from serving.deployments.config import Deployment
@@ -113,12 +112,12 @@ def with_curves(
     plan: Plan,
     engines: Sequence[Engine],
     omissions: Omissions,
-    tell: Tell = quiet,
+    expect: Callable[[str, float], None],
 ) -> PlanDocument:
     """Return `document` with the curves around the answer; those that fail are among the `omissions`.
 
-    They show more and fewer replicas, more and less traffic, and the capacity of each engine. `tell` is called with the
-    share of the work that is left.
+    They show more and fewer replicas, more and less traffic, and the capacity of each engine. `expect` is called with
+    each stage, and the approximate number of simulations left.
     """
     best = plan.recommendation
     if best is None:
@@ -127,30 +126,21 @@ def with_curves(
     ruled_out = {failure.engine for failure in plan.failures}
     able = [engine for engine in engines if engine.name not in ruled_out]
     headroom = best.robustness.knee.headroom_percent if best.robustness else 0
-    curves: dict[str, tuple[str, float, Callable[[], Sequence[Any]]]] = {
-        "by_replicas": (
-            "attainment with more and fewer replicas",
-            AROUND,
-            partial(fleet_curve, workers, engine, replicas, plan.limits.most),
-        ),
-        "by_rate": (
-            "latency with more and less traffic",
-            LOAD,
-            partial(load_curve, workers, engine, replicas, headroom),
-        ),
-        "engine_curves": (
-            "what each engine can do",
-            engines_work(len(able), workers.common.requests),
-            partial(engine_curves, workers, able, engine, replicas),
-        ),
+    last = engines_work(len(able), workers.common.requests)
+
+    def curve(stage: str, left: float, make: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+        expect(stage, left)
+        return tuple(omissions.part(stage, make, ()))
+
+    around = partial(fleet_curve, workers, engine, replicas, plan.limits.most)
+    load = partial(load_curve, workers, engine, replicas, headroom)
+    each = partial(engine_curves, workers, able, engine, replicas)
+    curves = {
+        "by_replicas": curve("attainment with more and fewer replicas", AROUND + LOAD + last, around),
+        "by_rate": curve("latency with more and less traffic", LOAD + last, load),
+        "engine_curves": curve("what each engine can do", last, each),
     }
-    made: dict[str, tuple[Any, ...]] = {}
-    left = whole = sum(work for _, work, _ in curves.values())
-    for name, (stage, work, make) in curves.items():
-        tell(stage, left / whole)
-        made[name] = tuple(omissions.part(stage, make, ()))
-        left -= work
-    return document.model_copy(update=made)
+    return document.model_copy(update=curves)
 
 
 def length_histogram(tokens: Sequence[int]) -> Histogram:

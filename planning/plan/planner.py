@@ -112,10 +112,9 @@ def plan(
     if say is not None and engines:
         say(searching)
         tell("a first answer", 0.0)
-        first = partial(first_answer, question, engines, limits, draws)
-        line = omissions.part("a first answer", lambda: first_answer_text(first()), "")
-        if line:
-            say(line)
+        omissions.part(
+            "a first answer", lambda: say(first_answer_text(first_answer(question, engines, limits, draws))), None
+        )
     question = replace(question, draws=draws())
     around = AROUND + LOAD + engines_work(len(engines), requests)
     curves = around if surroundings else 0.0
@@ -153,9 +152,7 @@ def plan(
             document = omissions.part("mixed fleets", mixed, document)
         if surroundings:
             on_tables(with_omissions(document))
-            document = with_curves(
-                document, workers, answer, engines, omissions, lambda stage, left: pace.expect(stage, around * left)
-            )
+            document = with_curves(document, workers, answer, engines, omissions, pace.expect)
         return with_omissions(document)
 
 

@@ -102,20 +102,14 @@ def plan(
         if not borne.feasible:
             sys.exit(INFEASIBLE)
         return
-    saved = shown = False
-
-    def keep(document: PlanDocument) -> None:
-        nonlocal saved
-        output.keep(document, again=saved)
-        saved = True
-
+    shown = False
     with ExitStack() as bars:
         tell = bars.enter_context(telling())
 
         def on_tables(document: PlanDocument) -> None:
             """Print what is known, because the curves that follow are saved and not printed."""
             nonlocal tell, shown
-            keep(document)
+            output.keep(document)
             if output.style != "json":
                 bars.close()  # a bar would be in the way
                 output.show(document)
@@ -127,11 +121,11 @@ def plan(
             jobs=jobs,
             surroundings=output.whole,
             say=lambda line: click.echo(f"tokentwin: {line}", err=True),
-            on_answer=keep,
+            on_answer=output.keep,
             on_tables=on_tables,
             tell=lambda stage, share: tell(stage, share),
         )
-    keep(document)
+    output.keep(document)
     if not shown:
         output.show(document)
     if not document.feasible:
