@@ -33,11 +33,11 @@ class _Drawn:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.model = self.draw.choice(sorted(models()))
-        self.gpus = self.draw.sample(sorted(gpus()), self.draw.choice((1, 1, 2)))
+        self.gpus = self.draw.sample(sorted(gpus()), self.draw.choice((1, 1, 1, 2)))
         self.tp = self.draw.choice(("1", "1,2", "2,4", "4,8", "8"))
         self.prompt = self.draw.choice((100, 500, 1500, 4000, 12000))
         pools = bool(find_model(self.model).pooling)
-        self.output = 0 if pools else self.draw.choice((1, 20, 150, 400, 1500))
+        self.output = 0 if pools else self.draw.choice((1, 20, 150, 400))
 
     def spec(self, folder: Path) -> str:
         """Write a specification of traffic, and return its path."""
@@ -48,11 +48,11 @@ class _Drawn:
             (
                 {"kind": "poisson", "rate": rate},
                 {"kind": "gamma", "rate": rate, "cv": 3.0},
-                {"kind": "closed", "concurrency": self.draw.choice((1, 8))},
+                {"kind": "closed", "concurrency": self.draw.choice((1, 4))},
                 users,
             )
         )
-        lasts = {"duration_s": 40} if arrivals is users else {"requests": self.draw.choice((2, 20, 40))}
+        lasts = {"duration_s": 30} if arrivals is users else {"requests": self.draw.choice((2, 12, 24))}
         traffic = {
             **lasts,
             "seed": self.draw.randrange(100),
@@ -71,8 +71,8 @@ class _Drawn:
 
 def _plan(drawn: _Drawn, folder: Path) -> list[Words]:
     one_of = drawn.draw.choice
-    made_up = ["--prompt", str(drawn.prompt), "--output", str(drawn.output), "--limit", one_of(("20", "40"))]
-    made_up += one_of((["--rate", "0.2"], ["--rate", "15"], ["--users", "20"], ["--concurrency", "8"]))
+    made_up = ["--prompt", str(drawn.prompt), "--output", str(drawn.output), "--limit", one_of(("12", "24"))]
+    made_up += one_of((["--rate", "0.2"], ["--rate", "15"], ["--users", "20"], ["--concurrency", "2"]))
     words = ["plan", *one_of((made_up, [drawn.spec(folder)]))]
     words += ["--model", drawn.model, "--gpu", ",".join(drawn.gpus).replace("-", one_of("- ")), "--tp", drawn.tp]
     for slo in drawn.draw.sample(_SLOS, one_of((1, 2))):
@@ -117,7 +117,7 @@ def _sweep(drawn: _Drawn, folder: Path) -> list[Words]:
     return [["sweep", str(path), "-o", str(folder / "sweep"), "--jobs", "1"]]
 
 
-_ASKED: Sequence[Callable[[_Drawn, Path], list[Words]]] = (_plan, _plan, _simulate, _compare, _diagnose, _sweep)
+_ASKED: Sequence[Callable[[_Drawn, Path], list[Words]]] = (_plan, _simulate, _compare, _diagnose, _sweep)
 
 
 def faults(seed: int, folder: Path) -> list[str]:
