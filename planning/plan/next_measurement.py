@@ -40,7 +40,7 @@ def next_measurement(pricing: Pricing, offer: Offer, workload: Workload) -> Next
     prompt = round(sum(request.prompt_len for request in requests) / len(requests))
     output = max(round(sum(request.output_len for request in requests) / len(requests)), 2)
     per_replica = figures.steady.output_throughput / offer.trial.replicas
-    running = round(per_replica / figures.tok_s_user) if figures.tok_s_user else 1
+    running = round(per_replica / figures.tok_s_user) if figures.tok_s_user > 0 else 1  # NaN: answers of one token
     evidence = learnt.evidence if learnt else bundled_evidence()
     best = next_run(evidence, engine.gpu, engine.deployment, prompt, output, running)
     tpot, ttft = best.tpot[0], best.ttft[0]
