@@ -65,7 +65,7 @@ def show() -> None:
             return
         _show(explanation, cost, rows)
         st.caption(defaults_taken(stated, spec))
-        st.subheader("Tensors in this step", anchor=False, help=_LIFE)
+        st.header("Tensors in this step", anchor=False, help=_LIFE)
         life = token_life(cost.model, cost.deployment, sizes)
         columns = {
             "stage": [stage.name for stage in life],

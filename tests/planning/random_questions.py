@@ -93,7 +93,7 @@ def _plan(drawn: _Drawn, folder: Path) -> list[Words]:
         ["--policy", "vllm,sglang"], ["--mix", "search"], ["--vary", "quantization=none,fp8"], ["--rank-by", "gpus"],
         ["--spot", f"{drawn.gpus[0]}=1.0", "--interruptions-per-hour", "0.1"], ["--save", str(folder / "plan.json")],
     )  # fmt: skip
-    return [[*words, *one_of(others), "--jobs", "1", "--max-replicas", "8"]]
+    return [[*words, *one_of(others), "--jobs", "1", "--max-replicas", "4"]]
 
 
 def _simulate(drawn: _Drawn, folder: Path) -> list[Words]:
@@ -135,12 +135,12 @@ def faults(seed: int, folder: Path) -> list[str]:
     """Ask a question whose files lie in `folder`, and return what is wrong with its end."""
     wrong = []
     for words in _ASKED[seed % len(_ASKED)](_Drawn(seed), folder):
-        begun: list[str] = []
+        begun: list[str] = []  # the stages, of which the first one may be to read
         with patch("planning.progress._bar", _noting(begun)):
             status, stdout, stderr = tokentwin(*words)
         lines = stderr.splitlines()
         odd = re.findall(r"\bnan\b|\binf(?:inity)?\b|traceback|left out: .*|90 % band -.*", stdout + stderr, re.I)
-        searched = begun and words[0] != "sweep"  # whose runs are all refused before a sweep is
+        searched = begun[1:] and words[0] != "sweep"  # whose runs are all refused before a sweep is
         if status == 2 and (searched or len(lines) != 1):
             odd.append(f"refused after {begun[:1]}: {lines}")
         elif status not in (2, *_STATUSES.get(words[0], (0,))):
