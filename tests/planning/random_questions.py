@@ -90,7 +90,7 @@ def _plan(drawn: _Drawn, folder: Path) -> list[Words]:
         words += ["--slo", slo]
     others: Sequence[Words] = (
         [], [], [], ["--energy"], ["--split", "none,1:1"], ["--spares", "1"], ["--vary", "max_num_seqs=32,256"],
-        ["--policy", "vllm,sglang"], ["--mix", "search"], ["--vary", "quantization=none,fp8"], ["--rank-by", "gpus"],
+        ["--policy", "vllm,sglang"], ["--mix", "search"], ["--vary", "enforce_eager=true"], ["--rank-by", "gpus"],
         ["--spot", f"{drawn.gpus[0]}=1.0", "--interruptions-per-hour", "0.1"], ["--save", str(folder / "plan.json")],
     )  # fmt: skip
     return [[*words, *one_of(others), "--jobs", "1", "--max-replicas", "4"]]
