@@ -62,6 +62,8 @@ def show(runs: Path, own_policies: bool = False) -> None:
     top = st.container(horizontal=True, vertical_alignment="center")
     with top:
         st.caption(f"{'So far: ' if under_way else ''}{results.summary}", width="content")
+    if results.old_sizing:
+        st.warning(results.old_sizing)
     if under_way and not results.runs.num_rows:
         st.caption("The first runs are simulated. Their results appear here.")
         return

@@ -111,6 +111,8 @@ def find_gpu(name_or_path: str) -> GpuSpec:
 
 def catalogue_name(name_or_path: str) -> str:
     """Return the catalogue's name of a GPU; a path and an unknown name stay as they are."""
+    if name_or_path in gpus():
+        return name_or_path
     known, wanted = {_words(name): name for name in gpus()}, _words(name_or_path)
     name = known.get(wanted) or known.get(frozenset(word for word in wanted if not _MEMORY.fullmatch(word)))
     return name or name_or_path

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planning.costs import named_prices
-from planning.plan.candidates import candidate_engines, long_enough
+from planning.deployments import long_enough
+from planning.plan.candidates import candidate_engines
 from planning.plan.vllm_command import vllm_command, vllm_command_of
 from planning.traffic import Offered, planned_traffic
 from serving.deployments.config import Deployment, SchedulerConfig
