@@ -7,6 +7,7 @@ tables, hold for every deployment that can be derived from them. A user's cost m
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,9 +17,11 @@ from calibration.steps.operation_cost import OperationCost
 from calibration.steps.step_cost import Calibration, StepCost
 from planning.resolution import calibration_in, resolved
 from serving.deployments.config import Deployment
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
+from serving.deployments.gpu_spec import GpuSpec, catalogue_name, find_gpu
 from serving.errors import UserError
 from serving.user_code.own_cost import identity, names_own_cost, own_cost
+
+_PRICES = re.compile(r"[^,=]*=[^,\s]*|[^,\s][^,]*")  # GPU=DOLLARS, or what is none
 
 
 class Priced(NamedTuple):
@@ -50,13 +53,14 @@ class Priced(NamedTuple):
 
 
 def named_prices(texts: tuple[str, ...], option: str = "price") -> dict[str, float]:
-    """Parse prices in dollars per GPU-hour, such as `H100=2.9`, separated by commas or blanks.
+    """Parse prices in dollars per GPU-hour, such as `H100=2.9`, separated by commas or blanks; names may have blanks.
 
-    Raises UserError that names the `option` for a text that is not a price.
+    The result has the catalogue's names. Raises UserError that names the `option` for a text that is not a price.
     """
     prices: dict[str, float] = {}
-    for pair in (pair for text in texts for pair in text.replace(",", " ").split()):
+    for pair in (pair.strip() for text in texts for pair in _PRICES.findall(text)):
         name, _, text = pair.rpartition("=")
+        name = catalogue_name(name)
         if name in prices:
             raise UserError(option, pair, f"is the second price of {name}; give one")
         try:

@@ -218,7 +218,7 @@ def _answer(plan: Planned, drawn: Mapping[str, go.Figure], runs: Path, ways: Way
     published = readable_external(runs)
     st.title(words.answer_name(answer, best), anchor=False)
     asked = " · ".join(map(literal, (plan.model, plan.traffic, ", ".join(map(prose, answer.objectives)))))
-    said = risk(best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
+    said = risk(best.holds, best.choices) if (mix := answer.winning_mix) is None else risk_of_mix(mix)
     st.markdown(f"**{literal(said)}** For {asked}.", help=defined_in(f"SLO {asked}"))
     if answer.mixed:
         st.info(literal(answer.mixed))

@@ -44,7 +44,7 @@ def plan(settings: dict[str, Any], out: Path, tell: Tell) -> dict[str, Any]:
     return planner.plan(
         request,
         say=lambda line: write(said=line),
-        early=None if request.asks_mixed_fleets else lambda answer: write(answer=answer.as_json()),
+        on_tables=lambda answer: write(answer=answer.as_json()),
         tell=tell,
     ).as_json()
 

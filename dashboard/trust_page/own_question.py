@@ -170,7 +170,7 @@ def _respects(question: Question) -> Iterable[tuple[str, Callable[[_Run], bool]]
 def _bounded(slo: Objective) -> Iterable[str]:
     """Yield the figures that an objective bounds; an attainment bounds the percentile of its share."""
     for name, _ in slo.bounds:
-        yield f"{name}.p{100 * float(slo.share):g}"
+        yield f"{name}.{slo.statistic}"
 
 
 def _named(figure: str) -> str:

@@ -175,7 +175,9 @@ class Recommendation(Offered):
     vllm_serve: str | None = fact("the command that serves one replica; null if there is none")
     one_fewer: Fewer | None = fact("figures with one replica fewer; null if no replica would be left", default=None)
     choices: Choices | None = fact("numbers of replicas for less and for more caution; null if unknown", default=None)
-    headroom_percent: int = fact("increase of the rate up to which the fleet still meets every SLO", "%")
+    headroom_percent: int | None = fact(
+        "increase of the rate up to which the fleet still meets every SLO; null if unknown", "%", default=None
+    )
     headroom_band: tuple[int, int | None] | None = fact(
         "the same at the slow and the fast end of the 90 % interval of step times (null: nothing that was tried broke "
         "it); 0 where slow steps break another draw of the traffic; null if unknown",
@@ -183,10 +185,12 @@ class Recommendation(Offered):
         default=None,
     )
     breaks_first: str | None = fact(
-        "objective that breaks beyond the headroom; null if none broke at the highest rate that was tried"
+        "objective that breaks beyond the headroom; null if none broke at the highest rate that was tried", default=None
     )
-    plausible_gpus: tuple[int, int | None] = fact(
-        "GPUs needed at the fast and at the slow end of the 90 % interval of step times; null if no number is enough"
+    plausible_gpus: tuple[int, int | None] | None = fact(
+        "GPUs needed at the fast and at the slow end of the 90 % interval of step times (null: no number is enough); "
+        "null if unknown",
+        default=None,
     )
     draws: tuple[float, ...] = fact(
         "probability that every SLO holds on the traffic drawn with each other seed, given the uncertainty of step "
@@ -212,6 +216,8 @@ class Recommendation(Offered):
     @property
     def headroom(self) -> str:
         """The headroom in percent; `more than ...` if no rate that was tried broke an SLO."""
+        if self.headroom_percent is None:
+            return "unknown"
         return f"{'' if self.breaks_first else 'more than '}{self.headroom_percent} %"
 
     @property
@@ -227,7 +233,7 @@ class Recommendation(Offered):
     @property
     def plausible(self) -> str:
         """The range of the number of GPUs needed, from the fast to the slow end of the 90 % interval of step times."""
-        return shown_band(*self.plausible_gpus)
+        return "unknown" if self.plausible_gpus is None else shown_band(*self.plausible_gpus)
 
     @property
     def elsewhere(self) -> str:
@@ -370,6 +376,7 @@ class PlanDocument(Document):
     unforgiving: tuple[str, ...] = fact(
         "objectives that not a single request may break, because there are so few requests", default=()
     )
+    omitted: tuple[str, ...] = fact("parts around the answer that failed, with the reason", default=())
     version: str = fact("version of tokentwin", default="")
     inputs: dict[str, Any] = fact('`{"command": ...}`, or the inputs of the page', default={})
 
@@ -630,7 +637,8 @@ def _details(plan: PlanDocument) -> Iterator[str]:
         if best.seen:
             yield "observed: " + ", ".join(f"{objective} ({seen})" for objective, seen in best.seen.items())
         yield from (f"almost as good: {tie}" for tie in plan.near_ties)
-        yield f"why not one replica fewer: {plan.why_not_fewer}"
+        if plan.why_not_fewer:
+            yield f"why not one replica fewer: {plan.why_not_fewer}"
         if best.breaks_first:
             yield best.beyond_headroom
         yield f"trust in step times: {best.trust.level} ({best.trust.reason})"
@@ -638,6 +646,7 @@ def _details(plan: PlanDocument) -> Iterator[str]:
             yield best.energy.sentence
     if plan.seen_by:
         yield plan.seen_by
+    yield from (f"left out: {part}" for part in plan.omitted)
     if best is not None:
         if best.engine in plan.candidates and plan.candidates[best.engine].defaults:
             yield plan.candidates[best.engine].defaults

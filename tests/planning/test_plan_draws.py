@@ -89,7 +89,7 @@ def test_the_answer_holds_over_all_draws_and_says_how_probably_on_each() -> None
     each = [holding(harder, engine(), number, draw=draw) for draw in (None, 0, 1)]
     assert [best.probabilities.planned, *best.probabilities.draws] == each
     assert best.probabilities.mean == pytest.approx(sum(filter(None, each)) / 3) and best.probabilities.mean >= 0.9
-    document = plan_document(None, plans[1], [], {})
+    document = plan_document(plans[1], [], {})
     assert f"with the traffic drawn with other seeds, the SLOs hold in {percent(each[1] or 0)} and" in "\n".join(
         map(str, document.report())
     )
