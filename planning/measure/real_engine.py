@@ -18,7 +18,7 @@ from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.scheduler import POLICIES
 from serving.user_code.plugins import check_name
-from serving.workload import Workload, WorkloadRequest
+from serving.workload import Workload
 from traces.metrics.saturation import FEWEST
 from traces.recording_writer import check_writable
 
