@@ -263,8 +263,13 @@ class RunLog:
     # Steps
 
     def preempted(self, replica: int, requests: Iterable[Request], now_ns: int) -> None:
-        """Queue `requests` again, because a plan has preempted them; the plan may contain nothing else."""
+        """Queue `requests` again, because a plan has preempted them; the plan may contain nothing else.
+
+        A policy may also preempt and admit requests whose clients have hung up; their rows are written.
+        """
         for request in requests:
+            if request.ended:
+                continue
             life = self._lives[request.id]
             life.preempted_at_ns = now_ns
             life.demand = self._demand[replica](request.known)
@@ -281,6 +286,8 @@ class RunLog:
         stages_ns: list[int] | None = None,
     ) -> None:
         for request in plan.admitted:
+            if request.ended:
+                continue
             life = self._lives[request.id]
             self._unqueue(life, start_ns)
             if life.awaits_kv and life.prefilled is not None:

@@ -23,24 +23,34 @@ def conformance(
 ) -> None:
     """Replay RECORDINGS of vLLM's or SGLang's scheduler with our own, and compare every decision.
 
-    The command prints one line for each recording or, with --live, for each kind of scenario. The exit status is 1 if
-    any decision differs.
+    The command prints one line for each feature (the first word of a recording's name) or, with --live, for each kind
+    of scenario, a total, and every difference. The exit status is 1 if any decision differs, otherwise 2 if a file is
+    no such recording.
     """
     if bool(recordings) == (live is not None):
         raise UserError("recordings", None, "must be given without --live, and left out with it")
+    from sim.checks.conformance import by_feature, conform, lines
+
+    refused = 0
     if live is not None:
-        from sim.checks.live_conformance import conform_live, lines
+        from sim.checks.live_conformance import conform_live
         from sim.checks.live_engines import find_engine
 
         outcome = conform_live(find_engine(live, python), scenarios, seed, policy)
-        click.echo("\n".join(lines(outcome)))
-        raise SystemExit(0 if outcome.identical else 1)
-    from sim.checks.conformance import conform
-
-    different = 0
-    for recording in recordings:
-        result = conform(recording, policy)
-        click.echo(str(result))
-        different += not result.identical
-    if different:
+        click.echo(f"{outcome.engine.title} {outcome.version}")
+        features = list(outcome.families)
+    else:
+        results = []
+        for recording in recordings:
+            try:
+                results.append(conform(recording, policy))
+            except UserError as error:
+                click.echo(f"error: {error}", err=True)
+                refused += 1
+        features = by_feature(results)
+    for line in lines(features):
+        click.echo(line)
+    if any(feature.identical < len(feature.decided) for feature in features):
         raise SystemExit(1)
+    if refused:
+        raise SystemExit(2)
