@@ -101,7 +101,12 @@ def make_scheduler(config: _Config, folder: str, pools: bool = False) -> tuple[S
         "speculative_config": _drafts(drafts, model, folder) if drafts else None,
         "lora_config": LoRAConfig(max_loras=config["max_loras"]) if "max_loras" in config else None,
     }
-    whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
+    try:
+        whole = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"), **given)
+    except ValueError:
+        if drafts and overlaps:  # before 0.33, n-gram drafts, and others where Triton does not run
+            raise Lacking(f"drafts of {drafts['method']} in the overlapped loop") from None
+        raise
     whole.scheduler_config.async_scheduling = overlaps  # without an executor, vLLM sets it to False
     cache.num_gpu_blocks = config["num_blocks"]
     scheduler = (AsyncScheduler if overlaps else Scheduler)(

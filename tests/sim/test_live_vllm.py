@@ -16,7 +16,6 @@ SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 
 
 @pytest.mark.deep
-@pytest.mark.deep
 @pytest.mark.vllm
 @needs_vllm
 def test_vllm_decides_random_scenarios_alike() -> None:
@@ -24,8 +23,7 @@ def test_vllm_decides_random_scenarios_alike() -> None:
     live = conform_live(find_engine(str(PYTHON.parents[1]), None), SCENARIOS)
     assert [family.family for family in live.families] == [*FAMILIES]
     for family in live.families:
-        assert family.identical == len(family.decided), str(family)
-        assert len(family.decided) + len(family.lacks) > SCENARIOS * 0.8
+        assert family.identical == len(family.decided) > SCENARIOS / 2, str(family)
 
 
 # A stand-in for vLLM's Python, which decides as the recording beside it says, or fails.
