@@ -226,8 +226,9 @@ def read_oracle_recording(path: Path, policy: str | None) -> OracleRecording:
         outside = _outside(config.get("connector"), recording["requests"], f"{path}: config.connector")
         workload = _workload(recording["requests"])
         results = {row["id"]: {name: row[name] for name in row if name in _RESULT} for row in recording["results"]}
-        if len(results) < len(recording["results"]):
-            raise UserError("recording", str(path), "is not an oracle recording: a request has two results")
+        if len(results) < len(recording["results"]) or results.keys() - {one.id for one in workload.requests}:
+            remedy = "is not an oracle recording: a request has two results, or a result has no request"
+            raise UserError("recording", str(path), remedy)
         empty += [key for key in ("requests", "steps", "results") if not recording[key]]
         if empty:
             raise UserError("recording", str(path), f"is not an oracle recording: it has no {', '.join(empty)}")
