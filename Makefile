@@ -80,7 +80,7 @@ $(VLLM_STAMP): pyproject.toml $(VLLM_PINS)
 	touch $(VLLM_STAMP)
 
 test-vllm: $(STAMP) vllm
-	$(BIN)/python -m pytest -m vllm tests/vllm tests/sim/test_live_vllm.py
+	$(BIN)/python -m pytest -m vllm tests/vllm tests/lab/test_oracle_vllm.py
 
 # SGLang's own scheduler, without a GPU and without the packages that it needs for one: it runs on our environment's torch.
 SGLANG_VENV  := .venv-sglang
@@ -97,7 +97,7 @@ $(SGLANG_STAMP): $(STAMP)
 	touch $(SGLANG_STAMP)
 
 test-sglang: $(STAMP) sglang
-	$(BIN)/python -m pytest -m sglang tests/sim/test_live_sglang.py
+	$(BIN)/python -m pytest -m sglang tests/lab/test_oracle_sglang.py
 
 # The documentation as a website in build/site, with an API reference; a warning is an error.
 docs: $(STAMP)

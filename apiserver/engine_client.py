@@ -183,6 +183,7 @@ class EngineClient:
                     self.served.set()
                 case Drain():
                     self.drains = True
+            await asyncio.sleep(0)  # reading a message that is there already lets nothing else run
 
     async def _watch(self) -> None:
         """Watch the connection; when the engine process has ended, end every open answer with an error."""

@@ -22,6 +22,7 @@ from dashboard.shown import verbatim
 from dashboard.url import fresh_key
 from serving.errors import UserError
 from traces.formats.columns import usual_field
+from traces.formats.rows import delimiter
 from traces.formats.simple import FIELDS, SimpleCsvReader, SimpleJsonReader
 from traces.formats.trace_file import READERS
 
@@ -140,7 +141,7 @@ def first_rows(content: bytes) -> list[dict[str, Any]]:
         if isinstance(reader, SimpleCsvReader):
             lines = text.splitlines()
             whole = lines if len(head) < _HEAD else lines[:-1]
-            rows = csv.DictReader(whole[: 1 + ROWS], skipinitialspace=True)
+            rows = csv.DictReader(whole[: 1 + ROWS], skipinitialspace=True, delimiter=delimiter(whole[0]))
             rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]  # as the reader of the whole file does
             return [row for row in rows if None not in row][:ROWS]
     except (csv.Error, IndexError):

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from calibration.steps.external_calibration import LEARNT_FILES
 from calibration.steps.step_cost import Calibration
-from planning.costs import Priced, calibration_in, priced
+from planning.costs import Priced, priced
+from planning.resolution import calibration_in
 from serving.deployments.config import Deployment
 from serving.deployments.gpu_spec import gpus
 from serving.errors import UserError

@@ -17,7 +17,7 @@ from typing import Any
 from realengine.adapters import Adapters
 from realengine.devices.memory import KvBudget
 from realengine.drafters import Drafter, find_drafter, propose
-from realengine.grammar import GrammarCompiler, Grammars
+from realengine.grammar_compiler import GrammarCompiler, Grammars
 from realengine.host_tier import HostTier
 from realengine.models.adapter_files import AdapterFiles
 from realengine.models.weights import ModelFiles
@@ -38,7 +38,7 @@ from serving.kv.tiered_blocks import tier_blocks
 from serving.policies.drafts import judge_drafts
 from serving.policies.sglang_scheduler import SglangScheduler
 from serving.request import Request, Status
-from serving.scheduler import Hold, Scheduler, find_policy
+from serving.scheduler import Hold, Scheduler, check_own_setting, find_policy
 from serving.step_plan import StepPlan
 from serving.user_code.own_contract import contract_with
 from serving.workload import WorkloadRequest
@@ -154,6 +154,7 @@ class Engine:
         self._hold = Hold()
         content = TokenContent(self.sequences, self._config.block_size)
         name, settings = self.deployment.policy, self.deployment.staged_settings
+        check_own_setting(name, settings)
         self.scheduler = find_policy(name)(settings, content=content)
         if self.adapters is not None:
             self.adapters.reset()
@@ -194,6 +195,8 @@ class Engine:
         self._unusable = _CLOSED
         self._in_flight.clear()
         self._compiler.close()
+        if (grammars := self.__dict__.pop("grammars", None)) is not None:
+            grammars.close()
         for runner in reversed(self._runners):
             runner.close()
 

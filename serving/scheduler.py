@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from serving.decode_set import DecodeSet
 from serving.deployments.config import SchedulerConfig
+from serving.errors import UserError
 from serving.kv.blocks import KvBlocks
 from serving.kv.content import Content
 from serving.request import Request
@@ -176,6 +177,13 @@ class Scheduler(Protocol):
 
         If a step was in flight, it is committed too, and the last of the new plans is in flight instead.
         """
+
+
+def check_own_setting(policy: str, config: SchedulerConfig) -> None:
+    """Raise UserError if `config` lacks the setting without which the policy would only be first come, first served."""
+    if policy == "edf" and not config.edf_ttft_ms:
+        remedy = "is missing; policy edf needs TTFT bounds in ms by SLO class, e.g. {chat: 300, batch: 20000}"
+        raise UserError("scheduler.edf_ttft_ms", None, remedy)
 
 
 def find_policy(name: str) -> Callable[..., Scheduler]:

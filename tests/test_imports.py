@@ -23,7 +23,6 @@ HOUSE = {
     "dashboard",
     "tokentwin",
     "vllmside",
-    "sglangside",
 }
 OURS = HOUSE | {"lab"}
 MAY_IMPORT = {
@@ -32,12 +31,11 @@ MAY_IMPORT = {
     "sim": {"sim", "traces", "serving"},
     "realengine": {"realengine", "traces", "serving"},
     "calibration": {"calibration", "sim", "traces", "serving"},
-    "planning": HOUSE - {"apiserver", "dashboard", "tokentwin", "sglangside"},
-    "apiserver": HOUSE - {"dashboard", "tokentwin", "vllmside", "sglangside"},
-    "dashboard": HOUSE - {"tokentwin", "apiserver", "vllmside", "sglangside"},
-    "tokentwin": HOUSE - {"vllmside", "sglangside"},
+    "planning": HOUSE - {"apiserver", "dashboard", "tokentwin"},
+    "apiserver": HOUSE - {"dashboard", "tokentwin", "vllmside"},
+    "dashboard": HOUSE - {"tokentwin", "apiserver", "vllmside"},
+    "tokentwin": HOUSE - {"vllmside"},
     "vllmside": {"vllmside", "realengine", "traces", "serving"},
-    "sglangside": set(),
     "lab": OURS,
 }
 # They ask `planning.checkout` for the lab when they are called, and report it if there is no checkout.
@@ -45,7 +43,6 @@ REACHES_THE_LAB = {
     "dashboard/claims_page/page.py",
     "dashboard/claims_page/tasks.py",
     "tokentwin/commands/claims.py",
-    "tokentwin/commands/validate_decisions.py",
     "tokentwin/commands/validate_external.py",
 }
 STARTS_THE_DASHBOARD = "tokentwin/commands/dashboard.py"

@@ -91,16 +91,15 @@ def simulate(
 
     Raises UserError for settings that cannot be simulated, and if `out` exists and `overwrite` is not set.
     """
-    from planning.deployments import served
     from planning.made_up import assumed
     from planning.scenario import Scenario
     from planning.simulation import recorded
     from serving.deployments.config import parse
 
     _check_flags(band=band, details=details, overwrite=overwrite)
-    place, stated = _directory(out, "run"), served() if deployment is None else deployment
+    place = _directory(out, "run")
     with _offered(workload, "trace") as offered:
-        requested = parse(Scenario, {"workload": offered, "deployment": stated, **scenario}, where="simulate")
+        requested = parse(Scenario, {"workload": offered, "deployment": deployment, **scenario}, where="simulate")
         run = recorded(requested.priced(), place, band=band, details=details, overwrite=overwrite)
         return replace(run, assumed=assumed(requested.synthetic))
 

@@ -90,8 +90,8 @@ def cli(traceback: bool) -> None:
     """Predict how an LLM serving system performs: one scheduler runs a real engine and a simulator."""
 
 
-def main() -> None:
-    """Run the console script. Bad input ends in one line on stderr and exit status 2."""
+def main(command: click.Command = cli) -> None:
+    """Run the console script, or a command of the lab. Bad input ends in one line on stderr and exit status 2."""
     os.environ["PYTHONSAFEPATH"] = "1"  # processes that it starts do not import from the working directory
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the lookup would read all installed packages
     # Garbage collection would take a fifth of a command's time. Imports leave no garbage, and the end of the process
@@ -107,7 +107,7 @@ def main() -> None:
     log.propagate = False
     try:
         _check_text(sys.argv[1:])
-        cli.main([argument for argument in sys.argv[1:] if argument != _TRACEBACK], standalone_mode=False)
+        command.main([argument for argument in sys.argv[1:] if argument != _TRACEBACK], standalone_mode=False)
     except UserError as error:
         if _TRACEBACK in sys.argv and error.own_traceback:
             click.echo(error.own_traceback.rstrip(), err=True)
@@ -123,8 +123,8 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "tokentwin"
-        _refuse(f"{shortened(' '.join(error.format_message().split()), 250)} (see {command} --help)")
+        path = error.ctx.command_path if error.ctx else "tokentwin"
+        _refuse(f"{shortened(' '.join(error.format_message().split()), 250)} (see {path} --help)")
     except (click.Abort, KeyboardInterrupt):
         click.echo("tokentwin: interrupted", err=True)
         sys.exit(130)

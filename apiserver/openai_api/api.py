@@ -26,16 +26,18 @@ from apiserver.log import LOG
 from apiserver.messages import About, Add, Output
 from apiserver.openai_api.answers import AnswerDocuments, ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
 from apiserver.openai_api.anthropic_messages import CountRequest, MessageDocuments, MessagesRequest, error_document
-from apiserver.openai_api.api_keys import check_host, check_key
+from apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name
 from apiserver.openai_api.beam_search import beam_search, check_beams
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
 from apiserver.openai_api.delivery import (
+    BEGUN,
     Choice,
     Cut,
     ErrorSent,
     Picks,
     at_intervals,
+    in_turns,
     refusal_for,
     timed_out,
     write_stream,
@@ -63,6 +65,8 @@ from apiserver.openai_api.response_store import ResponseStore
 from apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
 from apiserver.openai_api.tool_formats import format_of
 from apiserver.openai_api.tools import ChosenCalls, parameters_of
+from apiserver.openai_api.work import check_answers, check_vectors, check_work
+from realengine.grammar import ANY_OBJECT
 from realengine.logit_rules import LogitRules
 from realengine.tokenizer import Detokenizer
 from serving.errors import UserError
@@ -70,8 +74,8 @@ from serving.version import __version__
 
 _PLACE: web.AppKey[int | None] = web.AppKey("place")
 _OPEN = ("/health", "/ping", "/ready", "/metrics", "/version")  # paths that need no key, and no name of the host
+_OF_OPERATORS = ("/admin/", "/sleep", "/wake_up")  # paths that need a key, or a client on this machine
 _MOST_COUNTED = 1 << 18  # maximum number of tokens that /tokenize counts, if a prompt of the model is not longer
-_MOST_ANSWERS = 4096  # maximum number of answers to one request: vLLM has no such limit
 _COMPLETION_TOKENS = 16  # default length of a completion: OpenAI's and vLLM's
 
 # vLLM's names of the APIs whose answers are read for tool calls
@@ -176,10 +180,14 @@ class Api:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in _OPEN:
-            if self._hosts:
-                check_host(request.host, self._hosts)
+            operates = request.path.startswith(_OF_OPERATORS)
+            if self._hosts or operates:
+                allowed = self._hosts or (host_name(request.host) or "",)
+                check_host(request.host, request.headers.get("Origin"), allowed)
             if self._keys:
                 check_key(request.headers.get("Authorization", request.headers.get("X-Api-Key", "")), self._keys)
+            elif operates:
+                check_operator(request.path, request.remote, request.headers)
         return await handler(request)
 
     @web.middleware
@@ -391,10 +399,7 @@ class Api:
             body = given.parse(CompletionRequest)
             check_beams(body)
             about, texts = self._served(body.model)
-            if len(body.prompts) * body.drawn > _MOST_ANSWERS:
-                field = _drawn_by(body)
-                what = f"{field}: more than {_MOST_ANSWERS} answers to one request; send several requests"
-                raise Refusal(400, what, field)
+            check_answers(len(body.prompts), body.drawn, body.drawn_by if body.drawn > 1 else "prompt")
             length = _length(body, about)
             for prompt in body.prompts:
                 if isinstance(prompt, str):
@@ -408,6 +413,7 @@ class Api:
             if not prompts:
                 raise Refusal(400, "prompt is missing; add it", "prompt")
             asked = [_asked(body, about, prompt, received_ns, _COMPLETION_TOKENS) for prompt in prompts]
+            check_work(body, asked)
             if self._answers is not None:
                 for one, said in zip(asked, body.prompts, strict=True):
                     self._answer(body, one, said if isinstance(said, str) else texts.decode(one.prompt))
@@ -428,6 +434,7 @@ class Api:
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
+            check_work(body, asked)
             self._answer(body, asked[0], body.messages[-1].for_template()["content"])
             calls = body.calls or self._chosen_calls(body, about, texts, _PARSED_FOR.get(kind, "other"))
             style = ChatStyle(_wording(body, texts), body.role, calls, id_prefix=id_prefix)
@@ -468,6 +475,8 @@ class Api:
         for one in asked:
             one.rules = rules
         constraint = as_text(body.constraint)
+        if about.twin and constraint == as_text({"json": ANY_OBJECT}):
+            constraint = as_text({"json": body.schema_in_prompt() or ANY_OBJECT})
         body.drop_input()
         return constraint
 
@@ -488,6 +497,10 @@ class Api:
         async with self._bodies.take(request) as given:
             body = given.parse(EmbeddingRequest)
             about, texts = self._served(body.model)
+            if body.dimensions is not None and body.dimensions > about.embedding_size:
+                what = f"dimensions: {body.dimensions} is more than the model's {about.embedding_size}"
+                raise Refusal(400, f"{what}; leave it out, or ask for fewer", "dimensions")
+            check_answers(len(body.prompts), 1, "input")
             length = PromptLength(about.max_model_len)
             for text in body.prompts:
                 if isinstance(text, str):
@@ -502,15 +515,16 @@ class Api:
                 asked.append(Add(0, prompt, 0, received_ns, priority=body.priority, tenant=body.user or ""))
         if not asked:
             raise Refusal(400, "input is missing; add it", "input")
+        check_vectors(asked, about.embedding_size)
         answer_id = _plain_header(request, "X-Request-Id", 128) or f"embd-{uuid4().hex}"
         with ExitStack() as opened:
             answers = []
-            for index, one in enumerate(asked):
+            async for index, one in in_turns(enumerate(asked)):
                 _label(one, request, "embeddings", answer_id, index)
                 answers.append(opened.enter_context(self._engine.open(one)))
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    states = [await pooled(answer) for answer in answers]
+                    states = [(await pooled(answer))[: body.dimensions] for answer in answers]
             except TimeoutError:
                 raise timed_out() from None
             tokens = sum(len(one.prompt) for one in asked)
@@ -553,7 +567,7 @@ class Api:
                 beams = await self._beams(body, every[::drawn])
             else:
                 beams = None
-            for index, asked in enumerate(every):
+            async for index, asked in in_turns(enumerate(every)):
                 answer = beams[index] if beams else answers.enter_context(self._engine.open(asked))
                 outputs, interval = failing(answer, failure), body.stream_interval or 1
                 choice = Choice(
@@ -590,7 +604,7 @@ class Api:
                 async with asyncio.timeout(self._deadline_s):
                     return await write_whole(request, choices, written, usage, handed_on, picks)
             except TimeoutError:
-                raise timed_out() from None
+                raise Cut if BEGUN in request else timed_out() from None
 
     def _check_planted(self, request: web.Request) -> None:
         """Raise the Refusal for which the request's header asks, at an endpoint that knows no other failure."""
@@ -796,7 +810,7 @@ def _asked(
         raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
     temperature = 1.0 if body.temperature is None else body.temperature
     if body.drawn > 1 and temperature == 0 and not body.use_beam_search:
-        field = _drawn_by(body)
+        field = body.drawn_by
         raise Refusal(400, f"{field} must be 1 where temperature is 0: all answers would be one", field)
     return Add(
         0,
@@ -814,14 +828,10 @@ def _asked(
         logprobs=0 if body.alternatives is None and body.drawn > (body.n or 1) else body.alternatives,
         prompt_logprobs=body.prompt_alternatives,
         priority=body.priority,
-        tenant=body.user or "",
+        tenant=body.user or str((body.vllm_xargs or {}).get("tenant", ""))[:256],
         adapter=body.model if body.model in about.adapters else "",
+        cache_salt=body.cache_salt or "",
     )
-
-
-def _drawn_by(body: CompletionRequest | ChatRequest) -> str:
-    """Return the name of the field that decides how many answers are generated to a prompt."""
-    return "best_of" if body.drawn > (body.n or 1) else "n"
 
 
 def _label(asked: Add, request: web.Request, operation: str, answer_id: str, index: int) -> None:

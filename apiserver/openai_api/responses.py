@@ -18,7 +18,7 @@ _MOST_METADATA = 16
 _SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "user", "priority", "request_id"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "min_tokens", "parallel_tool_calls"),
-    *("chat_template_kwargs", "metadata"),
+    *("chat_template_kwargs", "metadata", "cache_salt", "vllm_xargs", "mm_processor_kwargs", "include_reasoning"),
 )
 
 
@@ -89,8 +89,13 @@ class ResponsesRequest(Limited):
     min_tokens: Any = None
     parallel_tool_calls: Any = None
     chat_template_kwargs: Any = None
+    cache_salt: Any = None
+    vllm_xargs: Any = None
+    mm_processor_kwargs: Any = None
+    include_reasoning: Any = None
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = None
 
+    truncation: Literal["auto", "disabled"] | None = None
     store: StrictBool | None = None  # without effect if the server stores nothing, as in vLLM
     previous_response_id: Label | None = None
 
@@ -109,7 +114,6 @@ class ResponsesRequest(Limited):
     prompt: neutral(None) = None  # type: ignore[valid-type]
     stream_options: neutral(None, {}, {"include_obfuscation": False}) = None  # type: ignore[valid-type]
     top_logprobs: neutral(None, 0) = None  # type: ignore[valid-type]
-    truncation: neutral(None, "disabled") = None  # type: ignore[valid-type]
 
     _before: list[dict[str, Any]] = PrivateAttr(default_factory=list)
 
@@ -130,6 +134,8 @@ class ResponsesRequest(Limited):
         """
         same = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         chat = {**same, "messages": self._messages(), "max_completion_tokens": self.max_output_tokens}
+        if self.truncation == "auto":
+            chat["truncate_prompt_tokens"] = -1
         if self.reasoning is not None and self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort
         if self.tools:
@@ -253,7 +259,7 @@ class ResponseDocuments(BlockStream):
             "usage": None if usage is None else _usage(usage),
             "store": self._keep is not None,
             "background": False,
-            "truncation": "disabled",
+            "truncation": asked["truncation"] or "disabled",
             "metadata": asked["metadata"] or {},
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
             "tool_choice": asked["tool_choice"] or "auto",

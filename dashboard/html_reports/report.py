@@ -34,7 +34,8 @@ from dashboard.trust_page import answer as trust_answer
 from dashboard.trust_page import words as trust_words
 from dashboard.trust_page.domain import domain, timed_by
 from dashboard.trust_page.domain_view import TITLE, show_maps
-from dashboard.trust_page.results import error_line, load_external, newest_clients, newest_decisions, newest_external
+from dashboard.trust_page.own_question import judged, questions
+from dashboard.trust_page.results import load_external, newest_clients, newest_decisions, newest_external
 from dashboard.trust_page.rungs import LADDER, rungs
 from planning.compare.document import ComparisonDocument
 from planning.diagnose.document import DiagnosisDocument
@@ -73,7 +74,8 @@ def _plan(to: Sheet, answer: PlanDocument) -> str:
     to.text(f"SLOs: {', '.join(answer.objectives)}.", soft=True)
     if best:
         to.badge(plan_words.trust(best.trust))
-        to.text(error_line(load_external(EXTERNAL_SAMPLE), answer.gpu_of(best)), soft=True)
+        for question in questions(answer):
+            to.text(judged(question, load_external(EXTERNAL_SAMPLE)).sentence, soft=True)
         if answer.too_short:
             to.warning(sentence(answer.too_short))
         plan_answer.show_winning_mix(to, answer, best)

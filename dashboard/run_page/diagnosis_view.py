@@ -13,7 +13,6 @@ import streamlit as st
 
 from calibration.validation.decision_replay import recorded_deployment
 from dashboard import blocks
-from dashboard.blocks import BARE
 from dashboard.bundled import SAMPLES, bundled_answer
 from dashboard.job_view import offer
 from dashboard.library import stamp
@@ -99,7 +98,7 @@ def show_changes(to: Sheet, diagnosis: DiagnosisDocument, command: str = "") -> 
     if command:
         to.text("This command compares the run with the recommended change, request by request:")
         to.code(command)
-    to.figure(what_it_buys(diagnosis), "buys", "What would help", trust(diagnosis), _BUYS, menu=BARE)
+    to.figure(what_it_buys(diagnosis), "buys", "What would help", trust(diagnosis), _BUYS)
     if diagnosis.warning:
         to.warning(sentence(diagnosis.warning))
     with to.fold("All latencies, and changes that were not tried"):

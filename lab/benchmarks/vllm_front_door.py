@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
-from planning.costs import base_deployment
 from planning.measure.vllm_process import vllm_words
+from planning.resolution import base_deployment
 from tests.vllm.served_vllm import vllm_serving
 from tokentwin.cli import cli
 

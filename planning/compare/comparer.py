@@ -24,14 +24,14 @@ from planning.compare.runs import (
     simulated_pairs,
     simulated_side,
 )
-from planning.costs import base_deployment
+from planning.deployments import with_room
 from planning.made_up import assumed
 from planning.measure.real_engine import fitting, load_engines, record_whole
-from planning.plan.candidates import long_enough
 from planning.pooling import check_pooling
 from planning.priced_scenario import PricedScenario
 from planning.progress import Tell, quiet
 from planning.request import Timing
+from planning.resolution import base_deployment
 from serving.deployments.config import Deployment
 from serving.deployments.model_catalogue import models
 from serving.errors import UserError
@@ -172,15 +172,15 @@ def _scenarios(request: CompareRequest) -> list[list[PricedScenario]]:
     sides = []
     for side in (request.a, request.b):
         calibration, gpu = side.calibration or timing.calibration, side.gpu or timing.gpu
-        base = base_deployment(calibration)
-        if calibration is None and assumed(request.traffic):
-            base = long_enough(base, everything)
+        base = base_deployment(calibration, gpu)
         if timing.model is not None:
             if timing.model not in models():
                 raise UserError("model", timing.model, f"must be one of {', '.join(models())}")
             named = {"model": timing.model, "tensor_parallel_size": timing.tensor_parallel_size}
-            base = long_enough(base.model_copy(update=named), everything)
+            base = base.model_copy(update=named)
         deployed = side.deployed(base)
+        if assumed(request.traffic):
+            deployed = with_room(deployed, everything)
         check_pooling(everything, (deployed.model,), request.bounds)
         sides.append(side_scenarios(workloads, calibration, gpu, deployed, side.replicas, side.router))
     return sides

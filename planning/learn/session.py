@@ -64,7 +64,7 @@ def learn(request: LearnRequest, *, overwrite: bool = False, say: Callable[[str]
     seconds, reads = 60 * request.minutes, not request.ignore_metrics
     server = HttpServer(request, request.out / "answers", request.model_name, _TO_LEARN * seconds, say, reads)
     deployment = request.deployment
-    if "max_model_len" not in deployment.scheduler.model_fields_set and (longest := server.longest()):
+    if not deployment.scheduler.states("max_model_len") and (longest := server.longest()):
         deployment = deployment.rescheduled(max_model_len=longest)
     known = _known_settings(request, deployment, server.reported() if reads else {})
     for name, (stated, reported) in known.contradictions.items():
@@ -120,10 +120,10 @@ def _known_settings(request: LearnRequest, deployment: Deployment, reported: dic
 def stated_settings(deployment: Deployment) -> dict[str, Any]:
     """Return the settings of `Setting` that a deployment states."""
     scheduler = deployment.scheduler
-    stated = {name: getattr(scheduler, name) for name in Setting._fields if name in scheduler.model_fields_set}
+    stated = {name: getattr(scheduler, name) for name in Setting._fields if scheduler.states(name)}
     if deployment.fleet is not None:
         stated["replicas"] = sum(pool.replicas for pool in deployment.fleet.pools)
-    if "policy" in deployment.model_fields_set or deployment.engine:
+    if deployment.states("policy") or deployment.engine:
         stated["policy"] = deployment.policy
     return stated
 

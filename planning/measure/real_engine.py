@@ -81,7 +81,7 @@ def _runnable(deployment: Deployment, say: Callable[[str], None]) -> tuple[Deplo
     deployment = _in_fast_dtype(deployment, say)
     files = load_model_files(deployment.model, home())
     positions, scheduler = files.spec.max_positions, deployment.scheduler
-    if "max_model_len" not in scheduler.model_fields_set and scheduler.max_model_len > positions:
+    if not scheduler.states("max_model_len") and scheduler.max_model_len > positions:
         say(f"max_model_len is {positions}, which is all that {files.spec.name} can take")
         deployment = deployment.rescheduled(max_model_len=positions)
     speculative = scheduler.speculative

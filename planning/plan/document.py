@@ -418,9 +418,9 @@ class PlanDocument(Document):
         best = self.recommendation
         if best is None:
             return {}
-        choices = best.choices.existing if best.choices else ()
-        of_choices = {(best.engine, choice.replicas): choice.holds for choice in choices}
-        return of_choices | {(best.engine, best.replicas): best.holds}
+        choices = best.choices.existing if best.choices else ()  # over all draws of the traffic
+        offered = {(offer.engine, offer.replicas): offer.holds for offer in (*self.runners_up, best)}
+        return offered | {(best.engine, choice.replicas): choice.holds for choice in choices}
 
     def report(self) -> Iterator[Line | Table]:
         best = self.recommendation
@@ -466,8 +466,9 @@ class PlanDocument(Document):
         best = self.recommendation
         offers = [*([best] if best else ()), *self.runners_up]
         rooms = [self.candidates.get(offer.engine, Candidate()) for offer in offers]
+        holds = self.hold_probabilities
         more: list[tuple[Column, Sequence[Any]]] = [
-            (Column("SLOs\nhold", FIGURE), [_shown_probability(o.holds) for o in offers]),
+            (Column("SLOs\nhold", FIGURE), [_shown_probability(holds[o.engine, o.replicas]) for o in offers]),
             (Column("KV room\n(tokens)", COUNT, ROOM_HELP, spare=2), [room.kv_tokens for room in rooms]),
             (Column("KV room\n(requests)", _ROUND, ROOM_HELP, spare=1), [room.kv_requests for room in rooms]),
         ]
@@ -484,7 +485,8 @@ class PlanDocument(Document):
         best = self.recommendation
         rows: list[tuple[Any, ...]] = []
         if best is not None:
-            single = (NOTHING, _shown_probability(best.holds), best.attainment, None, None)
+            holds = self.hold_probabilities[best.engine, best.replicas]
+            single = (NOTHING, _shown_probability(holds), best.attainment, None, None)
             rows.append((best.called(self.spares), best.gpus, best.usd_per_hour, *single))
         for mix in self.mixes:
             change = NOTHING if mix.change is None else shown_change(100 * mix.change, 0)

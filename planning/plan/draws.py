@@ -14,7 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from planning.plan.candidates import Engine, long_enough
+from planning.deployments import long_enough
+from planning.plan.candidates import Engine
 from planning.plan.trial import Question
 from planning.traffic import mean_rate, waits_for_answers
 from serving.errors import UserError

@@ -13,15 +13,13 @@ import pyarrow as pa
 from planning.learn.front_door import learnt_front_door
 from planning.progress import Tell, quiet
 from planning.sweep.columns import parameter_fields, parameter_values, partition_keys, run_schema
-from planning.sweep.dataset import SweepDataset
+from planning.sweep.dataset import FORMAT, SweepDataset
 from planning.sweep.executors import Executor
 from planning.sweep.one_run import Measure, RunResult
 from planning.sweep.points import Point, canonical, input_digests, points
 from planning.sweep.settings import SweepSettings
 from serving.errors import UserError
 from serving.version import __version__
-
-_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Sweep:
     def _about(self) -> dict[str, Any]:
         """Return the data that all rows of a dataset share."""
         return {
-            "format": _FORMAT,
+            "format": FORMAT,
             "version": __version__,
             "base": self.settings.base,
             "varied": {path: field.name for path, field in parameter_fields(self.schema).items()},

@@ -102,6 +102,8 @@ def find_gpu(name_or_path: str) -> GpuSpec:
         if len(entries) != 1:
             raise UserError("gpu", name_or_path, f"describes {len(entries)} GPUs; give a file with exactly one")
         return next(iter(entries.values()))
+    if name_or_path in gpus():
+        return gpus()[name_or_path]
     known, wanted = {_words(name): gpu for name, gpu in gpus().items()}, _words(name_or_path)
     gpu = known.get(wanted) or known.get(frozenset(word for word in wanted if not _MEMORY.fullmatch(word)))
     if gpu is None:

@@ -6,7 +6,7 @@ run out later, requests are retracted, those with the fewest output tokens first
 
 This file follows `Scheduler.get_next_batch_to_run` and the processing of results. `sglang_budget.py` counts what one
 step may still admit (`PrefillAdder`), `sglang_queue.py` orders the queue (`SchedulePolicy`), `sglang_preemption.py`
-preempts by priority, and `serving/kv/radix_*.py` keep the pages. `sglangside/virtual_clock.py` records SGLang's own
+preempts by priority, and `serving/kv/radix_*.py` keep the pages. `lab/oracles/sglang_clock.py` records SGLang's own
 decisions, and `tokentwin conformance` compares.
 """
 

@@ -24,7 +24,8 @@ from calibration.steps.features import (
 )
 from calibration.steps.fit import fit, predict
 from calibration.steps.step_cost import Calibration, StepCost
-from planning.costs import base_deployment, priced
+from planning.costs import priced
+from planning.resolution import base_deployment
 from serving.cost_model import padded
 from serving.deployments.config import Deployment, SchedulerConfig
 from serving.errors import UserError

@@ -381,7 +381,7 @@ def test_a_step_is_as_sure_as_what_it_is_made_of(reach_: float, further: float, 
 def test_the_bundled_intervals_are_taught_by_the_others_and_hold_what_they_say() -> None:
     """Rung 5 of published engines: about nine in ten, of which some rows are known to be wrong."""
     external = load_external(EXTERNAL_SAMPLE)
-    assert 0.8 <= covered(external) / len(external.rows) <= 0.97
+    assert 0.8 <= covered(external.rows) / len(external.rows) <= 0.97
     assert len(external.rows) > 500
     for row in (row for case in external.cases for row in case.rows):
         json.dumps([row.low, row.high], allow_nan=False)

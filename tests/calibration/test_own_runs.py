@@ -17,7 +17,8 @@ from calibration.steps.measured_runs import FILE, MeasuredRuns
 from calibration.validation.external.next_run import next_run
 from calibration.validation.external.own_runs import learnt_from_runs
 from calibration.validation.external.predicted_run import PredictedRun, predicted_run, taught
-from planning.costs import calibration_in, priced
+from planning.costs import priced
+from planning.resolution import calibration_in
 from serving.deployments.config import Deployment
 from serving.errors import UserError
 from serving.step_plan import StepPlan

@@ -153,7 +153,7 @@ def test_help_does_not_import_streamlit():
 def test_a_step_is_explained_by_its_parts():
     app = step(model="Llama-3.1-70B", gpu="H200", tp="4", rows="32", prompts="1")
     assert not app.exception and not app.error
-    assert app.subheader[0].value.endswith(" ms")
+    assert app.header[0].value.endswith(" ms")
     assert any("-badge[" in m.value for m in app.markdown)
     table, life = app.dataframe
     assert {"qkv", "decode attention", "prefill attention", "all-reduce"} <= set(table.value["operation"])

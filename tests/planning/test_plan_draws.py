@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planning.deployments import long_enough
 from planning.plan.answer import plan_document
-from planning.plan.candidates import Engine, long_enough
+from planning.plan.candidates import Engine
 from planning.plan.document import percent
 from planning.plan.draws import DRAWS, drawn_again, on_draw, reordered
 from planning.plan.plan import Limits, make_plan

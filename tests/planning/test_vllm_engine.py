@@ -14,11 +14,12 @@ import pytest
 
 from calibration.steps.step_cost import Calibration
 from dashboard.bundled import DEMO
-from planning.costs import base_deployment, priced
+from planning.costs import priced
 from planning.deployments import on_engine
 from planning.measure.real_engine import load_engines, runs_on_vllm
 from planning.measure.vllm_engine import VllmEngine, _put
 from planning.measure.vllm_process import vllm_python
+from planning.resolution import base_deployment
 from serving.deployments.config import Deployment, parse
 from serving.errors import UserError
 from tests.realengine.tiny_chat_model import save_tokenizer

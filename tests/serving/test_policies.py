@@ -25,7 +25,7 @@ from serving.policies.sjf import predicted_tokens
 from serving.request import Request
 from serving.scheduler import Scheduler, find_policy
 from serving.step_plan import StepPlan
-from serving.workload import Item, Workload, WorkloadRequest
+from serving.workload import PRIVATE, Item, Workload, WorkloadRequest
 from sim.cluster import Cluster
 from sim.run_log import TableSink
 from tests.budget import examples
@@ -234,6 +234,15 @@ def test_under_sarathi_no_decode_waits_and_chunks_get_the_rest(num_blocks: int, 
         decoding = {r.id for r in scheduler.running.values() if r.known + r.placeholders - r.computed == 1}
 
     drive(scheduler, traffic(chance, 20), look=look)
+
+
+def test_sarathi_alone_is_not_vllm() -> None:
+    def first_step(policy: str) -> int:
+        scheduler = find_policy(policy)(SchedulerConfig(max_num_batched_tokens=4096), shares_prefixes=False)
+        scheduler.add(WorkloadRequest(0, 0, ((PRIVATE, 3000),), 5))
+        return scheduler.schedule().tokens
+
+    assert (first_step("sarathi"), first_step("vllm")) == (512, 3000)
 
 
 def decodes_lost_to_chunks(policy: str) -> int:

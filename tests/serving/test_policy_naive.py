@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.oracles.live_conformance import COST, random_recording, with_windows
 from serving.deployments.config import SchedulerConfig
 from serving.errors import UserError
 from serving.kv.content import SegmentContent
 from serving.policies.vllm import VllmScheduler
 from serving.request import Status
 from serving.workload import WorkloadRequest
-from sim.checks.live_conformance import COST, random_recording, with_windows
 from tests.budget import examples
 from tests.serving import naive_vllm
 

@@ -15,7 +15,7 @@ RECORDINGS = sorted((DATA / "oracle").glob("*.rec.json.gz"))
 WINDOWS = sorted((DATA / "oracle_windows").glob("*.rec.json.gz"))  # of block tables by group; see docs/serving.md
 HYBRID = sorted((DATA / "oracle_hybrid").glob("*.rec.json.gz"))  # of models with cached states, by vLLM 0.32
 FEATURES = sorted((DATA / "oracle_features").glob("*.rec.json.gz"))  # rarer ones, a few recordings of each
-SGLANG = sorted((DATA / "oracle_sglang").glob("*.rec.json.gz"))  # by SGLang 0.5.23: sglangside/virtual_clock.py
+SGLANG = sorted((DATA / "oracle_sglang").glob("*.rec.json.gz"))  # by SGLang 0.5.23: lab/oracles/sglang_clock.py
 ALL = RECORDINGS + WINDOWS + HYBRID + FEATURES + SGLANG
 SMALLEST = min(RECORDINGS, key=lambda path: path.stat().st_size)
 

@@ -83,7 +83,7 @@ def test_the_commands_that_are_left_out_are_few() -> None:
     """Those that take nothing, or would begin what takes long: the engine, a server, a download."""
     left = {name for name, _ in commands()} - {*REST, *MAY_WORK}
     without = {"calibrate", "conformance", "dashboard", "demo", "gpus", "model fetch", "model list", "serve"}
-    assert left <= {*without, "validate external", "validate decisions"}
+    assert left <= {*without, "validate external"}
 
 
 @pytest.mark.parametrize(

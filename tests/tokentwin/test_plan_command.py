@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from planning.plan.candidates import candidate_engines, long_enough
+from planning.deployments import long_enough
+from planning.plan.candidates import candidate_engines
 from planning.plan.vllm_command import vllm_command, vllm_command_of
 from planning.traffic import Offered, planned_traffic
 from serving.deployments.config import Deployment, SchedulerConfig

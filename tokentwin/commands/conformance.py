@@ -1,4 +1,4 @@
-"""`tokentwin conformance`: our schedulers against vLLM's and SGLang's own, recorded or installed."""
+"""`tokentwin conformance`: our schedulers against recordings of vLLM's and SGLang's own."""
 
 from __future__ import annotations
 
@@ -8,49 +8,26 @@ from serving.errors import UserError
 
 
 @click.command()
-@click.argument("recordings", nargs=-1, type=click.Path())
+@click.argument("recordings", nargs=-1, required=True, type=click.Path())
 @click.option("--policy", help="Policy, by name or as path/to/file.py:Class; by default that of the recorded engine.")
-@click.option("--live", metavar="ENGINE", help="Compare with this vLLM or SGLang on random scenarios: a release, a "
-              "virtual environment that has it, or the folder of an unpacked wheel.")  # fmt: skip
-@click.option("--python", help="With --live: Python interpreter that runs the engine.")
-@click.option("--scenarios", default=20, show_default=True, type=click.IntRange(1, 100_000),
-              help="With --live: number of scenarios of each kind (priorities, drafts, ...).")  # fmt: skip
-@click.option(
-    "--seed", default=0, show_default=True, help="With --live: seed of the first scenario; the others count up."
-)
-def conformance(
-    recordings: tuple[str, ...], policy: str | None, live: str | None, python: str | None, scenarios: int, seed: int
-) -> None:
+def conformance(recordings: tuple[str, ...], policy: str | None) -> None:
     """Replay RECORDINGS of vLLM's or SGLang's scheduler with our own, and compare every decision.
 
-    The command prints one line for each feature (the first word of a recording's name) or, with --live, for each kind
-    of scenario, a total, and every difference. The exit status is 1 if any decision differs, otherwise 2 if a file is
-    no such recording.
+    The command prints one line for each feature (the first word of a recording's name), a total, and every difference.
+    The exit status is 1 if any decision differs, otherwise 2 if a file is no such recording.
     """
-    if bool(recordings) == (live is not None):
-        raise UserError("recordings", None, "must be given without --live, and left out with it")
     from sim.checks.conformance import by_feature, conform, lines
 
-    refused = 0
-    if live is not None:
-        from sim.checks.live_conformance import conform_live
-        from sim.checks.live_engines import find_engine
-
-        outcome = conform_live(find_engine(live, python), scenarios, seed, policy)
-        click.echo(f"{outcome.engine.title} {outcome.version}")
-        features = list(outcome.families)
-    else:
-        results = []
-        for recording in recordings:
-            try:
-                results.append(conform(recording, policy))
-            except UserError as error:
-                click.echo(f"error: {error}", err=True)
-                refused += 1
-        features = by_feature(results)
-    for line in lines(features):
+    results, refused = [], 0
+    for recording in recordings:
+        try:
+            results.append(conform(recording, policy))
+        except UserError as error:
+            click.echo(f"tokentwin: {error}", err=True)
+            refused += 1
+    for line in lines(by_feature(results)):
         click.echo(line)
-    if any(feature.identical < len(feature.decided) for feature in features):
+    if not all(result.identical for result in results):
         raise SystemExit(1)
     if refused:
         raise SystemExit(2)

@@ -54,9 +54,9 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     from calibration.steps.explanation import token_life
     from calibration.steps.external_calibration import predicted_cost
     from calibration.steps.step_cost import Calibration
-    from planning.costs import calibration_in
+    from planning.resolution import calibration_in
     from serving.deployments.config import Deployment
-    from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+    from serving.deployments.engine_defaults import with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.errors import UserError
 
@@ -66,7 +66,7 @@ def explain(gpu: str, calibration: str | None, style: str, deployment_file: str 
     refuse_engine_flags(given)
     stated = read_deployment(deployment_file, given, Deployment(model="Llama-3.1-8B", device="cuda"))
     spec = find_gpu(gpu)
-    deployment, defaults = with_engine_defaults(stated, spec), defaults_taken(stated, spec)
+    deployment, defaults = with_engine_defaults(stated, spec)
     speculative = deployment.scheduler.speculative
     drafts = speculative.num_speculative_tokens if speculative else 0
     sizes = uniform_step(rows, context, prompts, chunk, past, drafts)

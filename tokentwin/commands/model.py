@@ -110,7 +110,7 @@ def inspect(
     """
     from serving.deployments.config import Deployment, parse
     from serving.deployments.editions import check_edition
-    from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+    from serving.deployments.engine_defaults import with_engine_defaults
     from serving.deployments.gpu_spec import find_gpu
     from serving.deployments.kv_capacity import kv_capacity
     from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
@@ -122,11 +122,12 @@ def inspect(
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     given = {limit: value for limit, value in limits.items() if value is not None}
     stated = parse(Deployment, {**settings, "model": name, "scheduler": {"block_size": block_size, **given}}, "options")
-    deployment = with_states(spec, with_engine_defaults(stated, device))
+    whole, defaults = with_engine_defaults(stated, device)
+    deployment = with_states(spec, whole)
     capacity = kv_capacity(spec, device, deployment, int(graph_gib * 1024**3))
     click.echo(_described(spec))
-    if taken := defaults_taken(stated, device):
-        click.echo(taken)
+    if defaults:
+        click.echo(defaults)
     click.echo(f"{deployment.gpus} x {device.name}, GiB on each:")
     for what, gib in capacity.explain():
         click.echo(f"  {what:28}{gib:10,.2f}")

@@ -50,16 +50,18 @@ def front_door(
 
     CLIENTS are recordings of `tokentwin bench --url`. Repeated recordings of one run give the noise floor.
     """
-    from planning.costs import base_deployment, check_timed
+    from planning.costs import check_timed
     from planning.deployments import read_deployment
     from planning.measure.front_door import clients_table, hold_against_clients
     from planning.priced_scenario import with_fleet
+    from planning.resolution import base_deployment
     from serving.answers.terminal import print_report
     from serving.front_door import FrontDoor
     from tokentwin.commands.validate_external import write_results
 
     check_timed(calibration, gpu)
-    deployment = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)
+    stated = read_deployment(deployment_file, flags, base_deployment(calibration, gpu))
+    deployment = with_fleet(stated, replicas, router)
     scenario = {"deployment": deployment, "gpu": gpu, "calibration": calibration}
     door = FrontDoor.load(front_door)
     rows = hold_against_clients(list(map(Path, clients)), scenario, door, list(map(Path, servers)))

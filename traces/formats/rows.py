@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -38,6 +39,7 @@ _LONGEST_LINE_BYTES = 64 << 20  # a prompt of 2,147,483,647 tokens has 4,194,304
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?)(?:(?<=:\d\d:\d\d)\.(\d{1,9}))? ?(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
+_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SAY_COLUMNS = "`tokentwin trace convert --columns`"
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; a JSON escape can produce one
@@ -162,10 +164,13 @@ def read_head(path: Path, size: int = 65536, what: str = "trace") -> bytes:
 def csv_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterator[Row]:
     """Yield the rows under the header of a CSV file, without blank lines; `columns` has the fields of its columns.
 
+    With semicolons between the cells, as spreadsheets write them in many languages, numbers may have decimal commas.
     If `known` names columns, any other column raises UserError.
     """
     lines = (text for _, text in _numbered_lines(path))
-    reader = csv.reader(lines, strict=True)
+    first = next(lines, "")
+    between = delimiter(first)
+    reader = csv.reader(chain([first], lines), strict=True, delimiter=between)
     try:
         header: Sequence[str | None] = [name.strip() for name in next(reader)]
         if columns is not None:
@@ -181,12 +186,19 @@ def csv_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterato
                 continue
             if len(cells) != len(header):
                 remedy = f"has {len(cells)} cells, but the header has {len(header)}"
-                raise UserError(f"{path}:{reader.line_num}", ",".join(cells), remedy)
+                raise UserError(f"{path}:{reader.line_num}", between.join(cells), remedy)
+            if between == ";":
+                cells = [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in cells]
             fields = dict(zip(header, map(str.strip, cells), strict=True))
             fields.pop(None, None)
             yield Row(path, reader.line_num, cast(dict[str, Any], fields))
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}", None, f"is not CSV: {error}") from None
+
+
+def delimiter(header: str) -> str:
+    """Return the character between the cells of a CSV file with this header: a semicolon if it has no comma."""
+    return ";" if ";" in header and "," not in header else ","
 
 
 def json_rows(path: Path, *known: str, columns: Columns | None = None) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""The simple format, for traces made by hand or by a script: CSV with a header, or JSON lines.
+"""The simple format, for traces made by hand or by a script: CSV with a header and commas or semicolons, or JSON lines.
 
 The required fields are one of `arrival_s`, `arrival_ms`, `arrival_ns` and `timestamp`, and `prompt_tokens` and
 `output_tokens` (0: a pooling request, for an embedding or a score). Optional fields are `id` (default: the index of the
@@ -40,8 +40,8 @@ class SimpleCsvReader:
     name = "simple CSV"
 
     def matches(self, head: bytes) -> bool:
-        """Return True for text with a comma in its first line, so that an error can name a wrong header."""
-        return b"\x00" not in head and b"," in head.lstrip().splitlines()[0]
+        """Return True for text with a comma or semicolon in its first line: an error can name a wrong header."""
+        return b"\x00" not in head and not {*b",;"}.isdisjoint(head.lstrip().splitlines()[0])
 
     def read(self, path: Path, columns: Columns = _USUAL) -> Workload:
         return _workload(path, csv_rows(path, *FIELDS, columns=columns))

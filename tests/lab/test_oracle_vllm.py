@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from lab.oracles.__main__ import oracles
+from lab.oracles.live_conformance import FAMILIES, conform_live, scenario
+from lab.oracles.live_engines import find_engine
 from serving.errors import UserError
-from sim.checks.live_conformance import FAMILIES, conform_live, scenario
-from sim.checks.live_engines import find_engine
 from tests.vllm.environment import PYTHON, needs_vllm
-from tokentwin.commands.conformance import conformance
 
 SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 
@@ -55,7 +55,7 @@ def stand_in(folder: Path, answer: str = "decides", dt: int = 7) -> str:
 
 
 def test_the_command_says_how_each_family_went(tmp_path: Path) -> None:
-    done = CliRunner().invoke(conformance, ["--live", stand_in(tmp_path), "--scenarios", "3"])
+    done = CliRunner().invoke(oracles, [stand_in(tmp_path), "--scenarios", "3"])
     assert done.exit_code == 0
     first, *families, total = done.output.splitlines()
     assert first == "vLLM 0.31.1"
@@ -66,16 +66,16 @@ def test_the_command_says_how_each_family_went(tmp_path: Path) -> None:
 
 
 def test_one_difference_is_the_exit_status(tmp_path: Path) -> None:
-    done = CliRunner().invoke(conformance, ["--live", stand_in(tmp_path, dt=8), "--scenarios", "3"])
+    done = CliRunner().invoke(oracles, [stand_in(tmp_path, dt=8), "--scenarios", "3"])
     assert done.exit_code == 1
     assert "recordings 0/1 identical, steps 0/1" in done.output and "first difference at step 0" in done.output
 
 
 def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     engine = find_engine(stand_in(tmp_path, "fails"), None)
-    with pytest.raises(UserError, match=r"^live: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
+    with pytest.raises(UserError, match=r"^engine: .*: vLLM cannot be run there: ModuleNotFoundError: no torch$"):
         conform_live(engine, 1)
-    with pytest.raises(UserError, match=r"^live: '0\.0\.1': is no environment or unpacked wheel"):
+    with pytest.raises(UserError, match=r"^engine: '0\.0\.1': is no environment or unpacked wheel"):
         find_engine("0.0.1", None)
 
 
@@ -87,12 +87,6 @@ def test_an_unpacked_wheel_is_looked_in_first(tmp_path: Path, engine: str) -> No
     assert live.engine.name == engine
     assert live.environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
     assert live.command("x")[0].endswith("some/python")
-
-
-def test_recordings_and_a_vllm_are_one_or_the_other() -> None:
-    for arguments in ([], ["a.json", "--live", "0.33.0"]):
-        done = CliRunner().invoke(conformance, arguments)
-        assert isinstance(done.exception, UserError)
 
 
 def test_scenarios_are_the_same_for_the_same_number() -> None:

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes a recording beside each.
+"""vLLM's own scheduler on a virtual clock: `python vllm_clock.py SCENARIO.json ...` writes a recording beside each.
 
 The program needs an interpreter that can import vLLM (release 0.20 or later), and imports nothing of this project.
 vLLM's wheel without its GPU dependencies is enough, because no model runs. A scenario is a recording without `steps`

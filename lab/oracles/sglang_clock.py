@@ -1,10 +1,10 @@
-"""SGLang's own scheduler on a virtual clock: `python virtual_clock.py SCENARIO.json ...` writes recordings beside them.
+"""SGLang's own scheduler on a virtual clock: `python sglang_clock.py SCENARIO.json ...` writes recordings beside them.
 
 The program needs an interpreter that can import sglang 0.5.23 (`make sglang`), and imports nothing of this project. No
 model and no GPU is used: packages that only compute are replaced by empty ones (`_STUBS`), and `Scheduler` gets its own
 radix cache, allocator, batches and result processor, but no worker. The loops below are those of `event_loop_normal`
 and `event_loop_overlap`, with a clock instead of a device. Planning takes no time, and a step takes the time of the
-integer `cost`. Scenarios and recordings have the format of `vllmside/virtual_clock.py`; settings of `config` have our
+integer `cost`. Scenarios and recordings have the format of `vllm_clock.py`; settings of `config` have our
 names (docs/policies.md gives SGLang's). A request with `n` answers is sent as SGLang's front end does: one request
 without output computes the prompt, and its end brings `n` requests, unless the client has hung up by then. The
 recording has these requests instead. A recording of a scenario that SGLang refuses or does not end has its error in

@@ -5,7 +5,7 @@ Scenarios are small workloads with configurations that give them little room. A 
 their own families. This file has those of vLLM; `sglang_scenarios.py` has SGLang's.
 
 The engine runs in a process of its own Python, which does not import our packages. It reads scenarios from JSON files
-and writes recordings beside them (`vllmside/virtual_clock.py`, `sglangside/virtual_clock.py`). Only its scheduler runs,
+and writes recordings beside them (`vllm_clock.py`, `sglang_clock.py`). Only its scheduler runs,
 without a model or a GPU. `live_engines.py` finds it.
 """
 
@@ -325,7 +325,7 @@ def conform_live(live: LiveEngine, scenarios: int, seed: int = 0, policy: str | 
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-            raise UserError("live", str(live.folder or live.python), f"{engine.title} cannot be run there: {last}")
+            raise UserError("engine", str(live.folder or live.python), f"{engine.title} cannot be run there: {last}")
         version = _answer(paths[engine.families[0]][0])[engine.name]
         results = [_family(engine, family, of_family, policy, version) for family, of_family in paths.items()]
         return LiveConformance(engine, version, results)
