@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -19,15 +18,14 @@ from aiohttp import web
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from apiserver.engine_client import Answer, EngineClient
+from apiserver.engine_client import EngineClient
 from apiserver.failures import RequestFailures
 from apiserver.filler import PlainTexts, Texts, Words
 from apiserver.log import LOG
-from apiserver.messages import About, Add, Output
+from apiserver.messages import About, Add
 from apiserver.openai_api.answers import AnswerDocuments, ChatStyle, CompletionStyle, Documents, Style, Usage, Wording
 from apiserver.openai_api.anthropic_messages import CountRequest, MessageDocuments, MessagesRequest, error_document
 from apiserver.openai_api.api_keys import check_host, check_key, check_operator, host_name
-from apiserver.openai_api.beam_search import beam_search, check_beams
 from apiserver.openai_api.bodies import Bodies
 from apiserver.openai_api.connection import expect
 from apiserver.openai_api.delivery import (
@@ -38,7 +36,6 @@ from apiserver.openai_api.delivery import (
     Picks,
     at_intervals,
     in_turns,
-    refusal_for,
     timed_out,
     write_stream,
     write_whole,
@@ -61,7 +58,6 @@ from apiserver.openai_api.protocol import (
 )
 from apiserver.openai_api.refusal import Refusal, invalid
 from apiserver.openai_api.refusal import answer_to as openai_answer
-from apiserver.openai_api.response_store import ResponseStore
 from apiserver.openai_api.responses import ResponseDocuments, ResponsesRequest
 from apiserver.openai_api.tool_formats import format_of
 from apiserver.openai_api.tools import ChosenCalls, parameters_of
@@ -91,8 +87,8 @@ class Api:
     A request may take up to `deadline_s` seconds. If `keys` are given, a client must send one of them. If
     `hosts` are given, it must call the server by one of these names. `tool_format` is the format of tool calls that
     the model chooses to make; `auto` follows its chat template. A twin gives `answers`, if there are any. If
-    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. The last `stored_responses` answers of the
-    Responses API are stored. If it `sleeps`, clients can send it to sleep.
+    `shows_cached`, OpenAI's `usage` has the cached tokens of prompts. If it `sleeps`, clients can send it
+    to sleep.
     """
 
     def __init__(
@@ -106,7 +102,6 @@ class Api:
         tool_format: str = "auto",
         answers: GivenAnswers | None = None,
         shows_cached: bool = False,
-        stored_responses: int = 0,
         sleeps: bool = False,
     ) -> None:
         self._engine = engine
@@ -119,7 +114,6 @@ class Api:
         self._tool_format = tool_format
         self._answers = answers
         self._shows_cached = shows_cached
-        self._responses = ResponseStore(stored_responses)
         self._sleeps = sleeps
         self._grammars = GrammarWriter()
         self._created = int(time())
@@ -136,8 +130,6 @@ class Api:
                 post("/v1/completions", self.completions),
                 post("/v1/chat/completions", self.chat),
                 post("/v1/responses", self.responses),
-                web.get("/v1/responses/{id}", self.response),
-                post("/v1/responses/{id}/cancel", self.cancel_response),
                 post("/v1/messages", self.messages),
                 post("/v1/messages/count_tokens", self.count_tokens),
                 post("/v1/embeddings", self.embeddings),
@@ -360,19 +352,7 @@ class Api:
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/responses`."""
         given, body, asked, style = await self._chat(request, monotonic_ns(), ResponsesRequest, "resp")
-        stores = self._responses.most and given.store is not False
-        keep = partial(self._responses.keep, given.items) if stores else None
-        return await self._generate(request, body, asked, style, documents=partial(ResponseDocuments, given, keep))
-
-    async def response(self, request: web.Request) -> web.Response:
-        """Return a stored answer of `POST /v1/responses`."""
-        stored = self._responses.get(request.match_info["id"])
-        return web.Response(body=stored.document, content_type="application/json")
-
-    async def cancel_response(self, request: web.Request) -> web.Response:
-        """Refuse to cancel a stored answer: it has ended, because none is made in the background."""
-        self._responses.get(request.match_info["id"])
-        raise Refusal(400, "Cannot cancel a synchronous response", "response_id")
+        return await self._generate(request, body, asked, style, documents=partial(ResponseDocuments, given))
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/messages`."""
@@ -397,7 +377,6 @@ class Api:
         prompts, echoes = [], []
         async with self._bodies.take(request) as given:
             body = given.parse(CompletionRequest)
-            check_beams(body)
             about, texts = self._served(body.model)
             check_answers(len(body.prompts), body.drawn, body.drawn_by if body.drawn > 1 else "prompt")
             length = _length(body, about)
@@ -427,10 +406,7 @@ class Api:
         """Return the request, the same as a chat, and a message for the engine; answers' ids begin with `id_prefix`."""
         async with self._bodies.take(request) as given:
             asked_for = given.parse(kind)
-            if isinstance(asked_for, ResponsesRequest) and asked_for.previous_response_id:
-                asked_for.follow(json.loads(self._responses.get(asked_for.previous_response_id).items))
             body = _as_chat(asked_for)
-            check_beams(body)
             about, texts = self._served(body.model)
             prompt = await given.apart(partial(_chat_tokens, texts, _length(body, about), body))
             asked = [_asked(body, about, prompt, received_ns, None)]
@@ -563,12 +539,8 @@ class Api:
             for index, asked in enumerate(every):
                 _label(asked, request, operation, answer_id, index)
                 asked.prefilled_at = source
-            if body.use_beam_search:
-                beams = await self._beams(body, every[::drawn])
-            else:
-                beams = None
             async for index, asked in in_turns(enumerate(every)):
-                answer = beams[index] if beams else answers.enter_context(self._engine.open(asked))
+                answer = answers.enter_context(self._engine.open(asked))
                 outputs, interval = failing(answer, failure), body.stream_interval or 1
                 choice = Choice(
                     index,
@@ -642,43 +614,6 @@ class Api:
         seed = by_prompt if asked.seed is None or asked.temperature == 0 else asked.seed
         return await self._grammars.answer(asked.grammar, seed, asked.min_tokens, asked.max_tokens)
 
-    async def _beams(self, body: CompletionRequest | ChatRequest, of_prompts: Sequence[Add]) -> list[Answer]:
-        """Return the answers to every prompt that beam search finds. Raises Refusal if it takes too long."""
-        _, texts = self._served()
-        end = None if body.ignore_eos else texts.eos_id
-        width, how = body.n or 1, (body.length_penalty, body.include_stop_str_in_output)
-
-        async def answers_to(asked: Add) -> list[Answer]:
-            ask = partial(self._next_tokens, asked, 2 * width)
-            beams = await beam_search(ask, asked.prompt, width, asked.max_tokens, end, *how)
-            wanted = body.alternatives
-            return [
-                self._engine.written(
-                    beam.tokens, None if wanted is None else [one.among(wanted) for one in beam.logprobs], beam.finish
-                )
-                for beam in beams
-            ]
-
-        try:
-            async with asyncio.timeout(self._deadline_s), asyncio.TaskGroup() as searches:
-                tasks = [searches.create_task(answers_to(asked)) for asked in of_prompts]
-        except TimeoutError:
-            raise timed_out() from None
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [answer for task in tasks for answer in task.result()]
-
-    async def _next_tokens(self, asked: Add, alternatives: int, prompts: Sequence[list[int]]) -> list[Output]:
-        """Return the output of one token to each of `prompts`, with logprobs. Raises Refusal if one is refused."""
-        with ExitStack() as opened:
-            answers = []
-            for prompt in prompts:
-                one = replace(
-                    asked, prompt=prompt, max_tokens=1, min_tokens=0, logprobs=alternatives, stop_ids=[], answer=[]
-                )
-                answers.append(opened.enter_context(self._engine.open(one)))
-            return [await _whole(answer) for answer in answers]
-
     def _detokenizer(self, about: About, body: Generation, structured: bool) -> Detokenizer | Words:
         _, texts = self._served()
         filler = about.twin and not structured
@@ -691,19 +626,6 @@ class Api:
             return texts.decode(tokens, special=not body.skip_special_tokens)
 
         return Detokenizer(decode, body.stop, body.include_stop_str_in_output, body.min_tokens)
-
-
-async def _whole(answer: Answer) -> Output:
-    """Return all outputs of an answer as one, and report that it was delivered."""
-    (whole,) = [output async for output in at_intervals(answer, sys.maxsize, first_at_once=False)]
-    if whole.finish in ("refused", "crashed", "failed"):
-        raise refusal_for(whole)
-    if whole.finish == "cut":
-        raise Cut
-    now_ns = monotonic_ns()
-    answer.left(whole=True)
-    answer.delivered(now_ns, now_ns, now_ns)
-    return whole
 
 
 def _as_chat(asked: Any) -> ChatRequest:
@@ -809,7 +731,7 @@ def _asked(
     if body.min_tokens > limit:
         raise Refusal(400, f"min_tokens: {body.min_tokens} is more than max_tokens {limit}", "min_tokens")
     temperature = 1.0 if body.temperature is None else body.temperature
-    if body.drawn > 1 and temperature == 0 and not body.use_beam_search:
+    if body.drawn > 1 and temperature == 0:
         field = body.drawn_by
         raise Refusal(400, f"{field} must be 1 where temperature is 0: all answers would be one", field)
     return Add(

@@ -147,8 +147,6 @@ class Generation(Limited):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
-    use_beam_search: StrictBool = False
-    length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1
     logit_bias: Annotated[dict[Annotated[str, AfterValidator(_token_id)], Number], at_most(_MOST_BIASED)] | None = None
     bad_words: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=128, fail_fast=True)]
@@ -184,6 +182,8 @@ class Generation(Limited):
     guided_whitespace_pattern: Label | None = None
 
     # Fields that are not supported
+    use_beam_search: neutral(False) = False  # type: ignore[valid-type]
+    length_penalty: neutral(1.0) = 1.0  # type: ignore[valid-type]
     logprob_token_ids: neutral(None, []) = None  # type: ignore[valid-type]
     ec_transfer_params: neutral(None, {}) = None  # type: ignore[valid-type]
     mm_payload: neutral("tensors") = "tensors"  # type: ignore[valid-type]

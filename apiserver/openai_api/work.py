@@ -36,9 +36,7 @@ def check_work(body: CompletionRequest | ChatRequest, asked: Sequence[Add]) -> N
         repeated = prompt if body.return_token_ids or body.echo else 0
         of_prompt = 0 if one.prompt_logprobs is None else prompt * (1 + one.prompt_logprobs)
         of_token = 0 if one.logprobs is None else 1 + one.logprobs
-        if body.use_beam_search:  # each token of each beam is a request
-            drawn, prompt, tokens, of_token = drawn * tokens, prompt + tokens // 2, 1, 2 * drawn
-        elif one.open_ended:
+        if one.open_ended:
             left = BUDGET // drawn - _ANSWER - prompt - repeated - _LOGPROB * of_prompt
             tokens = one.max_tokens = max(min(tokens, left // (1 + _LOGPROB * of_token)), one.min_tokens, 1)
         answers += drawn

@@ -9,13 +9,11 @@ import pytest
 
 from apiserver.messages import Add, Output
 from apiserver.openai_api.delivery import at_intervals
-from apiserver.openai_api.refusal import Refusal
-from apiserver.openai_api.response_store import ResponseStore
 from apiserver.twin import AnswerLengths
 from tests.apiserver.served import TWIN, serving
 
 WORDS = [{"role": "user", "content": "Hello"}]
-MORE = ("--enable-prompt-tokens-details", "--stored-responses", 20)
+MORE = ("--enable-prompt-tokens-details",)
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -384,39 +382,6 @@ def test_responses_are_chats_in_another_form(server):
 
 
 RESULT = {"type": "function_call_output", "output": "rain"}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_response_is_continued_by_its_id_as_if_the_client_had_sent_it_again(server, stream):
-    first = {"input": "Hello", "instructions": "Be brief.", "max_output_tokens": 5, "stream": stream}
-    answered = server.ask("POST", "/v1/responses", first, X_Request_Id=f"kept-{stream}")
-    assert answered.status == 200
-    stored = server.ask("GET", f"/v1/responses/kept-{stream}").document
-    assert stored["status"] == "incomplete" and (stream or stored == answered.document)
-    asked = {"max_output_tokens": 5, "instructions": "Be long."}
-    again = [{"role": "user", "content": "Hello"}, *stored["output"], {"role": "user", "content": "And?"}]
-    whole = server.ask("POST", "/v1/responses", {**asked, "input": again, "store": False}, X_Request_Id="gone").document
-    short = {**asked, "input": "And?", "previous_response_id": stored["id"]}
-    continued = server.ask("POST", "/v1/responses", short).document
-    assert continued["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
-    assert (continued["previous_response_id"], continued["store"], whole["store"]) == (stored["id"], True, False)
-    assert server.ask("POST", f"/v1/responses/{stored['id']}/cancel", {}).status == 400
-    for method, path, body in (
-        ("GET", "/v1/responses/gone", None),
-        ("POST", "/v1/responses", {**short, "previous_response_id": "gone"}),
-        ("POST", "/v1/responses/gone/cancel", {}),
-    ):
-        refused = server.ask(method, path, body)
-        assert refused.status == 404 and refused.error["param"] == "response_id"
-
-
-def test_the_oldest_responses_are_dropped_first():
-    store = ResponseStore(2)
-    for id in ("a", "b", "a", "c"):
-        store.keep([], {"id": id, "output": []})
-    assert store.get("a") and store.get("c")
-    with pytest.raises(Refusal, match="'b'"):
-        store.get("b")
 
 
 @pytest.mark.parametrize(

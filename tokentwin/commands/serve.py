@@ -21,7 +21,6 @@ SECTIONS = {
     "HTTP": ("host", "port", "api_workers", "allowed_hosts", "api_key_file", "tls_cert", "tls_key"),
     "OpenAI's API": (
         *("served_model_name", "lora_modules", "tool_call_parser", "enable_prompt_tokens_details"),
-        "stored_responses",
         "enable_sleep_mode",
     ),
     "Limits": ("max_requests", "request_timeout", "client_timeout", "body_limit"),
