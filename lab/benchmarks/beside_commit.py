@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from lab.benchmarks.peers.simulators import timed
 from serving.deployments.config import SchedulerConfig
@@ -60,24 +61,13 @@ def main() -> None:
             ]
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(earlier)], cwd=ROOT, check=True)
-    result = {}
+    result: dict[str, dict[str, Any]] = {}
     for name in MEASURED:
         ratios = sorted(ours[name] / theirs[name] for ours, theirs in pairs)
         now, before = (round(median(pair[side][name] for pair in pairs), 2) for side in (0, 1))
-        result[name] = {"ours": now, options.commit: before, "ratio": [round(r, 3) for r in ratios]}
-    columns = ["", "ours", options.commit, "ratio"]
-    print_table(
-        columns,
-        [
-            [
-                name,
-                str(row["ours"]),
-                str(row[options.commit]),
-                f"{median(row['ratio']):.2f} ({row['ratio'][0]:.2f} to {row['ratio'][-1]:.2f})",
-            ]
-            for name, row in result.items()
-        ],
-    )
+        spread = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        result[name] = {"ours": now, options.commit: before, "ratio": spread}
+    print_table(["", *result[MEASURED[0]]], [[name, *map(str, row.values())] for name, row in result.items()])
     print(json.dumps(result))
 
 
