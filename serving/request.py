@@ -90,7 +90,7 @@ class Request(BlockTable):
         self.decodes: DecodeSet | None = None
         self.joined = 0  # the set's clock when this request joined it
         self.true_exit_clock = 0  # the set's clock when its last token will be scheduled
-        self.admitted = -1  # admission number; later admissions have larger numbers
+        self.admitted = -1  # place in the order of rows in a step: of its admission, or of a later change by the policy
         self.block_count = 0  # number of blocks that it references
         self.hashed = 0  # number of full blocks among them that other requests can reuse
         self.spans: list[Span] = []  # parts of its sequence, made on demand

@@ -241,6 +241,11 @@ class StepPlan:
         start = request.computed - (self.decodes.clock - self.clock) - 1
         self.departed += (Row(request, start, 1, True),)
 
+    def list_departed(self) -> None:
+        """Move the rows in `departed` to `listed`, which is then in order of admission."""
+        if self.departed:
+            self.listed, self.departed = sorted(self.rows_outside_decodes(), key=_admission), ()
+
     def _count(self, row: Row, sign: int) -> None:
         request, start, tokens, samples, drafts = row
         if samples and not request.pools:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from lab.oracles.live_conformance import conform_live, lines
+from lab.oracles.live_conformance import conform_live
 from lab.oracles.live_engines import find_engine
+from sim.checks.conformance import lines
 from tokentwin.cli import main
 
 
@@ -20,11 +21,14 @@ def oracles(engine: str, policy: str | None, python: str | None, scenarios: int,
     """Let the scheduler of ENGINE and our own decide random scenarios, and compare every decision.
 
     ENGINE is a vLLM or SGLang: a virtual environment that has it, the folder of an unpacked wheel, or an installed
-    release. The command prints one line for each kind of scenario. The exit status is 1 if any decision differs.
+    release. The command prints one line for each kind of scenario, a total, and every difference. The exit status is 1
+    if any decision differs.
     """
     outcome = conform_live(find_engine(engine, python), scenarios, seed, policy)
-    click.echo("\n".join(lines(outcome)))
-    raise SystemExit(0 if outcome.identical else 1)
+    click.echo(f"{outcome.engine.title} {outcome.version}")
+    for line in lines(outcome.families):
+        click.echo(line)
+    raise SystemExit(any(family.identical < len(family.decided) for family in outcome.families))
 
 
 if __name__ == "__main__":

@@ -61,11 +61,8 @@ class SglangScheduler(Residents):
         self._chunked: Request | None = None  # the request whose prompt is not all planned
         self._stashed = True  # the pages of `_chunked` are in the tree
         self._in_flight: deque[StepPlan] = deque()
-        # for each plan in flight: number of its rows that compute prompts, and order of its decodes, by request id
-        self._made: deque[tuple[int, dict[int, int]]] = deque()
-        self._prompts = 0  # the first number of the plan being made
-        self._rank: dict[int, int] = {}
-        self._next_rank = 0
+        self._made: deque[int] = deque()  # for each plan in flight: number of its rows that compute prompts
+        self._prompts = 0  # this number of the plan being made
         # (clock of the decode set, number of the plan) at the start of each run of consecutive plans with decodes
         self._ticked: deque[tuple[int, int]] = deque()
         self._planned = self._admissions = 0
@@ -165,7 +162,6 @@ class SglangScheduler(Residents):
         if self._preemption is not None:
             self._preemption.ended(id)
         self._allocated.pop(id, None)
-        self._rank.pop(id, None)
 
     # One step
 
@@ -211,12 +207,14 @@ class SglangScheduler(Residents):
             self._full = False
         for request in stay:
             self._batch[request.id] = request
-        self._order(stay)
 
     def _order(self, requests: Iterable[Request]) -> None:
+        """Let `requests` run in this order, behind all others. Steps in flight still return in the old order."""
+        for plan in self._in_flight:
+            plan.list_departed()
         for request in requests:
-            self._rank[request.id] = self._next_rank
-            self._next_rank += 1
+            request.admitted = self._admissions
+            self._admissions += 1
 
     # Prompts
 
@@ -349,6 +347,7 @@ class SglangScheduler(Residents):
         if not requests or not self._pages.make_room(self._new_pages(requests)):
             return []
         self._decode_pages(requests)
+        self._order(requests)
         for request in requests:
             if self._preemption is not None:
                 self._preemption.tried(request, 0)
@@ -451,7 +450,6 @@ class SglangScheduler(Residents):
             raise UserError("scheduler.num_blocks", self.config.num_blocks, remedy)
         self._full = False
         self._batch = {request.id: request for request in kept}
-        self._rank = {}  # plans in flight keep the old one
         self._order(kept)
         self._ratio.estimate(kept)
         self._wait_again(plan, retracted)
@@ -468,7 +466,7 @@ class SglangScheduler(Residents):
     def _launch(self, plan: StepPlan) -> None:
         self._planned += 1
         self._in_flight.append(plan)
-        self._made.append((self._prompts, self._rank))
+        self._made.append(self._prompts)
         for request, _, _, samples, _ in plan.listed:
             arrived = request.arrived
             steady = not (arrived.structured or arrived.changes_logits or request.ended or self._drafts)
@@ -524,15 +522,14 @@ class SglangScheduler(Residents):
     def commit(self, plan: StepPlan, stopped: Collection[int] = ()) -> list[Request]:
         if not self._in_flight or self._in_flight.popleft() is not plan:
             raise ValueError(f"plan {plan.seq} is not the oldest in flight")
-        prompts, rank = self._made.popleft()
+        prompts = self._made.popleft()
         decodes = self.decodes
         if plan.clock:  # 0 without decodes
             decodes.committed = plan.clock
-        rows = plan.rows_outside_decodes()
+        plan.list_departed()
+        rows = plan.listed
         if not (rows or stopped):
             return []
-        if plan.departed and len(rows) > 1:
-            rows = sorted(rows, key=lambda row: rank.get(row.request.id, 0))
         finished: list[Request] = []
         for number, (request, start, tokens, samples, drafts) in enumerate(rows):
             if request.ended and request.id not in self.leaving:

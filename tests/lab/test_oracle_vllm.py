@@ -16,7 +16,6 @@ SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 
 
 @pytest.mark.deep
-@pytest.mark.deep
 @pytest.mark.vllm
 @needs_vllm
 def test_vllm_decides_random_scenarios_alike() -> None:
@@ -24,8 +23,7 @@ def test_vllm_decides_random_scenarios_alike() -> None:
     live = conform_live(find_engine(str(PYTHON.parents[1]), None), SCENARIOS)
     assert [family.family for family in live.families] == [*FAMILIES]
     for family in live.families:
-        assert family.identical == len(family.decided), str(family)
-        assert len(family.decided) + len(family.lacks) > SCENARIOS * 0.8
+        assert family.identical == len(family.decided) > SCENARIOS / 4, str(family)
 
 
 # A stand-in for vLLM's Python, which decides as the recording beside it says, or fails.
@@ -59,16 +57,18 @@ def stand_in(folder: Path, answer: str = "decides", dt: int = 7) -> str:
 def test_the_command_says_how_each_family_went(tmp_path: Path) -> None:
     done = CliRunner().invoke(oracles, [stand_in(tmp_path), "--scenarios", "3"])
     assert done.exit_code == 0
-    first, *families = done.output.splitlines()
+    first, *families, total = done.output.splitlines()
     assert first == "vLLM 0.31.1"
+    assert total.startswith(f"total: recordings {len(FAMILIES)}/{len(FAMILIES)} identical")
     for family, said in zip(FAMILIES, families, strict=True):
-        assert said.startswith(f"{family}: scenarios 1/1 identical, steps 1/1; 1 ") and said.endswith(": no end")
+        assert said.startswith(f"{family}: recordings 1/1 identical, steps 1/1, requests 1/1; 1 not asked")
+        assert said.endswith("; 1 that vLLM refused or did not end: no end")
 
 
 def test_one_difference_is_the_exit_status(tmp_path: Path) -> None:
     done = CliRunner().invoke(oracles, [stand_in(tmp_path, dt=8), "--scenarios", "3"])
     assert done.exit_code == 1
-    assert "scenarios 0/1 identical, steps 0/1" in done.output and "first difference at step 0" in done.output
+    assert "recordings 0/1 identical, steps 0/1" in done.output and "first difference at step 0" in done.output
 
 
 def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:

@@ -664,7 +664,7 @@ def test_sglang_keeps_nothing_of_requests_that_have_gone() -> None:
             scheduler.commit(plan)
     assert all(gone.values()) and not scheduler.requests
     kept = scheduler._preemption
-    for left in (scheduler.leaving, scheduler.running, scheduler._rank, kept._joined, kept._known, kept._cached):
+    for left in (scheduler.leaving, scheduler.running, kept._joined, kept._known, kept._cached):
         assert not left
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from serving.errors import UserError
+
 
 @click.command()
 @click.argument("recordings", nargs=-1, required=True, type=click.Path())
@@ -11,14 +13,21 @@ import click
 def conformance(recordings: tuple[str, ...], policy: str | None) -> None:
     """Replay RECORDINGS of vLLM's or SGLang's scheduler with our own, and compare every decision.
 
-    The command prints one line for each recording. The exit status is 1 if any decision differs.
+    The command prints one line for each feature (the first word of a recording's name), a total, and every difference.
+    The exit status is 1 if any decision differs, otherwise 2 if a file is no such recording.
     """
-    from sim.checks.conformance import conform
+    from sim.checks.conformance import by_feature, conform, lines
 
-    different = 0
+    results, refused = [], 0
     for recording in recordings:
-        result = conform(recording, policy)
-        click.echo(str(result))
-        different += not result.identical
-    if different:
+        try:
+            results.append(conform(recording, policy))
+        except UserError as error:
+            click.echo(f"tokentwin: {error}", err=True)
+            refused += 1
+    for line in lines(by_feature(results)):
+        click.echo(line)
+    if not all(result.identical for result in results):
         raise SystemExit(1)
+    if refused:
+        raise SystemExit(2)

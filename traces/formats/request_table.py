@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice, pairwise, repeat
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -145,12 +146,12 @@ def batch_of(rows: list[WorkloadRequest], schema: pa.Schema) -> pa.RecordBatch:
     )
     prompts = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), segments, type=schema.field("prompt").type)
     columns = [
-        prompts if field.name == "prompt" else pa.array([_stored(row, field.name) for row in rows], field.type)
-        for field in schema
+        prompts if field.name == "prompt" else pa.array(_column(rows, field.name), field.type) for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _stored(row: WorkloadRequest, name: str) -> object:
-    value = getattr(row, name)
-    return [item._asdict() for item in value] if name == "items" else value
+def _column(rows: list[WorkloadRequest], name: str) -> list[object]:
+    if name == "items":
+        return [[item._asdict() for item in row.items] for row in rows]
+    return list(map(attrgetter(name), rows))
