@@ -142,7 +142,7 @@ class _Verdicts:
 
     def accepted(self, request: Request, step: int, drafts: int) -> int:
         accepted = self._acceptance.accepted(request, step, drafts)
-        tokens = 1 + accepted if self._beyond else min(1 + accepted, request.end_len - request.known)
+        tokens = 1 + accepted if self._beyond else min(1 + accepted, request.true_len - request.known)
         if tokens > 1:
             self.tokens.setdefault(step, {})[str(request.id)] = tokens
         return accepted
