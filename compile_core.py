@@ -16,7 +16,7 @@ from pathlib import Path
 
 from setuptools import Distribution
 
-from serving.compiled_core import BY_CHOICE, COMPILED, COMPILED_CORE, CORE, DIGEST, ROOT, sources_digest
+from tokentwin.serving.compiled_core import BY_CHOICE, COMPILED, COMPILED_CORE, CORE, DIGEST, ROOT, sources_digest
 
 MODULES = (
     "serving/clients.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 _ROOT = Path(__file__).parents[1]
 

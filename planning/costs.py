@@ -12,21 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.steps.external_calibration import Learnt, load_learnt
-from calibration.steps.measured_runs import MeasuredRuns
-from calibration.steps.observed import JudgedCost, observed, pure
-from calibration.steps.operation_cost import OperationCost
-from calibration.steps.step_cost import Calibration, StepCost
-from planning.deployments import served
-from planning.learn.watched import drift
-from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.kv_capacity import check_encoder, kv_capacity
-from serving.deployments.kv_layout import with_kv_groups
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.user_code.own_cost import identity, names_own_cost, own_cost
+from tokentwin.calibration.steps.external_calibration import Learnt, load_learnt
+from tokentwin.calibration.steps.measured_runs import MeasuredRuns
+from tokentwin.calibration.steps.observed import JudgedCost, observed, pure
+from tokentwin.calibration.steps.operation_cost import OperationCost
+from tokentwin.calibration.steps.step_cost import Calibration, StepCost
+from tokentwin.planning.deployments import served
+from tokentwin.planning.learn.watched import drift
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.deployments.kv_capacity import check_encoder, kv_capacity
+from tokentwin.serving.deployments.kv_layout import with_kv_groups
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.own_cost import identity, names_own_cost, own_cost
 
 
 class Priced(NamedTuple):
@@ -147,7 +147,7 @@ def _check_blocks(deployment: Deployment) -> None:
 
 
 def _on_gpu(gpu: str, learnt: Learnt | None, deployment: Deployment, shared_prefix: int, encodes: bool) -> Priced:
-    from calibration.steps.external_calibration import (  # imports slowly: kernels are interpolated with scipy
+    from tokentwin.calibration.steps.external_calibration import (  # imports slowly: kernels are interpolated with scipy
         identity,
         predicted_cost,
     )

@@ -12,11 +12,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from realengine.attention import ATTENTION
-from serving.data_file import parse_yaml
-from serving.deployments.config import Deployment, SchedulerConfig, load_deployment, parse
-from serving.errors import UserError
-from serving.user_code.plugins import check_name
+from tokentwin.realengine.attention import ATTENTION
+from tokentwin.serving.data_file import parse_yaml
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, load_deployment, parse
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.user_code.plugins import check_name
 
 SCHEDULER_FLAGS = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens",
@@ -68,7 +68,7 @@ def stated_deployment(path: str | Path) -> Deployment:
     """
     if not Path(path).is_dir():
         return load_deployment(path)
-    from traces.recording import Recording  # loads pyarrow
+    from tokentwin.traces.recording import Recording  # loads pyarrow
 
     run = Recording.load(path).run
     made = parse(Deployment, json.loads(run["deployment"] or "{}"), where=f"{run['run_id']}.deployment")

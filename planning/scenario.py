@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from planning.request import GridCarbon, Pue, Request, TimedBy
-from serving.deployments.config import Deployment, merged, parse, pool_deployment, with_stated_blocks
-from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
-from serving.deployments.fleet import RouterConfig
-from serving.deployments.gpu_spec import GpuSpec, gpus
-from serving.metrics import check_slo
-from serving.scheduler import find_policy
-from serving.workload import Workload
+from tokentwin.planning.request import GridCarbon, Pue, Request, TimedBy
+from tokentwin.serving.deployments.config import Deployment, merged, parse, pool_deployment, with_stated_blocks
+from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from tokentwin.serving.deployments.fleet import RouterConfig
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, gpus
+from tokentwin.serving.metrics import check_slo
+from tokentwin.serving.scheduler import find_policy
+from tokentwin.serving.workload import Workload
 
 if TYPE_CHECKING:
-    from planning.priced_scenario import PricedScenario
-    from traces.synth import SynthSpec
+    from tokentwin.planning.priced_scenario import PricedScenario
+    from tokentwin.traces.synth import SynthSpec
 
 
 class TraceWorkload(Request):
@@ -91,7 +91,7 @@ class Scenario(Request):
     @field_validator("workload")
     @classmethod
     def _complete(cls, workload: dict[str, Any]) -> dict[str, Any]:
-        from traces.synth import parse_spec
+        from tokentwin.traces.synth import parse_spec
 
         if "trace" in workload:
             return parse(TraceWorkload, workload, where="workload").model_dump(mode="json")
@@ -107,7 +107,7 @@ class Scenario(Request):
 
     def whole(self) -> tuple[Scenario, tuple[str, ...]]:
         """Return this scenario with its engines' defaults stated, and a line for each engine's. Raises UserError."""
-        from planning.scenario import whole_deployment
+        from tokentwin.planning.scenario import whole_deployment
 
         deployment, defaults = whole_deployment(self.deployment, self.calibration, self.gpu)
         return self.model_copy(update={"deployment": deployment}), defaults
@@ -115,16 +115,16 @@ class Scenario(Request):
     @property
     def synthetic(self) -> SynthSpec | None:
         """The specification in `workload`; None if it names a trace."""
-        from traces.synth import parse_spec
+        from tokentwin.traces.synth import parse_spec
 
         return None if "trace" in self.workload else parse_spec(self.workload, where="workload")
 
     def offered(self) -> Workload:
         """Return the workload. Raises UserError if its trace cannot be read."""
-        from planning.traffic import is_specification
-        from traces.formats.trace_file import read_workload
-        from traces.reshape import reshaped, spread_ticks
-        from traces.synth import parse_spec, read_spec, synthesise
+        from tokentwin.planning.traffic import is_specification
+        from tokentwin.traces.formats.trace_file import read_workload
+        from tokentwin.traces.reshape import reshaped, spread_ticks
+        from tokentwin.traces.synth import parse_spec, read_spec, synthesise
 
         if "trace" not in self.workload:
             return synthesise(parse_spec(self.workload, where="workload"))
@@ -137,9 +137,9 @@ class Scenario(Request):
 
     def priced(self) -> PricedScenario:
         """Return the scenario ready to be simulated. Raises UserError if its settings do not go together."""
-        from planning.pooling import check_pooling
-        from planning.priced_scenario import price_scenario, with_fleet
-        from sim.router import find_router
+        from tokentwin.planning.pooling import check_pooling
+        from tokentwin.planning.priced_scenario import price_scenario, with_fleet
+        from tokentwin.sim.router import find_router
 
         deployment = with_fleet(self.deployment, self.replicas, self.router)
         priced = price_scenario(Workload(()), self.calibration, self.gpu, deployment, prices=self.prices)
@@ -162,7 +162,7 @@ def whole_deployment(
     `calibration` or `gpu` times the steps of the deployment.
     Raises UserError for a GPU or a calibration that does not exist.
     """
-    from planning.costs import timing_gpu
+    from tokentwin.planning.costs import timing_gpu
 
     filled, lines = _filled(deployment, timing_gpu(calibration, gpu))
     if deployment.fleet is None:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import UserError, one_line
-from serving.request import Request
+from tokentwin.serving.errors import UserError, one_line
+from tokentwin.serving.request import Request
 
 _SHOWN = 80  # maximum number of characters of a request that an error shows
 ANY_OBJECT: dict[str, Any] = {"type": "object"}

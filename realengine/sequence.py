@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from realengine.grammar import Bits, Grammar
-from realengine.logit_rules import LogitChanges, LogitRules, Logprob, PromptLogprob, RuledLogits
-from realengine.sampling import SamplingParams, UniformNumbers
-from serving.request import Request
-from serving.step_plan import Row
+from tokentwin.realengine.grammar import Bits, Grammar
+from tokentwin.realengine.logit_rules import LogitChanges, LogitRules, Logprob, PromptLogprob, RuledLogits
+from tokentwin.realengine.sampling import SamplingParams, UniformNumbers
+from tokentwin.serving.request import Request
+from tokentwin.serving.step_plan import Row
 
 
 class TokenSequence:

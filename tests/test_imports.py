@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "sglangside": set(),
     "lab": OURS,
 }
-# They ask `planning.checkout` for the lab when they are called, and report it if there is no checkout.
+# They ask `tokentwin.planning.checkout` for the lab when they are called, and report it if there is no checkout.
 REACHES_THE_LAB = {
     "dashboard/claims_page/page.py",
     "dashboard/claims_page/tasks.py",
@@ -66,7 +66,7 @@ def modules(package: str) -> list[Path]:
 
 
 def named(tree: ast.AST) -> set[str]:
-    """Return our packages with a module that a string under `tree` names, such as `dashboard.blocks:figure`."""
+    """Return our packages with a module that a string under `tree` names, such as `tokentwin.dashboard.blocks:figure`."""
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return {text.split(".")[0] for text in texts if re.fullmatch(r"\w+\.[\w.]*(:\w*)?", text) and is_module(text)}
 
@@ -134,7 +134,7 @@ def test_a_wheel_has_the_house_and_no_lab() -> None:
 def test_what_reaches_the_lab_does_so_when_called_and_after_asking(name: str) -> None:
     tree = ast.parse((ROOT / name).read_text())
     assert "lab" in imported(tree) - at_import_time(tree)
-    assert "planning.checkout" in imported_modules(tree, {"planning.checkout"})
+    assert "tokentwin.planning.checkout" in imported_modules(tree, {"tokentwin.planning.checkout"})
 
 
 def every_module() -> dict[str, Path]:
@@ -191,11 +191,11 @@ def test_one_file_starts_the_dashboard() -> None:
 @pytest.mark.parametrize(
     ("text", "package"),
     [
-        ("dashboard.blocks:figure", {"dashboard"}),
-        ("dashboard.html_reports.", {"dashboard"}),
-        ("planning.jobs.worker", {"planning"}),
+        ("tokentwin.dashboard.blocks:figure", {"dashboard"}),
+        ("tokentwin.dashboard.html_reports.", {"dashboard"}),
+        ("tokentwin.planning.jobs.worker", {"planning"}),
         ("dashboard.yaml", set()),
-        ("what the dashboard.blocks shows", set()),
+        ("what the tokentwin.dashboard.blocks shows", set()),
     ],
 )
 def test_a_module_in_a_string_is_found(text: str, package: set[str]) -> None:
@@ -256,6 +256,6 @@ def test_a_short_simulation_loads_little(tmp_path: Path) -> None:
 
 
 def test_the_simulator_loads_without_torch() -> None:
-    modules = "sim.cluster, sim.checks.conformance, calibration.validation.covalidation"
+    modules = "tokentwin.sim.cluster, tokentwin.sim.checks.conformance, tokentwin.calibration.validation.covalidation"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from serving.compiled_core import CORE
-from serving.errors import UserError, reason, shortened
+from tokentwin.serving.compiled_core import CORE
+from tokentwin.serving.errors import UserError, reason, shortened
 
 VERBS = {
     "bench": "Replay a trace on the real engine, or send it to a server, and record it.",
@@ -134,7 +134,7 @@ def main() -> None:
 
 def _end_user_threads() -> None:
     """End threads of users' code, for which Python would wait after the command has ended."""
-    plugins = sys.modules.get("serving.user_code.plugins")
+    plugins = sys.modules.get("tokentwin.serving.user_code.plugins")
     if plugins is not None and not plugins.end_user_threads():
         sys.stdout.flush()
         click.echo("tokentwin: a thread that a policy, router or cost model has started does not end", err=True)

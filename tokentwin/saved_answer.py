@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from serving.answers.document import Document
-from serving.answers.markdown import markdown
-from serving.whole_file import check_free, write_whole
+from tokentwin.serving.answers.document import Document
+from tokentwin.serving.answers.markdown import markdown
+from tokentwin.serving.whole_file import check_free, write_whole
 
 _ANY = ("style", "save", "force", "jobs")  # options that do not change the answer
 
@@ -61,7 +61,7 @@ class AnswerOutput(NamedTuple):
             case "markdown":
                 click.echo(markdown(answer.report()), nl=False)
             case _:
-                from serving.answers.terminal import print_report
+                from tokentwin.serving.answers.terminal import print_report
 
                 print_report(answer.report())
 

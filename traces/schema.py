@@ -19,9 +19,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.errors import UserError
-from serving.step_plan import AGGREGATES
-from traces.formats.parquet import SCHEMA, arrow_reason
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.step_plan import AGGREGATES
+from tokentwin.traces.formats.parquet import SCHEMA, arrow_reason
 
 COLUMNS_FILE = "columns.json"
 _NAMES_INSIDE = re.compile(r" \('\w+'\)")  # Parquet gives these names to the fields of a map

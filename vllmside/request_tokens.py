@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from serving.kv.content import TokenContent
-from serving.request import Request
+from tokentwin.serving.kv.content import TokenContent
+from tokentwin.serving.request import Request
 
 
 class RequestTokens:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from apiserver.filler import Texts
-from apiserver.openai_api.tools import Calls, ChosenCalls
-from realengine.logit_rules import Logprob, PromptLogprob
+from tokentwin.apiserver.filler import Texts
+from tokentwin.apiserver.openai_api.tools import Calls, ChosenCalls
+from tokentwin.realengine.logit_rules import Logprob, PromptLogprob
 
 _LEAST = -9999.0  # the smallest log-probability that is written, because JSON has no infinity
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serving.errors import UserError, reason
+from tokentwin.serving.errors import UserError, reason
 
 
 def read_keys(path: str | None) -> tuple[bytes, ...]:
@@ -25,7 +25,9 @@ def read_keys(path: str | None) -> tuple[bytes, ...]:
 
 def check_key(authorization: str, keys: Sequence[bytes]) -> None:
     """Raise Refusal unless the header `Authorization` has one of `keys`. The comparison takes constant time."""
-    from apiserver.openai_api.refusal import Refusal  # imported here, because the supervisor does not load aiohttp
+    from tokentwin.apiserver.openai_api.refusal import (
+        Refusal,  # imported here, because the supervisor does not load aiohttp
+    )
 
     scheme, _, given = authorization.partition(" ")
     key = (given if scheme.lower() == "bearer" else authorization).encode(errors="surrogateescape")
@@ -38,7 +40,7 @@ def check_host(host: str, allowed: Collection[str]) -> None:
 
     A web page can give the server's address a name of its own, and could then send requests in a visitor's browser.
     """
-    from apiserver.openai_api.refusal import Refusal
+    from tokentwin.apiserver.openai_api.refusal import Refusal
 
     try:
         name = urlsplit(f"//{host}").hostname

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from apiserver.messages import Output
-from apiserver.openai_api.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequest
-from apiserver.openai_api.refusal import Refusal
-from realengine.logit_rules import Logprob
+from tokentwin.apiserver.messages import Output
+from tokentwin.apiserver.openai_api.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequest
+from tokentwin.apiserver.openai_api.refusal import Refusal
+from tokentwin.realengine.logit_rules import Logprob
 
 Ask = Callable[[Sequence[list[int]]], Awaitable[list[Output]]]
 """It returns the outputs to several prompts, each with one token and its logprob with alternatives."""

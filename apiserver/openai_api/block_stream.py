@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from apiserver.openai_api.answers import ChatStyle, Piece, Usage
+from tokentwin.apiserver.openai_api.answers import ChatStyle, Piece, Usage
 
 
 class BlockStream(ABC):

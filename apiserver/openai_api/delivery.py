@@ -11,13 +11,13 @@ from typing import Any
 
 from aiohttp import web
 
-from apiserver.engine_client import Answer
-from apiserver.filler import Words
-from apiserver.messages import Output
-from apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
-from apiserver.openai_api.refusal import Refusal
-from realengine.logit_rules import PromptLogprob
-from realengine.tokenizer import Detokenizer
+from tokentwin.apiserver.engine_client import Answer
+from tokentwin.apiserver.filler import Words
+from tokentwin.apiserver.messages import Output
+from tokentwin.apiserver.openai_api.answers import AnswerDocuments, Piece, Usage
+from tokentwin.apiserver.openai_api.refusal import Refusal
+from tokentwin.realengine.logit_rules import PromptLogprob
+from tokentwin.realengine.tokenizer import Detokenizer
 
 
 @dataclass(slots=True)

@@ -15,11 +15,11 @@ from aiohttp import web
 from numpy.typing import NDArray
 from pydantic import Field, StrictBool
 
-from apiserver.engine_client import Answer
-from apiserver.openai_api.delivery import Cut, refusal_for
-from apiserver.openai_api.limited import Limited
-from apiserver.openai_api.protocol import Prompt, neutral
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.engine_client import Answer
+from tokentwin.apiserver.openai_api.delivery import Cut, refusal_for
+from tokentwin.apiserver.openai_api.limited import Limited
+from tokentwin.apiserver.openai_api.protocol import Prompt, neutral
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 Format = Literal["float", "base64"]
 

@@ -10,7 +10,7 @@ import json
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.openai_api.refusal import Refusal
 
 _MOST_BYTES = 64 << 20  # of all stored answers together
 

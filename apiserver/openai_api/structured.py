@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from apiserver.openai_api.grammar_writer import Constraint
-from apiserver.openai_api.limited import Limited
-from realengine.grammar import ANY_OBJECT
-from serving.data_file import parse_json
+from tokentwin.apiserver.openai_api.grammar_writer import Constraint
+from tokentwin.apiserver.openai_api.limited import Limited
+from tokentwin.realengine.grammar import ANY_OBJECT
+from tokentwin.serving.data_file import parse_json
 
 
 class JsonSchema(Limited):

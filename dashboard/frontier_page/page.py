@@ -13,13 +13,13 @@ from types import MappingProxyType
 
 import streamlit as st
 
-from calibration.trust import weakest
-from dashboard import blocks
-from dashboard.blocks import choosing, titled
-from dashboard.downloads import downloads
-from dashboard.fleet_run import run_of
-from dashboard.frontier_page.answer import show_engines
-from dashboard.plan_page.words import (
+from tokentwin.calibration.trust import weakest
+from tokentwin.dashboard import blocks
+from tokentwin.dashboard.blocks import choosing, titled
+from tokentwin.dashboard.downloads import downloads
+from tokentwin.dashboard.fleet_run import run_of
+from tokentwin.dashboard.frontier_page.answer import show_engines
+from tokentwin.dashboard.plan_page.words import (
     LOOKED_AT,
     attainment_of,
     every_fleet,
@@ -28,12 +28,12 @@ from dashboard.plan_page.words import (
     slos_of,
     trust,
 )
-from dashboard.planned import FLEETS, Planned, Ways, link_to, plans, strip
-from dashboard.shown import literal
-from dashboard.trust_page.results import readable_external, trust_on
-from dashboard.url import choose, in_url, keep, named
-from planning.plan.frontier import Point
-from serving.answers.figures import shown_number, shown_usd
+from tokentwin.dashboard.planned import FLEETS, Planned, Ways, link_to, plans, strip
+from tokentwin.dashboard.shown import literal
+from tokentwin.dashboard.trust_page.results import readable_external, trust_on
+from tokentwin.dashboard.url import choose, in_url, keep, named
+from tokentwin.planning.plan.frontier import Point
+from tokentwin.serving.answers.figures import shown_number, shown_usd
 
 
 @in_url

@@ -1,4 +1,4 @@
-"""The process of a job: `python -m planning.jobs.worker DIRECTORY`.
+"""The process of a job: `python -m tokentwin.planning.jobs.worker DIRECTORY`.
 
 It waits for a free slot (there is one for each CPU, held by a lock that is released when the process ends), runs the
 task, and writes a result, or one line with the reason for its failure.
@@ -16,9 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from planning.jobs.files import read_json, write_json
-from planning.progress import Tell, TimeLeft
-from serving.errors import UserError, reason
+from tokentwin.planning.jobs.files import read_json, write_json
+from tokentwin.planning.progress import Tell, TimeLeft
+from tokentwin.serving.errors import UserError, reason
 
 Task = Callable[[dict[str, Any], Path, Tell], Any]
 

@@ -15,16 +15,16 @@ from itertools import product
 from math import gcd
 from typing import Any, NamedTuple
 
-from planning.deployments import with_settings
-from serving.deployments.config import Deployment
-from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
-from serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
-from serving.deployments.gpu_spec import GpuSpec, find_gpu
-from serving.deployments.kv_capacity import kv_capacity
-from serving.deployments.kv_layout import kv_tokens, with_kv_groups
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from serving.workload import Workload
+from tokentwin.planning.deployments import with_settings
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+from tokentwin.serving.deployments.fleet import FleetConfig, PoolConfig, RouterConfig
+from tokentwin.serving.deployments.gpu_spec import GpuSpec, find_gpu
+from tokentwin.serving.deployments.kv_capacity import kv_capacity
+from tokentwin.serving.deployments.kv_layout import kv_tokens, with_kv_groups
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import Workload
 
 _SEARCHED = 5  # maximum number of engines of a replica in the search, prefill and decode together
 _ROUND = 1024  # the length of the longest request is rounded up to a multiple of this number of tokens

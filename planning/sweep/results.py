@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from planning.sweep.dataset import ABOUT, journal_rows
-from serving.answers.document import Answer
-from serving.answers.figures import counted
-from serving.answers.report import NUMBER, Column, Line, Table
-from serving.data_file import parse_json, present_name
-from serving.errors import UserError
-from serving.metrics import METRICS, STATISTICS
+from tokentwin.planning.sweep.dataset import ABOUT, journal_rows
+from tokentwin.serving.answers.document import Answer
+from tokentwin.serving.answers.figures import counted
+from tokentwin.serving.answers.report import NUMBER, Column, Line, Table
+from tokentwin.serving.data_file import parse_json, present_name
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.metrics import METRICS, STATISTICS
 
 _TYPES = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
 

@@ -15,8 +15,8 @@ from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
-from serving.answers.report import BAND, Column, Line, Report, Table
-from serving.errors import without_controls
+from tokentwin.serving.answers.report import BAND, Column, Line, Report, Table
+from tokentwin.serving.errors import without_controls
 
 _STYLES = {"text": "", "headline": "bold", "title": "italic", "note": "dim", "warning": "yellow", "command": "cyan"}
 _MARKED = "yellow"

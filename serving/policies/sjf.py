@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from random import Random
 
-from serving.policies.ranked import RankedScheduler
-from serving.request import Request
+from tokentwin.serving.policies.ranked import RankedScheduler
+from tokentwin.serving.request import Request
 
 
 class SjfScheduler(RankedScheduler):

@@ -13,12 +13,12 @@ from operator import attrgetter
 from typing import Any, NoReturn
 from zlib import crc32
 
-from serving.deployments.config import SchedulerConfig
-from serving.kv.blocks import blocks_for
-from serving.request import Request, Status
-from serving.scheduler import Scheduler
-from serving.step_plan import AGGREGATES, StepPlan
-from serving.workload import PRIVATE, REQUEST_FIELDS, WorkloadRequest, as_it_is, what_changed
+from tokentwin.serving.deployments.config import SchedulerConfig
+from tokentwin.serving.kv.blocks import blocks_for
+from tokentwin.serving.request import Request, Status
+from tokentwin.serving.scheduler import Scheduler
+from tokentwin.serving.step_plan import AGGREGATES, StepPlan
+from tokentwin.serving.workload import PRIVATE, REQUEST_FIELDS, WorkloadRequest, as_it_is, what_changed
 
 _SUMS = (*AGGREGATES, "decode_squares", "draft_pairs", "masked_rows", "changed_rows", "scored_tokens")
 _COUNTED = 4  # mean number of requests per step whose KV is recounted

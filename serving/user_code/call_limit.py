@@ -17,7 +17,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Literal
 
-from serving.errors import UserError, raised
+from tokentwin.serving.errors import UserError, raised
 
 CALL_LIMIT_S = 10.0
 _TICKS = 10  # ticks per CALL_LIMIT_S

@@ -27,8 +27,8 @@ from threading import Thread
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from serving.errors import OURS, UserError
-from serving.user_code.call_limit import Fault, limited_longer
+from tokentwin.serving.errors import OURS, UserError
+from tokentwin.serving.user_code.call_limit import Fault, limited_longer
 
 _USERS = "user_module_"  # prefix of the names of modules that are loaded from a user's file
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.checks.oracle_recording import OracleRecording, RecordedConnector, read_oracle_recording
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.sim.checks.oracle_recording import OracleRecording, RecordedConnector, read_oracle_recording
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.errors import UserError
-from serving.python_process import HOME
-from sim.checks import live_conformance, sglang_scenarios
-from sim.checks.live_conformance import EngineOracle, LiveEngine
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.python_process import HOME
+from tokentwin.sim.checks import live_conformance, sglang_scenarios
+from tokentwin.sim.checks.live_conformance import EngineOracle, LiveEngine
 
 VLLM = EngineOracle(
     "vllm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sim.checks.live_conformance import COST, random_recording
+from tokentwin.sim.checks.live_conformance import COST, random_recording
 
 FAMILIES = (
     "plain loop",

@@ -6,10 +6,10 @@ from math import log
 
 import pytest
 
-from apiserver.messages import Output
-from apiserver.openai_api.beam_search import beam_search
-from realengine.logit_rules import Logprob
 from tests.apiserver.served import TWIN, serving
+from tokentwin.apiserver.messages import Output
+from tokentwin.apiserver.openai_api.beam_search import beam_search
+from tokentwin.realengine.logit_rules import Logprob
 
 END = 3
 PROMPT = [0, 1]

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILDAH = shutil.which("buildah")
-MODULES = "import llguidance, tokenizers, serving.compiled_core as core"
+MODULES = "import llguidance, tokenizers, tokentwin.serving.compiled_core as core"
 pytestmark = pytest.mark.deep  # it installs all dependencies twice
 
 

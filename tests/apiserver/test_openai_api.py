@@ -7,12 +7,12 @@ from time import monotonic
 
 import pytest
 
-from apiserver.messages import Add, Output
-from apiserver.openai_api.delivery import at_intervals
-from apiserver.openai_api.refusal import Refusal
-from apiserver.openai_api.response_store import ResponseStore
-from apiserver.twin import AnswerLengths
 from tests.apiserver.served import TWIN, serving
+from tokentwin.apiserver.messages import Add, Output
+from tokentwin.apiserver.openai_api.delivery import at_intervals
+from tokentwin.apiserver.openai_api.refusal import Refusal
+from tokentwin.apiserver.openai_api.response_store import ResponseStore
+from tokentwin.apiserver.twin import AnswerLengths
 
 WORDS = [{"role": "user", "content": "Hello"}]
 MORE = ("--enable-prompt-tokens-details", "--stored-responses", 20)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from calibration.steps.features import STEP_FEATURES
-from calibration.steps.fit import interval, linear, unseen_by
-from calibration.validation.bands import BAND_STATS, bands, run_metrics
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.workload import Workload, WorkloadRequest
+from tokentwin.calibration.steps.features import STEP_FEATURES
+from tokentwin.calibration.steps.fit import interval, linear, unseen_by
+from tokentwin.calibration.validation.bands import BAND_STATS, bands, run_metrics
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.workload import Workload, WorkloadRequest
 
 PRICES = np.array([5e6, 1e5, 10.0, 0.0, 2e4, 1.0, 1.0, 0.0, 1e4])
 

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboard.live_page.charts import latencies, latency_rows, over_time, waterfall
-from dashboard.live_page.server import Server
-from dashboard.live_page.snapshot import Snapshot, quantile_ms, tokens_per_second
-from serving.errors import UserError
+from tokentwin.dashboard.live_page.charts import latencies, latency_rows, over_time, waterfall
+from tokentwin.dashboard.live_page.server import Server
+from tokentwin.dashboard.live_page.snapshot import Snapshot, quantile_ms, tokens_per_second
+from tokentwin.serving.errors import UserError
 
 
 class Scraped:

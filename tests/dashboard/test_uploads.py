@@ -14,14 +14,14 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from dashboard import uploads
-from dashboard.trace_columns import TEMPLATE, first_rows, likely_columns
-from dashboard.uploads import keep_model, keep_trace, model_path, trace_path
-from serving.deployments.model_catalogue import find_model
-from serving.errors import UserError
-from traces.formats.columns import usual_field
-from traces.formats.simple import FIELDS
-from traces.formats.trace_file import read_workload
+from tokentwin.dashboard import uploads
+from tokentwin.dashboard.trace_columns import TEMPLATE, first_rows, likely_columns
+from tokentwin.dashboard.uploads import keep_model, keep_trace, model_path, trace_path
+from tokentwin.serving.deployments.model_catalogue import find_model
+from tokentwin.serving.errors import UserError
+from tokentwin.traces.formats.columns import usual_field
+from tokentwin.traces.formats.simple import FIELDS
+from tokentwin.traces.formats.trace_file import read_workload
 
 CSV = b"arrival_s,prompt_tokens,output_tokens\n0,10,5\n0.5,20,6\n2,30,7\n"
 CONFIG = {

@@ -12,8 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.steps.evidence import bundled_evidence
-from dashboard.trust_page.results import newest_decisions
 from lab.decisions import scoring
 from lab.decisions.configurations import Configuration, Times
 from lab.decisions.own_rows import OwnRows
@@ -23,7 +21,9 @@ from lab.decisions.rules import RULES, anchored, by_expected_worth, most_through
 from lab.decisions.scoring import answers, common_share, decided, summed_up
 from tests.budget import examples
 from tests.calibration.test_evidence import run as predicted_run
+from tokentwin.calibration.steps.evidence import bundled_evidence
 from tokentwin.commands.validate import validate
+from tokentwin.dashboard.trust_page.results import newest_decisions
 
 
 def option(

@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 import yaml
 
-from calibration.steps.external_calibration import blind
-from planning.learn import questions as ask
-from planning.learn.committee import Committee, Member
-from planning.learn.engines import engines_of
-from planning.learn.proof import made_up_traffic
-from planning.learn.questions import Bounds
-from planning.learn.recorded_steps import recorded_settings, recorded_steps
-from planning.learn.reported import counted, running, sglang_blocks, sglang_settings, vllm_settings
-from planning.learn.seen_steps import seen_steps
-from planning.learn.session import OwnTraffic
-from planning.learn.step_times import CorrectedKernels
-from planning.learn.twin import ROUTERS, Setting, Twin
-from serving.errors import UserError
-from serving.workload import PRIVATE, Workload, WorkloadRequest
 from tests.planning.learn_servers import GPU, SmallServer, server, told
-from traces.live_recording import Journal
-from traces.recording import JOURNAL
+from tokentwin.calibration.steps.external_calibration import blind
+from tokentwin.planning.learn import questions as ask
+from tokentwin.planning.learn.committee import Committee, Member
+from tokentwin.planning.learn.engines import engines_of
+from tokentwin.planning.learn.proof import made_up_traffic
+from tokentwin.planning.learn.questions import Bounds
+from tokentwin.planning.learn.recorded_steps import recorded_settings, recorded_steps
+from tokentwin.planning.learn.reported import counted, running, sglang_blocks, sglang_settings, vllm_settings
+from tokentwin.planning.learn.seen_steps import seen_steps
+from tokentwin.planning.learn.session import OwnTraffic
+from tokentwin.planning.learn.step_times import CorrectedKernels
+from tokentwin.planning.learn.twin import ROUTERS, Setting, Twin
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.live_recording import Journal
+from tokentwin.traces.recording import JOURNAL
 
 BOUNDS = Bounds(64, 8192)
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from serving.deployments.config import Deployment
-from serving.errors import UserError, one_line, raised, shown
-from serving.scheduler import find_policy
-from serving.step_plan import StepPlan
-from serving.user_code.call_limit import Fault, limited, time_limit, watching
-from serving.user_code.own_cost import own_cost
-from serving.user_code.plugins import user_threads
+from tokentwin.serving.deployments.config import Deployment
+from tokentwin.serving.errors import UserError, one_line, raised, shown
+from tokentwin.serving.scheduler import find_policy
+from tokentwin.serving.step_plan import StepPlan
+from tokentwin.serving.user_code.call_limit import Fault, limited, time_limit, watching
+from tokentwin.serving.user_code.own_cost import own_cost
+from tokentwin.serving.user_code.plugins import user_threads
 
 LOOP = "while True: pass"
 MAKES = """
-from serving.policies.vllm import VllmScheduler
+from tokentwin.serving.policies.vllm import VllmScheduler
 
 class Mine(VllmScheduler):
     def __init__(self, config, **engine):
@@ -45,7 +45,7 @@ while True:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
+    monkeypatch.setattr("tokentwin.serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
 
 
 def make_policy(file: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_call_is_ended_after_one_limit_not_two(monkeypatch: pytest.MonkeyPatch
     """Ticks come ten times in a limit, so that a call which begins just after one is seen for little more than that."""
     seen = []
     monkeypatch.setattr(
-        "serving.user_code.call_limit.signal.setitimer", lambda which, first, then=0.0: seen.append(first)
+        "tokentwin.serving.user_code.call_limit.signal.setitimer", lambda which, first, then=0.0: seen.append(first)
     )
     with watching():
         limited(int)
@@ -126,7 +126,7 @@ def test_all_calls_together_have_a_limit_too() -> None:
 def test_what_catches_its_own_end_takes_the_process_along(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SWALLOWS)
     code = (
-        "import serving.user_code.call_limit as c; c.CALL_LIMIT_S = 0.05; import sys; "
+        "import tokentwin.serving.user_code.call_limit as c; c.CALL_LIMIT_S = 0.05; import sys; "
         "from tokentwin.cli import main; main()"
     )
     command = [sys.executable, "-c", code, "policy", "check", f"{tmp_path}/mine.py:Mine"]

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from serving.compiled_core import COMPILED_CORE, CORE
-from serving.contract import Breach
-from serving.cost_model import TokenCost
-from serving.deployments.config import Deployment, SchedulerConfig
-from serving.errors import UserError
-from serving.scheduler import find_policy
-from serving.workload import Workload, WorkloadRequest
-from sim.cluster import Cluster
-from sim.run_log import TableSink
+from tokentwin.serving.compiled_core import COMPILED_CORE, CORE
+from tokentwin.serving.contract import Breach
+from tokentwin.serving.cost_model import TokenCost
+from tokentwin.serving.deployments.config import Deployment, SchedulerConfig
+from tokentwin.serving.errors import UserError
+from tokentwin.serving.scheduler import find_policy
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.sim.cluster import Cluster
+from tokentwin.sim.run_log import TableSink
 
 CHEATS = Path(__file__).with_name("cheating_policies.py")
 COST = TokenCost(6_000_000, 20_000, 400)
@@ -91,9 +91,12 @@ def test_a_cheat_is_one_line(name: str, steps: bool, overlapped: bool) -> None:
         ("ReplacesTheCost", "router: .*:ReplacesTheCost': replaces the cost model of replica 0, which is"),
         (
             "ReplacesPrices",
-            r"policy or router: .*:ReplacesPrices': replaces serving.cost_model.TokenCost.step_ns, which",
+            r"policy or router: .*:ReplacesPrices': replaces tokentwin.serving.cost_model.TokenCost.step_ns, which",
         ),
-        ("ReplacesCode", r"policy or router: .*:ReplacesCode': replaces serving.cost_model.TokenCost.step_ns, which"),
+        (
+            "ReplacesCode",
+            r"policy or router: .*:ReplacesCode': replaces tokentwin.serving.cost_model.TokenCost.step_ns, which",
+        ),
     ],
 )
 def test_what_replaces_prices_is_one_line(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +111,10 @@ def test_what_replaces_prices_is_one_line(name: str, says: str, monkeypatch: pyt
 
 def test_what_replaces_prices_when_it_is_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TokenCost, "step_ns", TokenCost.step_ns)
-    (tmp_path / "mine.py").write_text("import serving.cost_model as c\nc.TokenCost.step_ns = lambda self, plan: 1\n")
-    with pytest.raises(UserError, match=r"replaces serving.cost_model.TokenCost.step_ns, .*, when it is imported"):
+    (tmp_path / "mine.py").write_text(
+        "import tokentwin.serving.cost_model as c\nc.TokenCost.step_ns = lambda self, plan: 1\n"
+    )
+    with pytest.raises(
+        UserError, match=r"replaces tokentwin.serving.cost_model.TokenCost.step_ns, .*, when it is imported"
+    ):
         find_policy(f"{tmp_path}/mine.py:Mine")

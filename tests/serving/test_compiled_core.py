@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serving import compiled_core
-from serving.compiled_core import BY_CHOICE, COMPILED_CORE, DIGEST, SUFFIX, sources_digest
+from tokentwin.serving import compiled_core
+from tokentwin.serving.compiled_core import BY_CHOICE, COMPILED_CORE, DIGEST, SUFFIX, sources_digest
 
 
 def test_only_a_core_of_these_sources_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,8 +24,8 @@ def test_only_a_core_of_these_sources_is_used(tmp_path: Path, monkeypatch: pytes
     (module := tmp_path / "serving" / f"request{SUFFIX}").parent.mkdir()
     module.touch()
     assert compiled_core._use() == COMPILED_CORE
-    assert finders[0].find_spec("serving.request").origin == str(module)
-    assert finders[0].find_spec("serving.workload") is None
+    assert finders[0].find_spec("tokentwin.serving.request").origin == str(module)
+    assert finders[0].find_spec("tokentwin.serving.workload") is None
 
 
 def test_an_edited_source_has_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.checks.live_conformance import conform_live
-from sim.checks.live_engines import find_engine
-from sim.checks.sglang_scenarios import FAMILIES, scenario
+from tokentwin.sim.checks.live_conformance import conform_live
+from tokentwin.sim.checks.live_engines import find_engine
+from tokentwin.sim.checks.sglang_scenarios import FAMILIES, scenario
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-sglang"
 SCENARIOS = int(os.environ.get("TOKENTWIN_SGLANG_SCENARIOS", "5"))

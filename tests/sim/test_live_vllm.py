@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from serving.errors import UserError
-from sim.checks.live_conformance import FAMILIES, conform_live, scenario
-from sim.checks.live_engines import find_engine
 from tests.vllm.environment import PYTHON, needs_vllm
 from tokentwin.commands.conformance import conformance
+from tokentwin.serving.errors import UserError
+from tokentwin.sim.checks.live_conformance import FAMILIES, conform_live, scenario
+from tokentwin.sim.checks.live_engines import find_engine
 
 SCENARIOS = int(os.environ.get("TOKENTWIN_VLLM_SCENARIOS", "10"))
 

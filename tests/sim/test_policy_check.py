@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from serving.scheduler import POLICIES
-from sim.checks.policy_check import LOOPS, RULES, check_policy
 from tests.serving.test_contract import FAILING
 from tokentwin.commands.policy import policy
+from tokentwin.serving.scheduler import POLICIES
+from tokentwin.sim.checks.policy_check import LOOPS, RULES, check_policy
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "policies.md"
 
@@ -43,7 +43,7 @@ def test_a_broken_rule_is_named(name: str, rule: str) -> None:
 
 
 def test_a_policy_that_never_returns_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
+    monkeypatch.setattr("tokentwin.serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
     found = check_policy(f"{FAILING}:Loops")
     assert {finding.rule for finding in found.findings if any(finding.broken.values())} == {"time"}
 

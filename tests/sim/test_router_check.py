@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sim.checks.router_check import RULES, check_router
-from sim.router import ROUTERS
 from tokentwin.commands.router import router
+from tokentwin.sim.checks.router_check import RULES, check_router
+from tokentwin.sim.router import ROUTERS
 
 BROKEN = """
 import random
-from serving.cost_model import TokenCost
+from tokentwin.serving.cost_model import TokenCost
 
 class First:
     def choose(self, request, replicas):
@@ -86,13 +86,13 @@ def test_our_own_routers_keep_their_rules(name: str) -> None:
         ("Shortens", "requests", "it came with output_len"),
         ("Writes", "calls", "a router may not write outstanding_requests of a replica (mine.py, line"),
         ("Loops", "time", "choose() has not returned after 0.05 s"),
-        ("Replaces", "code", "replaces serving.cost_model.TokenCost.step_ns"),
+        ("Replaces", "code", "replaces tokentwin.serving.cost_model.TokenCost.step_ns"),
     ],
 )
 def test_a_broken_rule_is_named(name: str, rule: str, says: str, routers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "Loops":
-        monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
-    from serving.cost_model import TokenCost
+        monkeypatch.setattr("tokentwin.serving.user_code.call_limit.CALL_LIMIT_S", 0.05)
+    from tokentwin.serving.cost_model import TokenCost
 
     monkeypatch.setattr(TokenCost, "step_ns", TokenCost.step_ns)  # put back at the end
     broken = {rule: what for rule, what in check_router(f"{routers}:{name}", {}).broken.items() if what}

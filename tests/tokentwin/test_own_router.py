@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planning.sweep.results import SweepResults
 from tests.command import tokentwin
+from tokentwin.planning.sweep.results import SweepResults
 
 ROUTERS = """
 import time
@@ -91,7 +91,7 @@ SCENARIO = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("serving.user_code.call_limit.CALL_LIMIT_S", 0.2)
+    monkeypatch.setattr("tokentwin.serving.user_code.call_limit.CALL_LIMIT_S", 0.2)
     (tmp_path / "routers.py").write_text(ROUTERS)
     request = {"prompt_tokens": 40, "output_tokens": 9}
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"arrival_s": at / 50, **request}) + "\n" for at in range(8)))

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from serving.errors import UserError
 from tests.command import tokentwin
 from tests.serving.test_contract import FAILING
 from tokentwin.cli import cli
+from tokentwin.serving.errors import UserError
 
 ORACLE = Path(__file__).parents[1] / "data" / "oracle"
 RECORDING = next(iter(sorted(ORACLE.glob("*.gz"))))
@@ -62,7 +62,7 @@ def test_so_does_the_engine(name: str, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 RAISES = """
-from serving.policies.ranked import RankedScheduler
+from tokentwin.serving.policies.ranked import RankedScheduler
 
 class Raises(RankedScheduler):
     def score(self, request):

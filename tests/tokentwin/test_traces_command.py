@@ -6,9 +6,9 @@ from io import StringIO
 
 import pytest
 
-from planning.progress import LOG, telling
 from tests.command import tokentwin
-from traces.formats.trace_file import read_workload
+from tokentwin.planning.progress import LOG, telling
+from tokentwin.traces.formats.trace_file import read_workload
 
 SYNTH = ("--requests", "500", "--arrivals", "gamma:rate=9,cv=3", "--prompt", "lognormal:mean=600,p99=4000",
          "--output", "exponential:mean=40,max=300", "--system-prompts", "count=3,tokens=1024,choice=zipf")  # fmt: skip

@@ -1,6 +1,6 @@
 """Record vLLM's scheduler on a virtual clock: `python -m tests.vllm.record_scheduler OUT SCENARIO.json ...`.
 
-Needs an interpreter that can import vllm; no model runs. A scenario is one of `vllmside.virtual_clock`; its recording
+Needs an interpreter that can import vllm; no model runs. A scenario is one of `tokentwin.vllmside.virtual_clock`; its recording
 goes to the directory of its name in OUT.
 """
 
@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vllmside import virtual_clock
-from vllmside.recording_scheduler import RecordingScheduler
+from tokentwin.vllmside import virtual_clock
+from tokentwin.vllmside.recording_scheduler import RecordingScheduler
 
 
 def main(out: Path, paths: list[Path]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 
 @click.command()
@@ -29,13 +29,13 @@ def conformance(
     if bool(recordings) == (live is not None):
         raise UserError("recordings", None, "must be given without --live, and left out with it")
     if live is not None:
-        from sim.checks.live_conformance import conform_live, lines
-        from sim.checks.live_engines import find_engine
+        from tokentwin.sim.checks.live_conformance import conform_live, lines
+        from tokentwin.sim.checks.live_engines import find_engine
 
         outcome = conform_live(find_engine(live, python), scenarios, seed, policy)
         click.echo("\n".join(lines(outcome)))
         raise SystemExit(0 if outcome.identical else 1)
-    from sim.checks.conformance import conform
+    from tokentwin.sim.checks.conformance import conform
 
     different = 0
     for recording in recordings:

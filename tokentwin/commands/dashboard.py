@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from serving.errors import UserError
+from tokentwin.serving.errors import UserError
 
 
 @click.command()
@@ -55,7 +55,7 @@ def dashboard(
         click.echo(
             "Everyone who can reach this port can use the dashboard. Give --password to ask for a password.", err=True
         )
-    from dashboard.server import serve
+    from tokentwin.dashboard.server import serve
 
     shown = host
     if ip_address(address).is_unspecified:

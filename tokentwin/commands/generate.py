@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from planning.deployments import read_deployment
 from tokentwin.options import Finite, deployment_options
+from tokentwin.planning.deployments import read_deployment
 
 
 @click.command()
@@ -49,9 +49,9 @@ def generate(
 
     Without --deployment the model is SmolLM2. Prompt and answer have at most 2048 tokens (--max-model-len).
     """
-    from planning.measure.real_engine import load_engine
-    from serving.deployments.config import Deployment, SchedulerConfig, parse
-    from serving.errors import UserError
+    from tokentwin.planning.measure.real_engine import load_engine
+    from tokentwin.serving.deployments.config import Deployment, SchedulerConfig, parse
+    from tokentwin.serving.errors import UserError
 
     grammar = _grammar(json_schema, regex)
     longest = max(flags.get("max_model_len") or 2048, 2)
@@ -64,8 +64,8 @@ def generate(
         )
     engine = load_engine(deployment, partial(click.echo, err=True), warm=False)
 
-    from realengine.generate import stream
-    from realengine.sampling import SamplingParams
+    from tokentwin.realengine.generate import stream
+    from tokentwin.realengine.sampling import SamplingParams
 
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
@@ -77,9 +77,9 @@ def generate(
 
 
 def _grammar(json_schema: str | None, regex: str | None) -> str:
-    from realengine.grammar import json_grammar, regex_grammar
-    from serving.data_file import read_json_file
-    from serving.errors import UserError
+    from tokentwin.realengine.grammar import json_grammar, regex_grammar
+    from tokentwin.serving.data_file import read_json_file
+    from tokentwin.serving.errors import UserError
 
     if json_schema is not None and regex is not None:
         raise UserError("--regex", regex, "cannot be combined with --json-schema; leave one out")

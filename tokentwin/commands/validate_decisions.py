@@ -29,18 +29,18 @@ def decisions(
 
     The configurations are rows of AIConfigurator's tables, which a case file describes.
     """
-    from planning.checkout import need_lab
+    from tokentwin.planning.checkout import need_lab
 
     need_lab("decisions")
-    from calibration.steps.evidence import bundled_evidence
     from lab.decisions.configurations import configurations
     from lab.decisions.own_rows import OwnRows
     from lab.decisions.page import RULE_HEADER, as_dict, markdown, rule_rows
     from lab.decisions.questions import groups
     from lab.decisions.scoring import decided
-    from planning.progress import telling
-    from serving.errors import UserError
+    from tokentwin.calibration.steps.evidence import bundled_evidence
     from tokentwin.commands.validate_external import chosen_cases, write_results, write_text
+    from tokentwin.planning.progress import telling
+    from tokentwin.serving.errors import UserError
 
     wrong: dict[str, UserError] = {}
     chosen = chosen_cases(data, cases, names, wrong)

@@ -50,13 +50,13 @@ def front_door(
 
     CLIENTS are recordings of `tokentwin bench --url`. Repeated recordings of one run give the noise floor.
     """
-    from planning.costs import base_deployment, check_timed
-    from planning.deployments import read_deployment
-    from planning.measure.front_door import clients_table, hold_against_clients
-    from planning.priced_scenario import with_fleet
-    from serving.answers.terminal import print_report
-    from serving.front_door import FrontDoor
     from tokentwin.commands.validate_external import write_results
+    from tokentwin.planning.costs import base_deployment, check_timed
+    from tokentwin.planning.deployments import read_deployment
+    from tokentwin.planning.measure.front_door import clients_table, hold_against_clients
+    from tokentwin.planning.priced_scenario import with_fleet
+    from tokentwin.serving.answers.terminal import print_report
+    from tokentwin.serving.front_door import FrontDoor
 
     check_timed(calibration, gpu)
     deployment = with_fleet(read_deployment(deployment_file, flags, base_deployment(calibration)), replicas, router)

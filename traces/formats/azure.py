@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serving.workload import PRIVATE, Workload, WorkloadRequest
-from traces.formats.rows import csv_rows, named_workload
+from tokentwin.serving.workload import PRIVATE, Workload, WorkloadRequest
+from tokentwin.traces.formats.rows import csv_rows, named_workload
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

@@ -2,7 +2,7 @@
 
 https://github.com/kvcache-ai/Mooncake. Equal ids mean equal blocks after equal prefixes. The last block may be partial.
 Timestamps of the published traces are quantised to ticks of about 3 s. The reader does not change them;
-`traces.reshape.spread_ticks` spreads them.
+`tokentwin.traces.reshape.spread_ticks` spreads them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
-from traces.formats.rows import Row, json_rows, named_workload
+from tokentwin.serving.workload import PRIVATE, Segment, Workload, WorkloadRequest
+from tokentwin.traces.formats.rows import Row, json_rows, named_workload
 
 BLOCK_TOKENS = 512
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serving.errors import UserError, reason
-from serving.workload import Workload, WorkloadRequest
-from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
-from traces.formats.items import items_of, wrong_item
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.workload import Workload, WorkloadRequest
+from tokentwin.traces.distributions import LATEST_NS, LONGEST, TOO_LATE
+from tokentwin.traces.formats.items import items_of, wrong_item
 
 MAGIC = b"PAR1"
 _PRIORITIES = 2**31  # limit of a priority's absolute value, because recordings store 32 bits
@@ -92,7 +92,7 @@ def arrow_reason(error: Exception) -> str:
 
 
 class ParquetReader:
-    """A reader of this project's trace format. See `traces.formats.trace_file.TraceReader`."""
+    """A reader of this project's trace format. See `tokentwin.traces.formats.trace_file.TraceReader`."""
 
     name = "parquet"
 

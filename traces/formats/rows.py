@@ -19,11 +19,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from serving.data_file import parse_json
-from serving.errors import UserError, reason
-from serving.workload import Workload, WorkloadRequest, shares_prefixes
-from traces.distributions import LATEST_NS, LONGEST, TOO_LATE
-from traces.formats.columns import Columns
+from tokentwin.serving.data_file import parse_json
+from tokentwin.serving.errors import UserError, reason
+from tokentwin.serving.workload import Workload, WorkloadRequest, shares_prefixes
+from tokentwin.traces.distributions import LATEST_NS, LONGEST, TOO_LATE
+from tokentwin.traces.formats.columns import Columns
 
 _LOG = logging.getLogger("tokentwin")
 _LOGGED = 10_000  # number of lines between log messages, about a second of reading
